@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @pytest.fixture(autouse=True)
 def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of this machine is sent to a registry."""
+    """Remove credentials of this machine, so that no registry receives them."""
     for name in ("KUBEFLOW_REGISTRY_TOKEN", "KUBEFLOW_REGISTRY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("KUBEFLOW_REGISTRY_CA_FILE", raising=False)
@@ -47,10 +47,10 @@ def database(empty_database: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server on PostgreSQL, as a team has one; where that is not installed, on SQLite."""
+    """URL of a server on PostgreSQL, as a team runs one; on SQLite if PostgreSQL is not installed."""
     with ExitStack() as database:
-        at = database.enter_context(PostgreSQL()).url if PROGRAMS else ""
-        with mlflow_server.running(tmp_path_factory.mktemp("mlflow"), at) as url:
+        backend = database.enter_context(PostgreSQL()).url if PROGRAMS else ""
+        with mlflow_server.running(tmp_path_factory.mktemp("mlflow"), backend) as url:
             yield url
 
 
@@ -64,7 +64,7 @@ def python() -> Iterator[str]:
 
 
 def at_once(*actions: Callable[[], _T]) -> list[_T]:
-    """What these give when they are begun at the same instant, each in a thread of its own."""
+    """Return the results of these actions, started at the same instant, each in a separate thread."""
     start = threading.Barrier(len(actions))
     results: list[_T | BaseException | None] = [None] * len(actions)
 

@@ -1,7 +1,7 @@
-"""A Kubeflow Model Registry for tests: an HTTP server of this process, on a port of its own.
+"""A Kubeflow Model Registry for tests: an HTTP server in this process, on a free port.
 
-The real one is Go and wants MySQL or PostgreSQL. That this one behaves as official clients expect is tested with two of
-them (`tests.registry.test_fake`).
+The real registry is written in Go and needs MySQL or PostgreSQL. `tests.registry.test_fake` checks with two official
+clients that this one behaves as they expect.
 
 ::
 
@@ -27,7 +27,7 @@ from tests.registry.settling import Settling
 
 @dataclass(frozen=True)
 class Request:
-    """What came in; ``path`` is relative to the API's version."""
+    """A received request; ``path`` is relative to the API's version."""
 
     method: str
     path: str
@@ -39,13 +39,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a request instead of its answer.
+    """What a request receives instead of its answer.
 
     Attributes:
         status: Of the answer.
         headers: Of the answer.
         body: Of the answer.
-        done: Whether the request is carried out all the same.
+        done: Whether the request is carried out nevertheless.
         cut: Whether the connection is cut instead of answering.
     """
 
@@ -60,18 +60,18 @@ LOST = Fault(done=True, cut=True)
 
 
 class FakeRegistry:
-    """See the module.
+    """A Kubeflow Model Registry, served while the context is open.
 
     Args:
-        versions: Of the API that are served.
-        token: Bearer token to ask for; empty: none.
-        store: What it keeps.
-        tls: With a certificate for its host; None: without TLS.
-        host: Address of this machine where it is served.
+        versions: Served versions of the API.
+        token: Required bearer token; empty: none.
+        store: Its database.
+        tls: TLS context with a certificate for the host; None: without TLS.
+        host: Address to listen on.
 
     Attributes:
-        requests: All that came in, those too that a fault met.
-        fault: Asked before each request.
+        requests: All received requests, including those that received a fault.
+        fault: Called before each request; returns its fault or None.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class FakeRegistry:
         self._server = _Server((self.host, 0), _Handler)
         self._server.registry = self
         if self.tls:
-            # Shaking hands is left to the thread of each connection.
+            # The thread of each connection performs the TLS handshake.
             self._server.socket = self.tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -120,7 +120,7 @@ class FakeRegistry:
         self._server.settle()
 
     def faults(self, *faults: Fault | None) -> None:
-        """Let the next requests meet these, one each; None: nothing happens to it."""
+        """Apply these faults to the next requests, one each; None: no fault."""
         left = list(faults)
         self.fault = lambda _: left.pop(0) if left else None
 
@@ -129,7 +129,7 @@ class FakeRegistry:
         return [f"{each.method} {each.path}" for each in self.requests if not methods or each.method in methods]
 
     def call(self, method: str, path: str, body: Json | None = None, **query: str) -> Json:
-        """Do something to the store as another client would."""
+        """Send a request to the store as another client would."""
         with self._lock:
             return self.store.handle(method, path, query, body)[1]
 

@@ -1,6 +1,6 @@
-"""What a Kubeflow Model Registry makes of requests, without HTTP; see `tests.registry.fake`.
+"""How a Kubeflow Model Registry handles requests, without HTTP; `tests.registry.fake` serves it.
 
-As the server's Go source has it (kubeflow/hub bd07139, 2026-04-29): one table for models and versions and one for
+It follows the server's Go source (kubeflow/hub bd07139, 2026-04-29): one table for models and versions and one for
 artifacts, names that are unique with their parent's id before them, external ids that are unique in their table,
 look-ups by name with an unescaped LIKE, custom properties replaced as a whole, integers of 32 bits.
 """
@@ -60,7 +60,7 @@ _CONDITION = re.compile(r"""\s*(?:(\w+)|`([^`]+)`)\s*(=|!=|LIKE)\s*(?:"([^"]*)"|
 
 
 class Refused(Exception):
-    """An answer that is no success."""
+    """An error response."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -90,7 +90,7 @@ class Store:
 
     Args:
         mysql: Compare text as MySQL's usual collations do: without regard to case.
-        filters: Whether ``filterQuery`` and ``artifactType`` are known; older servers leave them out of account.
+        filters: Whether ``filterQuery`` and ``artifactType`` are supported; older servers ignore them.
     """
 
     mysql: bool = False
@@ -98,7 +98,7 @@ class Store:
     _contexts: list[_Row] = field(default_factory=list)
     _artifacts: list[_Row] = field(default_factory=list)
 
-    # The first segment of a path -> what it is a collection of.
+    # First segment of a path -> kind of object.
     KINDS: ClassVar[Mapping[str, str]] = {
         "registered_model": "registered model",
         "model_version": "model version",
@@ -112,7 +112,7 @@ class Store:
         """Status and body of the answer.
 
         Raises:
-            Refused: With those of an error.
+            Refused: With the status and body of an error response.
         """
         segments = path.strip("/").split("/")
         one = self.KINDS.get(segments[0].removesuffix("s"))
@@ -178,9 +178,9 @@ class Store:
             rows = [row for row in rows if self._like(row.stored, pattern)]
         else:
             rows = [row for row in rows if self._same(row.value.get("externalId"), external)]
-        told = f"{kind}s found for name={name or ''}, externalId={external or ''}: not found"
+        criteria = f"{kind}s found for name={name or ''}, externalId={external or ''}: not found"
         if len(rows) != 1:
-            raise Refused(404, f"{'multiple' if rows else 'no'} {told}")
+            raise Refused(404, f"{'multiple' if rows else 'no'} {criteria}")
         return rows[0].json
 
     def _list(self, rows: list[_Row], query: Query, parent: str | None) -> Json:
@@ -281,7 +281,7 @@ class Store:
         if external and any(
             row is not own and self._same(row.value.get("externalId"), external) for row in self._table(kind)
         ):
-            # The server names the wrong cause.
+            # The server reports the wrong cause.
             raise Refused(409, f"{kind} with name {body.get('name')} already exists: conflict")
         names = list(body.get("customProperties") or {})
         if self.mysql and len({name.casefold() for name in names}) < len(names):

@@ -19,11 +19,11 @@ import pytest
 
 @contextmanager
 def running(folder: Path, database: str = "", host: str = "127.0.0.1") -> Iterator[str]:
-    """Its URL. Skips the test where there is no server to start.
+    """Yield the URL of a started server; skip the test if the server is not installed.
 
     Args:
-        folder: For its files.
-        database: Where it keeps what it is told; a SQLite file if none is given.
+        folder: Directory for its files.
+        database: URL of its database; by default a SQLite file in ``folder``.
         host: Address on which it listens.
     """
     try:
@@ -49,7 +49,7 @@ def _start(folder: Path, database: str, host: str) -> tuple[subprocess.Popen[byt
                 "--backend-store-uri", database, "--default-artifact-root", str(folder / "art"),
             ],
             stdout=log, stderr=log, start_new_session=True,
-            # Its job runners are seven more processes, of a gigabyte, that a registry has no use for.
+            # Its job runners are seven more processes, of a gigabyte, which a registry does not use.
             env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
         )  # fmt: skip
     url = f"http://{host}:{port}"

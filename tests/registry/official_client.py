@@ -1,4 +1,4 @@
-"""Run by an environment that has an official client: does what people do with it, and says what came of it as JSON.
+"""Use an official client as people do, and print the results as JSON. Runs in an environment that has the client.
 
 python official_client.py http://127.0.0.1:PORT
 """
@@ -47,15 +47,15 @@ def main(url: str) -> None:
     result["live"] = client.update(artifact).state
     for name in ("a_b", "axb"):
         client.register_model(name, "s3://m/x", model_format_name="f", model_format_version="1", version="1")
-    # What an unescaped LIKE does: there are two, so there is none.
+    # The server's LIKE is unescaped: two models match, so the client returns none.
     result["like"] = [client.get_registered_model("a_b") is None, client.get_registered_model("axb").name]
     result["models"] = [each.name for each in client.get_registered_models().page_size(1)]
     result["versions"] = [each.name for each in client.get_model_versions("digits").page_size(1)]
     try:
         client.register_model("digits", "s3://m/x", model_format_name="f", model_format_version="1", version="1")
-    except Exception as error:  # noqa: BLE001 - which one it is is what is asked
+    except Exception as error:  # noqa: BLE001 - the test compares its type
         result["twice"] = type(error).__name__
-    # What another program, this project, has registered.
+    # A version that another program, this project, registered.
     if found := client.get_registered_model("ours"):
         theirs = client.get_model_version("ours", "1")
         there = client.get_model_artifact("ours", "1")

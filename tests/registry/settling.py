@@ -1,4 +1,4 @@
-"""Servers of tests of which one can wait until they have heard the last of a client."""
+"""Test servers that can wait until no client is connected."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Settling(socketserver.ThreadingMixIn):
             self._connections += step
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is none of our business."""
+        """Ignore clients that disconnected."""
 
     def settle(self) -> None:
-        """Wait until no client is connected any more, and all is done that the last ones asked for."""
+        """Wait until no client is connected and every request is finished."""
         deadline = time.monotonic() + 10
-        time.sleep(0.005)  # of a connection that is not accepted yet
+        time.sleep(0.005)  # for a connection that is not accepted yet
         while self._connections:
             assert time.monotonic() < deadline, "a connection does not end"
             time.sleep(0.001)

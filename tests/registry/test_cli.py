@@ -40,7 +40,7 @@ def trainjob(capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-def test_what_the_steps_do_by_hand(uri: str, trainjob: Any, tmp_path: Path) -> None:
+def test_register_promote_list_and_show(uri: str, trainjob: Any, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(b"1")
     held = copy(str(tmp_path / "model"), str(tmp_path / "stored"))
@@ -63,9 +63,9 @@ def test_what_the_steps_do_by_hand(uri: str, trainjob: Any, tmp_path: Path) -> N
     assert json.loads(trainjob("promote", "digits", "1", *better, "--json")[1])["promoted"]
     code, out, _ = trainjob("promote", "digits", "latest", *better)
     assert (code, "'champion' stays" in out) == (0, True)
-    told = json.loads(trainjob("promote", "digits", "2", *better, "--mode", "min", "--dry-run", "--json")[1])
-    reason = told.pop("reason")
-    assert told == {"name": "digits", "alias": "champion", "promoted": True, "previous": "1", "dry_run": True}
+    verdict = json.loads(trainjob("promote", "digits", "2", *better, "--mode", "min", "--dry-run", "--json")[1])
+    reason = verdict.pop("reason")
+    assert verdict == {"name": "digits", "alias": "champion", "promoted": True, "previous": "1", "dry_run": True}
     assert "'champion' moves" in reason
     code, out, _ = trainjob("list", "digits")
     head, one, two = (line.split() for line in out.splitlines())
@@ -81,7 +81,7 @@ def test_what_the_steps_do_by_hand(uri: str, trainjob: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("words", "code", "expected"),
     [
         (("show", "none", "1"), 5, "none"),
         (("show", "digits", "champion"), 5, "champion"),
@@ -100,15 +100,15 @@ def test_what_the_steps_do_by_hand(uri: str, trainjob: Any, tmp_path: Path) -> N
     ],
 )
 @pytest.mark.usefixtures("uri")
-def test_errors(trainjob: Any, words: tuple[str, ...], code: int, says: str) -> None:
+def test_errors(trainjob: Any, words: tuple[str, ...], code: int, expected: str) -> None:
     left, out, err = trainjob(*words)
     assert (left, out) == (code, "")
-    assert says in err
+    assert expected in err
     assert "hunter2" not in err
     left, out, _ = trainjob(*words, "--json")
-    told = json.loads(out)["error"]
-    assert (left, told["exit_code"]) == (code, code)
-    assert says in told["message"]
+    error = json.loads(out)["error"]
+    assert (left, error["exit_code"]) == (code, code)
+    assert expected in error["message"]
 
 
 def test_an_outage_and_a_conflict(trainjob: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What holds for every registry: MLflow on SQLite and as a server on PostgreSQL, and the Kubeflow Model Registry."""
+"""The contract of every registry: MLflow on SQLite and as a server on PostgreSQL, and the Kubeflow Model Registry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def name() -> str:
-    """A model that is there in no registry; a server is shared by all tests."""
+    """Name of a model that no registry contains; all tests share one server."""
     return f"digits {random.getrandbits(40):x}_%"
 
 
@@ -38,7 +38,7 @@ class TestRegistryContract:
     def registry(self, uri: str) -> Registry:
         return connect(uri)
 
-    def test_once(self, registry: Registry, name: str) -> None:
+    def test_an_export_is_registered_once(self, registry: Registry, name: str) -> None:
         tags = {"trainjob.bytes": str(3 << 40), "trainjob.provenance.datasets": "[" + '"ä", ' * 2000 + "1]", "note": ""}
         first = registry.register(
             name, "s3://b/1", export_id="run 'a'\"`1", digest=DIGEST, metrics={"acc": 0.9, "val/loss": 1e-9}, tags=tags
@@ -61,7 +61,7 @@ class TestRegistryContract:
         version = registry.register(name, "s3://b/1", export_id="a", digest=DIGEST, tags=tags)
         assert (version.digest, version.tags["trainjob.export_id"]) == (DIGEST, "a")
 
-    def test_numbers_that_json_has_not(self, registry: Registry, name: str) -> None:
+    def test_nan_and_infinite_metrics_are_kept(self, registry: Registry, name: str) -> None:
         metrics = {"nan": math.nan, "inf": math.inf, "minus": -math.inf}
         version = registry.register(name, "s3://b/1", export_id="a", digest=DIGEST, metrics=metrics)
         assert math.isnan(version.metrics["nan"])
@@ -75,12 +75,12 @@ class TestRegistryContract:
             registry.register(name, "s3://b/2", export_id="a", digest=DIGEST)
         assert len(registry.list(name)) == 1
 
-    def test_the_same_export_of_two_models(self, registry: Registry, name: str) -> None:
+    def test_two_models_can_have_the_same_export_id(self, registry: Registry, name: str) -> None:
         registry.register(name, "s3://b/1", export_id="a", digest=DIGEST)
         assert registry.register(f"{name}2", "s3://b/2", export_id="a", digest=OTHER).version == "1"
 
     def test_names(self, registry: Registry, name: str) -> None:
-        """Names that SQL's LIKE takes for each other."""
+        """Names that SQL's LIKE treats as equal."""
         names = [f"{name}a_b", f"{name}axb", f"{name}a%b", f"{name}A_b", f"{name}ä"]
         for number, each in enumerate(names):
             assert registry.register(each, f"s3://b/{number}", export_id="a", digest=DIGEST).version == "1"
@@ -134,7 +134,7 @@ class TestRegistryContract:
         assert promote("4", 0.05) == (False, "3")
         assert promote("latest") == (True, "3")
         assert registry.resolve(name, "champion").version == "4"
-        assert registry.promote(name, "2", alias="champion").promoted, "by hand, back to another one"
+        assert registry.promote(name, "2", alias="champion").promoted, "without a metric, any version can be promoted"
         assert registry.resolve(name, "champion").version == "2"
         assert [version.aliases for version in registry.list(name)] == [(), ("champion",), (), ()]
         with pytest.raises(ModelNotFound):
@@ -144,12 +144,12 @@ class TestRegistryContract:
         for alias in ("latest", "v1", "a.b", "7", ""):
             with pytest.raises(ConfigurationError, match="is not a valid alias"):
                 registry.promote(name, "1", alias=alias)
-        for metric, gain, says in (
+        for metric, gain, message in (
             (None, 0.1, "requires a metric; set metric"),
             ("acc", -0.1, "at least 0"),
             ("acc", math.nan, "at least 0"),
         ):
-            with pytest.raises(ConfigurationError, match=says):
+            with pytest.raises(ConfigurationError, match=message):
                 registry.promote(name, "1", alias="champion", metric=metric, min_improvement=gain)
         assert registry.resolve(name, "champion").version == "2"
 
@@ -171,7 +171,7 @@ class TestRegistryContract:
         assert {version.version for version in listed} == set(versions)
 
     def test_promotions_at_once(self, uri: str, name: str) -> None:
-        """The best one holds in the end, and who was told so does."""
+        """The best version holds the alias in the end, and its promotion reports success."""
         registry = connect(uri)
         for number in range(1, 7):
             metrics = {"acc": number / 10}

@@ -1,4 +1,4 @@
-"""``trainjob export``: models that jobs of the local backend have made, with MLflow on SQLite."""
+"""``trainjob export``: models of jobs of the local backend, with MLflow on SQLite."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def registry(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
 
 @pytest.fixture
 def trained(registry: Registry, tmp_path: Path) -> JobRef:
-    """A job that has made a model in ``<tmp_path>/out``."""
+    """A job that wrote a model to ``<tmp_path>/out``."""
     del registry
     (tmp_path / "train.py").write_text(TRAINING)
     spec: dict[str, Any] = {
@@ -71,7 +71,7 @@ def export(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
     return run
 
 
-def test_what_a_job_has_made_is_exported_with_what_it_records(
+def test_the_model_of_a_job_is_exported_with_metrics_and_provenance(
     registry: Registry, database: Path, trained: JobRef, export: Any, home: Path, tmp_path: Path
 ) -> None:
     promoted = ("--alias", "champion", "--metric", "accuracy", "--min-improvement", "0.01")
@@ -83,11 +83,12 @@ def test_what_a_job_has_made_is_exported_with_what_it_records(
     assert done["uri"].startswith(f"file://{home}/models/digits/")
     version = registry.resolve("digits", "champion")
     assert (version.uri, version.digest, version.metrics) == (done["uri"], done["digest"], {"accuracy": 0.97})
-    told = json.loads(version.tags["trainjob.provenance.trainjob"])
-    assert (told["namespace"], told["name"], told["uid"]) == ("default", trained.name, trained.uid)
-    assert (told["key"], told["runtime"]) == ("airflow/here/dag/run/-1/train", "trainjob-step")
-    assert told["outputs"]["model"] == f"file://{tmp_path}/out"
-    assert (told["metrics"]["optimizer"], told["metrics"]["top@5"], len(told["spec_hash"])) == ("adam", 1, 64)
+    recorded = json.loads(version.tags["trainjob.provenance.trainjob"])
+    assert (recorded["namespace"], recorded["name"], recorded["uid"]) == ("default", trained.name, trained.uid)
+    assert (recorded["key"], recorded["runtime"]) == ("airflow/here/dag/run/-1/train", "trainjob-step")
+    assert recorded["outputs"]["model"] == f"file://{tmp_path}/out"
+    assert (recorded["metrics"]["optimizer"], recorded["metrics"]["top@5"]) == ("adam", 1)
+    assert len(recorded["spec_hash"]) == 64
     assert version.tags["trainjob.provenance.run"] == "airflow/here/dag/run/-1/train"
     curve = MlflowClient(f"sqlite:///{database}").get_metric_history(version.run_id, "accuracy")
     assert [(point.step, point.value) for point in curve] == [(1, 0.5), (2, 0.97)]
@@ -101,7 +102,7 @@ def test_what_a_job_has_made_is_exported_with_what_it_records(
     assert metadata["invocationId"] == "airflow/here/dag/run/-1/train"
     assert metadata["startedOn"] <= metadata["finishedOn"]
     card = (folder / content.CARD).read_text()
-    for row in (f"uid `{trained.uid}`", "| Runtime | `trainjob-step` |", f"| Finished | `{told['finished']}` |"):
+    for row in (f"uid `{trained.uid}`", "| Runtime | `trainjob-step` |", f"| Finished | `{recorded['finished']}` |"):
         assert row in card
 
     code, out, _ = export(trained.name, "--name", "digits", "--quiet")
@@ -111,7 +112,7 @@ def test_what_a_job_has_made_is_exported_with_what_it_records(
     assert (code, out.splitlines()[0]) == (0, "digits 2")
 
 
-def test_outputs_of_the_spec_and_what_the_job_does_not_record(
+def test_a_declared_output_and_added_provenance_are_exported(
     registry: Registry, trained: JobRef, export: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "more.json").write_text('{"code": {"uri": "git+https://git.example/x", "revision": "main"}}')
@@ -137,16 +138,18 @@ REFUSED = [
 ]
 
 
-def test_what_is_refused(registry: Registry, trained: JobRef, export: Any, home: Path) -> None:
-    for words, says in REFUSED:
+def test_invalid_options_are_refused_before_the_upload(
+    registry: Registry, trained: JobRef, export: Any, home: Path
+) -> None:
+    for words, message in REFUSED:
         code, out, err = export(trained.name, "--name", "digits", *words)
         assert (code, out) == (2, ""), words
-        assert says in err
+        assert message in err
     assert not (home / "models").exists()
     assert registry.list("digits") == []
 
 
-def test_only_a_job_that_is_complete_is_exported(registry: Registry, export: Any, tmp_path: Path) -> None:
+def test_only_a_complete_job_is_exported(registry: Registry, export: Any, tmp_path: Path) -> None:
     with TrainJobClient() as client:
         runs = client.launch({"runtime": "trainjob-step", "command": ["sleep", "300"]}, "runs")
         code, _, err = export(runs.name, "--name", "digits")
@@ -162,7 +165,7 @@ def test_only_a_job_that_is_complete_is_exported(registry: Registry, export: Any
     assert not list(tmp_path.rglob("MANIFEST.json"))
 
 
-def test_from_python(registry: Registry, trained: JobRef, tmp_path: Path) -> None:
+def test_export_from_python(registry: Registry, trained: JobRef, tmp_path: Path) -> None:
     lines: list[str] = []
     with TrainJobClient() as client:
         done = client.export(trained, f"{tmp_path}/models", name="digits", progress=lines.append)

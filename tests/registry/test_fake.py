@@ -57,7 +57,7 @@ def test_official_client(version: str) -> None:
     assert held == {"trainjob.export_id": "e", "trainjob.digest": DIGEST, "trainjob.metric.acc": 0.5, **tags}
     run = "scheduled__2026-01-01T00%3A00%3A00%2B00%3A00"
     assert source == ["airflow", "dagrun", f"retrain/{run}/export/-1", "retrain/scheduled__2026-01-01T00:00:00+00:00"]
-    # And what the official client has registered, as this project sees it.
+    # Versions that the official client registered, read by this project.
     assert [(each.version, each.uri, each.digest) for each in theirs] == [
         ("1", "s3://models/digits/1", ""), ("2", "s3://models/digits/2", "")
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The client of the Kubeflow Model Registry when nothing fails but what is there is not as it should be."""
+"""The client of the Kubeflow Model Registry: its requests, unexpected content, concurrent promotions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def text(value: str) -> Json:
     return {"metadataType": "MetadataStringValue", "string_value": value}
 
 
-# --- what is sent
+# --- requests
 
 
 @pytest.mark.parametrize(("served", "used"), [(("v1",), "v1"), (("v1alpha3",), "v1alpha3"), (("v1", "v1alpha3"), "v1")])
@@ -106,10 +106,10 @@ def test_a_tag_that_the_database_cannot_hold(fake: FakeRegistry) -> None:
     assert at(fake).resolve("m", "1").tags["nul"] == "a\ufffdb"
 
 
-# --- what is there
+# --- unexpected content
 
 
-def test_two_names_that_mysql_takes_for_the_same() -> None:
+def test_names_that_mysql_considers_equal_are_a_conflict() -> None:
     with FakeRegistry(store=Store(mysql=True)) as fake:
         register(fake, name="Digits")
         with pytest.raises(RegistryConflict, match="considers another model's name equal"):
@@ -122,7 +122,7 @@ def test_two_names_that_mysql_takes_for_the_same() -> None:
             register(fake, name="other", metrics={"acc": 0.5, "ACC": 0.5})
 
 
-def test_an_older_server_that_knows_no_filters() -> None:
+def test_an_older_server_without_filters_lists_the_right_versions() -> None:
     with FakeRegistry(("v1alpha3",), store=Store(filters=False)) as fake:
         for name in ("a_b", "axb", "ä"):
             for number in (1, 2):
@@ -130,8 +130,8 @@ def test_an_older_server_that_knows_no_filters() -> None:
         assert [version.uri for version in at(fake).list("a_b")] == ["s3://b/1", "s3://b/2"]
 
 
-def test_an_older_server_lists_only_what_is_complete() -> None:
-    """It sends all artifacts, of whatever kind and state."""
+def test_an_older_server_lists_only_complete_versions() -> None:
+    """Such a server returns artifacts of every kind and state."""
     with FakeRegistry(("v1alpha3",), store=Store(filters=False)) as fake:
         register(fake, 1)
         card = {"artifactType": "doc-artifact", "name": "card", "uri": "s3://b/card"}
@@ -157,7 +157,7 @@ def test_many_versions_take_few_requests(fake: FakeRegistry) -> None:
     assert register(fake, 251) == "251"
 
 
-def test_versions_with_names_of_others(fake: FakeRegistry) -> None:
+def test_versions_named_by_other_programs(fake: FakeRegistry) -> None:
     model = fake.call("POST", "registered_models", {"name": "m"})["id"]
     for name in ("v1.0", "10", "²"):
         version = fake.call("POST", "model_versions", {"name": name, "registeredModelId": model})["id"]
@@ -169,7 +169,7 @@ def test_versions_with_names_of_others(fake: FakeRegistry) -> None:
     assert at(fake).resolve("m", "champion").version == "v1.0"
 
 
-def test_what_is_half_registered_is_not_shown(fake: FakeRegistry) -> None:
+def test_an_incomplete_registration_is_not_listed(fake: FakeRegistry) -> None:
     register(fake)
     model = fake.call("GET", "registered_models")["items"][0]["id"]
     version = fake.call("POST", "model_versions", {"name": "2", "registeredModelId": model})["id"]
@@ -185,7 +185,7 @@ def test_what_is_half_registered_is_not_shown(fake: FakeRegistry) -> None:
             at(fake).promote("m", "2", alias="champion")
 
 
-def test_an_artifact_that_others_added_is_not_what_was_registered(fake: FakeRegistry) -> None:
+def test_an_artifact_added_by_others_is_ignored(fake: FakeRegistry) -> None:
     register(fake)
     body = {"artifactType": "model-artifact", "uri": "s3://b/other", "name": "other", "state": "LIVE"}
     fake.call("POST", "model_versions/2/artifacts", body)
@@ -194,7 +194,7 @@ def test_an_artifact_that_others_added_is_not_what_was_registered(fake: FakeRegi
     assert register(fake) == "1"
 
 
-def test_an_archived_version_gives_its_alias_back(fake: FakeRegistry) -> None:
+def test_an_archived_version_loses_its_alias(fake: FakeRegistry) -> None:
     for number in (1, 2, 3):
         register(fake, number, metrics={"acc": number})
         at(fake).promote("m", str(number), alias="champion", metric="acc")
@@ -210,7 +210,7 @@ def test_an_archived_version_gives_its_alias_back(fake: FakeRegistry) -> None:
     assert at(fake).resolve("m", "champion").version == "4"
 
 
-def test_an_alias_that_a_person_wrote(fake: FakeRegistry) -> None:
+def test_an_alias_written_by_a_person_is_used(fake: FakeRegistry) -> None:
     register(fake, 1)
     register(fake, 2)
     fake.call("PATCH", "model_versions/2", {"customProperties": {"alias.champion": text("yes"), "mine": text("kept")}})
@@ -229,7 +229,7 @@ def test_an_alias_may_not_be_the_name_of_a_version(fake: FakeRegistry) -> None:
         at(fake).promote("m", "1", alias="champion")
 
 
-# --- promotions that meet another one
+# --- concurrent promotions
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_an_alias_may_not_be_the_name_of_a_version(fake: FakeRegistry) -> None:
         ("acc", 2, 0.7, True, "2"),
         ("acc", 2, 0.95, False, "3"),
         ("acc", 2, 0.9, True, "2"),
-        # This one's number is the higher one then, though it has not seen the other.
+        # The order of this promotion is then the higher one, although it has not seen the other.
         ("acc", 1, 0.95, False, "3"),
         (None, 2, 0.7, False, "3"),
     ],
@@ -246,7 +246,7 @@ def test_an_alias_may_not_be_the_name_of_a_version(fake: FakeRegistry) -> None:
 def test_another_promotion_at_the_same_moment(
     fake: FakeRegistry, metric: str | None, order: int, theirs: float, promoted: bool, holds: str
 ) -> None:
-    """The other one has looked, as this one has, and writes first."""
+    """Both promotions have read the alias; the other one writes first."""
     for number, accuracy in enumerate((0.5, 0.9, theirs), 1):
         register(fake, number, metrics={"acc": accuracy})
     at(fake).promote("m", "1", alias="champion", metric="acc")
@@ -281,8 +281,8 @@ def test_a_claim_that_another_program_overwrote_is_written_again(fake: FakeRegis
     assert at(fake).resolve("m", "champion").tags == {"mine": "x"}
 
 
-def test_nothing_of_the_process_is_changed() -> None:
-    """As the official client does, which a triggerer would not survive."""
+def test_connecting_changes_nothing_in_the_process() -> None:
+    """The official client does, which would break a triggerer."""
     program = (
         "import asyncio, logging, sys; run = asyncio.run\n"
         "from trainjob.registry import connect; connect('kubeflow+http://127.0.0.1:1')\n"

@@ -1,4 +1,4 @@
-"""The client of the Kubeflow Model Registry when something fails between it and the server, or it is killed itself."""
+"""The client of the Kubeflow Model Registry with faults of server and network, and when it is killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = Fault(200, {"Content-Type": "text/html"}, "<html>log in</html>")
 
 @pytest.fixture(autouse=True)
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Pauses that were taken, in seconds; they take no time."""
+    """The pauses between retries in seconds; none is actually slept."""
     pauses: list[float] = []
     monkeypatch.setattr("trainjob.registry.rest.sleep", pauses.append)
     return pauses
@@ -42,8 +42,8 @@ def register(fake: FakeRegistry, **fields: Any) -> ModelVersion:
     return connect(f"kubeflow+{fake.url}").register("m", "s3://b/1", **given)
 
 
-def whole(fake: FakeRegistry) -> None:
-    """There is one version, and it is finished."""
+def assert_registered_once(fake: FakeRegistry) -> None:
+    """Check that there is exactly one version and that it is complete."""
     found = connect(f"kubeflow+{fake.url}").list("m")
     assert [(each.version, each.uri, each.digest, dict(each.metrics)) for each in found] == [
         ("1", "s3://b/1", DIGEST, {"acc": 0.5})
@@ -66,7 +66,7 @@ REQUESTS = requests_of_an_export()
 @pytest.mark.parametrize("arrived", [True, False])
 @pytest.mark.parametrize("number", range(REQUESTS))
 def test_killed_at_each_request(number: int, arrived: bool) -> None:
-    """Everything from then on fails, as it does for a process that is gone; the next one heals what it left."""
+    """All later requests fail, as those of a killed process; the next export completes the registration."""
     with FakeRegistry() as fake:
         dead = Fault(cut=True)
         fake.faults(*[None] * number, Fault(cut=True, done=arrived), *[dead] * 20)
@@ -75,7 +75,7 @@ def test_killed_at_each_request(number: int, arrived: bool) -> None:
         fake.fault = lambda _: None
         assert [each.version for each in connect(f"kubeflow+{fake.url}").list("m")] in ([], ["1"])
         assert register(fake).version == "1"
-        whole(fake)
+        assert_registered_once(fake)
 
 
 @pytest.mark.parametrize("fault", [LOST, Fault(cut=True), Fault(503), Fault(500), Fault(429), Fault(502, done=True)])
@@ -84,7 +84,7 @@ def test_each_request_fails_once(number: int, fault: Fault) -> None:
     with FakeRegistry() as fake:
         fake.faults(*[None] * number, fault)
         assert register(fake).version == "1"
-        whole(fake)
+        assert_registered_once(fake)
 
 
 def test_every_reply_is_lost_once(fake: FakeRegistry) -> None:
@@ -100,33 +100,33 @@ def test_every_reply_is_lost_once(fake: FakeRegistry) -> None:
     assert register(fake).version == "1"
     assert connect(f"kubeflow+{fake.url}").promote("m", "1", alias="champion", metric="acc").promoted
     fake.fault = lambda _: None
-    whole(fake)
+    assert_registered_once(fake)
 
 
-def insistent(ask: Callable[[], T]) -> Callable[[], T]:
-    """The same call again after an outage, as a step's next try does: chance may lose all tries of one request."""
+def retrying(call: Callable[[], T]) -> Callable[[], T]:
+    """Repeat the call after an outage, as a step's retry does: by chance all tries of one request may fail."""
 
-    def again() -> T:
+    def call_with_retries() -> T:
         for _ in range(5):
             with suppress(RegistryUnavailable):
-                return ask()
-        return ask()
+                return call()
+        return call()
 
-    return again
+    return call_with_retries
 
 
 def test_ten_at_once_while_replies_are_lost(fake: FakeRegistry) -> None:
     count = iter(range(10_000))
     fake.fault = lambda _: LOST if next(count) % 5 == 0 else None
-    versions = at_once(*[insistent(lambda: register(fake).version)] * 10)
+    versions = at_once(*[retrying(lambda: register(fake).version)] * 10)
     fake.fault = lambda _: None
     assert set(versions) == {"1"}
-    whole(fake)
+    assert_registered_once(fake)
 
 
 @pytest.mark.parametrize("seed", [random.randrange(2**32) for _ in range(10)], ids=lambda _: "seed")
 def test_promotions_at_once_while_replies_are_late_or_lost(fake: FakeRegistry, seed: int) -> None:
-    """In the end the best one holds; of those that were told so, it is one."""
+    """The best version holds the alias in the end, and its promotion reports success."""
     print(f"seed {seed}")
     chance = random.Random(seed)
     registry = connect(f"kubeflow+{fake.url}")
@@ -143,7 +143,7 @@ def test_promotions_at_once_while_replies_are_late_or_lost(fake: FakeRegistry, s
     def promote(number: int) -> bool:
         return registry.promote("m", str(number), alias="champion", metric="acc").promoted
 
-    promoted = at_once(*[insistent(partial(promote, number)) for number in range(1, 7)])
+    promoted = at_once(*[retrying(partial(promote, number)) for number in range(1, 7)])
     fake.fault = lambda _: None
     best = merits.index(max(merits))
     assert registry.resolve("m", "champion").version == str(best + 1)
@@ -163,14 +163,14 @@ def test_retry_after(fake: FakeRegistry, slept: list[float]) -> None:
     assert len(slept) == 3
 
 
-def test_a_server_that_asks_for_too_much(fake: FakeRegistry, slept: list[float]) -> None:
+def test_a_retry_after_of_an_hour_is_not_waited_for(fake: FakeRegistry, slept: list[float]) -> None:
     fake.faults(Fault(429, {"Retry-After": "3600"}))
     with pytest.raises(RegistryUnavailable, match="a retry after 3600 s"):
         register(fake)
     assert slept == []
 
 
-def test_an_outage_is_given_up_on(fake: FakeRegistry, slept: list[float]) -> None:
+def test_an_outage_is_reported_after_the_retries(fake: FakeRegistry, slept: list[float]) -> None:
     fake.fault = lambda _: Fault(503, {"Content-Type": "text/plain"}, "database is not there")
     with pytest.raises(RegistryUnavailable, match="503 database is not there"):
         register(fake)
@@ -178,7 +178,7 @@ def test_an_outage_is_given_up_on(fake: FakeRegistry, slept: list[float]) -> Non
     assert 0 < sum(slept) <= 7
 
 
-def test_nobody_there(slept: list[float]) -> None:
+def test_a_refused_connection_is_reported_after_the_retries(slept: list[float]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
         registry = connect(f"kubeflow+http://127.0.0.1:{taken.getsockname()[1]}")
@@ -187,18 +187,18 @@ def test_nobody_there(slept: list[float]) -> None:
     assert len(slept) == 3
 
 
-def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.registry.rest._TIMEOUT", 0.2)
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
         began = time.monotonic()
         with pytest.raises(RegistryUnavailable, match="ReadTimeout"):
-            connect(f"kubeflow+http://127.0.0.1:{deaf.getsockname()[1]}").list("m")
+            connect(f"kubeflow+http://127.0.0.1:{silent.getsockname()[1]}").list("m")
         assert time.monotonic() - began < 30
 
 
-# --- answers that another try does not change
+# --- errors that are not retried
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_refusals(fake: FakeRegistry, fault: Fault, words: str, slept: list[floa
     assert slept == []
 
 
-def test_a_page_for_people_is_no_registry(fake: FakeRegistry) -> None:
+def test_an_html_page_is_not_a_registry(fake: FakeRegistry) -> None:
     fake.fault = lambda _: PAGE
     with pytest.raises(ConfigurationError, match="is not a Kubeflow Model Registry"):
         register(fake)
@@ -231,8 +231,8 @@ def test_a_page_for_people_is_no_registry(fake: FakeRegistry) -> None:
         register(fake)
 
 
-def test_a_database_that_takes_neither(fake: FakeRegistry) -> None:
-    """409 for ever ends, and says so."""
+def test_a_permanent_conflict_is_reported(fake: FakeRegistry) -> None:
+    """Retries of HTTP 409 end with an error."""
     fake.fault = lambda request: Fault(409, {}, '{"message": "exists"}') if request.method == "PATCH" else None
     with pytest.raises(Exception, match="rejected the artifact"):
         register(fake)
@@ -267,8 +267,8 @@ def test_token(guarded: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path:
         monkeypatch.delenv(name)
 
 
-def test_a_token_that_is_replaced(guarded: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Kubernetes puts another one into the file; the one that was read a moment before is refused."""
+def test_a_replaced_token_is_read_again(guarded: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kubernetes replaces the token in the file; the server refuses the one that was read before."""
     monkeypatch.setenv("KUBEFLOW_REGISTRY_TOKEN_FILE", str(tmp_path / "token"))
     (tmp_path / "token").write_text("hunter2")
 
@@ -282,7 +282,7 @@ def test_a_token_that_is_replaced(guarded: FakeRegistry, monkeypatch: pytest.Mon
     assert register(guarded).version == "1"
 
 
-def test_no_error_has_the_token(fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_error_contains_the_token(fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBEFLOW_REGISTRY_TOKEN", "hunter2")
     for fault in (Fault(400, {}, "Bearer hunter2 is bad"), Fault(503, {}, '{"message": "Bearer hunter2"}')):
         fake.fault = lambda _, fault=fault: fault  # type: ignore[misc]
@@ -346,4 +346,4 @@ def test_tls_and_the_token_of_the_pod(monkeypatch: pytest.MonkeyPatch, tmp_path:
             register(fake)
     with FakeRegistry(store=Store()) as clear:
         register(clear)
-        assert {request.authorization for request in clear.requests} == {""}, "the pod's own token goes by TLS only"
+        assert {request.authorization for request in clear.requests} == {""}, "the pod's token is sent over TLS only"

@@ -96,8 +96,8 @@ def test_promote(registry: Registry) -> None:
         registry.promote("m", "1", alias="champion", metric="loss")
 
 
-def test_a_promotion_in_a_file_needs_no_claim(registry: Registry) -> None:
-    """Writers of a file take turns, so nothing has to be settled afterwards."""
+def test_a_promotion_on_sqlite_needs_no_claim(registry: Registry) -> None:
+    """A lock serializes the writers of a file, so no conflict has to be resolved afterwards."""
     registry.register("m", "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
     before = registry.resolve("m", "1").tags
     assert registry.promote("m", "1", alias="champion", metric="acc").promoted
@@ -105,7 +105,7 @@ def test_a_promotion_in_a_file_needs_no_claim(registry: Registry) -> None:
 
 
 def test_a_promotion_on_a_server_leaves_a_claim(mlflow_url: str) -> None:
-    """Promotions at the same instant find each other by it."""
+    """Concurrent promotions detect each other by it."""
     registry, name = connect(mlflow_url), f"claims {random.getrandbits(40):x}"
     registry.register(name, "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
     assert registry.promote(name, "1", alias="champion", metric="acc").promoted
@@ -115,19 +115,19 @@ def test_a_promotion_on_a_server_leaves_a_claim(mlflow_url: str) -> None:
     assert registry.promote(name, "1", alias="champion", metric="acc").promoted, "a retry"
 
 
-def test_doubles_are_healed(registry: Registry, database: Path) -> None:
+def test_duplicate_versions_are_removed(registry: Registry, database: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     first = registry.register("m", "s3://b/1", export_id="a", digest=DIGEST)
     client = MlflowClient(f"sqlite:///{database}", f"sqlite:///{database}")
-    # What a reply that was lost, and MLflow's own retry, leave behind.
+    # The duplicate that a lost reply and MLflow's retry leave behind.
     client.create_model_version("m", "s3://b/1", tags=dict(first.tags), await_creation_for=0)
     assert len(registry.list("m")) == 2
     assert registry.register("m", "s3://b/1", export_id="a", digest=DIGEST) == first
     assert registry.list("m") == [first]
 
 
-def test_a_version_that_others_registered(registry: Registry, database: Path) -> None:
+def test_a_version_registered_by_another_program(registry: Registry, database: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{database}", f"sqlite:///{database}")
@@ -138,22 +138,22 @@ def test_a_version_that_others_registered(registry: Registry, database: Path) ->
 
 
 @pytest.fixture
-def held(database: Path) -> Iterator[None]:
+def locked(database: Path) -> Iterator[None]:
     connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
     connection.execute("BEGIN EXCLUSIVE")
     yield
     connection.close()
 
 
-@pytest.mark.usefixtures("held")
-def test_a_locked_database_is_given_up_on(database: Path) -> None:
+@pytest.mark.usefixtures("locked")
+def test_connecting_to_a_locked_database_fails_after_the_timeout(database: Path) -> None:
     began = time.monotonic()
     with pytest.raises(RegistryUnavailable, match="locked"):
         MlflowRegistry(f"sqlite:///{database}", lock_timeout=1)
     assert 0.9 < time.monotonic() - began < 30
 
 
-def test_a_database_that_is_locked_for_a_while(database: Path) -> None:
+def test_registering_waits_for_a_lock_that_is_released(database: Path) -> None:
     registry = MlflowRegistry(f"sqlite:///{database}", lock_timeout=20)
     connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
     connection.execute("BEGIN EXCLUSIVE")
@@ -163,7 +163,7 @@ def test_a_database_that_is_locked_for_a_while(database: Path) -> None:
     timer.join()
 
 
-def test_a_registry_that_stays_locked(database: Path) -> None:
+def test_registering_in_a_locked_database_fails_after_the_timeout(database: Path) -> None:
     registry = MlflowRegistry(f"sqlite:///{database}", lock_timeout=1)
     connection = sqlite3.connect(database, isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
@@ -174,7 +174,7 @@ def test_a_registry_that_stays_locked(database: Path) -> None:
     connection.close()
 
 
-def test_what_is_no_database(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_bytes(b"this is no database, but it is long enough to be looked at" * 20)
     with pytest.raises(ConfigurationError, match="not a registry"):
         connect(f"sqlite:///{tmp_path}/x.db")
@@ -193,7 +193,7 @@ def test_an_unreachable_server() -> None:
         assert time.monotonic() - began < 30
 
 
-def test_mlflow_is_left_as_it_was(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_of_mlflow_are_restored(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
@@ -204,7 +204,7 @@ def test_mlflow_is_left_as_it_was(registry: Registry, monkeypatch: pytest.Monkey
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
-def test_mlflow_is_quiet_and_impatient_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_logs_nothing_and_retries_twice_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
@@ -223,7 +223,7 @@ def test_without_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         connect(f"sqlite:///{tmp_path}/x.db")
 
 
-def test_several_processes_create_it_at_once(tmp_path: Path, python: str) -> None:
+def test_processes_that_create_the_database_at_once_register_one_version(tmp_path: Path, python: str) -> None:
     (tmp_path / "script").write_text(
         "import sys; from trainjob.registry import connect; r = connect(sys.argv[1]);"
         "print(r.register('m', 's3://b/1', export_id='a', digest='d').version)"

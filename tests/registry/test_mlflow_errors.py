@@ -1,4 +1,4 @@
-"""What MLflow's errors mean to a workflow: wait, or change something."""
+"""Translation of MLflow's errors into those of trainjob, and concurrent promotions."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Rivals(MlflowRegistry):
         (Rivals((0.9, 0.8)), [], True),
         (Rivals((0.8, 0.9), ("acc", "loss")), [], True),
     ],
-    ids=["a better rival gets it", "a worse rival does not", "another metric is another question"],
+    ids=["a better rival gets it", "a worse rival does not", "another metric is not compared"],
 )
-def test_of_promotions_at_the_same_instant_the_best_one_stays(rivals: Rivals, sets: list[str], promoted: bool) -> None:
-    """As the writer of the first version finds it afterwards."""
+def test_the_best_of_concurrent_promotions_keeps_the_alias(rivals: Rivals, sets: list[str], promoted: bool) -> None:
+    """As the promotion of the first version checks it afterwards."""
     first = rivals.list("m")[0]
     verdict = rivals._settled(first, "best", rivals.claims[0], Promotion(True, "first", None))
     assert (rivals.set, verdict.promoted) == (sets, promoted)
@@ -73,7 +73,9 @@ def test_of_promotions_at_the_same_instant_the_best_one_stays(rivals: Rivals, se
         ("(sqlite3.OperationalError) database table is locked", codes.INTERNAL_ERROR, _Locked),
     ],
 )
-def test_the_code_and_the_message_decide(message: str, code: int, kind: type[Exception], tmp_path: Path) -> None:
+def test_errors_are_translated_by_code_and_message(
+    message: str, code: int, kind: type[Exception], tmp_path: Path
+) -> None:
     registry = MlflowRegistry(f"sqlite:///{tmp_path}/mlflow.db")
     found = registry._translated(MlflowException(message, error_code=code), "read")
     assert type(found) is kind
@@ -83,7 +85,7 @@ def test_the_code_and_the_message_decide(message: str, code: int, kind: type[Exc
     assert "http://mlflow.example" in str(server._translated(MlflowException(message, error_code=code), "read"))
 
 
-def test_a_metric_that_was_edited_by_hand_hides_no_other() -> None:
+def test_an_invalid_metric_does_not_hide_the_others() -> None:
     tags = {f"{_METRIC}a": "edited", f"{_METRIC}b": "0.5", "stage": "trial"}
     rest = {"run_id": None, "source": "s3://x", "aliases": ["b", "a"], "creation_timestamp": 1000}
     version = _version(SimpleNamespace(name="m", version=1, tags=tags, **rest))
@@ -103,7 +105,7 @@ def test_a_metric_that_was_edited_by_hand_hides_no_other() -> None:
         (codes.INTERNAL_ERROR, "Invalid model version source: 'file:///m'", MlflowException, "Invalid model version"),
     ],
 )
-def test_a_server_that_takes_no_local_files(code: int, message: str, kind: type[Exception], words: str) -> None:
+def test_a_server_that_refuses_local_files(code: int, message: str, kind: type[Exception], words: str) -> None:
     registry = MlflowRegistry("http://mlflow.example")
 
     def refuse(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Promotions on an MLflow server, which moves an alias to whoever asks last."""
+"""Promotions on an MLflow server, which moves an alias to the version requested last."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def promote(registry: MlflowRegistry, name: str, version: int, metric: str | Non
 
 
 def interrupted(url: str, method: str, action: Callable[[], Any]) -> MlflowRegistry:
-    """A registry that does ``action`` before the first call of one of its methods."""
+    """A registry that runs ``action`` before the first call of one of its methods."""
     registry = MlflowRegistry(url)
     original = getattr(registry, method)
     done: list[bool] = []
@@ -49,19 +49,23 @@ def interrupted(url: str, method: str, action: Callable[[], Any]) -> MlflowRegis
 
 @pytest.mark.parametrize(("slow", "quick"), [(2, 3), (3, 2)])
 @pytest.mark.parametrize("moment", ["_set_alias", "_settled"])
-def test_the_best_holds_whoever_asks_last(mlflow_url: str, name: str, slow: int, quick: int, moment: str) -> None:
-    told: list[Promotion] = []
-    registry = interrupted(mlflow_url, moment, lambda: told.append(promote(MlflowRegistry(mlflow_url), name, quick)))
+def test_the_best_version_holds_the_alias_in_any_order(
+    mlflow_url: str, name: str, slow: int, quick: int, moment: str
+) -> None:
+    promotions: list[Promotion] = []
+    registry = interrupted(
+        mlflow_url, moment, lambda: promotions.append(promote(MlflowRegistry(mlflow_url), name, quick))
+    )
     verdict = promote(registry, name, slow)
     assert registry.resolve(name, "champion").version == "3"
     assert verdict.promoted == (slow == 3)
     assert verdict.previous == "1"
     if slow == 2:
-        assert told[0].promoted
+        assert promotions[0].promoted
         assert "moved to version 3 at the same time" in verdict.reason
 
 
-def test_who_was_killed_before_it_looked_again_is_told_by_its_next_try(mlflow_url: str, name: str) -> None:
+def test_the_retry_of_a_promotion_killed_before_its_check_moves_the_alias_back(mlflow_url: str, name: str) -> None:
     def die() -> None:
         raise KeyboardInterrupt
 
@@ -75,7 +79,7 @@ def test_who_was_killed_before_it_looked_again_is_told_by_its_next_try(mlflow_ur
     assert registry.resolve(name, "champion").version == "3"
 
 
-def test_an_alias_that_a_person_moves_at_the_same_moment_stays_there(mlflow_url: str, name: str) -> None:
+def test_an_alias_moved_by_a_person_at_the_same_moment_stays(mlflow_url: str, name: str) -> None:
     def move() -> None:
         registry._client.set_registered_model_alias(name, "champion", "2")
 
@@ -86,7 +90,7 @@ def test_an_alias_that_a_person_moves_at_the_same_moment_stays_there(mlflow_url:
     assert registry.resolve(name, "champion").version == "2"
 
 
-def test_without_a_metric_the_last_one_has_it(mlflow_url: str, name: str) -> None:
+def test_without_a_metric_the_last_promotion_holds_the_alias(mlflow_url: str, name: str) -> None:
     quick: list[Promotion] = []
     registry = interrupted(
         mlflow_url, "_settled", lambda: quick.append(promote(MlflowRegistry(mlflow_url), name, 2, None))

@@ -107,11 +107,11 @@ def test_one_run_for_a_job(uri: str, uid: str) -> None:
 
 
 class Killed(BaseException):
-    """What no code handles, as SIGKILL."""
+    """An exception that no code handles, like SIGKILL."""
 
 
 class Interrupted:
-    """A client to which something happens between the reply of call number `number` and the next call."""
+    """A client that calls `event` between the reply of call number `number` and the next call."""
 
     def __init__(self, client: Any, number: int, event: Callable[[str], Any]) -> None:
         self._client, self._left, self._event = client, number, event
@@ -128,7 +128,7 @@ class Interrupted:
 
 
 def at_each_call(uri: str, uid: str, event: Callable[[str, str], Any]) -> Iterator[tuple[str, str]]:
-    """Register a model of a job of its own for each call, with an event after it: the job's UID and the call."""
+    """Register a model of a new job for each call, with an event after the call; yield the job's UID and the call."""
     names: list[str] = []
     while True:
         job = f"{uid}-{len(names)}"
@@ -159,7 +159,7 @@ def test_a_kill_at_any_call_and_a_retry_give_one_complete_run(file: str, uid: st
 
 
 def test_the_same_export_between_any_two_calls_gives_one_run(file: str, uid: str) -> None:
-    """As on a server, which several processes use at once; the lock of a file does not keep its own process out."""
+    """As on a server that several processes use at once: the lock of a file does not exclude its own process."""
 
     def again(name: str, job: str) -> None:
         register(file, job)
@@ -189,19 +189,19 @@ def test_an_experiment_that_another_export_creates_at_the_same_moment(
     assert register(file, uid, registry=registry).run_id
 
 
-def test_a_double_goes_unless_a_version_names_it(uri: str, uid: str) -> None:
+def test_a_duplicate_run_is_deleted_unless_a_version_names_it(uri: str, uid: str) -> None:
     version = register(uri, uid)
     (run,) = runs(uri, uid)
     client = MlflowRegistry(uri)._client
     for _ in range(2):
-        double = client.create_run(run.info.experiment_id, 1, {"trainjob.dev/uid": uid}).info.run_id
+        duplicate = client.create_run(run.info.experiment_id, 1, {"trainjob.dev/uid": uid}).info.run_id
     client.create_registered_model(f"other {uid}")
-    client.create_model_version(f"other {uid}", "s3://b/2", run_id=double)
+    client.create_model_version(f"other {uid}", "s3://b/2", run_id=duplicate)
     register(uri, uid)
-    assert {run.info.run_id for run in runs(uri, uid)} == {version.run_id, double}
+    assert {run.info.run_id for run in runs(uri, uid)} == {version.run_id, duplicate}
 
 
-def test_without_the_right_to_create_runs_the_model_is_registered(
+def test_without_permission_to_create_runs_the_model_is_registered(
     file: str, uid: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     register(file, f"{uid}-before")
@@ -215,17 +215,17 @@ def test_without_the_right_to_create_runs_the_model_is_registered(
     assert "registered without an MLflow run" in caplog.text
 
 
-def test_no_job_no_run(file: str, uid: str) -> None:
+def test_without_a_job_no_run_is_created(file: str, uid: str) -> None:
     version = MlflowRegistry(file).register(f"m {uid}", "s3://b/1", export_id="a", digest=DIGEST, metrics={"a": 1})
     assert version.run_id == ""
 
 
 @pytest.mark.parametrize("job", ["x", '["x"]', "{}", '{"uid": ""}', "{\"uid\": \"a' OR '1'='1\"}", '{"uid": null}'])
-def test_what_names_no_job(job: str) -> None:
+def test_an_invalid_job_record_creates_no_run(job: str) -> None:
     assert run_of({"trainjob.provenance.trainjob": job}, {}, {}) is None
 
 
-def test_names_that_mlflow_does_not_take(file: str, uid: str) -> None:
+def test_names_that_mlflow_refuses_are_replaced(file: str, uid: str) -> None:
     names = ["a@b", "/a", "a/../b", "..", "a//b", "a/", "é", "x" * 300]
     tags = {"trainjob.provenance.trainjob": json.dumps({"uid": uid, "what?": 1})}
     history = {name: [(1, 1769860800.0, 0.5)] for name in names}

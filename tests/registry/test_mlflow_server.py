@@ -1,4 +1,4 @@
-"""Export to a real MLflow server, as a team has one, with the model on S3."""
+"""Export to a real MLflow server, as a team runs one, with the model on S3."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_export_and_back(server: str, bucket: str, tmp_path: Path, capfd: pytest
 
 
 @pytest.mark.timeout(240)
-def test_a_server_takes_no_local_files(server: str, tmp_path: Path) -> None:
+def test_a_server_refuses_local_files(server: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"s3://.*mlflow\+sqlite"):
         export(_model(tmp_path / "out", 1), str(tmp_path / "models"), name="local", export_id="a", registry=server)
     assert connect(server).list("local") == []
@@ -107,10 +107,10 @@ def test_registrations_at_once_give_one_version(server: str, tmp_path: Path, pyt
 def test_a_server_that_stops_answering(server: str) -> None:
     registry = connect(server)
     assert registry.list("none") == []
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()
-        silent = connect(f"http://127.0.0.1:{deaf.getsockname()[1]}")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        silent = connect(f"http://127.0.0.1:{listener.getsockname()[1]}")
         os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "1"
         try:
             began = time.monotonic()

@@ -80,7 +80,7 @@ def test_export_twice_gives_one_version(registry: Registry, tmp_path: Path) -> N
     assert len(registry.list("digits")) == 1
 
 
-def test_other_content_under_the_same_id(registry: Registry, tmp_path: Path) -> None:
+def test_other_content_under_the_same_id_is_a_conflict(registry: Registry, tmp_path: Path) -> None:
     first = export(_model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a")
     with pytest.raises(RegistryConflict, match="new export_id"):
         export(_model(tmp_path / "out", 1), str(tmp_path / "models"), name="m", export_id="a")
@@ -93,7 +93,7 @@ def test_other_content_under_the_same_id(registry: Registry, tmp_path: Path) -> 
     assert len(registry.list("m")) == 1
 
 
-def test_the_next_version_has_to_be_better(registry: Registry, tmp_path: Path) -> None:
+def test_only_a_better_version_is_promoted(registry: Registry, tmp_path: Path) -> None:
     def run(number: int, accuracy: float) -> tuple[str, bool]:
         done = export(
             _model(tmp_path / "out", number),
@@ -117,7 +117,7 @@ def test_the_next_version_has_to_be_better(registry: Registry, tmp_path: Path) -
     assert registry.resolve("m", "champion").version == "3"
 
 
-def test_the_champion_comes_back_verified(registry: Registry, tmp_path: Path) -> None:
+def test_the_champion_is_downloaded_and_verified(registry: Registry, tmp_path: Path) -> None:
     done = export(_model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a", alias="champion")
     for source in ("models:/m@champion", "models:/m/1", "models:/m/latest"):
         got = initialize(source, str(tmp_path / "in"))
@@ -127,7 +127,7 @@ def test_the_champion_comes_back_verified(registry: Registry, tmp_path: Path) ->
     assert (part.files, part.version) == (1, "1")
     with pytest.raises(ChecksumMismatch):
         initialize("models:/m/1", str(tmp_path / "in2"), digest="sha256:" + "0" * 64)
-    # Someone puts another model in its place, with a manifest that fits.
+    # Another model replaces it, with a matching manifest.
     folder = Path(done.uri.removeprefix("file://"))
     shutil.rmtree(folder)
     initialize(_model(tmp_path / "other", 7), str(folder))
@@ -138,7 +138,7 @@ def test_the_champion_comes_back_verified(registry: Registry, tmp_path: Path) ->
     assert not (tmp_path / "in3").exists()
 
 
-def test_no_champion_yet(registry: Registry, tmp_path: Path) -> None:
+def test_a_missing_champion_is_an_error_or_a_fresh_start(registry: Registry, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         initialize("models:/m@champion", str(tmp_path / "in"))
     fresh = initialize("models:/m@champion", str(tmp_path / "in"), if_missing="fresh")
@@ -148,7 +148,7 @@ def test_no_champion_yet(registry: Registry, tmp_path: Path) -> None:
         initialize(str(tmp_path), str(tmp_path / "in"), if_missing="fresh")
 
 
-def test_an_outage_is_no_fresh_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outage_is_not_a_fresh_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unreachable = "http://127.0.0.1:1"
     with pytest.raises(RegistryUnavailable):
         initialize("models:/m@champion", str(tmp_path), registry=f"mlflow+{unreachable}", if_missing="fresh")
@@ -160,7 +160,7 @@ def test_an_outage_is_no_fresh_start(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert error.count("\n") == 1
 
 
-def test_what_export_refuses_before_it_copies(registry: Registry, tmp_path: Path) -> None:
+def test_export_refuses_invalid_options_before_it_copies(registry: Registry, tmp_path: Path) -> None:
     source, target = _model(tmp_path / "out"), str(tmp_path / "models")
     good: dict[str, Any] = {"name": "m", "export_id": "a"}
     for bad in (
@@ -189,8 +189,8 @@ def test_what_export_refuses_before_it_copies(registry: Registry, tmp_path: Path
     assert len(registry.list("m")) == 1
 
 
-def test_what_was_checked_is_what_is_exported(registry: Registry, tmp_path: Path) -> None:
-    """Between the check and the copy a pickle takes the place of a text."""
+def test_a_file_that_changes_after_its_check_is_not_exported(registry: Registry, tmp_path: Path) -> None:
+    """Between the check and the copy a pickle replaces a text file."""
     source, target = _model(tmp_path / "out"), str(tmp_path / "models")
 
     class Changing(dict[str, Any]):
@@ -207,14 +207,14 @@ def test_what_was_checked_is_what_is_exported(registry: Registry, tmp_path: Path
         export(source, target, name="m", export_id="a")
 
 
-def test_what_was_initialized_can_be_exported(registry: Registry, tmp_path: Path) -> None:
+def test_an_initialized_model_can_be_exported(registry: Registry, tmp_path: Path) -> None:
     export(_model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a", alias="champion")
     got = initialize("models:/m@champion", str(tmp_path / "in"))
     again = export(got.uri, str(tmp_path / "models"), name="m", export_id="b")
     assert (again.digest, again.version) == (got.digest, "2")
 
 
-def test_a_card_of_the_authors_own_is_part_of_the_model(registry: Registry, tmp_path: Path) -> None:
+def test_the_card_of_an_author_is_part_of_the_model(registry: Registry, tmp_path: Path) -> None:
     source = _model(tmp_path / "out")
     (tmp_path / "out" / content.CARD).write_text("mine")
     done = export(source, str(tmp_path / "models"), name="m", export_id="a")
@@ -222,17 +222,17 @@ def test_a_card_of_the_authors_own_is_part_of_the_model(registry: Registry, tmp_
     got = initialize("models:/m/1", str(tmp_path / "in"))
     assert (tmp_path / "in" / content.CARD).read_text() == "mine"
     assert export(got.uri, str(tmp_path / "models"), name="m", export_id="b").digest == done.digest
-    # A model without one is brought to the same place: nothing of the former stays.
+    # A model without a card replaces it in the same directory: no file of the former model remains.
     plain = export(_model(tmp_path / "plain", 1), str(tmp_path / "models"), name="m", export_id="c")
     assert initialize("models:/m/3", str(tmp_path / "in")).digest == plain.digest
     assert {path.name for path in (tmp_path / "in").iterdir()} == {"MANIFEST.json", "config.json", "model.safetensors"}
 
 
-def test_what_tells_of_a_model_goes_when_another_takes_its_place(registry: Registry, tmp_path: Path) -> None:
-    place = Path(export(_model(tmp_path / "out"), str(tmp_path), name="m", export_id="a").uri.removeprefix("file://"))
-    assert {content.PROVENANCE, content.CARD} <= {path.name for path in place.iterdir()}
-    initialize(_model(tmp_path / "other", 1), str(place))
-    assert {path.name for path in place.iterdir()} == {"MANIFEST.json", "config.json", "model.safetensors"}
+def test_card_and_provenance_are_removed_when_another_model_replaces_theirs(registry: Registry, tmp_path: Path) -> None:
+    folder = Path(export(_model(tmp_path / "out"), str(tmp_path), name="m", export_id="a").uri.removeprefix("file://"))
+    assert {content.PROVENANCE, content.CARD} <= {path.name for path in folder.iterdir()}
+    initialize(_model(tmp_path / "other", 1), str(folder))
+    assert {path.name for path in folder.iterdir()} == {"MANIFEST.json", "config.json", "model.safetensors"}
 
 
 def test_an_export_is_signed_once(registry: Registry, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def _outputs(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_programs(registry: Registry, tmp_path: Path, python: str) -> None:
+def test_the_steps_as_programs(registry: Registry, tmp_path: Path, python: str) -> None:
     """As ``python -m trainjob.data`` runs them."""
     (tmp_path / "script").write_text('import runpy; runpy.run_module("trainjob.data", run_name="__main__")')
     _model(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""What a registry refuses, an export finds out before it uploads anything."""
+"""An export detects what the registry refuses before it uploads anything."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _answered(status: int, _: object) -> Fault:
     return Fault(status)
 
 
-def _refused(source: str, registry: str, says: str, error: type[TrainJobError], **options: Any) -> None:
-    with pytest.raises(error, match=says):
+def _refused(source: str, registry: str, message: str, error: type[TrainJobError], **options: Any) -> None:
+    with pytest.raises(error, match=message):
         export(source, **({"target": NOWHERE, "name": "refused", "export_id": "a", "registry": registry} | options))
 
 
@@ -62,9 +62,9 @@ def _dump(database: Path) -> list[str]:
 def test_mlflow_on_a_file(database: Path, tmp_path: Path) -> None:
     source, registry = _model(tmp_path / "out"), f"mlflow+sqlite:///{database}"
     before = _dump(database)
-    for options, says in BY_MLFLOW + BY_ALL:
-        _refused(source, registry, says, ConfigurationError, **options)
-    # Limits of MLflow itself that no check here repeats.
+    for options, message in BY_MLFLOW + BY_ALL:
+        _refused(source, registry, message, ConfigurationError, **options)
+    # Limits of MLflow that trainjob's checks do not repeat.
     with pytest.raises(ConfigurationError, match="exceeds the maximum length of 100000"):
         connect(registry).check("m", NOWHERE, export_id="a", tags={"x": "y" * 100_001})
     assert connect(registry).check("m", NOWHERE, export_id="a", tags={"x": "y"}) is None
@@ -78,8 +78,8 @@ def test_an_mlflow_server(mlflow_url: str, tmp_path: Path) -> None:
     source, registry = _model(tmp_path / "out"), f"mlflow+{mlflow_url}"
     client = MlflowClient(tracking_uri=mlflow_url, registry_uri=mlflow_url)
     before = {model.name for model in client.search_registered_models()}
-    for options, says in BY_MLFLOW + BY_ALL:
-        _refused(source, registry, says, ConfigurationError, **options)
+    for options, message in BY_MLFLOW + BY_ALL:
+        _refused(source, registry, message, ConfigurationError, **options)
     _refused(source, registry, "stores at most 500", ConfigurationError, target=f"{NOWHERE}/{'x' * 500}")
     _refused(source, registry, r"no local files.*mlflow\+sqlite", ConfigurationError, target=str(tmp_path / "models"))
     assert not (tmp_path / "models").exists()
@@ -91,8 +91,8 @@ def test_an_mlflow_server(mlflow_url: str, tmp_path: Path) -> None:
 def test_a_kubeflow_registry(fake: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.registry.rest.sleep", lambda _: None)
     source, registry = _model(tmp_path / "out"), f"kubeflow+{fake.url}"
-    for options, says in [*BY_ALL, BY_MLFLOW[2]]:
-        _refused(source, registry, says, ConfigurationError, **options)
+    for options, message in [*BY_ALL, BY_MLFLOW[2]]:
+        _refused(source, registry, message, ConfigurationError, **options)
     for status, error in ((401, ConfigurationError), (403, ConfigurationError), (503, RegistryUnavailable)):
         fake.fault = partial(_answered, status)
         _refused(source, registry, str(status), error)
@@ -101,7 +101,7 @@ def test_a_kubeflow_registry(fake: FakeRegistry, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("kind", ["mlflow", "kubeflow"])
-def test_what_is_registered_already(
+def test_other_content_or_target_of_a_registered_export_is_refused(
     kind: str, database: Path, fake: FakeRegistry, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     registry = f"mlflow+sqlite:///{database}" if kind == "mlflow" else f"kubeflow+{fake.url}"
@@ -118,7 +118,7 @@ def test_what_is_registered_already(
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["file", "server", "kubeflow"])
-def test_values_that_are_too_long_are_cut_off(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_too_long_values_are_shortened(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """The registry has the digest of the complete value, which is beside the model."""
     if kind == "file":
         registry = f"mlflow+sqlite:///{request.getfixturevalue('database')}"
@@ -129,7 +129,7 @@ def test_values_that_are_too_long_are_cut_off(kind: str, request: pytest.Fixture
     datasets = [{"uri": f"s3://ä/{number}"} for number in range(9000)]
     provenance = {"datasets": datasets, "note": "NUL \0, half a pair \ud800", "plain": "x"}
     tags: dict[str, str]
-    if kind == "server":  # which takes no local files, so that the tags are all that is looked at
+    if kind == "server":  # refuses local files, so only its tags are checked
         from trainjob.data.record import public
         from trainjob.registry.provenance import tags as made
 
@@ -154,7 +154,7 @@ def test_values_that_are_too_long_are_cut_off(kind: str, request: pytest.Fixture
     assert tags["trainjob.provenance.plain"] == "x"
 
 
-def test_the_launcher_of_a_step_finds_it_before_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_of_a_step_checks_provenance_before_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"name": "m", "provenance": {"a+b": 1}}
     for mlflow in ({"registry": "mlflow+https://host"}, {}):
         monkeypatch.setenv("TRAINJOB_REGISTRY", "https://host")

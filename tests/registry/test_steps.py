@@ -53,7 +53,7 @@ def test_export_and_back(fake: FakeRegistry, tmp_path: Path, monkeypatch: pytest
         initialize("model-registry://digits/1", str(tmp_path / "in2"))
 
 
-def test_an_outage_after_the_upload_is_healed_by_the_next_try(
+def test_a_retry_completes_an_export_after_an_outage(
     fake: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("trainjob.registry.rest.sleep", lambda _: None)
@@ -68,7 +68,7 @@ def test_an_outage_after_the_upload_is_healed_by_the_next_try(
     assert [version.version for version in connect(words[-1]).list("m")] == ["1"]
 
 
-def test_an_outage_is_no_missing_model(fake: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_is_not_a_missing_model(fake: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.registry.rest.sleep", lambda _: None)
     fake.fault = lambda _: Fault(503)
     with pytest.raises(RegistryUnavailable):
