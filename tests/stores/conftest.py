@@ -21,9 +21,9 @@ from tests.oci.proxy import Proxy
 from tests.oci.registry import Server, hashed
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
-from tests.stores import places
+from tests.stores import kinds
+from tests.stores.kinds import Store
 from tests.stores.olah import Olah
-from tests.stores.places import Place
 from tests.trees import tree
 from tests.unit import fake_clouds
 from tests.unit.huggingface import fake as fake_hub
@@ -36,8 +36,8 @@ SETTINGS = ("AWS_", "AZURE_", "GOOGLE_", "HF_", "DOCKER_", "REGISTRY_AUTH_FILE",
 
 
 @pytest.fixture(autouse=True)
-def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings and no credentials of whoever runs the tests; the waits between tries shorter, as many tries."""
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Remove settings and credentials of this machine; shorten the pauses between retries."""
     for name in list(os.environ):
         if name.startswith(SETTINGS):
             monkeypatch.delenv(name)
@@ -66,7 +66,7 @@ def open_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def closed_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Lets nobody in but `USER`."""
+    """A registry in which only `USER` can authenticate."""
     folder = tmp_path_factory.mktemp("registry")
     user, _, password = USER.partition(":")
     (folder / "htpasswd").write_text(f"{user}:{hashed(password)}\n")
@@ -87,7 +87,7 @@ def _registry(folder: Path, **auth: Any) -> Iterator[Server]:
 def peers() -> str:
     """Python with olah and kserve-storage."""
     python = Path(__file__).parents[2] / ".venv-peers/bin/python"
-    assert python.exists(), "it has an environment of its own: make .venv-peers/stamp"
+    assert python.exists(), "the environment of the peers is missing: make .venv-peers/stamp"
     return str(python)
 
 
@@ -114,8 +114,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hub]:
 
 
 @pytest.fixture(scope="session")
-def web(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[places.Web]:
-    """Python's own server behind TLS."""
+def web(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kinds.Web]:
+    """Python's HTTP server with TLS."""
     folder = tmp_path_factory.mktemp("web")
     pair = authority.issue("web", addresses=["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -129,17 +129,17 @@ def web(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Itera
         daemon_threads = False
 
         def handle_error(self, *_: object) -> None:
-            """A client that hangs up is no error."""
+            """Ignore clients that disconnect."""
 
     server = Server(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
     server.socket = context.wrap_socket(server.socket, server_side=True)
     with serving(server):
-        yield places.Web(folder, f"https://127.0.0.1:{server.server_port}")
+        yield kinds.Web(folder, f"https://127.0.0.1:{server.server_port}")
 
 
 @pytest.fixture
-def through() -> Iterator[Callable[[str], Proxy]]:
-    """Puts a proxy that counts in front of a server, given as ``host:port`` or URL."""
+def start_proxy() -> Iterator[Callable[[str], Proxy]]:
+    """Start a counting proxy in front of a server, given as ``host:port`` or URL."""
     with ExitStack() as running:
 
         def start(server: str) -> Proxy:
@@ -150,71 +150,71 @@ def through() -> Iterator[Callable[[str], Proxy]]:
         yield start
 
 
-Make = Callable[[str], Place]
+MakeStore = Callable[[str], Store]
 
 
 @pytest.fixture
-def make(
+def make_store(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-    through: Callable[[str], Proxy],
+    start_proxy: Callable[[str], Proxy],
     tmp_path: Path,
-) -> Make:
-    """Makes a store ready for use, by its name."""
+) -> MakeStore:
+    """Prepare a store, given by the name of its kind."""
 
     def settings(**given: str) -> None:
         for name, value in given.items():
             monkeypatch.setenv(name, value)
 
-    def s3(kind: str) -> Place:
+    def s3(kind: str) -> Store:
         server: SeaweedFS = request.getfixturevalue("seaweedfs")
-        proxy = through(server.endpoint)
+        proxy = start_proxy(server.endpoint)
         settings(**{**server.environment(), "AWS_ENDPOINT_URL": f"http://{proxy.host}"})
-        return places.S3(proxy, server.client, server.bucket)
+        return kinds.S3(proxy, server.client, server.bucket)
 
-    def filer(kind: str) -> Place:
+    def filer(kind: str) -> Store:
         server: SeaweedFS = request.getfixturevalue("seaweedfs")
-        return places.Filer(through(server.filer), server.client, server.bucket)
+        return kinds.Filer(start_proxy(server.filer), server.client, server.bucket)
 
-    def oci(kind: str) -> Place:
+    def oci(kind: str) -> Store:
         closed = kind == "oci-password"
         server: Server = request.getfixturevalue("closed_registry" if closed else "open_registry")
-        proxy = through(server.host)
+        proxy = start_proxy(server.host)
         if closed:
             auth = {"auths": {proxy.host: {"auth": base64.b64encode(USER.encode()).decode()}}}
             tree(tmp_path / "docker", {"config.json": json.dumps(auth).encode()})
             settings(DOCKER_CONFIG=str(tmp_path / "docker"))
-        return places.Oci(proxy, USER if closed else "")
+        return kinds.Oci(proxy, USER if closed else "")
 
-    def cloud(kind: str) -> Place:
+    def cloud(kind: str) -> Store:
         server: fake_clouds.Clouds = request.getfixturevalue("clouds")
-        proxy = through(server.url)
+        proxy = start_proxy(server.url)
         if kind == "gs":
             settings(GOOGLE_BASE_URL=f"http://{proxy.host}", GOOGLE_ALLOW_HTTP="true", GOOGLE_BEARER_TOKEN="t")
         else:
             settings(AZURE_STORAGE_ENDPOINT=f"http://{proxy.host}", AZURE_ALLOW_HTTP="true")
             settings(AZURE_STORAGE_ACCOUNT_NAME="acc", AZURE_STORAGE_ACCOUNT_KEY="c2VjcmV0")
-        return places.Cloud(proxy, server, kind)
+        return kinds.Cloud(proxy, server, kind)
 
-    def hub(kind: str) -> Place:
+    def hub(kind: str) -> Store:
         server: fake_hub.Hub = request.getfixturevalue("hub")
-        proxy = through(server.url)
+        proxy = start_proxy(server.url)
         settings(HF_ENDPOINT=f"http://{proxy.host}")
-        return places.FakeHub(proxy, server)
+        return kinds.FakeHub(proxy, server)
 
-    def mirror(kind: str) -> Place:
+    def mirror(kind: str) -> Store:
         server: Olah = request.getfixturevalue("olah")
-        proxy = through(server.host)
+        proxy = start_proxy(server.host)
         settings(HF_ENDPOINT=f"http://{proxy.host}")
-        return places.Reflector(proxy, server)
+        return kinds.OlahMirror(proxy, server)
 
-    def https(kind: str) -> Place:
+    def https(kind: str) -> Store:
         settings(SSL_CERT_FILE=str(request.getfixturevalue("authority").certificate))
-        found: places.Web = request.getfixturevalue("web")
+        found: kinds.Web = request.getfixturevalue("web")
         return found
 
-    made: dict[str, Callable[[str], Place]] = {
-        "file": lambda _: places.Files(tmp_path / "place"),
+    made: dict[str, Callable[[str], Store]] = {
+        "file": lambda _: kinds.Files(tmp_path / "store"),
         "s3": s3, "http": filer, "https": https, "oci": oci, "oci-password": oci, "gs": cloud, "az": cloud,
         "hf": hub, "olah": mirror,
     }  # fmt: skip
@@ -222,14 +222,14 @@ def make(
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, make: Make) -> Place:
-    """One of the stores, by the parameter of the test."""
-    return make(request.param)
+def store(request: pytest.FixtureRequest, make_store: MakeStore) -> Store:
+    """The store that the parameter of the test names."""
+    return make_store(request.param)
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses in any store; a proper one for a repository."""
+    """A name that no other test uses in any store; also valid as a repository."""
     letters = (char if char.isalnum() else "-" for char in request.node.name.lower().replace("test_", ""))
     return "t-" + "-".join(part for part in "".join(letters).split("-") if part)
 

@@ -15,11 +15,11 @@ _GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.quotePat
 
 
 class Olah:
-    """Runs inside of the block.
+    """The server; it runs while the context is open.
 
     Args:
-        python: Of the environment that it is installed in.
-        folder: Where it keeps everything.
+        python: Interpreter of the environment that contains olah.
+        folder: Directory for its data.
     """
 
     def __init__(self, python: str, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Olah:
         self._server.kill()
 
     def commit(self, repo: str, files: Mapping[str, bytes], branch: str = "main") -> str:
-        """Make a commit that has exactly these files; ``repo`` is such as ``datasets/org/name``. Returns its hash."""
+        """Commit exactly these files to a ``repo`` such as ``datasets/org/name``; return the hash of the commit."""
         folder = self._folder(repo)
         if branch != "main":
             self._git(folder, "checkout", "--quiet", "-B", branch)
@@ -57,15 +57,15 @@ class Olah:
         return self._git(folder, "rev-parse", "HEAD").strip()
 
     def large(self, repo: str, data: bytes) -> bytes:
-        """Keep a file as Git LFS does; returns what is committed in its place."""
+        """Store a file as Git LFS does; return the pointer to commit."""
         digest = hashlib.sha256(data).hexdigest()
-        place = self._folder(repo) / ".git/lfs/objects" / digest[:2] / digest[2:4] / digest
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
+        path = self._folder(repo) / ".git/lfs/objects" / digest[:2] / digest[2:4] / digest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
         return f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(data)}\n".encode()
 
     def _folder(self, repo: str) -> Path:
-        """Of a repository, made if there is none."""
+        """Directory of a repository, created if missing."""
         kind = repo if repo.startswith(("datasets/", "spaces/")) else f"models/{repo}"
         folder = self.folder / "mirrors" / kind
         if not folder.exists():
@@ -74,9 +74,9 @@ class Olah:
         return folder
 
     def _git(self, folder: Path, *arguments: str) -> str:
-        nobody = {"HOME": str(self.folder), "PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1"}
+        environment = {"HOME": str(self.folder), "PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1"}
         done = subprocess.run(
-            [*_GIT, *arguments], cwd=folder, env=nobody, capture_output=True, text=True, check=False, timeout=60
+            [*_GIT, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

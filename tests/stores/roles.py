@@ -1,4 +1,4 @@
-"""Who hands out keys for roles: what a cloud has beside its instances and pods, and an issuer of pods' tokens."""
+"""Servers that issue the keys of roles to instances and pods, as clouds have them, and an issuer of pods' tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.serving import serving
 
 Answer = Callable[[str, str, Mapping[str, str]], Any]
-"""Given method, path and headers in lower case, what to say as JSON, or as text; None is 404."""
+"""From method, path and headers (names in lower case): the response as JSON value or text; None: HTTP 404."""
 
 
 @contextmanager
 def answering(answer: Answer) -> Iterator[str]:
-    """A server on this machine; its URL."""
+    """Run a server with these answers; yield its URL."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = 5  # of an idle connection, so that no test hangs
@@ -30,9 +30,9 @@ def answering(answer: Answer) -> Iterator[str]:
 
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            said = answer(self.command, self.path, {key.lower(): value for key, value in self.headers.items()})
-            body = said.encode() if isinstance(said, str) else json.dumps(said).encode()
-            self.send_response(404 if said is None else 200)
+            response = answer(self.command, self.path, {key.lower(): value for key, value in self.headers.items()})
+            body = response.encode() if isinstance(response, str) else json.dumps(response).encode()
+            self.send_response(404 if response is None else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -44,7 +44,7 @@ def answering(answer: Answer) -> Iterator[str]:
 
 
 class Issuer:
-    """Signs tokens as a cluster does for its pods, and says which key that is."""
+    """Signs tokens as a cluster does for its pods, and publishes the key."""
 
     audience = "sts.amazonaws.com"
 
@@ -60,16 +60,16 @@ class Issuer:
             yield
 
     def token(self, seconds: int = 600) -> str:
-        """Of a service account, for so long."""
+        """A token of a service account, valid for ``seconds``."""
         now = int(time.time())
         claims = {"iss": self.url, "aud": self.audience, "sub": "system:serviceaccount:team:training"}
         times = {"iat": min(now, now + seconds - 1), "exp": now + seconds}
         return jwt.encode({**claims, **times}, self._key, "RS256", headers={"kid": "1"})
 
     def trusted(self, role: str) -> dict[str, Any]:
-        """What a server is told, that lets its tokens take a role which may do everything with S3."""
+        """Configuration of a server that grants a role with all permissions on S3 to the tokens of this issuer."""
         allowed = {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["*"]}
-        taken = {"Effect": "Allow", "Principal": {"Federated": "*"}, "Action": ["sts:AssumeRoleWithWebIdentity"]}
+        assumed = {"Effect": "Allow", "Principal": {"Federated": "*"}, "Action": ["sts:AssumeRoleWithWebIdentity"]}
         key = base64.b64encode(b"0123456789abcdef" * 2).decode()
         config = {"issuer": self.url, "clientId": self.audience, "jwksUri": f"{self.url}/keys"}
         return {
@@ -81,7 +81,7 @@ class Issuer:
                 {
                     "roleName": role.rpartition("/")[2],
                     "roleArn": role,
-                    "trustPolicy": {"Version": "2012-10-17", "Statement": [taken]},
+                    "trustPolicy": {"Version": "2012-10-17", "Statement": [assumed]},
                     "attachedPolicies": ["all"],
                 }
             ],

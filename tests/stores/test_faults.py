@@ -1,4 +1,4 @@
-"""What a transfer gets over, and what it must not: cuts, refusals, kills, changes in the middle, and their order."""
+"""Faults of transfers from and to S3: cuts, stalls, refusals, kills, and objects that change during a download."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHA256 = hashlib.sha256(BIG).hexdigest()
 
 
 class _Proxy:
-    """Between the copy and S3: passes bytes on, and cuts, stalls or answers instead when a test says so."""
+    """A proxy between the copy and S3. It forwards bytes, or cuts, stalls or answers by itself as `decide` returns."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
@@ -172,7 +172,7 @@ def test_stalls(bucket: Any, proxy: _Proxy, tmp_path: Path, monkeypatch: pytest.
     began = time.monotonic()
     copy("s3://faults/d/big", str(tmp_path / "t"), digest=SHA256)
     assert not left
-    assert time.monotonic() - began < 15, "it did not wait for the server"
+    assert time.monotonic() - began < 15, "the stalled server is not waited for"
 
 
 @pytest.mark.usefixtures("connections")
@@ -187,7 +187,7 @@ def test_refusals(bucket: Any, proxy: _Proxy, tmp_path: Path, status: str) -> No
 
 
 @pytest.mark.usefixtures("connections")
-def test_an_outage_that_lasts_ends_soon(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
+def test_a_lasting_outage_is_reported(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
     bucket.put_object(Key="d/big", Body=BIG)
     proxy.decide = lambda head: {"cut": 0} if _get(head) else {}
     with pytest.raises(StoreUnavailable):
@@ -197,7 +197,7 @@ def test_an_outage_that_lasts_ends_soon(bucket: Any, proxy: _Proxy, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("connections")
-def test_an_object_that_changes_in_the_middle(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
+def test_an_object_that_changes_during_a_download(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
     bucket.put_object(Key="d/big", Body=BIG)
     cut = [len(BIG) // 2]
     seen: list[bytes] = []
@@ -214,7 +214,7 @@ def test_an_object_that_changes_in_the_middle(bucket: Any, proxy: _Proxy, tmp_pa
     proxy.decide = change
     with pytest.raises(CorruptData, match="changed"):
         copy("s3://faults/d/", str(tmp_path / "t"))
-    assert len(seen) <= 12, "it is an error at once"
+    assert len(seen) <= 12, "reported without retries"
     assert not (tmp_path / "t/big").exists()
 
 
@@ -230,7 +230,7 @@ def test_several_connections_where_one_is_slow(
 
 @pytest.mark.parametrize("status", ["503 Slow Down", "429 Too Many Requests"])
 @pytest.mark.parametrize("size", [1000, len(BIG)])
-def test_an_upload_through_cuts(
+def test_an_upload_survives_cuts(
     bucket: Any, proxy: _Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, status: str, size: int
 ) -> None:
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 6})
@@ -254,13 +254,11 @@ def _killed_after(arguments: list[str], happened: Callable[[], bool], number: in
     while process.poll() is None and not happened() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(number)
-    assert process.wait(60) != 0, "it had ended already"
+    assert process.wait(60) != 0, "the process ended before the signal"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_what_a_killed_download_has_is_not_sent_again(
-    bucket: Any, proxy: _Proxy, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_killed_download_is_resumed(bucket: Any, proxy: _Proxy, tmp_path: Path, number: signal.Signals) -> None:
     data = BIG * 2  # 60 MB
     bucket.put_object(Key="d/big", Body=data)
     target = tmp_path / "t"
@@ -279,7 +277,7 @@ def test_what_a_killed_download_has_is_not_sent_again(
     assert proxy.down < len(data) - 2 * BLOCK, f"{proxy.down} of {len(data)} bytes were sent again"
 
 
-def test_a_killed_upload_is_begun_anew(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
+def test_a_killed_upload_starts_again(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source/big").write_bytes(BIG)
     begun = threading.Event()
@@ -300,7 +298,7 @@ def test_a_killed_upload_is_begun_anew(bucket: Any, proxy: _Proxy, tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["bytes", "note", "shorter", "longer", "other state", "no note"])
-def test_a_part_is_trusted_as_far_as_its_hashes_go(tmp_path: Path, damage: str) -> None:
+def test_a_part_is_kept_up_to_its_last_valid_hash(tmp_path: Path, damage: str) -> None:
     data = os.urandom(5 * BLOCK // 2)
     first = Part(tmp_path, "x", "state")
     list(first.held())
@@ -343,39 +341,39 @@ def test_a_part_of_wrong_data_is_not_kept(bucket: Any, tmp_path: Path) -> None:
     assert not list((tmp_path / "t").rglob("*.resume"))
 
 
-class _Bridged(FileStore):
-    """As a container registry: over cuts itself, and sure of a file only where all of it is read at once."""
+class _ResumingStore(FileStore):
+    """Like a container registry: it resumes reads itself, and can check a file only if it reads all of it."""
 
     resumes_reads = True
 
     def __init__(self, location: Location) -> None:
         super().__init__(location)
         self.starts: list[int] = []
-        self.up = False
+        self.available = False
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
         if path != "big":
             yield from super().read(path, start=start, length=length, etag=etag)
             return
         self.starts.append(start)
-        yield from super().read(path, start=start, length=None if self.up else 2 * BLOCK, etag=etag)
-        if not self.up:
-            raise StoreUnavailable("gone for longer than is waited")
+        yield from super().read(path, start=start, length=None if self.available else 2 * BLOCK, etag=etag)
+        if not self.available:
+            raise StoreUnavailable("an outage longer than the retries")
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_what_is_checked_as_a_whole_is_read_as_a_whole(
+def test_a_store_that_resumes_itself_needs_a_digest_to_resume_a_copy(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "big").write_bytes(BIG)
-    source = _Bridged(parse_store(str(tmp_path / "from") + "/"))
+    source = _ResumingStore(parse_store(str(tmp_path / "from") + "/"))
     monkeypatch.setattr(opening, "open_store", lambda at: source if at == source.location else FileStore(at))
     monkeypatch.setattr(transfer, "_RESUMED", 1)
     options: dict[str, Any] = {"digest": SHA256} if known else {}
     with pytest.raises(StoreUnavailable):
         copy(source.location.uri, str(tmp_path / "to"), **options)
-    assert source.starts == [0], "not tried again here"
-    source.up = True
+    assert source.starts == [0], "the copy does not retry"
+    source.available = True
     assert copy(source.location.uri, str(tmp_path / "to"), **options).files[0].sha256 == SHA256
     assert source.starts == [0, 2 * BLOCK if known else 0]

@@ -1,4 +1,4 @@
-"""What we write, read by KServe's storage initializer, as it runs in the pods of a server of models."""
+"""Uploads of trainjob, read by KServe's storage initializer as it runs in the pods of a model server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.certificates import Authority
 from tests.oci.registry import TokenServer, needs_registry, registry
-from tests.stores.conftest import Make
+from tests.stores.conftest import MakeStore
 from tests.trees import files, tree
 
 from trainjob.data import copy, export
@@ -24,7 +24,7 @@ _DOWNLOAD = "import sys; from kserve_storage import Storage; Storage.download(sy
 
 @pytest.fixture
 def model(given: dict[str, bytes]) -> dict[str, bytes]:
-    """Without empty files, which KServe leaves out."""
+    """The files except empty ones, which KServe skips."""
     return {path: data for path, data in given.items() if data}
 
 
@@ -37,9 +37,9 @@ def download(peers: str, uri: str, target: Path, **environment: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_an_image(make: Make, peers: str, name: str, model: Mapping[str, bytes], tmp_path: Path) -> None:
-    """By its tag, and by its digest, which is what is registered."""
-    uri = make("oci").uri(name)
+def test_an_image(make_store: MakeStore, peers: str, name: str, model: Mapping[str, bytes], tmp_path: Path) -> None:
+    """By its tag, and by its digest, which a registry records."""
+    uri = make_store("oci").uri(name)
     copy(str(tree(tmp_path / "source", model)), uri)
     for number, at in enumerate((uri, OciStore(parse_store(uri)).resolved().uri)):
         download(peers, at, tmp_path / str(number), KSERVE_OCI_INSECURE_REGISTRY="true")
@@ -47,7 +47,7 @@ def test_an_image(make: Make, peers: str, name: str, model: Mapping[str, bytes],
 
 
 @needs_registry
-def test_an_image_that_needs_a_log_in(
+def test_an_image_in_a_registry_with_authentication(
     peers: str,
     authority: Authority,
     name: str,
@@ -55,14 +55,14 @@ def test_an_image_that_needs_a_log_in(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With tokens, as registries of companies have it; KServe knows no other way."""
+    """With token authentication, as in companies; KServe supports no other."""
     tokens = TokenServer(authority.issue("tokens"), {"somebody": "hunter2"})
     with tokens.running():
         auth = {"realm": tokens.url, "service": "registry", "issuer": "tests"}
         auth["rootcertbundle"] = str(authority.certificate)
         with registry(tmp_path / "registry", token=auth) as server:
-            log_in = {"auths": {server.host: {"auth": base64.b64encode(b"somebody:hunter2").decode()}}}
-            tree(tmp_path / "docker", {"config.json": json.dumps(log_in).encode()})
+            credentials = {"auths": {server.host: {"auth": base64.b64encode(b"somebody:hunter2").decode()}}}
+            tree(tmp_path / "docker", {"config.json": json.dumps(credentials).encode()})
             monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
             copy(str(tree(tmp_path / "source", model)), server.uri(f"{name}:1"))
             config = {"KSERVE_OCI_DOCKER_CONFIG": str(tmp_path / "docker/config.json")}
@@ -70,8 +70,10 @@ def test_an_image_that_needs_a_log_in(
     assert files(tmp_path / "t") == model
 
 
-def test_a_prefix_of_s3(make: Make, peers: str, name: str, model: Mapping[str, bytes], tmp_path: Path) -> None:
-    uri = make("s3").uri(name)
+def test_a_prefix_of_s3(
+    make_store: MakeStore, peers: str, name: str, model: Mapping[str, bytes], tmp_path: Path
+) -> None:
+    uri = make_store("s3").uri(name)
     copy(str(tree(tmp_path / "source", model)), uri)
     settings = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
     download(peers, f"{uri}/", tmp_path / "t", **settings, AWS_DEFAULT_REGION=settings["AWS_REGION"])
@@ -79,9 +81,9 @@ def test_a_prefix_of_s3(make: Make, peers: str, name: str, model: Mapping[str, b
 
 
 @pytest.mark.parametrize("kind", ["oci", "s3"])
-def test_an_export(kind: str, make: Make, peers: str, name: str, tmp_path: Path) -> None:
-    """What a registry says of it is where KServe finds it."""
-    made = make(kind)
+def test_an_export(kind: str, make_store: MakeStore, peers: str, name: str, tmp_path: Path) -> None:
+    """KServe finds the model at its registered location."""
+    made = make_store(kind)
     source = tree(tmp_path / "source", {"model.txt": b"weights"})
     target = made.uri(name).removesuffix(":1")
     registry = f"mlflow+sqlite:///{tmp_path}/registry.db"

@@ -1,12 +1,12 @@
-"""Names that one store takes and another refuses: said as what they are, at once, and with the name."""
+"""Names that one store accepts and another refuses: the error has the name and the reason."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from tests.stores.conftest import Make
-from tests.stores.places import MANIFEST
+from tests.stores.conftest import MakeStore
+from tests.stores.kinds import MANIFEST
 from tests.trees import files, tree
 
 from trainjob.data import copy, read_manifest
@@ -15,8 +15,8 @@ from trainjob.errors import DataError, UnsafePath
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
-def test_a_segment_that_is_too_long_for_a_file_system(make: Make, name: str, tmp_path: Path) -> None:
-    uri = make("gs").put(name, {"a.txt": b"1", "n" * 300: b"2"})
+def test_a_segment_that_is_too_long_for_a_file_system(make_store: MakeStore, name: str, tmp_path: Path) -> None:
+    uri = make_store("gs").put(name, {"a.txt": b"1", "n" * 300: b"2"})
     with pytest.raises(UnsafePath, match="too long for this file system; rename or exclude the file"):
         copy(uri, str(tmp_path / "t"))
     assert read_manifest(str(tmp_path / "t")) is None
@@ -25,43 +25,45 @@ def test_a_segment_that_is_too_long_for_a_file_system(make: Make, name: str, tmp
 
 
 @pytest.mark.parametrize("size", [1, 6_000_000])
-def test_a_key_that_is_too_long_for_s3(make: Make, name: str, size: int, tmp_path: Path) -> None:
+def test_a_key_that_is_too_long_for_s3(make_store: MakeStore, name: str, size: int, tmp_path: Path) -> None:
     path = "/".join(["n" * 200] * 6)  # of 1024 bytes at most
     source = tree(tmp_path / "source", {"a.txt": b"1", path: b"2" * size})
-    place = make("s3")
+    store = make_store("s3")
     with pytest.raises(UnsafePath, match=f"{path} is too long for the store; rename or exclude the file"):
-        copy(str(source), place.uri(name))
-    assert MANIFEST not in place.held(name)
+        copy(str(source), store.uri(name))
+    assert MANIFEST not in store.held(name)
 
 
-def test_a_file_and_a_directory_of_the_same_name(make: Make, name: str, tmp_path: Path) -> None:
-    """Which only object stores can have."""
-    uri = make("gs").put(name, {"a": b"1", "a/b": b"2"})
-    for target in (str(tmp_path / "t"), make("s3").uri(name), make("oci").uri(name)):
+def test_a_file_and_a_directory_of_the_same_name(make_store: MakeStore, name: str, tmp_path: Path) -> None:
+    """Only object stores can contain both."""
+    uri = make_store("gs").put(name, {"a": b"1", "a/b": b"2"})
+    for target in (str(tmp_path / "t"), make_store("s3").uri(name), make_store("oci").uri(name)):
         with pytest.raises(UnsafePath, match="'a' is both a file and a directory"):
             copy(uri, target)
     copy(uri, str(tmp_path / "t"), exclude=["a/*"])
 
 
 @pytest.mark.parametrize("bad", [".gitattributes", ".git/config", "sub/.git/hooks/x"])
-def test_what_the_hub_keeps_for_itself(make: Make, name: str, bad: str, tmp_path: Path) -> None:
+def test_names_reserved_by_the_hub_are_refused(make_store: MakeStore, name: str, bad: str, tmp_path: Path) -> None:
     source = tree(tmp_path / "source", {"a.txt": b"1", bad: b"2"})
     with pytest.raises(UnsafePath, match=r"\.git"):
-        copy(str(source), make("hf").uri(name))
+        copy(str(source), make_store("hf").uri(name))
 
 
 @pytest.mark.parametrize("bad", [".wh.a.txt", "sub/.wh..wh..opq", ".wh.sub/x"])
-def test_what_removes_files_in_an_image(make: Make, name: str, bad: str, tmp_path: Path) -> None:
+def test_names_that_remove_files_of_an_image_are_refused(
+    make_store: MakeStore, name: str, bad: str, tmp_path: Path
+) -> None:
     source = tree(tmp_path / "source", {"a.txt": b"1", bad: b"2"})
     with pytest.raises(UnsafePath, match=r"\.wh\. remove files of an image; rename or exclude the file"):
-        copy(str(source), make("oci").uri(name))
-    assert read_manifest(make("oci").uri(name)) is None
+        copy(str(source), make_store("oci").uri(name))
+    assert read_manifest(make_store("oci").uri(name)) is None
 
 
 @pytest.mark.parametrize("key", ["../x", "a/../../x", "a//x", "a/./x", "a\\x", "a\nx", "/x"])
 @pytest.mark.parametrize("target", ["file", "s3", "oci"])
-def test_keys_that_lead_out(make: Make, name: str, key: str, target: str) -> None:
-    uri, into = make("az").put(name, {"a.txt": b"1", key: b"2"}), make(target)
+def test_keys_that_leave_the_target_are_refused(make_store: MakeStore, name: str, key: str, target: str) -> None:
+    uri, into = make_store("az").put(name, {"a.txt": b"1", key: b"2"}), make_store(target)
     with pytest.raises(DataError, match=r"unsafe|escape|refus|empty|lead"):
         copy(f"{uri}/", into.uri(name))
     if target != "oci":

@@ -40,7 +40,7 @@ def test_branches_and_commits(mirror: Olah, kind: str, tmp_path: Path) -> None:
         copy(f"hf://{repo}@none", str(tmp_path / "none"))
 
 
-def test_what_is_read_is_one_commit(mirror: Olah) -> None:
+def test_a_store_reads_one_commit(mirror: Olah) -> None:
     commit = mirror.commit("org/pinned", FIRST)
     store = HuggingFaceStore(parse_store("hf://org/pinned"))
     assert store.resolved().uri == f"hf://org/pinned@{commit}/"
@@ -63,7 +63,7 @@ def test_a_directory_and_a_file(mirror: Olah, tmp_path: Path) -> None:
 
 
 def test_a_file_of_git_lfs(mirror: Olah, tmp_path: Path) -> None:
-    """Held to the hash that its pointer says."""
+    """It is checked against the hash in its pointer."""
     data = random.Random(2).randbytes(300_000)
     mirror.commit("org/lfs", {"config.json": b"{}", "w.bin": mirror.large("org/lfs", data)})
     manifest = copy("hf://org/lfs", str(tmp_path / "t"))

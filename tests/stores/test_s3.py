@@ -90,7 +90,7 @@ def test_a_single_object(bucket: Any, tmp_path: Path) -> None:
     assert _objects(bucket, "e/").keys() == {content.MARK}
 
 
-def test_an_upload_that_fails_leaves_nothing(bucket: Any, tmp_path: Path) -> None:
+def test_a_failed_upload_leaves_only_its_mark(bucket: Any, tmp_path: Path) -> None:
     data = gzip.compress(BIG, compresslevel=0)[:-5]
     source = _tree(tmp_path / "source", {"x.gz": data})
     with pytest.raises(CorruptData, match="truncated"):
@@ -105,7 +105,7 @@ def test_an_upload_that_fails_leaves_nothing(bucket: Any, tmp_path: Path) -> Non
     assert _objects(bucket, "cut/").keys() == {"x.gz", content.NAME}
 
 
-def test_tampering_is_noticed(bucket: Any, tmp_path: Path) -> None:
+def test_tampering_is_detected(bucket: Any, tmp_path: Path) -> None:
     copy(str(_tree(tmp_path / "source", FILES)), "s3://own-bucket/m")
     bucket.put_object(Key="m/a.txt", Body=b"eno")
     with pytest.raises(ChecksumMismatch, match=r"a\.txt"):
@@ -113,7 +113,7 @@ def test_tampering_is_noticed(bucket: Any, tmp_path: Path) -> None:
     assert read_manifest(str(tmp_path / "t")) is None
 
 
-def test_what_is_not_there(bucket: Any, tmp_path: Path) -> None:
+def test_a_missing_source(bucket: Any, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match="s3://own-bucket/none does not exist or is empty"):
         copy("s3://own-bucket/none", str(tmp_path / "t"))
     with pytest.raises(SourceNotFound, match="bucket 'nobucket' does not exist"):

@@ -1,4 +1,4 @@
-"""`trainjob exec`: what a command reads and writes when its job's inputs and outputs are elsewhere."""
+"""`trainjob exec`: downloads the inputs of a command and uploads its outputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", code, *arguments]
 
 
-def test_inputs_come_and_outputs_go(root: str, tmp_path: Path) -> None:
+def test_inputs_are_downloaded_and_outputs_uploaded(root: str, tmp_path: Path) -> None:
     code = """
 import os, sys
 from pathlib import Path
@@ -67,24 +67,24 @@ report(progress=100, outputs={"model": (output / "model.txt").as_uri(), "note": 
     manifest = read_manifest(f"{root}/run/model")
     assert manifest is not None
     assert [file.path for file in manifest.files] == ["model.txt"]
-    said = read(message.read_text())
-    assert said is not None
-    assert said.outputs == {"model": f"{root}/run/model/model.txt", "note": "good"}
-    assert (said.progress, said.metrics) == (100, {"accuracy": 0.5})
-    assert [step for step, _, _ in said.history["accuracy"]] == [7]
+    written = read(message.read_text())
+    assert written is not None
+    assert written.outputs == {"model": f"{root}/run/model/model.txt", "note": "good"}
+    assert (written.progress, written.metrics) == (100, {"accuracy": 0.5})
+    assert [step for step, _, _ in written.history["accuracy"]] == [7]
     assert list(space.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("set", "['MANIFEST.json', 'more', 'set']"),  # a directory with a file of its own name
+        ("set", "['MANIFEST.json', 'more', 'set']"),  # a directory with a file of the same name
         ("only/", "['MANIFEST.json', 'only']"),  # and with no other
         ("only/only", "one"),
         ("http", "two"),
     ],
 )
-def test_an_input_is_a_file_where_the_source_is_one(
+def test_an_input_is_a_file_if_its_source_is_one(
     root: str, seaweedfs: SeaweedFS, name: str, source: str, expected: str
 ) -> None:
     put(seaweedfs, name, {"set/set": b"1", "set/more": b"2", "only/only": b"one", "my set.csv": b"two"})
@@ -103,20 +103,20 @@ print(path.read_text() if path.is_file() else sorted(each.name for each in path.
 
 
 @pytest.mark.parametrize(("index", "code"), [("1", 0), ("0", 3)])
-def test_only_node_0_takes_outputs_and_only_after_success(root: str, index: str, code: int) -> None:
+def test_only_node_0_uploads_outputs_and_only_after_success(root: str, index: str, code: int) -> None:
     script = f"import sys; open(sys.argv[1] + '/model', 'w').write('half'); sys.exit({code})"
     environment = {"TRAINJOB_OUTPUT_MODEL": f"{root}/out", "JOB_COMPLETION_INDEX": index}
     assert run(*python(script, f"{root}/out"), **environment).returncode == code
     assert read_manifest(f"{root}/out") is None
 
 
-def test_an_output_that_was_not_written_is_an_error(root: str) -> None:
+def test_a_missing_output_is_an_error(root: str) -> None:
     done = run("true", TRAINJOB_OUTPUT_MODEL=f"{root}/out")
     assert done.returncode != 0
     assert "error:" in done.stderr
 
 
-def test_an_input_that_is_not_there_is_an_error_before_the_command_runs(root: str) -> None:
+def test_a_missing_input_is_an_error_before_the_command_runs(root: str) -> None:
     done = run("echo", "ran", TRAINJOB_INPUT_DATA=f"{root}/nosuch")
     assert (done.returncode, "ran" in done.stdout) == (2, False)
     assert f"{root}/nosuch" in done.stderr

@@ -1,4 +1,4 @@
-"""The stores that the contract is about: where a test may write, and what is there by other means than ours."""
+"""The stores of the contract tests. They are filled and read without trainjob."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from trainjob.data import content
 MANIFEST = content.NAME
 
 
-class Place(ABC):
+class Store(ABC):
     """A store.
 
     Attributes:
-        proxy: What passes between us and its server; None if it has none, or cannot be counted.
+        proxy: Proxy in front of its server; None if it has no server, or if its traffic cannot be counted.
     """
 
     def __init__(self, proxy: Proxy | None) -> None:
@@ -37,22 +37,22 @@ class Place(ABC):
 
     @abstractmethod
     def uri(self, name: str) -> str:
-        """A location in it, of one test."""
+        """The location of ``name``."""
 
     @abstractmethod
     def put(self, name: str, given: Mapping[str, bytes]) -> str:
-        """Put files there by other means than ours, and nothing else; returns the location."""
+        """Write exactly these files, without trainjob; return the location."""
 
     def held(self, name: str) -> dict[str, bytes]:
-        """All that is there, read by other means than ours."""
-        raise NotImplementedError(f"{type(self).__name__} is not written to")
+        """All files of ``name``, read without trainjob."""
+        raise NotImplementedError(f"{type(self).__name__} is read-only")
 
     def file(self, name: str, path: str) -> str:
         """The location of one of its files."""
         return f"{self.uri(name)}/{path}"
 
 
-class Files(Place):
+class Files(Store):
     def __init__(self, folder: Path) -> None:
         super().__init__(None)
         self._folder = folder
@@ -70,7 +70,7 @@ class Files(Place):
         return files(found) | ({MANIFEST: manifest.read_bytes()} if manifest.exists() else {})
 
 
-class S3(Place):
+class S3(Store):
     def __init__(self, proxy: Proxy, client: Any, bucket: str) -> None:
         super().__init__(proxy)
         self.client, self.bucket = client, bucket
@@ -93,15 +93,15 @@ class S3(Place):
 
 
 class Filer(S3):
-    """The same files by plain HTTP, with ranges and entity tags: what SeaweedFS calls its filer."""
+    """The same files by plain HTTP, with ranges and entity tags, from the filer of SeaweedFS."""
 
     def uri(self, name: str) -> str:
         assert self.proxy is not None
         return f"http://{self.proxy.host}/buckets/{self.bucket}/{name}"
 
 
-class Web(Place):
-    """A folder behind https, by Python's own server: no ranges, no entity tags."""
+class Web(Store):
+    """A directory that Python's HTTP server serves by HTTPS, without ranges and entity tags."""
 
     def __init__(self, folder: Path, url: str) -> None:
         super().__init__(None)
@@ -115,10 +115,10 @@ class Web(Place):
         return self.uri(name)
 
 
-class Oci(Place):
-    def __init__(self, proxy: Proxy, log_in: str = "") -> None:
+class Oci(Store):
+    def __init__(self, proxy: Proxy, credentials: str = "") -> None:
         super().__init__(proxy)
-        self._log_in = log_in
+        self._credentials = credentials
 
     def uri(self, name: str) -> str:
         assert self.proxy is not None
@@ -145,16 +145,23 @@ class Oci(Place):
             Path(folder, "manifest.json").write_text(json.dumps({**manifest, "layers": [of_layer]}))
             Path(folder, "version").write_text("Directory Transport Version: 1.1\n")
             options = ["--preserve-digests", "--dest-tls-verify=false"]
-            log_in = [f"--dest-creds={self._log_in}"] if self._log_in else []
-            _run("skopeo", "copy", *options, *log_in, f"dir:{folder}", f"docker:{self.uri(name).removeprefix('oci:')}")
+            credentials = [f"--dest-creds={self._credentials}"] if self._credentials else []
+            _run(
+                "skopeo",
+                "copy",
+                *options,
+                *credentials,
+                f"dir:{folder}",
+                f"docker:{self.uri(name).removeprefix('oci:')}",
+            )
         return self.uri(name)
 
     def held(self, name: str) -> dict[str, bytes]:
         """By skopeo and tar, which check the digests."""
         image = f"docker:{self.uri(name).removeprefix('oci:')}"
         with tempfile.TemporaryDirectory() as folder:
-            log_in = [f"--src-creds={self._log_in}"] if self._log_in else []
-            _run("skopeo", "copy", "--src-tls-verify=false", *log_in, image, f"dir:{folder}/dir")
+            credentials = [f"--src-creds={self._credentials}"] if self._credentials else []
+            _run("skopeo", "copy", "--src-tls-verify=false", *credentials, image, f"dir:{folder}/dir")
             for layer in json.loads(Path(folder, "dir/manifest.json").read_bytes())["layers"]:
                 _run("tar", "-xf", f"{folder}/dir/{layer['digest'].removeprefix('sha256:')}", "-C", folder)
             shutil.rmtree(f"{folder}/dir")
@@ -162,8 +169,8 @@ class Oci(Place):
             return {**files(Path(folder, "models")), MANIFEST: manifest}
 
 
-class Cloud(Place):
-    """Google's and Azure's stores by a fake: of neither is there a server that obstore gets along with."""
+class Cloud(Store):
+    """A fake of Google's and Azure's stores: for neither is there a server that works with obstore."""
 
     def __init__(self, proxy: Proxy, server: Clouds, scheme: str) -> None:
         super().__init__(proxy)
@@ -181,7 +188,7 @@ class Cloud(Place):
         return {key.removeprefix(f"{name}/"): data for key, data in found if key.startswith(f"{name}/")}
 
 
-class FakeHub(Place):
+class FakeHub(Store):
     def __init__(self, proxy: Proxy, server: Hub) -> None:
         super().__init__(proxy)
         self._server = server
@@ -198,8 +205,8 @@ class FakeHub(Place):
         return {path: data for path, data in repo.commits[repo.branches["main"]].items() if path != ".gitattributes"}
 
 
-class Reflector(Place):
-    """olah, which serves git repositories and takes nothing."""
+class OlahMirror(Store):
+    """olah, which serves git repositories read-only."""
 
     def __init__(self, proxy: Proxy, server: Olah) -> None:
         super().__init__(proxy)

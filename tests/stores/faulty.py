@@ -1,4 +1,4 @@
-"""Stores that can be told to fail, all of them in the same words: for tests of what holds for every store."""
+"""Stores whose faults are set in the same way, for tests that hold for every store."""
 
 from __future__ import annotations
 
@@ -20,76 +20,76 @@ from tests.unit.huggingface.fake import Hub
 from trainjob import retrying
 
 Fault = dict[str, Any]
-"""``status`` with ``headers`` and ``body``, ``cut`` after so many bytes, ``stall``; nothing of it: none."""
+"""``status`` with ``headers`` and ``body``, ``cut`` after a number of bytes, ``stall``; empty: no fault."""
 
 
-class Shelf(Protocol):
+class FaultyStore(Protocol):
     """A directory in a store.
 
     Attributes:
-        scheme: Of its locations.
+        scheme: Scheme of its locations.
     """
 
     scheme: str
 
     def uri(self, path: str = "") -> str:
-        """The location of something in it."""
+        """The location of a path in it."""
         ...
 
     def put(self, files: dict[str, bytes]) -> None:
-        """Let it hold these, and nothing else."""
+        """Replace its content with these files."""
         ...
 
     def held(self) -> dict[str, bytes]:
-        """All that it holds."""
+        """All its files."""
         ...
 
     def replace(self, path: str, data: bytes) -> None:
-        """Change a file behind the back of its readers."""
+        """Change a file that may be being read."""
         ...
 
     def on_read(self, fault: Callable[[int], Fault]) -> None:
-        """What happens to reads of large files: of the first one, the second one and so on."""
+        """Set the fault of each read of a large file, by its number from 1."""
         ...
 
     def on_write(self, fault: Callable[[int], Fault]) -> None:
-        """What happens to writes."""
+        """Set the fault of each write, by its number from 1."""
         ...
 
     @property
-    def asked(self) -> int:
-        """Reads and writes so far, of those that the faults were for."""
+    def matched(self) -> int:
+        """Number of requests so far to which the faults apply."""
         ...
 
 
 class _Counted:
-    """Asks for a fault at each request that matches, with its number."""
+    """Chooses the fault of each request that matches, by its number."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.matched = 0
         self.matches: Callable[[str], bool] = lambda request: False
         self.fault: Callable[[int], Fault] = lambda number: {}
 
     def __call__(self, request: str) -> Fault:
         if not self.matches(request):
             return {}
-        self.asked += 1
-        return self.fault(self.asked)
+        self.matched += 1
+        return self.fault(self.matched)
 
     def set(self, matches: Callable[[str], bool], fault: Callable[[int], Fault]) -> None:
-        self.asked, self.matches, self.fault = 0, matches, fault
+        self.matched, self.matches, self.fault = 0, matches, fault
 
 
-class CloudShelf:
-    """Of an object store, or of the same server as a mere web server."""
+class FaultyCloud:
+    """A directory in an object store, or on the same server by plain HTTP."""
 
     def __init__(self, scheme: str, server: Clouds) -> None:
         self.scheme, self._server, self._counted = scheme, server, _Counted()
         server.fault = lambda request, number: self._counted(request)
 
     @property
-    def asked(self) -> int:
-        return self._counted.asked
+    def matched(self) -> int:
+        return self._counted.matched
 
     def uri(self, path: str = "") -> str:
         if self.scheme == "http":
@@ -112,7 +112,7 @@ class CloudShelf:
         self._counted.set(lambda request: request.startswith("PUT /models/d/"), fault)
 
 
-class HubShelf:
+class FaultyHub:
     """A repository of the Hub."""
 
     scheme = "hf"
@@ -122,8 +122,8 @@ class HubShelf:
         hub.fault = lambda method, path, count: self._counted(f"{method} {path}")
 
     @property
-    def asked(self) -> int:
-        return self._counted.asked
+    def matched(self) -> int:
+        return self._counted.matched
 
     def uri(self, path: str = "") -> str:
         return f"hf://org/m/{path}".rstrip("/")
@@ -148,8 +148,8 @@ class HubShelf:
 
 
 @contextmanager
-def opened(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Shelf]:
-    """A shelf at ``s3``, ``gs``, ``az``, ``http`` or ``hf``; clients wait little, and the settings name the server."""
+def faulty_store(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[FaultyStore]:
+    """Open a store of scheme ``s3``, ``gs``, ``az``, ``http`` or ``hf``; shorten the timeouts of its clients."""
     monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.02))
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
     monkeypatch.setattr("trainjob.data.stores.clouds.STALL", "1s")
@@ -164,7 +164,7 @@ def opened(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterat
         close_session()
         with serving(fake_hub.Hub()) as hub:
             monkeypatch.setenv("HF_ENDPOINT", hub.url)
-            yield HubShelf(hub)
+            yield FaultyHub(hub)
             close_session()
         return
     with serving(fake_clouds.Clouds()) as server:
@@ -178,7 +178,7 @@ def opened(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterat
             "AZURE_STORAGE_ENDPOINT": server.url, "AZURE_ALLOW_HTTP": "true",
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
-        yield CloudShelf(scheme, server)
+        yield FaultyCloud(scheme, server)
 
 
 def sha256(data: bytes) -> str:
