@@ -18,7 +18,7 @@ MEBI = 1024 * 1024
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A registry without log-in, for all tests; each has repositories of its own."""
+    """A registry without authentication for all tests; each test uses other repositories."""
     if shutil.which(PROGRAM) is None:
         pytest.skip(f"needs {PROGRAM} (Debian: {PROGRAM})")
     with registry(tmp_path_factory.mktemp("registry")) as running:
@@ -41,8 +41,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The waits between tries shorter, as many tries; no credentials of whoever runs the tests."""
+def short_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Shorten the pauses between retries; remove credentials of this machine."""
     monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, first_pause=0.02))
     monkeypatch.setenv("HOME", str(tmp_path))
     for variable in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):

@@ -1,4 +1,4 @@
-"""A proxy in front of a registry that counts what passes and breaks what it is told to break."""
+"""A proxy in front of a registry that counts traffic and injects faults."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from enum import StrEnum
 from http import HTTPStatus
 
 TLS = b"\x16"
-"""What a TLS handshake begins with."""
+"""First byte of a TLS handshake."""
 
 
 class Kind(StrEnum):
-    """What can go wrong with a request."""
+    """Kinds of faults."""
 
     REFUSE = "refuse"
     """The connection is cut before anything reaches the registry."""
@@ -29,19 +29,19 @@ class Kind(StrEnum):
     STALL = "stall"
     """Nothing is forwarded, and the connection stays open."""
     ANSWER = "answer"
-    """The proxy answers by itself, when it has the body."""
+    """The proxy answers instead of the registry, after it received the body."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """A fault of one request.
 
     Attributes:
-        kind: What.
+        kind: Its kind.
         after: Bytes of the body that still pass.
-        status: Of an answer.
-        retry_after: The header; empty leaves it out.
-        challenge: The header ``WWW-Authenticate``; empty leaves it out.
+        status: Status of the proxy's answer.
+        retry_after: The header ``Retry-After``; empty: omitted.
+        challenge: The header ``WWW-Authenticate``; empty: omitted.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ class Fault:
 
 @dataclass
 class Seen:
-    """A request that came by.
+    """A request that the proxy received.
 
     Attributes:
         method: Such as PATCH.
@@ -61,8 +61,8 @@ class Seen:
         headers: In lower case.
         sent: Bytes of the body that the registry got.
         received: Bytes of the reply's body that the client got.
-        fault: What was done to it.
-        status: That the registry answered; 0 if it was not asked or its answer not seen.
+        fault: The injected fault.
+        status: Status of the registry's answer; 0 if the proxy received none.
     """
 
     method: str
@@ -83,8 +83,8 @@ class Proxy:
 
     Attributes:
         upstream: ``host:port`` of the registry.
-        plan: Asked for every request.
-        requests: All that came.
+        plan: Returns the fault of a request, or None.
+        requests: All received requests.
     """
 
     upstream: str
@@ -106,9 +106,9 @@ class Proxy:
             thread.join(30)
 
     def settle(self) -> None:
-        """Wait until nothing is on its way any more, such as the last words of clients that were killed."""
+        """Wait until no connection is open, including those of killed clients."""
         deadline = time.monotonic() + 10
-        time.sleep(0.005)  # of a connection that is not accepted yet
+        time.sleep(0.005)  # for a connection that is not accepted yet
         while self._connections:
             assert time.monotonic() < deadline, "a connection does not end"
             time.sleep(0.001)
@@ -119,7 +119,7 @@ class Proxy:
         return sum(each.sent for each in self.requests)
 
     def seen(self, method: str, part: str = "") -> list[Seen]:
-        """Requests of a method whose target has this in it."""
+        """Requests of a method whose target contains ``part``."""
         return [each for each in self.requests if each.method == method and part in each.target]
 
     @property
@@ -152,7 +152,7 @@ class Proxy:
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readexactly(1)
         if head == TLS:
-            return False  # as an HTTP server does at once: the client looks which of both this is
+            return False  # as an HTTP server does at once: the client probes whether this is TLS
         head += await reader.readuntil(b"\r\n\r\n")
         first, headers = _parse(head)
         method, target, _ = first.split(" ")
@@ -160,7 +160,7 @@ class Proxy:
         self.requests.append(seen)
         seen.fault = fault = self.plan(seen)
         length = int(headers.get("content-length", 0))
-        assert "transfer-encoding" not in headers, "the client says how long its bodies are"
+        assert "transfer-encoding" not in headers, "the client sends the length of each body"
         if fault is not None and fault.kind is Kind.REFUSE:
             return False
         if fault is not None and fault.kind is Kind.STALL:
@@ -169,8 +169,8 @@ class Proxy:
             return False
         if fault is not None and fault.kind is Kind.ANSWER:
             await _pass(reader, None, length)
-            said = {"retry-after": fault.retry_after, "www-authenticate": fault.challenge}
-            extra = "".join(f"{name}: {value}\r\n" for name, value in said.items() if value)
+            fields = {"retry-after": fault.retry_after, "www-authenticate": fault.challenge}
+            extra = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value)
             reason = HTTPStatus(fault.status).phrase
             writer.write(f"HTTP/1.1 {fault.status} {reason}\r\ncontent-length: 0\r\n{extra}\r\n".encode())
             await writer.drain()
@@ -196,7 +196,7 @@ class Proxy:
         count = min(length, fault.after) if cut and fault is not None else length
         await _pass(reader, back, count, lambda size: setattr(seen, "sent", seen.sent + size))
         if cut:
-            back.close()  # not `abort`, which could take back what was sent last
+            back.close()  # not `abort`, which could discard the last bytes
             await back.wait_closed()
             return False
         answer = await there.readuntil(b"\r\n\r\n")
@@ -210,7 +210,7 @@ class Proxy:
         if fault is not None and fault.kind is Kind.BREAK:
             left = min(left, fault.after)
         if chunked:
-            while data := await there.read(2**16):  # to the end of the connection, which is asked for below
+            while data := await there.read(2**16):  # to the end of the chunked body
                 writer.write(data)
                 await writer.drain()
                 if data.endswith(b"0\r\n\r\n"):

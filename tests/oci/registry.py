@@ -1,4 +1,4 @@
-"""Debian's docker-registry, and a token server as registries of companies have one."""
+"""Debian's docker-registry, and a token server as registries of companies use one."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ needs_skopeo = pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs 
 
 @dataclass(frozen=True)
 class Server:
-    """A registry that runs.
+    """A running registry.
 
     Attributes:
         host: ``127.0.0.1:port``.
-        folder: Where it keeps everything.
-        pid: Its process.
+        folder: Directory of its data.
+        pid: ID of its process.
     """
 
     host: str
@@ -52,7 +52,7 @@ class Server:
 def registry(
     folder: Path, *, tls: Pair | None = None, authority: Authority | None = None, **auth: Any
 ) -> Iterator[Server]:
-    """Run a registry; ``auth`` is that of its configuration."""
+    """Run a registry; ``auth`` is that section of its configuration."""
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
@@ -93,29 +93,30 @@ def _answers(url: str, context: ssl.SSLContext | None) -> bool:
 
 
 def hashed(password: str) -> str:
-    """bcrypt, as htpasswd files have it; libcrypt does it, and Perl asks libcrypt."""
+    """Hash a password for an htpasswd file with bcrypt, by Perl's call of libcrypt."""
     script = "print crypt($ARGV[0], '$2y$05$' . 'trainjobtrainjobtrainj')"
     return subprocess.run(["perl", "-e", script, password], capture_output=True, text=True, check=True).stdout
 
 
 @dataclass
 class TokenServer:
-    """Gives tokens to whom it knows, and notes what it was asked.
+    """Issues tokens to known users and records requests.
 
     Attributes:
         pair: What it signs with.
-        users: Passwords by name; identity tokens are theirs, too.
-        seconds: Life of a token.
-        rights: Actions that are granted at all.
-        failures: Statuses that it answers first.
+        users: Passwords by name; a password is also accepted as identity token.
+        seconds: Lifetime of a token.
+        granted: Actions that tokens can contain.
+        failures: Statuses of the first answers.
+        requests: Method, user and scopes of each request.
     """
 
     pair: Pair
     users: dict[str, str]
     seconds: int = 60
-    rights: frozenset[str] = frozenset({"pull", "push"})
+    granted: frozenset[str] = frozenset({"pull", "push"})
     failures: list[int] = field(default_factory=list)
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
 
     @contextmanager
@@ -135,7 +136,7 @@ class TokenServer:
                 self.answer("POST", "identity", known, form["scope"][0].split())
 
             def answer(self, method: str, user: str, known: bool, scopes: list[str]) -> None:
-                owner.asked.append({"method": method, "user": user, "scopes": scopes})
+                owner.requests.append({"method": method, "user": user, "scopes": scopes})
                 status = owner.failures.pop(0) if owner.failures else 200 if known else 401
                 body = json.dumps({"token": owner.token(user, scopes), "expires_in": owner.seconds}).encode()
                 self.send_response(status)
@@ -153,7 +154,7 @@ class TokenServer:
         access = []
         for scope in scopes:
             kind, name, actions = scope.split(":")
-            access.append({"type": kind, "name": name, "actions": sorted(set(actions.split(",")) & self.rights)})
+            access.append({"type": kind, "name": name, "actions": sorted(set(actions.split(",")) & self.granted)})
         now = int(time.time())
         claims = {
             "iss": "tests",

@@ -1,4 +1,4 @@
-"""A trained model into a container registry, and from there into the next training."""
+"""Export of a trained model to a container registry, and its use in the next training."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_export_and_next_training(server: Server, name: str, model: Path, tmp_pa
     assert [version.uri for version in registry.list("Digits")] == [exported.uri]
     statement = json.loads(attached(parse_store(exported.uri))["provenance.json"])
     assert statement["subject"][0]["digest"]["sha256"] == exported.digest.removeprefix("sha256:")
-    brought = initialize("models:/Digits@champion", str(tmp_path / "next"), registry=registry)
-    assert (brought.digest, brought.version) == (exported.digest, "1")
+    initialized = initialize("models:/Digits@champion", str(tmp_path / "next"), registry=registry)
+    assert (initialized.digest, initialized.version) == (exported.digest, "1")
     assert files(tmp_path / "next") == files(model)
-    # From an image on to an export of another model: checked by ranges, without a copy on disk.
-    again = export(brought.source and exported.uri, server.uri(name), name="copy", export_id="1", registry=registry)
+    # Export an image as another model: it is checked by ranges, without a copy on disk.
+    again = export(initialized.source and exported.uri, server.uri(name), name="copy", export_id="1", registry=registry)
     assert again.digest == exported.digest
     (model / "config.json").write_text("[]")
     with pytest.raises(RegistryConflict, match="was used to export another model"):
@@ -71,7 +71,7 @@ def test_a_signed_export(server: Server, name: str, model: Path, tmp_path: Path)
 
 
 def test_the_same_model_signed_twice(server: Server, name: str, model: Path, tmp_path: Path) -> None:
-    """One image, beside which there are two of everything: each signature goes with its own provenance."""
+    """One image with two signatures and two provenances: each signature covers its provenance."""
     key, public = key_pair(tmp_path, "mine")
     registry = connect(f"mlflow+sqlite:///{tmp_path}/registry.db")
     uris = set()
@@ -82,7 +82,7 @@ def test_the_same_model_signed_twice(server: Server, name: str, model: Path, tmp
     lines: list[str] = []
     initialize(uri, str(tmp_path / "next"), verify_key=public, progress=lines.append)
     assert "not covered" not in "".join(lines)
-    # Somebody else's signature of the same model does not make ours invalid, and counts for nothing.
+    # A signature of the same model by another key neither invalidates the first one nor counts.
     export(
         str(model), server.uri(name), name="m", export_id="3", registry=registry, sign=key_pair(tmp_path, "other")[0]
     )
@@ -91,7 +91,7 @@ def test_the_same_model_signed_twice(server: Server, name: str, model: Path, tmp
         initialize(uri, str(tmp_path / "no"), verify_key=key_pair(tmp_path, "third")[1])
 
 
-def test_where_an_export_cannot_go(server: Server, name: str, model: Path, tmp_path: Path) -> None:
+def test_a_tag_or_digest_is_no_target_of_an_export(server: Server, name: str, model: Path, tmp_path: Path) -> None:
     for target in (server.uri(f"{name}:1"), server.uri(f"{name}@sha256:{'0' * 64}")):
         with pytest.raises(ConfigurationError, match="is not a location in a registry"):
             export(str(model), target, name="m", export_id="1", registry=f"mlflow+sqlite:///{tmp_path}/r.db")

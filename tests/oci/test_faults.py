@@ -32,7 +32,7 @@ PART = MEBI
 
 @pytest.fixture(scope="module")
 def content() -> dict[str, bytes]:
-    """As much as has several parts in each of two files, and a bundle: it is sent more than a hundred times."""
+    """Two files of several parts and a bundle; it is small, as it is sent more than a hundred times."""
     chance = random.Random(8)
     return {
         "model-00001-of-00002.safetensors": chance.randbytes(4 * PART + 17),
@@ -60,7 +60,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nth(method: str, number: int, fault: Fault, part: str = "") -> Callable[[Seen], Fault | None]:
-    """Do something to the n-th request of a method; counted over all threads."""
+    """Apply a fault to the n-th request of a method, counted over all threads."""
     lock, count = threading.Lock(), 0
 
     def plan(seen: Seen) -> Fault | None:
@@ -90,7 +90,7 @@ UPLOADS = [
 
 
 @pytest.mark.parametrize(("method", "number", "fault"), UPLOADS, ids=lambda each: str(getattr(each, "kind", each)))
-def test_a_push_survives(
+def test_a_push_survives_a_fault(
     proxy: Proxy,
     name: str,
     source: Path,
@@ -113,8 +113,8 @@ def test_a_push_survives(
 
 
 @pytest.mark.parametrize("fault", [Fault(Kind.REFUSE), Fault(Kind.ANSWER, status=503)])
-def test_what_the_registry_has_is_not_sent_again(proxy: Proxy, name: str, source: Path, fault: Fault) -> None:
-    """The upload goes on at its last acknowledged byte."""
+def test_an_upload_resumes_at_its_last_acknowledged_byte(proxy: Proxy, name: str, source: Path, fault: Fault) -> None:
+    """Nothing that the registry has received is sent again."""
     copy(str(source), f"oci://{proxy.host}/{name}/reference:1")
     without = proxy.sent
     proxy.requests.clear()
@@ -125,10 +125,10 @@ def test_what_the_registry_has_is_not_sent_again(proxy: Proxy, name: str, source
     assert proxy.sent == without
 
 
-def test_a_stream_that_has_no_digest_yet_survives(
+def test_a_copy_from_a_registry_in_one_pass_survives_faults(
     proxy: Proxy, server: object, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """From another store, in one pass: what was lost is read again there."""
+    """The digest is not known yet, so lost data is read again from the source."""
     origin = f"oci://{proxy.upstream}/{name}/a:1"
     copy(str(source), origin)
     for number, fault in enumerate((Fault(Kind.CUT, after=PART // 2), Fault(Kind.DROP), Fault(Kind.REFUSE))):
@@ -152,7 +152,7 @@ PULLS = [
 
 @pytest.mark.parametrize("fault", PULLS, ids=lambda each: f"{each.kind}-{each.after}-{each.status}")
 @pytest.mark.parametrize("part", ["/manifests/", "/blobs/"])
-def test_a_pull_survives(
+def test_a_pull_survives_a_fault(
     proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, fault: Fault, part: str
 ) -> None:
     uri = f"oci://{proxy.host}/{name}:1"
@@ -164,20 +164,20 @@ def test_a_pull_survives(
     assert files(tmp_path / "back") == content
 
 
-def test_a_pull_goes_on_where_it_was_cut(
+def test_a_pull_resumes_where_it_was_cut(
     proxy: Proxy, name: str, source: Path, tmp_path: Path, content: dict[str, bytes]
 ) -> None:
     uri = f"oci://{proxy.host}/{name}:1"
     copy(str(source), uri)
     proxy.requests.clear()
-    # A multiple of CHUNK: what a cut leaves of a chunk is asked for again.
+    # A multiple of CHUNK: an incomplete chunk is requested again.
     proxy.plan = lambda seen: Fault(Kind.BREAK, after=2 * CHUNK) if "/blobs/" in seen.target else None
     copy(uri, str(tmp_path / "back"))
     assert files(tmp_path / "back") == content
     assert sum(each.received for each in proxy.requests) < sum(map(len, content.values())) + 100_000
 
 
-def test_an_outage_without_end_ends_the_copy(
+def test_a_lasting_outage_fails_the_copy(
     proxy: Proxy, name: str, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, longest_pause=0.1))
@@ -196,7 +196,7 @@ def test_an_outage_without_end_ends_the_copy(
     assert read_manifest(uri) is not None
 
 
-def test_refusals_are_not_tried_again(proxy: Proxy, name: str, source: Path) -> None:
+def test_refusals_are_not_retried(proxy: Proxy, name: str, source: Path) -> None:
     uri = f"oci://{proxy.host}/{name}:1"
     for status, error in (
         (403, ConfigurationError),
@@ -209,7 +209,7 @@ def test_refusals_are_not_tried_again(proxy: Proxy, name: str, source: Path) -> 
         proxy.plan = lambda seen, fault=fault: fault if seen.method == "POST" else None  # type: ignore[misc]
         with pytest.raises(error):
             copy(str(source), uri)
-        assert len(proxy.injected) <= 4  # one a file that is under way
+        assert len(proxy.injected) <= 4  # one for each file in transfer
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ def test_refusals_are_not_tried_again(proxy: Proxy, name: str, source: Path) -> 
         ("PUT", "/manifests/", 403, ConfigurationError),
     ],
 )
-def test_what_ends_a_push(
+def test_a_failed_push_is_not_visible_and_can_be_repeated(
     proxy: Proxy, name: str, source: Path, method: str, part: str, status: int, error: type[Exception]
 ) -> None:
-    """A credential that is rejected halfway, a registry that is full: nothing is seen of it, and it can be finished."""
+    """A credential rejected halfway, a full registry: the tag does not exist, and the next push completes it."""
     uri = f"oci://{proxy.host}/{name}:1"
     count = 0
 
@@ -237,7 +237,7 @@ def test_what_ends_a_push(
     proxy.plan = plan
     with pytest.raises(error):
         copy(str(source), uri)
-    assert len(proxy.injected) <= 8, "not tried again"
+    assert len(proxy.injected) <= 8, "no retries"
     proxy.plan = lambda _: None
     assert read_manifest(uri) is None
     copy(str(source), uri)
@@ -245,7 +245,7 @@ def test_what_ends_a_push(
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_credential_that_is_rejected_in_the_middle_of_a_pull(
+def test_a_credential_rejected_during_a_pull(
     proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, status: int
 ) -> None:
     uri = f"oci://{proxy.host}/{name}:1"
@@ -258,14 +258,14 @@ def test_a_credential_that_is_rejected_in_the_middle_of_a_pull(
     proxy.requests.clear()
     with pytest.raises(ConfigurationError):
         copy(uri, str(tmp_path / "back"))
-    assert 0 < len(proxy.injected) <= 8, "not tried again"
+    assert 0 < len(proxy.injected) <= 8, "no retries"
     assert read_manifest(str(tmp_path / "back")) is None
     proxy.plan = lambda _: None
     copy(uri, str(tmp_path / "back"))
     assert files(tmp_path / "back") == content
 
 
-def test_a_pull_to_a_disk_that_is_full(proxy: Proxy, name: str, source: Path, small_disk: Path) -> None:
+def test_a_pull_to_a_full_disk(proxy: Proxy, name: str, source: Path, small_disk: Path) -> None:
     uri = f"oci://{proxy.host}/{name}:1"
     copy(str(source), uri)
     with pytest.raises(OutOfSpace, match="no space left for"):
@@ -274,7 +274,7 @@ def test_a_pull_to_a_disk_that_is_full(proxy: Proxy, name: str, source: Path, sm
     assert read_manifest(str(small_disk / "back")) is None
 
 
-def test_a_cut_in_the_reply_to_the_tag_is_no_failure(proxy: Proxy, name: str, source: Path) -> None:
+def test_a_lost_reply_to_the_tag_is_not_a_failure(proxy: Proxy, name: str, source: Path) -> None:
     uri = f"oci://{proxy.host}/{name}:1"
     proxy.plan = nth("PUT", 1, Fault(Kind.DROP), "/manifests/1")
     copy(str(source), uri)
@@ -292,7 +292,7 @@ def test_random_schedules(
     chance: random.Random,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A tenth of all requests goes wrong in some way: the copy succeeds, or says that it did not."""
+    """A tenth of all requests fails in some way: the copy succeeds or reports its failure."""
     monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, longest_pause=0.1))
     monkeypatch.setattr(client, "READ", 1.0)
     kinds = [Kind.REFUSE, Kind.DROP, Kind.CUT, Kind.BREAK, Kind.ANSWER, Kind.STALL]
@@ -318,7 +318,7 @@ def test_random_schedules(
             copy(str(source), uri)
             copy(uri, str(tmp_path / str(run)))
         assert files(tmp_path / str(run)) == content
-    print(f"{RUNS} copies and back, {len(proxy.injected)} faults, {failed} gave up and were done again")
+    print(f"{RUNS} copies and back, {len(proxy.injected)} faults, {failed} copies failed and were repeated")
     assert failed <= RUNS // 2
     assert len(proxy.injected) > RUNS
 
@@ -327,9 +327,9 @@ def test_random_schedules(
 def test_kills(
     proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, chance: random.Random
 ) -> None:
-    """SIGKILL at random instants of a push: nothing is seen of it, and the next one finishes."""
+    """SIGKILL at random instants of a push: the tag does not exist, and the next push completes it."""
     total = sum(map(len, content.values()))
-    seen_half = 0
+    incomplete = 0
     for run in range(RUNS):
         uri = f"oci://{proxy.host}/{name}/{run}:1"
         script = f"from trainjob.data import copy; copy({str(source)!r}, {uri!r})"
@@ -345,17 +345,17 @@ def test_kills(
             each for each in proxy.seen("PUT", "/manifests/1") if each.status == 201 and each.target.endswith("/1")
         ]
         if not tagged:
-            seen_half += proxy.sent > 0
+            incomplete += proxy.sent > 0
             with pytest.raises(SourceNotFound):
                 scan(uri)
         copy(str(source), uri)
         copy(uri, str(tmp_path / str(run)))
         assert files(tmp_path / str(run)) == content
-    print(f"{seen_half} of {RUNS} kills left half a push")
-    assert seen_half or RUNS < 5
+    print(f"{incomplete} of {RUNS} kills left half a push")
+    assert incomplete or RUNS < 5
 
 
-def test_what_a_killed_push_finished_is_not_sent_again(
+def test_blobs_of_a_failed_push_are_not_sent_again(
     proxy: Proxy, name: str, source: Path, content: dict[str, bytes]
 ) -> None:
     uri = f"oci://{proxy.host}/{name}:1"
@@ -370,10 +370,10 @@ def test_what_a_killed_push_finished_is_not_sent_again(
     assert proxy.sent < 20_000  # manifests
 
 
-def test_two_pushes_at_the_same_time(
+def test_concurrent_pushes_of_the_same_model(
     proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """docker-registry has links empty for a moment then, and takes what they name for unknown."""
+    """docker-registry then has empty links for a moment, and reports their blobs as unknown."""
     for run in range(max(1, RUNS // 2)):
         uri = f"oci://{proxy.host}/{name}/{run}:1"
         with ThreadPoolExecutor() as threads:

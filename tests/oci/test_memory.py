@@ -1,4 +1,4 @@
-"""Memory that does not grow with the model: below 200 MB for anything."""
+"""Memory does not grow with the model: it stays below 200 MB."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def get(server: Server, name: str, rest: str, kind: str = "application/vnd.oci.i
     return httpx.get(f"http://{server.host}/v2/{name}/{rest}", headers={"accept": kind}).json()
 
 
-def test_there_and_back(server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path) -> None:
+def test_push_and_pull(server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path) -> None:
     uri = server.uri(f"{name}:1")
     lines: list[str] = []
     pushed = copy(str(source), uri, progress=lines.append)
@@ -58,7 +58,7 @@ def test_the_same_content_is_the_same_image(
         path.chmod(0o700)
     copy(str(source), server.uri(f"{name}/a:1"))
     copy(str(other), server.uri(f"{name}/b:x"))
-    # From a source with a manifest, and by way of one pass instead of two.
+    # From a source with a manifest, in one pass instead of two.
     copy(server.uri(f"{name}/a:1"), str(tmp_path / "back"))
     copy(str(tmp_path / "back"), server.uri(f"{name}/c:1"))
     assert len({digest_of(server.uri(f"{name}/{each}")) for each in ("a:1", "b:x", "c:1")}) == 1
@@ -78,7 +78,7 @@ def test_pushing_again_transfers_nothing(
 
 
 def test_pulling_again_transfers_nothing(proxy: Proxy, name: str, tmp_path: Path) -> None:
-    """Though the registry has many files in one layer."""
+    """Although the registry has many files in one layer."""
     many = {f"{number}.bin": os.urandom(300_000) for number in range(30)}
     uri = f"oci://{proxy.host}/{name}:1"
     copy(str(tree(tmp_path / "many", many)), uri)
@@ -117,7 +117,7 @@ def test_one_changed_file_is_one_layer(
 def test_a_source_with_a_manifest_is_compared_file_by_file(
     proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """What the image has by its own manifest is not even read, large or small."""
+    """Files that the image's manifest lists are not even read, large or small."""
     uri = f"oci://{proxy.host}/{name}:1"
     copy(str(source), str(tmp_path / "whole"))
     copy(str(tmp_path / "whole"), uri)
@@ -140,7 +140,7 @@ def test_the_tag_is_put_last(proxy: Proxy, name: str, source: Path) -> None:
     assert all(tag.startswith("sha256:") for tag in tags[:-2])
 
 
-def test_a_model_that_fails_leaves_the_tag_alone(server: Server, name: str, source: Path, tmp_path: Path) -> None:
+def test_a_failed_push_leaves_the_tag_unchanged(server: Server, name: str, source: Path, tmp_path: Path) -> None:
     uri = server.uri(f"{name}:1")
     before = copy(str(source), uri)
     bad = tree(tmp_path / "bad", {"a.bin": b"x" * (2 * MEBI), "b.gz": b"no gzip"})
@@ -153,7 +153,7 @@ def test_a_model_that_fails_leaves_the_tag_alone(server: Server, name: str, sour
         scan(server.uri(f"{name}:2"))
 
 
-def test_what_is_pushed(server: Server, name: str, source: Path, content: dict[str, bytes]) -> None:
+def test_manifests_and_layers_of_a_push(server: Server, name: str, source: Path, content: dict[str, bytes]) -> None:
     manifest = copy(str(source), server.uri(f"{name}:1"))
     index = get(server, name, "manifests/1")
     assert index["annotations"]["dev.trainjob.content.digest"] == manifest.digest
@@ -177,7 +177,7 @@ def test_what_is_pushed(server: Server, name: str, source: Path, content: dict[s
     assert get(server, name, "manifests/1-modelpack", model["mediaType"]) == model
 
 
-def test_large_blobs_go_in_parts(
+def test_large_blobs_are_uploaded_in_parts(
     proxy: Proxy, name: str, source: Path, content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(uploads, "PART", 2 * MEBI)
@@ -189,27 +189,27 @@ def test_large_blobs_go_in_parts(
     assert files(tmp_path / "back") == content
 
 
-def test_from_one_repository_to_another_of_the_registry(
+def test_copy_between_repositories_of_one_registry(
     proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """Layers are taken over by the registry; they are read once, to be checked."""
+    """The registry mounts the layers; they are read once, to be checked."""
     pushed = copy(str(source), f"oci://{proxy.host}/{name}/a:1")
     proxy.requests.clear()
     copied = copy(f"oci://{proxy.host}/{name}/a:1", f"oci://{proxy.host}/{name}/b:1")
     assert copied.digest == pushed.digest
     assert [each.status for each in proxy.seen("POST", "mount=")][:2] == [201, 201]
     assert proxy.seen("PATCH") == []
-    # Bundles of small files are made anew, of tokenizer.model the most; the rest are manifests.
+    # Bundles of small files are packed again, mostly tokenizer.model; the rest are manifests.
     assert proxy.sent < len(content["tokenizer.model"]) + 40_000
     assert digest_of(f"oci://{proxy.host}/{name}/a:1") == digest_of(f"oci://{proxy.host}/{name}/b:1")
     copy(f"oci://{proxy.host}/{name}/b:1", str(tmp_path / "back"))
     assert files(tmp_path / "back") == content
 
 
-def test_from_another_registry(
+def test_copy_from_another_registry(
     server: Server, name: str, source: Path, proxy: Proxy, tmp_path: Path, content: dict[str, bytes]
 ) -> None:
-    """Another host: nothing is known of its layers, so they are sent while they are read, once."""
+    """Layers of another host cannot be mounted: they are sent while they are read, once."""
     copy(str(source), server.uri(f"{name}/a:1"))
     copy(server.uri(f"{name}/a:1"), f"oci://{proxy.host}/{name}/b:1")
     assert proxy.seen("POST", "mount=") == []
@@ -226,7 +226,7 @@ def test_some_files_of_a_model(server: Server, name: str, source: Path, tmp_path
     assert set(files(tmp_path / "some")) == {"config.json", "LICENSE", "n" * 120 + ".json"}
 
 
-def test_what_is_not_there(server: Server, name: str, source: Path, tmp_path: Path) -> None:
+def test_missing_sources_and_invalid_targets(server: Server, name: str, source: Path, tmp_path: Path) -> None:
     for uri in (server.uri(f"{name}:none"), server.uri(f"{name}@sha256:{'0' * 64}")):
         assert read_manifest(uri) is None
         with pytest.raises(SourceNotFound):
@@ -239,7 +239,7 @@ def test_what_is_not_there(server: Server, name: str, source: Path, tmp_path: Pa
         copy(server.uri(f"{name}:1"), server.uri(f"{name}:1"))
 
 
-def test_a_tag_that_moves_is_read_as_it_was(
+def test_a_tag_that_moves_is_read_as_it_was_listed(
     server: Server, name: str, source: Path, tmp_path: Path, content: dict[str, bytes]
 ) -> None:
     uri = server.uri(f"{name}:1")
@@ -296,7 +296,7 @@ def skopeo(*arguments: str) -> str:
 
 
 @needs_skopeo
-def test_skopeo_reads_what_we_push(
+def test_skopeo_reads_a_push(
     server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
 ) -> None:
     copy(str(source), server.uri(f"{name}:1"))
@@ -317,10 +317,10 @@ def test_skopeo_reads_what_we_push(
 
 @needs_skopeo
 @pytest.mark.parametrize("pack", [False, True])
-def test_we_read_what_skopeo_pushes(
+def test_a_push_of_skopeo_is_read(
     server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, pack: bool
 ) -> None:
-    """The image of one platform, in Docker's own format, or packed with gzip."""
+    """The image of one platform, in Docker's format, or compressed with gzip."""
     copy(str(source), server.uri(f"{name}:1"))
     form = ["--dest-compress", "--format=oci"] if pack else ["--format=v2s2"]
     between = f"dir:{tmp_path}/between"
@@ -328,6 +328,6 @@ def test_we_read_what_skopeo_pushes(
     skopeo("copy", "--dest-tls-verify=false", between, f"docker://{server.host}/{name}:other")
     copy(server.uri(f"{name}:other"), str(tmp_path / "back"))
     assert files(tmp_path / "back") == content
-    # And over it again: what somebody else packed is packed anew.
+    # Push over it: the layers of another program are packed again.
     copy(str(tmp_path / "back"), server.uri(f"{name}:other"))
     assert scan(server.uri(f"{name}:other")).digest == scan(str(source)).digest

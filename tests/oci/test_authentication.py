@@ -1,4 +1,4 @@
-"""Registries that ask who comes: Basic, tokens, certificates."""
+"""Registries with Basic or token authentication, and certificates."""
 
 from __future__ import annotations
 
@@ -58,30 +58,32 @@ def guarded(tokens: TokenServer, authority: Authority, tmp_path: Path) -> Iterat
         yield server
 
 
-def log_in(folder: Path, monkeypatch: pytest.MonkeyPatch, host: str, password: str = PASSWORD, **entry: str) -> None:
+def write_credentials(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, host: str, password: str = PASSWORD, **entry: str
+) -> None:
     auth = {"auth": base64.b64encode(f"somebody:{password}".encode()).decode()}
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"auths": {host: entry or auth}}))
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
 
 
-def test_basic(
+def test_basic_authentication(
     basic: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = basic.uri(f"{name}:1")
     with pytest.raises(ConfigurationError, match="no credential for it was found"):
         copy(str(source), uri)
-    log_in(tmp_path / "wrong", monkeypatch, basic.host, "wrong-password")
+    write_credentials(tmp_path / "wrong", monkeypatch, basic.host, "wrong-password")
     with pytest.raises(ConfigurationError, match="check the permissions") as caught:
         copy(str(source), uri)
     assert "wrong-password" not in str(caught.value)
-    log_in(tmp_path / "right", monkeypatch, basic.host)
+    write_credentials(tmp_path / "right", monkeypatch, basic.host)
     copy(str(source), uri)
     copy(uri, str(tmp_path / "back"))
     assert files(tmp_path / "back") == content
 
 
-def test_tokens(
+def test_token_authentication(
     guarded: Server,
     tokens: TokenServer,
     name: str,
@@ -93,15 +95,15 @@ def test_tokens(
     uri = guarded.uri(f"{name}:1")
     with pytest.raises(ConfigurationError, match="no credential"):
         copy(str(source), uri)
-    log_in(tmp_path / "docker", monkeypatch, guarded.host)
+    write_credentials(tmp_path / "docker", monkeypatch, guarded.host)
     tokens.failures += [503, 429]
     copy(str(source), uri)
     copy(uri, str(tmp_path / "back"))
     assert files(tmp_path / "back") == content
     copy(uri, guarded.uri(f"{name}/b:1"))
-    scopes = {tuple(each["scopes"]) for each in tokens.asked}
+    scopes = {tuple(each["scopes"]) for each in tokens.requests}
     assert (f"repository:{name}/b:pull,push", f"repository:{name}:pull") in scopes
-    tokens.rights = frozenset({"pull"})
+    tokens.granted = frozenset({"pull"})
     with pytest.raises(ConfigurationError, match=f"denied access .*{name}:pull,push.* check the permissions"):
         copy(str(source), guarded.uri(f"{name}:2"))
 
@@ -109,12 +111,12 @@ def test_tokens(
 def test_an_identity_token(
     guarded: Server, tokens: TokenServer, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log_in(tmp_path / "docker", monkeypatch, guarded.host, identitytoken=PASSWORD)
+    write_credentials(tmp_path / "docker", monkeypatch, guarded.host, identitytoken=PASSWORD)
     copy(str(source), guarded.uri(f"{name}:1"))
-    assert {each["method"] for each in tokens.asked} == {"POST"}
+    assert {each["method"] for each in tokens.requests} == {"POST"}
 
 
-def test_tokens_that_do_not_last(
+def test_tokens_that_the_server_considers_expired(
     guarded: Server,
     tokens: TokenServer,
     name: str,
@@ -123,15 +125,15 @@ def test_tokens_that_do_not_last(
     monkeypatch: pytest.MonkeyPatch,
     content: dict[str, bytes],
 ) -> None:
-    """A clock that differs: the server takes for expired what the client takes for valid."""
-    log_in(tmp_path / "docker", monkeypatch, guarded.host)
+    """With different clocks the server considers tokens expired that the client considers valid."""
+    write_credentials(tmp_path / "docker", monkeypatch, guarded.host)
     real = tokens.token
     given = 0
 
     def token(user: str, scopes: list[str]) -> str:
         nonlocal given
         given += 1
-        # Not the first: a token that is refused by a request for which it was asked is a refusal.
+        # Not the first: if the request for which a token was issued is refused, permissions are missing.
         tokens.seconds = -70 if given % 3 == 2 else 60
         try:
             return real(user, scopes)
@@ -145,7 +147,7 @@ def test_tokens_that_do_not_last(
     assert given > 3
 
 
-def test_every_request_outlives_its_token(
+def test_requests_refused_once_are_sent_again_with_a_new_token(
     guarded: Server,
     tokens: TokenServer,
     name: str,
@@ -154,7 +156,7 @@ def test_every_request_outlives_its_token(
     monkeypatch: pytest.MonkeyPatch,
     content: dict[str, bytes],
 ) -> None:
-    """Nearly each is refused once, with a token that was good for another one, and after its body was sent."""
+    """Nearly each request is refused once after its body was sent, with a token that another request had used."""
     monkeypatch.setattr(uploads, "PART", 2 * MEBI)
     lock, used, had = threading.Lock(), set[str](), set[tuple[str, ...]]()
     refusal = Fault(Kind.ANSWER, status=401, challenge=f'Bearer realm="{tokens.url}",service="registry"')
@@ -168,23 +170,23 @@ def test_every_request_outlives_its_token(
                 used.add(given)
             if request in had or (given and not old):
                 return None
-            had.add(request)  # also where the registry itself asks for a token
+            had.add(request)  # also if the registry itself requires a token
             return refusal if given else None
 
     proxy = Proxy(guarded.host, plan)
     with proxy.running():
-        log_in(tmp_path / "docker", monkeypatch, proxy.host)
+        write_credentials(tmp_path / "docker", monkeypatch, proxy.host)
         uri = f"oci://{proxy.host}/{name}:1"
         copy(str(source), uri)
         copy(uri, str(tmp_path / "back"))
     assert files(tmp_path / "back") == content
     refused = [each.method for each in proxy.injected]
     assert set(refused) == {"GET", "HEAD", "POST", "PATCH", "PUT"}
-    # Of 5 and 3; less where one file's part is what a token that was renewed for the other one is first used for.
+    # Of 5 and 3 parts; fewer if a part of one file is the first request with a token renewed for the other.
     assert refused.count("PATCH") >= 4
 
 
-def test_no_secret_is_logged_or_in_a_url(
+def test_no_log_or_url_contains_a_secret(
     guarded: Server,
     tokens: TokenServer,
     name: str,
@@ -193,17 +195,17 @@ def test_no_secret_is_logged_or_in_a_url(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    log_in(tmp_path / "docker", monkeypatch, guarded.host)
+    write_credentials(tmp_path / "docker", monkeypatch, guarded.host)
     caplog.set_level(logging.DEBUG)
     proxy = Proxy(guarded.host)
     with proxy.running():
-        log_in(tmp_path / "docker", monkeypatch, proxy.host)
+        write_credentials(tmp_path / "docker", monkeypatch, proxy.host)
         copy(str(source), f"oci://{proxy.host}/{name}:1")
-    said = caplog.text + "".join(each.target for each in proxy.requests)
-    assert PASSWORD not in said
-    assert base64.b64encode(f"somebody:{PASSWORD}".encode()).decode() not in said
-    assert "eyJ" not in said  # how every token begins
-    assert "_state" not in caplog.text  # of an upload's URL, which whoever has it can write to
+    logged = caplog.text + "".join(each.target for each in proxy.requests)
+    assert PASSWORD not in logged
+    assert base64.b64encode(f"somebody:{PASSWORD}".encode()).decode() not in logged
+    assert "eyJ" not in logged  # how every token begins
+    assert "_state" not in caplog.text  # of an upload's URL, which permits writing to the upload
 
 
 def test_certificates(
@@ -225,10 +227,10 @@ def test_certificates(
         assert files(tmp_path / "back") == content
 
 
-def test_plain_http_is_for_this_machine_or_has_to_be_asked_for(
+def test_plain_http_requires_this_machine_or_a_setting(
     server: Server, name: str, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A name of this machine that is not seen to be one.
+    # As if this machine's name were the name of another host.
     monkeypatch.setattr(client, "_loopback", lambda _: False)
     monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, failures=1))
     with pytest.raises(StoreUnavailable, match=r"SSL|TLS|ssl"):
@@ -237,7 +239,7 @@ def test_plain_http_is_for_this_machine_or_has_to_be_asked_for(
     copy(str(source), server.uri(f"{name}:1"))
 
 
-def test_a_token_server_without_tls_is_not_told_a_password(
+def test_no_password_is_sent_to_a_token_server_without_tls(
     authority: Authority, tokens: TokenServer, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = authority.issue("registry", addresses=["127.0.0.1"])
@@ -249,13 +251,13 @@ def test_a_token_server_without_tls_is_not_told_a_password(
     }
     with registry(tmp_path / "tls", tls=pair, authority=authority, token=settings) as server:
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-        log_in(tmp_path / "docker", monkeypatch, server.host)
+        write_credentials(tmp_path / "docker", monkeypatch, server.host)
         with pytest.raises(ConfigurationError, match="has no https URL"):
             copy(str(source), server.uri(f"{name}:1"))
-    assert tokens.asked == []
+    assert tokens.requests == []
 
 
-def test_a_registry_that_is_not_there(name: str, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_registry(name: str, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, failures=2))
     with pytest.raises(StoreUnavailable, match="ConnectError"):
         copy(str(source), f"oci://127.0.0.1:1/{name}:1")
