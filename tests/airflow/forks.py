@@ -168,18 +168,18 @@ def _serve(socket: str, *apis: str) -> None:
         Path(socket).with_name(READY).touch()
         while True:
             with suppress(EOFError):
-                asking = listener.accept()
-                program: Program = asking.recv()
+                connection = listener.accept()
+                program: Program = connection.recv()
                 status_file(program.log).unlink(missing_ok=True)
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
                 pid = os.fork()
                 if not pid:
-                    _become(program, asking)
+                    _become(program, connection)
                 started[pid] = program
                 _write(program.log.with_suffix(".pid"), pid)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-                asking.send("")
-                asking.close()
+                connection.send("")
+                connection.close()
 
 
 def _make_api(module: Any) -> None:
@@ -204,12 +204,12 @@ def _write(file: Path, number: int) -> None:
     unfinished.replace(file)
 
 
-def _become(program: Program, asking: Connection) -> NoReturn:
+def _become(program: Program, connection: Connection) -> NoReturn:
     """Run this program: ``python -m MODULE …`` or ``python -c CODE …``."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    asking.close()
+    connection.close()
     os.setsid()
     os.chdir(program.log.parent)
     for name, flags, targets in (

@@ -53,7 +53,7 @@ def test_a_function_gets_values_of_the_context(run: Run) -> None:
 
 
 @pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
-def test_what_the_function_returns_is_the_xcom(run: Run, deferrable: bool) -> None:
+def test_the_return_value_is_the_xcom(run: Run, deferrable: bool) -> None:
     with DAG("returned") as dag:
 
         @task.trainjob(runtime="jax-distributed", num_nodes=2, deferrable=deferrable)

@@ -71,14 +71,14 @@ def test_labels_identify_task_and_try(run: Run, home: Path, tmp_path: Path) -> N
         assert {policy_of(job) for job in client.list()} == {Policy("suspend", timedelta(minutes=30))}
         found = sorted((job["metadata"]["labels"] for job in client.list()), key=lambda labels: labels["try_number"])
     for number, labels in enumerate(found, 1):
-        asked = {
+        expected = {
             "dag_id": "labelled",
             "task_id": "train",
             "map_index": "0",
             "try_number": str(number),
             "team": "vision",
         }
-        assert asked.items() <= labels.items()
+        assert expected.items() <= labels.items()
         assert labels["run_id"].startswith("manual__")
     assert len(found) == 2
 

@@ -106,7 +106,9 @@ def start(forks: Forks, dags: Path, tmp_path: Path) -> Iterator[Start]:
         process = Forked(forks, name, command, tmp_path, {**os.environ, **environment})
         begun.append(process)
         process.start()
-        wait_until(f"{dag_id} is there", lambda: until in process.log.read_bytes(), 150, among=[process])
+        wait_until(
+            f"the log of {dag_id} contains {until!r}", lambda: until in process.log.read_bytes(), 150, among=[process]
+        )
         return process
 
     yield start

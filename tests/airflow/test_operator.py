@@ -210,7 +210,9 @@ def test_fail_fast_fails_on_a_permanent_blocker(
     ],
     ids=["exception", "outage", "module", "argument"],
 )
-def test_what_is_retried(run: Run, home: Path, code: str, kind: type[Exception], tries: int) -> None:
+def test_failures_that_are_certain_to_repeat_are_not_retried(
+    run: Run, home: Path, code: str, kind: type[Exception], tries: int
+) -> None:
     with DAG("retried") as dag:
         step(code=code, retries=1, retry_delay=timedelta(0))
     ran = run(dag)

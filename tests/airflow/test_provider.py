@@ -35,7 +35,7 @@ def test_each_listed_module_exists(module: str) -> None:
     import_module(module)
 
 
-def test_airflow_lists_it(airflow_home: Path) -> None:
+def test_airflow_lists_the_provider(airflow_home: Path) -> None:
     """The real command, in a separate process."""
     listed = subprocess.run(
         [sys.executable, "-m", "airflow", "providers", "list", "--output", "json"],
@@ -89,7 +89,7 @@ def new_modules(*modules: str, after: tuple[str, ...]) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
-@since("3.2", "a Task SDK that is there without the rest of Airflow")
+@since("3.2", "a Task SDK that can be imported without the rest of Airflow")
 def test_a_dag_file_imports_only_these_modules(airflow_home: Path) -> None:
     """Every parse of a DAG file imports them; the core is imported only when a task runs."""
     ours = [module for module in MODULES if ".triggers." not in module]

@@ -20,7 +20,7 @@ from trainjob_airflow.sensors.trainjob import TrainJobSensor
 
 def job(code: str) -> str:
     with TrainJobClient("local") as client:
-        return client.launch({"runtime": "trainjob-step", "command": python(code)}, "somebody-elses").name
+        return client.launch({"runtime": "trainjob-step", "command": python(code)}, "launched-elsewhere").name
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_rebuilt_trigger_is_the_same(trigger: BaseTrigger) -> None:
 
 
 def test_arguments_that_an_earlier_version_stored_are_read() -> None:
-    """A triggerer that was upgraded finds the triggers of before in Airflow's database."""
+    """An upgraded triggerer finds the triggers of the earlier version in Airflow's database."""
     stored = {
         "trainjob_conn_id": "trainjob_default", "namespace": "ns", "name": "train-abc-2", "uid": "uid-1", "attempt": 2,
         "queue_timeout": 43200.0, "start_timeout": None, "fail_fast": False, "fail_on_first_crash": True,
@@ -193,7 +193,7 @@ def test_a_deadline_is_an_event_and_leaves_the_job_to_the_worker() -> None:
     asyncio.run(scenario())
 
 
-def test_a_budget_is_an_event() -> None:
+def test_a_queue_timeout_is_an_event() -> None:
     async def scenario() -> None:
         backend, ref = await started(SLEEP, suspend=True, labels={"kueue.x-k8s.io/queue-name": "q"})
         event = await only_event(trigger_of(ref, queue_timeout=0.2))
@@ -264,10 +264,10 @@ class Triggerer:
 
 def test_on_kill_does_not_make_the_first_call_to_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first call, Airflow (3.3.2) starts its API in the triggerer; that may exceed the time of on_kill."""
-    asked = []
+    called = []
 
     def states_of(task_instance: Any) -> list[str]:
-        asked.append(task_instance.task_id)
+        called.append(task_instance.task_id)
         return ["deferred"]
 
     monkeypatch.setattr("trainjob_airflow.triggers.trainjob.states_of", states_of)
@@ -281,7 +281,7 @@ def test_on_kill_does_not_make_the_first_call_to_airflow(monkeypatch: pytest.Mon
             assert (await only_event(trigger))["status"] == "complete"
 
     asyncio.run(two())
-    assert asked == ["first"]
+    assert called == ["first"]
 
 
 @since("3.3", "triggers with on_kill")

@@ -73,8 +73,12 @@ def test_the_schedule_and_a_backfill(airflow: Airflow, trainings: Path, monkeypa
         directory.mkdir(parents=True)
         shutil.copy(ROOT / "dags_examples" / "data" / "digits.csv.gz", directory)
     with unpaused(airflow, "retrain_daily"):
-        asked = {"dag_id": "retrain_daily", "from_date": f"{march[0]}T00:00:00Z", "to_date": f"{march[-1]}T00:00:00Z"}
-        airflow.http.post("/api/v2/backfills", json=asked, timeout=TIMEOUT).raise_for_status()
+        backfill = {
+            "dag_id": "retrain_daily",
+            "from_date": f"{march[0]}T00:00:00Z",
+            "to_date": f"{march[-1]}T00:00:00Z",
+        }
+        airflow.http.post("/api/v2/backfills", json=backfill, timeout=TIMEOUT).raise_for_status()
         backfilled = succeed(airflow, "retrain_daily", len(march), "backfill")
         succeed(airflow, "retrain_daily", 1, "scheduled")
     assert [run["data_interval_start"][:10] for run in sorted(backfilled, key=lambda run: run["run_after"])] == march
@@ -144,9 +148,9 @@ def answer(airflow: Airflow, run: str, choice: str) -> None:
     gone = f"Received executor event with state success for task instance {key}"
     wait_until("the scheduler knows", lambda: gone in airflow.parts["scheduler"].log.read_text(), TIMEOUT)
     path = f"dags/champion_challenger/dagRuns/{run}/taskInstances/approve/-1/hitlDetails"
-    asked = airflow.get(path)
+    request = airflow.get(path)
     accuracy = airflow.xcom("champion_challenger", run, "train")["metrics"]["accuracy"]
-    assert run in asked["subject"]
-    assert f"| challenger | {accuracy:.3f} |" in asked["body"]
+    assert run in request["subject"]
+    assert f"| challenger | {accuracy:.3f} |" in request["body"]
     answered = {"chosen_options": [choice], "params_input": {}}
     airflow.http.patch(f"/api/v2/{path}", json=answered, timeout=TIMEOUT).raise_for_status()

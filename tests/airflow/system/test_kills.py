@@ -38,28 +38,28 @@ Both = dict[str, list[Training]]
 
 
 @pytest.fixture(scope="module")
-def them(begin: Callable[..., list[Training]]) -> Both:
+def runs(begin: Callable[..., list[Training]]) -> Both:
     """All trainings, started at once."""
     begun = iter(begin(*(f"{mode}_{kind}" for kind in FATES.values() for mode in MODES)))
-    them = {fate: [next(begun), next(begun)] for fate in FATES}
-    for it in them.get("retried", ()):
+    runs = {fate: [next(begun), next(begun)] for fate in FATES}
+    for it in runs.get("retried", ()):
         Path(f"{it.flag}.kill").touch()
         it.flag.touch()
-    return them
+    return runs
 
 
-def test_marked_by_a_person(them: Both) -> None:
-    both = [*them["failed"], *them["success"]]
+def test_marked_by_a_person(runs: Both) -> None:
+    both = [*runs["failed"], *runs["success"]]
     marked = dict[str, float]()
     for state in ("failed", "success"):
-        for it in them[state]:
+        for it in runs[state]:
             it.mark(state)
             marked[it.namespace] = time.time()
     wait_until("the jobs are gone", lambda: not any(it.jobs for it in both), 60)
     took = {it.namespace: cancelled_at(it) - marked[it.namespace] for it in both}
     assert max(took.values()) < 30, took
     for state in ("failed", "success"):
-        assert [it.state for it in them[state]] == [state, state]
+        assert [it.state for it in runs[state]] == [state, state]
 
 
 def is_suspended(it: Training) -> bool:
@@ -78,15 +78,15 @@ def cancelled_at(it: Training) -> float:
     return max(end.timestamp() for end in ends if end is not None)
 
 
-def keep(them: Both) -> None:
-    both = [*them["suspended"], *them["kept"]]
+def keep(runs: Both) -> None:
+    both = [*runs["suspended"], *runs["kept"]]
     names = [it.jobs for it in both]
     for it in both:
         it.mark("failed")
-    for it in them["suspended"]:
+    for it in runs["suspended"]:
         it.until_logged("the task was killed")
         wait_until("it is suspended", partial(is_suspended, it), 60)
-    for it in them["kept"]:
+    for it in runs["kept"]:
         it.until_logged("keeps running (on_kill_action='keep')")
         assert set(it.phases.values()) == {"Running"}
     for it in both:
@@ -100,28 +100,28 @@ def keep(them: Both) -> None:
     assert [it.jobs for it in both] == names, "the next try adopts the job"
 
 
-def clear_while_it_runs(them: Both) -> None:
-    first = [it.jobs for it in them["cleared"]]
-    for it in them["cleared"]:
+def clear_while_it_runs(runs: Both) -> None:
+    first = [it.jobs for it in runs["cleared"]]
+    for it in runs["cleared"]:
         it.clear()
-    for it, names in zip(them["cleared"], first, strict=True):
+    for it, names in zip(runs["cleared"], first, strict=True):
         wait_until("there is another job", lambda it=it, names=names: it.jobs and it.jobs != names, 90)  # type: ignore[misc]
         assert len(it.jobs) == 1
-    for it in them["cleared"]:
+    for it in runs["cleared"]:
         it.finish()
         assert list(it.phases.values()) == ["Complete"]
 
 
-def clear_after_success(them: Both) -> None:
-    for it in them["again"]:
+def clear_after_success(runs: Both) -> None:
+    for it in runs["again"]:
         it.flag.touch()
-    for it in them["again"]:
+    for it in runs["again"]:
         it.finish()
-    first = [it.delivered for it in them["again"]]
-    for it in them["again"]:  # a clear before that returns the same result again
+    first = [it.delivered for it in runs["again"]]
+    for it in runs["again"]:  # a clear before that returns the same result again
         wait_until("its job is marked as delivered", partial(is_acknowledged, it), 60)
         it.clear()
-    for it, name in zip(them["again"], first, strict=True):
+    for it, name in zip(runs["again"], first, strict=True):
         wait_until("it trains again", lambda it=it: len(it.jobs) == 2, 90)  # type: ignore[misc]
         it.finish()
         assert list(it.phases.values()) == ["Complete", "Complete"]
@@ -132,10 +132,10 @@ ACTIONS = {"kept": keep, "cleared": clear_while_it_runs, "again": clear_after_su
 
 
 @pytest.fixture(scope="module")
-def done(them: Both) -> Iterator[dict[str, Future[None]]]:
+def done(runs: Both) -> Iterator[dict[str, Future[None]]]:
     """Actions of people after the first test, all at once, since they mostly wait."""
     with ThreadPoolExecutor(len(ACTIONS)) as threads:
-        yield {fate: threads.submit(act, them) for fate, act in ACTIONS.items() if fate in FATES}
+        yield {fate: threads.submit(act, runs) for fate, act in ACTIONS.items() if fate in FATES}
 
 
 def test_a_job_that_is_kept(done: dict[str, Future[None]]) -> None:
@@ -150,15 +150,15 @@ def test_cleared_after_success(done: dict[str, Future[None]]) -> None:
     done["again"].result()
 
 
-def test_retried_after_the_job_failed(them: Both, airflow: Airflow) -> None:
-    for it in them.get("retried", ()):
+def test_retried_after_the_job_failed(runs: Both, airflow: Airflow) -> None:
+    for it in runs.get("retried", ()):
         it.finish()
         assert sorted(it.phases.values()) == ["Complete", "Failed"], "the failed job is kept"
         assert airflow.xcom(it.dag, it.run)["attempt"] == 2
 
 
-def test_execution_timeout(them: Both, airflow: Airflow) -> None:
-    for it in them["late"]:
+def test_execution_timeout(runs: Both, airflow: Airflow) -> None:
+    for it in runs["late"]:
         airflow.until("failed", it.dag, it.run, seconds=150)
         it.until_logged("did not end within execution_timeout; it was cancelled")
         assert it.jobs == []
@@ -168,4 +168,4 @@ def test_execution_timeout(them: Both, airflow: Airflow) -> None:
         fired = it.logged_at("Trigger fired event")
         over = fired or datetime.fromtimestamp(cancelled_at(it), UTC)
         assert 15 - 1 <= (over - began).total_seconds() < 15 + 30
-    assert [bool(it.logged_at("Trigger fired event")) for it in them["late"]] == [False, True]
+    assert [bool(it.logged_at("Trigger fired event")) for it in runs["late"]] == [False, True]

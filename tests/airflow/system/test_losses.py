@@ -27,11 +27,11 @@ DAGS = {
 if older_than("3.1"):  # a task that keeps its worker prevents others from starting, see conftest.py
     DAGS = {fate: DAGS[fate] for fate in ("drained", "unseen by a trigger", "ends elsewhere", "deferred")}
 
-Them = dict[str, Training]
+Runs = dict[str, Training]
 
 
 @pytest.fixture(scope="module")
-def them(begin: Callable[..., list[Training]]) -> Them:
+def runs(begin: Callable[..., list[Training]]) -> Runs:
     """All trainings, started at once."""
     return dict(zip(DAGS, begin(*DAGS.values()), strict=True))
 
@@ -51,8 +51,8 @@ def finish(*trainings: Training) -> None:
         assert it.delivered == name
 
 
-def test_a_worker_is_drained(them: Them) -> None:
-    drained = them["drained"]
+def test_a_worker_is_drained(runs: Runs) -> None:
+    drained = runs["drained"]
     supervisor, task = drained.processes()
     # Old supervisors do not forward the signal; the end of a container may send it to all processes.
     (task if older_than("3.2") else supervisor).send_signal(signal.SIGTERM)
@@ -62,8 +62,8 @@ def test_a_worker_is_drained(them: Them) -> None:
     finish(drained)
 
 
-def test_workers_are_killed(them: Them) -> None:
-    killed, unseen = them["killed"], them["unseen"]
+def test_workers_are_killed(runs: Runs) -> None:
+    killed, unseen = runs["killed"], runs["unseen"]
     for it in (killed, unseen):
         for process in it.processes():
             process.kill()
@@ -77,8 +77,8 @@ def test_workers_are_killed(them: Them) -> None:
     finish(killed, unseen)
 
 
-def test_retried_while_the_job_of_a_deferred_task_runs(them: Them) -> None:
-    mortal = them["mortal"]
+def test_retried_while_the_job_of_a_deferred_task_runs(runs: Runs) -> None:
+    mortal = runs["mortal"]
     mortal.airflow.until("deferred", mortal.dag, mortal.run)
     assert mortal.task["try_number"] == 2
     assert_still_runs(mortal)
@@ -94,28 +94,28 @@ def until_moved(it: Training, triggerer: object) -> None:
     wait_until("another has the trigger", moved, 240, poll=0.5, ignore=httpx.HTTPError)
 
 
-def test_a_triggerer_is_restarted(them: Them, airflow: Airflow) -> None:
-    first = them["deferred"].triggerer
+def test_a_triggerer_is_restarted(runs: Runs, airflow: Airflow) -> None:
+    first = runs["deferred"].triggerer
     airflow.restart("triggerer", signal.SIGTERM, alone=True)
-    until_moved(them["deferred"], first)
-    assert_still_runs(them["deferred"], them["ends elsewhere"], them["unseen by a trigger"])
+    until_moved(runs["deferred"], first)
+    assert_still_runs(runs["deferred"], runs["ends elsewhere"], runs["unseen by a trigger"])
 
 
-def test_a_triggerer_is_killed(them: Them, airflow: Airflow) -> None:
-    first, unseen = them["deferred"].triggerer, them["unseen by a trigger"]
+def test_a_triggerer_is_killed(runs: Runs, airflow: Airflow) -> None:
+    first, unseen = runs["deferred"].triggerer, runs["unseen by a trigger"]
     airflow.parts["triggerer"].kill()
     unseen.flag.touch()
     wait_until("its job ends", lambda: list(unseen.phases.values()) == ["Complete"], 60)
     airflow.age("job", "latest_heartbeat", id=first)
     airflow.parts["triggerer"].start()
-    until_moved(them["deferred"], first)
+    until_moved(runs["deferred"], first)
     finish(unseen)
-    assert_still_runs(them["deferred"], them["ends elsewhere"])
+    assert_still_runs(runs["deferred"], runs["ends elsewhere"])
 
 
-def test_two_triggerers_run_one_trigger(them: Them, airflow: Airflow) -> None:
+def test_two_triggerers_run_one_trigger(runs: Runs, airflow: Airflow) -> None:
     """One hangs, counts as lost, and wakes up again when the other one runs its triggers."""
-    waits, ends = them["deferred"], them["ends elsewhere"]
+    waits, ends = runs["deferred"], runs["ends elsewhere"]
     first, hangs = waits.triggerer, airflow.parts["triggerer"]
     second = airflow.program("another-triggerer", "triggerer")
     assert hangs.pid is not None
@@ -135,21 +135,21 @@ def test_two_triggerers_run_one_trigger(them: Them, airflow: Airflow) -> None:
         second.kill()
 
 
-def test_a_scheduler_is_lost(them: Them, airflow: Airflow) -> None:
+def test_a_scheduler_is_lost(runs: Runs, airflow: Airflow) -> None:
     """Its workers keep running; the next scheduler does not know them, restarts their tasks and ends the old ones."""
-    task = them["in a worker"].task["id"]
+    task = runs["in a worker"].task["id"]
     airflow.end("scheduler", alone=True)
     airflow.age("job", "latest_heartbeat", job_type="SchedulerJob", state="running")
     airflow.parts["scheduler"].start()
     wait_until(
-        "there is another try", lambda: them["in a worker"].task["id"] != task, 240, poll=0.5, ignore=httpx.HTTPError
+        "there is another try", lambda: runs["in a worker"].task["id"] != task, 240, poll=0.5, ignore=httpx.HTTPError
     )
-    them["in a worker"].until_logged("the worker is terminating", 1)
-    them["in a worker"].until_up()
-    assert_still_runs(them["in a worker"], them["deferred"])
+    runs["in a worker"].until_logged("the worker is terminating", 1)
+    runs["in a worker"].until_up()
+    assert_still_runs(runs["in a worker"], runs["deferred"])
 
 
-def test_parts_of_airflow_are_restarted(them: Them, airflow: Airflow) -> None:
+def test_parts_of_airflow_are_restarted(runs: Runs, airflow: Airflow) -> None:
     for part in ("scheduler", "api-server", "database"):
         if part == "database":
             airflow.database.server.kill(signal.SIGINT)
@@ -157,5 +157,5 @@ def test_parts_of_airflow_are_restarted(them: Them, airflow: Airflow) -> None:
         else:
             airflow.restart(part, signal.SIGTERM)
         airflow.until_healthy()
-        assert_still_runs(them["in a worker"], them["deferred"])
-    finish(them["in a worker"], them["deferred"])
+        assert_still_runs(runs["in a worker"], runs["deferred"])
+    finish(runs["in a worker"], runs["deferred"])

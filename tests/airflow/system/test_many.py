@@ -18,15 +18,15 @@ MAPPED = 50 if campaigns.FULL else 3
 
 
 @pytest.fixture
-def them(airflow: Airflow, trainings: Path) -> Iterator[dict[str, list[Training]]]:
+def runs(airflow: Airflow, trainings: Path) -> Iterator[dict[str, list[Training]]]:
     """Kind of DAG -> a training in each mode; not started."""
     kinds = ("mapped", "daily")
-    them = {kind: [Training.of(airflow, f"{mode}_{kind}", trainings) for mode in MODES] for kind in kinds}
-    for both in them.values():
+    runs = {kind: [Training.of(airflow, f"{mode}_{kind}", trainings) for mode in MODES] for kind in kinds}
+    for both in runs.values():
         for it in both:
             it.flag.touch()
-    yield them
-    for both in them.values():
+    yield runs
+    for both in runs.values():
         for it in both:
             with it.client() as client:
                 for name in it.jobs:
@@ -34,20 +34,20 @@ def them(airflow: Airflow, trainings: Path) -> Iterator[dict[str, list[Training]
 
 
 @pytest.mark.timeout(1800)
-def test_mapped_and_backfilled(them: dict[str, list[Training]], airflow: Airflow) -> None:
-    for it in them["daily"]:
+def test_mapped_and_backfilled(runs: dict[str, list[Training]], airflow: Airflow) -> None:
+    for it in runs["daily"]:
         airflow.backfill(it.dag, "2026-01-05", f"2026-01-{4 + DATES:02}", **it.conf)
-    for it in them["mapped"]:
+    for it in runs["mapped"]:
         it.begin()
 
-    for it in them["daily"]:
+    for it in runs["daily"]:
         wait_until(f"all runs of {it.dag} exist", partial(all_exist, it), 900, poll=1)
         assert [airflow.over(it.dag, run, 900) for run in backfilled(it)] == ["success"] * DATES
         results = [airflow.xcom(it.dag, run) for run in backfilled(it)]
         assert sorted(each["name"] for each in results) == it.jobs
         assert list(it.phases.values()) == ["Complete"] * DATES
 
-    for it in them["mapped"]:
+    for it in runs["mapped"]:
         assert airflow.over(it.dag, it.run, 1500) == "success"
         results = [airflow.xcom(it.dag, it.run, map_index=index) for index in range(MAPPED)]
         assert sorted(each["name"] for each in results) == it.jobs

@@ -175,7 +175,7 @@ def plugin(token: str) -> dict[str, Any]:
 
 
 @dataclass
-class There:
+class ClusterRun:
     """A run whose jobs never start, since the cluster has no controllers; they time out.
 
     Attributes:
@@ -199,11 +199,11 @@ class There:
 
 
 @pytest.fixture(scope="module")
-def there(airflow: Airflow, trainings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
+def cluster_run(airflow: Airflow, trainings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRun]:
     """A real API server, with valid and invalid tokens and a client key."""
     if missing := build.missing("control-plane"):  # building takes a quarter of an hour, too long for this tier
         pytest.skip(f"not built here: {', '.join(missing)} (make cluster-programs)")
-    planted, folder = Planted(airflow, trainings), tmp_path_factory.mktemp("there")
+    planted, folder = Planted(airflow, trainings), tmp_path_factory.mktemp("cluster_run")
     with Cluster(folder / "cluster", controllers=False) as cluster:
         files = {"ca_file": str(folder / "ca.crt"), "backend": "kubernetes"}
         (folder / "ca.crt").write_bytes(cluster.layout.authority.certificate.read_bytes())
@@ -234,14 +234,14 @@ def there(airflow: Airflow, trainings: Path, tmp_path_factory: pytest.TempPathFa
             return len(jobs) == 3 and len(deferred) == 2
 
         wait_until("three jobs, two deferred tasks", all_exist, 240, ignore=(ApiError, httpx.HTTPError))
-        yield There(planted, cluster, run, jobs, planted.seen(THERE, run))
+        yield ClusterRun(planted, cluster, run, jobs, planted.seen(THERE, run))
     planted.clean()
 
 
-def test_on_a_cluster_while_tasks_are_deferred(there: There) -> None:
-    there.check(there.while_deferred)
-    objects = json.dumps([*there.jobs.values()])
-    assert [what for what, value in there.planted.secrets.items() if value in objects] == []
+def test_on_a_cluster_while_tasks_are_deferred(cluster_run: ClusterRun) -> None:
+    cluster_run.check(cluster_run.while_deferred)
+    objects = json.dumps([*cluster_run.jobs.values()])
+    assert [what for what, value in cluster_run.planted.secrets.items() if value in objects] == []
 
 
 def test_on_this_machine(planted: Planted) -> None:
@@ -292,13 +292,13 @@ def test_on_this_machine(planted: Planted) -> None:
     assert any(place.startswith("file logs/") and "task_id=public" in place for place in files)
 
 
-def test_on_a_cluster_after_the_end(there: There) -> None:
-    planted, run = there.planted, there.run
+def test_on_a_cluster_after_the_end(cluster_run: ClusterRun) -> None:
+    planted, run = cluster_run.planted, cluster_run.run
     assert planted.over(THERE, run) == dict.fromkeys(
         ("token_worker", "token_deferred", "key_deferred", "wrong_token", "wrong_plugin", "wrong_text"), "failed"
     )
-    assert there.cluster.api.find(TRAINER, "TrainJob", "default") == [], "timed out, and so cancelled"
+    assert cluster_run.cluster.api.find(TRAINER, "TrainJob", "default") == [], "timed out, and so cancelled"
     for task in ("wrong_token", "wrong_plugin"):
         assert "the credentials are refused" in planted.airflow.log(THERE, run, task)
     assert "neither YAML nor JSON" in planted.airflow.log(THERE, run, "wrong_text")
-    there.check(planted.seen(THERE, run))
+    cluster_run.check(planted.seen(THERE, run))

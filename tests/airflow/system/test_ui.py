@@ -200,11 +200,13 @@ def test_the_connection_form_in_a_browser(airflow: Airflow, page: Page) -> None:
     extra = {name: value for name, value in json.loads(stored["extra"]).items() if value is not None}
     assert extra == {**typed, "backend": "kubernetes", "secret_kube_config": "***"}
     assert stored["password"] == "***"
-    (whole,) = airflow.listed("connections", "get", "typed")
-    assert whole["password"] == "typed-password"
+    (exported,) = airflow.listed("connections", "get", "typed")
+    assert exported["password"] == "typed-password"
     assert (
         json.loads(
-            whole["extra_dejson"] if isinstance(whole["extra_dejson"], str) else json.dumps(whole["extra_dejson"])
+            exported["extra_dejson"]
+            if isinstance(exported["extra_dejson"], str)
+            else json.dumps(exported["extra_dejson"])
         )["secret_kube_config"]
         == typed["secret_kube_config"]
     )
