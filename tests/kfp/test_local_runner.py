@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(900)  # 30 to 60 s on two idle cores, most of it imports of MLflow and JAX
-def test_the_second_run_starts_from_the_first_ones_champion(steps: Steps) -> None:
+def test_the_second_run_starts_from_the_champion_of_the_first(steps: Steps) -> None:
     uri = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
     steps.environment |= {
         "TRAINJOB_REGISTRY": uri,
         "TRAINJOB_WORKSPACE": (steps.directory / "workspace").as_uri(),
-        "TRAINJOB_LOCAL_ENVIRONMENTS": json.dumps({"jax-distributed": sys.prefix}),  # that of the steps has no JAX
+        "TRAINJOB_LOCAL_ENVIRONMENTS": json.dumps(
+            {"jax-distributed": sys.prefix}
+        ),  # the environment of the steps has no JAX
     }
     logs = [steps.run_example("retrain_digits.py", "--epochs", epochs) for epochs in ("2", "4")]
 

@@ -210,8 +210,8 @@ def test_a_terminated_step_writes_its_last_line_as_termination_message(steps: St
 @pytest.mark.parametrize("writable", [True, False])
 def test_a_process_ends_if_its_stdout_is_closed(tmp_path: Path, writable: bool) -> None:
     program = "from trainjob_kfp.steplog import end_process\nend_process('the end', 143)"
-    place = tmp_path / "message" if writable else tmp_path  # a directory cannot be written to
-    environment = {**os.environ, "TRAINJOB_TERMINATION_LOG": str(place)}
+    file = tmp_path / "message" if writable else tmp_path  # a directory cannot be written to
+    environment = {**os.environ, "TRAINJOB_TERMINATION_LOG": str(file)}
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -219,7 +219,7 @@ def test_a_process_ends_if_its_stdout_is_closed(tmp_path: Path, writable: bool) 
     finally:
         os.close(writer)
     assert ended.returncode == 143
-    assert not writable or place.read_text() == "the end"
+    assert not writable or file.read_text() == "the end"
 
 
 def test_a_step_terminated_while_launching_stops_its_job(steps: Steps) -> None:
