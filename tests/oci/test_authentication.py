@@ -133,7 +133,7 @@ def test_tokens_that_the_server_considers_expired(
     def token(user: str, scopes: list[str]) -> str:
         nonlocal given
         given += 1
-        # Not the first: if the request for which a token was issued is refused, permissions are missing.
+        # Not the first: if a request is refused with the token issued for it, it is not repeated.
         tokens.seconds = -70 if given % 3 == 2 else 60
         try:
             return real(user, scopes)

@@ -45,7 +45,7 @@ class FaultyStore(Protocol):
         ...
 
     def replace(self, path: str, data: bytes) -> None:
-        """Change a file that may be being read."""
+        """Change a file, also during a download."""
         ...
 
     def on_read(self, fault: Callable[[int], Fault]) -> None:
