@@ -37,7 +37,7 @@ from trainjob.errors import (
 from trainjob.lifecycle import cancel as cancel, launch as launch
 from trainjob.logs import LogLine as LogLine
 from trainjob.manifest import JobRef as JobRef
-from trainjob.report import Report as Report
+from trainjob.report import Report as Report, diagnose as diagnose
 from trainjob.settings import Settings as Settings
 from trainjob.spec import (
     EnvVarSource as EnvVarSource,

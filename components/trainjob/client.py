@@ -168,7 +168,7 @@ class TrainJobClient:
             NotFound: no such job.
         """
         _check_name(name)
-        return self.call(lambda: report.take(self.backend, self.namespace, name))
+        return self.call(lambda: report.diagnose(self.backend, self.namespace, name))
 
     def export(
         self,

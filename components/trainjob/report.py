@@ -17,7 +17,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose
+from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
 from trainjob.errors import NotFound
 from trainjob.kube_objects import mapping, mappings, name_of, parse_time, rank_of, training_container
 from trainjob.lifecycle import given_up
@@ -197,8 +197,8 @@ def facts(ref: JobRef, key: str, observation: Observation, now: datetime | None 
     }
 
 
-async def take(backend: Backend, namespace: str, name: str) -> Report:
-    """Report on any TrainJob, also one that trainjob did not launch.
+async def diagnose(backend: Backend, namespace: str, name: str) -> Report:
+    """Diagnose any TrainJob, also one that trainjob did not launch: its state, what blocks it, why it failed.
 
     Raises:
         NotFound: The job and its related objects do not exist.
@@ -218,7 +218,7 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
     blocker = _blocker(evidence, observation.phase)
     observation = observe(evidence.trainjob, None, blocker)
     given_up_for = given_up(trainjob) if trainjob else None
-    diagnosis = replace(given_up_for or diagnose(evidence), job=str(ref), phase=observation.phase)
+    diagnosis = replace(given_up_for or diagnosis_of(evidence), job=str(ref), phase=observation.phase)
     result = result_of(ref, evidence, observation)
     return Report(
         ref,

@@ -34,7 +34,7 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Evidence, diagnose
 from trainjob.errors import RankCrashed
 from trainjob.lifecycle import cancel, give_up, launch
-from trainjob.report import take
+from trainjob.report import diagnose as report_of
 from trainjob.status import Observation, observe
 from trainjob.waiting import wait
 
@@ -208,7 +208,7 @@ async def by_the_core(waiters: Waiters) -> None:
     assert waiters.keeps_running(ref.name)
     assert await give_up(backend, ref, diagnosis) == f"{ref} was suspended"
     await anyio.to_thread.run_sync(lambda: wait_until("its pods are gone", lambda: not waiters.pods(ref.name), 90))
-    report = await take(backend, waiters.namespace, ref.name)
+    report = await report_of(backend, waiters.namespace, ref.name)
     assert report.ranks == [], "the pods are deleted, but the report keeps the diagnosis"
     assert (report.given_up, report.diagnosis.log) == (True, diagnosis.log)
     second = await launch(backend, spec(**REAL), "core", namespace=waiters.namespace)

@@ -19,7 +19,7 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cli import texts
 from trainjob.diagnosis import Category
 from trainjob.errors import NotFound
-from trainjob.report import Report, report_html, take
+from trainjob.report import Report, diagnose, report_html
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -80,7 +80,7 @@ async def test_any_job_can_be_diagnosed(cluster: Access, namespace: str, small_q
         while waiting:
             for name, expected in list(waiting.items()):
                 try:
-                    found[name] = await take(backend, namespace, name)
+                    found[name] = await diagnose(backend, namespace, name)
                 except NotFound:
                     continue
                 if name == DELETED and found[name].events and not deleted:
@@ -99,5 +99,5 @@ async def test_any_job_can_be_diagnosed(cluster: Access, namespace: str, small_q
             assert "0123456789abcdef" not in shown
     assert "WANDB_API_KEY" in found["runs"].spec["env"]
     with pytest.raises(NotFound, match="there is no TrainJob"):
-        await take(backend, namespace, "nosuch")
+        await diagnose(backend, namespace, "nosuch")
     await backend.aclose()

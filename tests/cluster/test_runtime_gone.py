@@ -55,7 +55,7 @@ async def test_waiting_for_a_job_without_its_runtime_fails(cluster: Access, name
         cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
         with anyio.fail_after(10), pytest.raises(Stuck, match="its TrainingRuntime own does not exist anymore"):
             await wait(backend, ref, WaitOptions(fail_fast=True))
-        assert (await report.take(backend, namespace, ref.name)).observation.stuck
+        assert (await report.diagnose(backend, namespace, ref.name)).observation.stuck
     await backend.aclose()
 
 

@@ -380,7 +380,7 @@ class Commands:
 
     async def status(self, name: tuple[str, str]) -> int:
         """Print the state of one job."""
-        found = await report.take(self.backend, name[0] or self.namespace, name[1])
+        found = await report.diagnose(self.backend, name[0] or self.namespace, name[1])
         job = {each: value for each, value in found.as_dict().items() if each not in _DETAILS}
         self._answer(job, lambda: texts.status_text(found))
         return 0
@@ -389,7 +389,7 @@ class Commands:
         self, name: tuple[str, str], page: Path | None, exit_code: Callable[[TrainJobFailed], int]
     ) -> int:
         """Print everything about one job. The exit code tells who has to act next."""
-        found = await report.take(self.backend, name[0] or self.namespace, name[1])
+        found = await report.diagnose(self.backend, name[0] or self.namespace, name[1])
         if page is not None:
             await anyio.Path(page).write_text(report.report_html(found), encoding="utf-8")
         self._answer(found.as_dict(), lambda: texts.report_text(found))
