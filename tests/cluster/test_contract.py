@@ -28,6 +28,7 @@ ABSENT = {
     "test_create_rejects_the_name_of_a_deleted_job": (
         "an API server forgets the names of deleted objects; the caller that counts the attempts avoids a second use"
     ),
+    "test_runtimes_are_listed": "the role for users may not list runtimes (test_an_administrator_lists_runtimes)",
     "test_evidence_has_exit_codes_and_logs_of_all_ranks": (
         "the Job controller deletes the running ranks, with their exit codes and logs; the failed rank is left "
         "(test_evidence_of_the_rank_that_failed)"
@@ -121,3 +122,9 @@ async def test_evidence_of_the_rank_that_failed(shell: Harness) -> None:
     }
     assert codes["1"] == 3
     assert ["rank 1"] in evidence.logs.values()
+
+
+async def test_an_administrator_lists_runtimes(cluster: Access) -> None:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    assert "torch-distributed" in await backend.runtimes()
+    await backend.aclose()

@@ -283,7 +283,7 @@ def test_refusals_of_the_webhook_are_explained(cluster: Access, namespace: str) 
             client.launch(bare, "bare")
         client.dry_run({**bare, "runtime_patches": [INITIALIZER_VOLUME]}, "mounted")
         plain = {"runtime": "torch-distributed", "initializer": {"dataset": "hf://a/b"}}
-        with pytest.raises(Rejected, match=r"(?s)must have dataset-initializer job.*a step of its own"):
+        with pytest.raises(Rejected, match=r"(?s)must have dataset-initializer job.*in a separate step"):
             client.launch(plain, "plain")
 
 

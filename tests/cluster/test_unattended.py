@@ -202,7 +202,7 @@ async def test_a_job_that_cannot_be_suspended_is_deleted(
         await until_unattended()
         (done,) = await reaped(backend, namespace)
         assert done.done == "deleted"
-        assert {"asked": "", "kueue": "Kueue would start it again", "runtime-gone": "could not be suspended"}[
+        assert {"asked": "", "kueue": "Kueue would resume it", "runtime-gone": "could not be suspended"}[
             why
         ] in done.why
         assert await backend.get(namespace, ref.name) is None

@@ -188,7 +188,8 @@ def test_the_connection_form_in_a_browser(airflow: Airflow, page: Page) -> None:
     for name, value in typed.items():
         form.locator(f"[name=element_{name}]").fill(value)
     form.get_by_label("Backend", exact=True).fill("Kubernetes")
-    page.get_by_role("option", name="Kubernetes", exact=True).click()
+    page.get_by_role("option", name="Kubernetes", exact=True).wait_for()
+    form.get_by_label("Backend", exact=True).press("Enter")
     page.set_viewport_size({"width": 1400, "height": 2200})
     picture(page, "connection-extra-fields")
     form.get_by_role("button", name="Save").click()
