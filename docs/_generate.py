@@ -135,7 +135,7 @@ def advice(category: str) -> str:
 
 
 def api(module: str, level: str = "2") -> str:
-    """The public names of a module, by mkdocstrings, without errors and what has a page of its own."""
+    """The public names of a module, by mkdocstrings, without errors and names that have a separate page."""
     found = importlib.import_module(module)
     names = [name for name in found.__all__ if callable(getattr(found, name)) and not _is_error(getattr(found, name))]
     names = [name for name in names if module != "trainjob" or name not in {*trainjob.spec.__all__, "Settings"}]

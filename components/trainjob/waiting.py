@@ -1,6 +1,6 @@
 """Wait for a job to finish, and return its result or raise its diagnosis. Works with any `Backend`.
 
-A waiter keeps no state of its own: a restarted one reads everything from the job and continues.
+A waiter keeps no state: after a restart it reads everything from the job and continues.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ SHAPES = {
 }
 MOMENTUM = 0.9
 
-# Not --seed: a model trained further with another seed would be tested on images of its own training set.
+# Not --seed: a model that is trained further with another seed would be tested on images that it was trained on.
 SPLIT_SEED = 20
 TEST_IMAGES = 360
 

@@ -97,7 +97,7 @@ while read token; do echo $token; done
 for token in a b c; do echo $token; done
 grep -c token file
 sed -i 's/token=.*/token=/' x
-python train.py --api-key-env OPENAI_API_KEY --secret-name my-secret
+python train.py --api-key-env WANDB_API_KEY --secret-name my-secret
 python train.py --password-file /run/secrets/pw
 cosign verify --key /keys/cosign.pub --signature=/sig/abcdefghijklmnopqrstuv.sig
 aws s3 sync s3://a/b /data --region eu-central-1

@@ -506,7 +506,7 @@ def test_invalid_sources_are_rejected(source: Any, text: str) -> None:
         ({"env": {"HF_TOKEN": "x"}}, "env.HF_TOKEN"),
         ({"env": {"AWS_SECRET_ACCESS_KEY": "x"}}, "env.AWS_SECRET_ACCESS_KEY"),
         ({"env": {"db_password": "x"}}, "env.db_password"),
-        ({"env": {"OPENAI_API_KEY": "x"}}, "env.OPENAI_API_KEY"),
+        ({"env": {"WANDB_API_KEY": "x"}}, "env.WANDB_API_KEY"),
         ({"env": {"HARMLESS": TOKEN}}, "env.HARMLESS"),
         ({"env": {"DB": "postgres://me:pw@host/db"}}, "env.DB"),
         ({"env": {"PEM": "-----BEGIN RSA PRIVATE KEY-----\nx"}}, "env.PEM"),

@@ -277,8 +277,8 @@ class JobInformer:
         task.add_done_callback(self._confirming.discard)
 
     async def _confirmed(self, waiter: _Waiter) -> None:
-        # The waiter reads the previous snapshot first. An event per waiter would serve this moment only.
-        while waiter.unread:  # noqa: ASYNC110
+        # The waiter reads the previous snapshot first.
+        while waiter.unread:  # noqa: ASYNC110 - an event would be one more object per waiter
             await asyncio.sleep(0.01)
         try:
             found = await self._confirm(waiter.ref)
