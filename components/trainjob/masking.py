@@ -31,7 +31,7 @@ _TOKENS = (
     r"(?<![\w-])eyJ[\w-]{10,2000}\.eyJ[\w-]{10,}(?:\.[\w-]+)?",  # detect-secrets: jwt
     r"[\w~.]{3}\dQ~[\w~.-]{31,34}",  # gitleaks: azure-ad-client-secret
     r"(?:AIza[\w-]{35}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{28})",  # gitleaks: gcp-api-key; Google's OAuth
-    r"sk-(?:[\w-]{0,100}T3BlbkFJ[\w-]{20,}|(?:proj|svcacct|admin|[a-z]{3}-[a-z]+\d\d)-[\w-]{20,})",  # keys of hosted models
+    r"sk-(?:[\w-]{0,100}T3BlbkFJ[\w-]{20,}|(?:proj|svcacct|admin|[a-z]{3}-[a-z]+\d\d)-[\w-]{20,})",  # hosted models
     r"(?:pypi-AgE[\w-]{50,}|npm_[A-Za-z0-9]{36}|dckr_pat_[\w-]{27})",  # detect-secrets: pypi_token, npm; Docker Hub
     r"(?:[rs]k_live_[0-9A-Za-z]{24,}|SG\.[\w-]{22}\.[\w-]{43})",  # detect-secrets: stripe, sendgrid
     r"(?:dapi[a-f0-9]{32}|hv[sb]\.[\w-]{20,}|dop_v1_[a-f0-9]{64}|gsk_[A-Za-z0-9]{52})",  # gitleaks: databricks, …

@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from trainjob.diagnosis.blockers import event_time, in_events, in_pods, in_workload
+from trainjob.diagnosis.blockers import event_time, first, in_events, in_workload, of_pods
 from trainjob.status import Blocker, Phase, observe
 
 NO_QUOTA = (
     "couldn't assign flavors to pod set node: insufficient unused quota for nvidia.com/gpu in flavor default, 8 more"
 )
 TOO_MUCH = "insufficient quota for cpu in flavor default, … current podset request (60) > maximum capacity (8)"
+
+
+def in_pods(pods: list[dict[str, Any]]) -> Blocker | None:
+    found = first(of_pods(pods))
+    return found.blocker if found else None
 
 
 def workload(*conditions: tuple[str, str, str, str], **fields: Any) -> dict[str, Any]:

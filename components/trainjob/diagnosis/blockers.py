@@ -184,12 +184,6 @@ def _seconds(time: object) -> str:
 _NO_FINDING = ("ContainerCreating", "PodInitializing", "CrashLoopBackOff")  # the last is reported as a crash
 
 
-def in_pods(pods: Iterable[Mapping[str, Any]]) -> Blocker | None:
-    """Why pods do not start; a permanent reason first, since it has to be fixed first."""
-    found = first(of_pods(pods))
-    return found.blocker if found else None
-
-
 def of_pods(pods: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     """Why pods do not start."""
     for pod in pods:
