@@ -11,6 +11,15 @@ from trainjob.data.selection import as_patterns as as_patterns
 from trainjob.data.stores.opening import open_writable as open_writable
 from trainjob.doctor import Finding as Finding, Level as Level
 from trainjob.doctor.cluster import examine_jobs as examine_jobs
+from trainjob.document import (
+    merge_documents as merge_documents,
+    observed_document as observed_document,
+    training_document as training_document,
+    with_comparison as with_comparison,
+    with_lineage as with_lineage,
+    workflow_document as workflow_document,
+)
+from trainjob.history import MetricHistory as MetricHistory
 from trainjob.kube_objects import mapping as mapping, parse_time as parse_time
 from trainjob.lifecycle import (
     AfterFailure as AfterFailure,
@@ -21,6 +30,7 @@ from trainjob.lifecycle import (
     mark_delivered as mark_delivered,
     request_cancel as request_cancel,
 )
+from trainjob.live import LiveReader as LiveReader, take_document as take_document
 from trainjob.logs import Throttle as Throttle
 from trainjob.manifest import (
     KEY as KEY,
@@ -34,7 +44,7 @@ from trainjob.progress_log import (
     LogSink as LogSink,
     ProgressLogger as ProgressLogger,
 )
-from trainjob.report import numeric as numeric, report_html as report_html
+from trainjob.report import examine as examine, numeric as numeric, report_html as report_html
 from trainjob.sanitizing import plain as plain
 from trainjob.serialization import (
     pack_diagnosis as pack_diagnosis,

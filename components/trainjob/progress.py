@@ -18,6 +18,10 @@ A metric or output is a bool, a number or text, and keeps its type for all reade
 a metric is written as text there and in the message, and `read` converts it back: ``true`` and ``false``, a number, or
 the text itself.
 
+Three facts that are no metrics travel as metrics, whose names begin with the reserved prefix ``trainjob.``:
+``trainjob.step``, the latest step; ``trainjob.checkpoint``, the step of the latest checkpoint; ``trainjob.estimate``,
+``speed`` if the remaining time was derived from the progress. `read` returns them as `Report.details`.
+
 A reader of both channels takes each metric from the message, which is always up to date. From the API it takes only
 metrics that the message lacks: those without space in it, and those of other programs (Hugging Face's callback).
 
@@ -68,6 +72,8 @@ MAX_VALUE = 64
 MAX_SECONDS = 2**31 - 1  # int32 in Trainer's API
 MAX_STEPS = 2**53  # exact in all JSON readers
 MAX_POINTS = 256  # of the history, of all metrics together: 8 KB as JSON in a result
+RESERVED = "trainjob."
+"""Prefix of the names of `Report.details` among the metrics."""
 
 _BUCKETS = MAX_POINTS // 2  # of one metric, in memory
 _HISTORY_INTERVAL = 1.0
@@ -94,11 +100,23 @@ class Report:
         outputs: Name to URI, other short text, number or bool; may be empty.
         updated: RFC 3339 time in UTC; empty if the writer left it out.
         returned: The return value of a function trainer, a JSON value; None if there is none.
-        history: Metric to its earlier values, oldest first: step, Unix time in seconds, value.
+        history: Metric to its earlier values, oldest first: step, Unix time in seconds, value. The history of
+            ``trainjob.checkpoint`` has the steps and times of the checkpoints.
+        details: ``step`` of the latest report, step of the latest ``checkpoint``, and ``estimate``, ``speed`` if the
+            remaining time was derived from the progress; only what is known.
     """
 
-    __slots__ = ("history", "metrics", "outputs", "progress", "remaining_seconds", "returned", "updated")
-    __match_args__ = ("progress", "remaining_seconds", "metrics", "outputs", "updated", "returned", "history")
+    __slots__ = ("details", "history", "metrics", "outputs", "progress", "remaining_seconds", "returned", "updated")
+    __match_args__ = (
+        "progress",
+        "remaining_seconds",
+        "metrics",
+        "outputs",
+        "updated",
+        "returned",
+        "history",
+        "details",
+    )
 
     progress: int | None
     remaining_seconds: int | None
@@ -107,6 +125,7 @@ class Report:
     updated: str
     returned: Any
     history: dict[str, list[Point]]
+    details: dict[str, Value]
 
     def __init__(  # noqa: PLR0917 - `__reduce__` gives them by position
         self,
@@ -117,8 +136,10 @@ class Report:
         updated: str = "",
         returned: Any = None,
         history: dict[str, list[Point]] | None = None,
+        details: dict[str, Value] | None = None,
     ) -> None:
-        values = (progress, remaining_seconds, metrics or {}, outputs or {}, updated, returned, history or {})
+        kept = (metrics or {}, outputs or {}, updated, returned, history or {}, details or {})
+        values = (progress, remaining_seconds, *kept)
         for name, value in zip(self.__match_args__, values, strict=True):
             object.__setattr__(self, name, value)
 
@@ -148,6 +169,7 @@ def report(
     remaining_seconds: float | None = None,
     step: SupportsFloat | None = None,
     total_steps: SupportsFloat | None = None,
+    checkpoint: bool = False,
 ) -> None:
     """Report progress, metrics and outputs of this training.
 
@@ -165,13 +187,18 @@ def report(
             the progress, at the speed of the latest half of the time since the first report.
         step: Step of the metrics, 0 or more, for their history. If left out, the number of this call.
         total_steps: Number of steps of the whole training, 1 or more. Later calls may leave it out.
+        checkpoint: Whether the training has just completed a checkpoint, at `step`; shown on its timeline.
 
     Raises:
         ValueError: An argument is out of range, or the outputs alone exceed 4096 bytes. Nothing was changed.
     """
     change = _checked(progress, metrics, outputs, remaining_seconds)
     _reporter.report(
-        change, _number("progress", progress), _steps("step", step, 0), _steps("total_steps", total_steps, 1)
+        change,
+        _number("progress", progress),
+        _steps("step", step, 0),
+        _steps("total_steps", total_steps, 1),
+        checkpoint=checkpoint,
     )
 
 
@@ -214,15 +241,24 @@ def read(text: str) -> Report | None:
     metrics = message.get("metrics")
     outputs = message.get("outputs")
     updated = message.get("lastUpdatedTime")
+    named = dict(_named(entry) for entry in metrics if _named(entry)[0]) if isinstance(metrics, list) else {}
+    values, details = split(named)
     return Report(
         progress=_whole(message.get("progressPercentage"), 100),
         remaining_seconds=_whole(message.get("estimatedRemainingSeconds"), MAX_SECONDS),
-        metrics=dict(_named(entry) for entry in metrics if _named(entry)[0]) if isinstance(metrics, list) else {},
+        metrics=values,
         outputs={k: v for k, v in outputs.items() if _is_output(v)} if isinstance(outputs, dict) else {},
         updated=updated if isinstance(updated, str) else "",
         returned=_strict(message.get("returned")),
         history=history_of(message.get("history")),
+        details=details,
     )
+
+
+def split(named: Mapping[str, Value]) -> tuple[dict[str, Value], dict[str, Value]]:
+    """The metrics, and the details that travel with them, by their names without the reserved prefix."""
+    details = {name[len(RESERVED) :]: value for name, value in named.items() if name.startswith(RESERVED)}
+    return {name: value for name, value in named.items() if not name.startswith(RESERVED)}, details
 
 
 def value_of(text: str) -> Value:
@@ -354,6 +390,8 @@ def _checked(
         raise ValueError(f"remaining_seconds must be a finite number, 0 or more, not {remaining_seconds!r}")
     if metrics is not None and len(metrics) > MAX_METRICS:
         raise ValueError(f"metrics has {len(metrics)} entries; Trainer accepts {MAX_METRICS}")
+    if reserved := [name for name in metrics or () if str(name).startswith(RESERVED)]:
+        raise ValueError(f"metrics: {reserved[0]!r} begins with {RESERVED!r}, which is reserved; choose another name")
     return Report(
         progress=None if done is None else int(done),
         remaining_seconds=None if left is None else min(math.ceil(left), MAX_SECONDS),
@@ -424,6 +462,8 @@ class _Reporter:
         self._progress: float | None = None
         self._remaining: int | None = None
         self._total_steps: int | None = None
+        self._step: int | None = None
+        self._checkpoint: int | None = None
         self._speed = _Speed()
         self._series: dict[str, _Series] = {}
         self._packed = ""  # the history as it was at `_packed_at`
@@ -437,7 +477,13 @@ class _Reporter:
         self.poster = _Poster(self.warn)
 
     def report(
-        self, change: Report, progress: float | None = None, step: int | None = None, total_steps: int | None = None
+        self,
+        change: Report,
+        progress: float | None = None,
+        step: int | None = None,
+        total_steps: int | None = None,
+        *,
+        checkpoint: bool = False,
     ) -> None:
         """Add a change; `progress` is exact, and rounded down in `change`."""
         with self._lock:
@@ -453,6 +499,10 @@ class _Reporter:
             self._calls += 1
             self._outputs = outputs
             self._total_steps = total_steps or self._total_steps
+            self._step = self._step if step is None else step
+            if checkpoint:
+                self._checkpoint = (self._step or 0) if step is None else step
+                self._remember(RESERVED + "checkpoint", self._checkpoint, self._checkpoint)
             if progress is None and step is not None and self._total_steps:
                 progress = min(100.0, 100 * step / self._total_steps)
             if progress is not None:
@@ -502,11 +552,21 @@ class _Reporter:
         """The script's estimate of the remaining seconds; without one, an estimate from its progress."""
         return self._speed.remaining(time.monotonic()) if self._remaining is None else self._remaining
 
+    def _details(self) -> list[tuple[str, Value]]:
+        known = {"step": self._step, "checkpoint": self._checkpoint}
+        found: list[tuple[str, Value]] = [
+            (RESERVED + name, value) for name, value in known.items() if value is not None
+        ]
+        if self._remaining is None and self._estimate() is not None:
+            found.append((RESERVED + "estimate", "speed"))
+        return found
+
     def _send(self) -> None:
         # Under the lock, so that a slower thread does not overwrite a newer message with an older one.
         self._write()
         if all(os.environ.get(name) for name in _API):
-            metrics = [(name, value) for name, (_, value) in self._metrics.items()]
+            metrics = [*self._details(), *((name, value) for name, (_, value) in reversed(self._metrics.items()))]
+            metrics = metrics[:MAX_METRICS]  # of more, those not updated for the longest time are left out
             status = _message(self._progress, self._estimate(), metrics, {})
             del status["trainjob"]
             if _rank("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK") == 0:
@@ -514,7 +574,11 @@ class _Reporter:
 
     def _fitting(self) -> bytes:
         """The current message, without metrics that do not fit, and with as much history as fits."""
-        bare = _encode(_message(self._progress, self._estimate(), [], self._outputs, self._returned))
+        details = self._details()
+        bare = _encode(_message(self._progress, self._estimate(), details, self._outputs, self._returned))
+        if len(bare) > MAX_BYTES:
+            details = []
+            bare = _encode(_message(self._progress, self._estimate(), [], self._outputs, self._returned))
         room = MAX_BYTES - len(bare) - len('"metrics":[],')
         kept = list(self._metrics)
         size = {
@@ -527,7 +591,7 @@ class _Reporter:
                 break
             kept.remove(name)
             total -= size[name]
-        metrics = [(name, self._metrics[name][1]) for name in kept]
+        metrics = [*details, *((name, self._metrics[name][1]) for name in kept)]
         history = self._history(room - total - len('"history":"",'))
         return _encode(
             _message(self._progress, self._estimate(), metrics, self._outputs, self._returned, history=history)
@@ -545,7 +609,8 @@ class _Reporter:
 
     def _thinned(self, room: int) -> str:
         # Of too many metrics, those not updated for the longest time are dropped first, as above.
-        names = sorted(self._series, key=lambda name: -self._metrics[name][0])[: MAX_POINTS // 4]
+        latest = {name: number for name, (number, _) in self._metrics.items()}
+        names = sorted(self._series, key=lambda name: -latest.get(name, math.inf))[: MAX_POINTS // 4]
         buckets = MAX_POINTS // (2 * len(names)) - 1 if names else 0
         while names:
             packed = _packed({name: self._series[name].points(buckets) for name in names})

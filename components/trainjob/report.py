@@ -110,6 +110,9 @@ class Report:
         ranks: Its pods.
         events: Its Events, the latest last.
         given_up: Whether the job was suspended at its first crash, see `trainjob.lifecycle.give_up`.
+        job_restarts: Restarts of all ranks together, by JobSet.
+        trainjob: The object; empty if the TrainJob was deleted.
+        checkpoints: Steps and Unix times of the checkpoints that the training reported; empty as `history`.
     """
 
     ref: JobRef
@@ -124,6 +127,14 @@ class Report:
     ranks: Sequence[Rank] = ()
     events: Sequence[Event] = ()
     given_up: bool = False
+    trainjob: TrainJob = field(default_factory=dict)
+    checkpoints: Sequence[tuple[int, float]] = ()
+    job_restarts: int = 0
+
+    @property
+    def restarts(self) -> int:
+        """How often the job was restarted: as a whole by JobSet, and in place by the rank that was restarted most."""
+        return self.job_restarts + max((rank.restarts for rank in self.ranks), default=0)
 
     @property
     def troubled(self) -> bool:
@@ -157,7 +168,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON values."""
         return facts(self.ref, self.key, self.observation, self.taken) | {
-            "running": _iso(self.running_since),
+            "running": iso(self.running_since),
             "metrics": dict(self.metrics),
             "outputs": dict(self.outputs),
             "history": history_as_json(self.history),
@@ -179,7 +190,7 @@ def seconds_of(observation: Observation, now: datetime | None = None) -> dict[st
 
 def facts(ref: JobRef, key: str, observation: Observation, now: datetime | None = None) -> dict[str, Any]:
     """The state of a TrainJob from its object alone, as JSON values."""
-    times = {name: _iso(getattr(observation, name)) for name in ("created", "admitted", "finished")}
+    times = {name: iso(getattr(observation, name)) for name in ("created", "admitted", "finished")}
     return {
         "namespace": ref.namespace,
         "name": ref.name,
@@ -225,14 +236,17 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
         observation,
         _without_secrets(replace(diagnosis, unseen=tuple(evidence.unseen))),
         now,
-        key=_text(mapping(trainjob, "metadata", "annotations").get(KEY)),
+        key=short_text(mapping(trainjob, "metadata", "annotations").get(KEY)),
         spec=dict(_spec(trainjob)),
         metrics=_public(result.metrics),
         outputs=_public(result.outputs),
-        history={_text(name): points for name, points in result.history.items()},
+        history={short_text(name): points for name, points in result.history.items()},
         ranks=sorted((_rank(pod) for pod in evidence.pods), key=_order),
         events=_events(evidence.events),
         given_up=given_up_for is not None,
+        trainjob=trainjob,
+        checkpoints=result.checkpoints,
+        job_restarts=max((_job_restarts(pod) for pod in evidence.pods), default=0),
     )
 
 
@@ -263,7 +277,7 @@ def last_state(evidence: Evidence, logs: Mapping[str, Sequence[str]]) -> dict[st
         "phase": str(observation.phase),
         "progress": observation.progress,
         "metrics": _public(observation.metrics),
-        "logs": {rank: _lines(list(lines)[-LAST_LINES:]) for rank, lines in shown.items() if lines},
+        "logs": {rank: shown_lines(list(lines)[-LAST_LINES:]) for rank, lines in shown.items() if lines},
     }
 
 
@@ -286,23 +300,23 @@ def _spec(trainjob: TrainJob) -> Iterator[tuple[str, str]]:
     """The job's spec in short, with names of environment variables, but without their values."""
     spec, labels = mapping(trainjob, "spec"), mapping(trainjob, "metadata", "labels")
     trainer, runtime = mapping(spec, "trainer"), mapping(spec, "runtimeRef")
-    kind = _text(runtime.get("kind") or "ClusterTrainingRuntime")
+    kind = short_text(runtime.get("kind") or "ClusterTrainingRuntime")
     requested = mapping(trainer, "resourcesPerNode")
     amounts = mapping(requested, "limits") or mapping(requested, "requests")
     found = {
-        "runtime": _text(runtime.get("name")) + ("" if kind == "ClusterTrainingRuntime" else f" ({kind})"),
-        "nodes": _text(trainer.get("numNodes")),
-        "processes": _text(trainer.get("numProcPerNode")),
-        "image": _text(trainer.get("image")),
+        "runtime": short_text(runtime.get("name")) + ("" if kind == "ClusterTrainingRuntime" else f" ({kind})"),
+        "nodes": short_text(trainer.get("numNodes")),
+        "processes": short_text(trainer.get("numProcPerNode")),
+        "image": short_text(trainer.get("image")),
         "command": one_line(_command(trainer.get("command")), _COMMAND),
         "args": one_line(_command(trainer.get("args")), _COMMAND),
-        "resources": ", ".join(f"{name} {_text(amount)}" for name, amount in amounts.items()),
-        "env": ", ".join(_text(variable.get("name")) for variable in mappings(trainer, "env")),
-        "dataset": _text(mapping(spec, "initializer", "dataset").get("storageUri")),
-        "model": _text(mapping(spec, "initializer", "model").get("storageUri")),
-        "patches": ", ".join(_text(patch.get("manager")) for patch in mappings(spec, "runtimePatches")),
-        "queue": _text(labels.get(QUEUE_LABEL)),
-        "deadline": f"{_text(limit)} s" if (limit := spec.get("activeDeadlineSeconds")) else "",
+        "resources": ", ".join(f"{name} {short_text(amount)}" for name, amount in amounts.items()),
+        "env": ", ".join(short_text(variable.get("name")) for variable in mappings(trainer, "env")),
+        "dataset": short_text(mapping(spec, "initializer", "dataset").get("storageUri")),
+        "model": short_text(mapping(spec, "initializer", "model").get("storageUri")),
+        "patches": ", ".join(short_text(patch.get("manager")) for patch in mappings(spec, "runtimePatches")),
+        "queue": short_text(labels.get(QUEUE_LABEL)),
+        "deadline": f"{short_text(limit)} s" if (limit := spec.get("activeDeadlineSeconds")) else "",
     }
     return ((name, text) for name, text in found.items() if text)
 
@@ -330,8 +344,8 @@ def _rank(pod: Mapping[str, Any]) -> Rank:
     code, restarts = ended.get("exitCode"), status.get("restartCount")
     return Rank(
         rank_of(pod),
-        _text(mapping(pod, "metadata").get("name")),
-        _text(mapping(pod, "spec").get("nodeName")),
+        short_text(mapping(pod, "metadata").get("name")),
+        short_text(mapping(pod, "spec").get("nodeName")),
         _state(pod, now),
         exit_code=code if isinstance(code, int) else None,
         restarts=restarts if isinstance(restarts, int) else 0,
@@ -340,18 +354,23 @@ def _rank(pod: Mapping[str, Any]) -> Rank:
     )
 
 
+def _job_restarts(pod: Mapping[str, Any]) -> int:
+    counted = str(mapping(pod, "metadata", "labels").get("jobset.sigs.k8s.io/restart-attempt") or "")
+    return int(counted) if counted.isdecimal() else 0
+
+
 def _state(pod: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    phase = _text(mapping(pod, "status").get("phase"))
+    phase = short_text(mapping(pod, "status").get("phase"))
     unscheduled = [
-        _text(each.get("reason"))
+        short_text(each.get("reason"))
         for each in mappings(pod, "status", "conditions")
         if each.get("type") == "PodScheduled" and each.get("status") == "False"
     ]
     terminated = mapping(now, "terminated")
     return (
-        _text(mapping(pod, "status").get("reason"))
-        or _text(mapping(now, "waiting").get("reason"))
-        or (_text(terminated.get("reason")) or ("Error" if terminated.get("exitCode") else "Completed"))
+        short_text(mapping(pod, "status").get("reason"))
+        or short_text(mapping(now, "waiting").get("reason"))
+        or (short_text(terminated.get("reason")) or ("Error" if terminated.get("exitCode") else "Completed"))
         * bool(terminated)
         or ("Running" if "running" in now else "")
         or next(iter(unscheduled), "")
@@ -372,43 +391,47 @@ def _events(events: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
         made.append(
             Event(
                 parse_time(blockers.event_time(event)),
-                _text(event.get("type")) or "Normal",
-                _text(event.get("reason")),
-                f"{_text(about.get('kind'))} {_text(about.get('name'))}".strip(),
-                _text(" ".join(str(event.get("message") or event.get("note") or "").split())),
+                short_text(event.get("type")) or "Normal",
+                short_text(event.get("reason")),
+                f"{short_text(about.get('kind'))} {short_text(about.get('name'))}".strip(),
+                short_text(" ".join(str(event.get("message") or event.get("note") or "").split())),
                 count if isinstance(count, int) else 1,
             )
         )
     return tuple(made)
 
 
-def _lines(log: Iterable[str]) -> list[str]:
+def shown_lines(log: Iterable[str]) -> list[str]:
+    """The lines of one log without secrets and control sequences, each of at most 2,000 characters."""
     return [one_line(line, _LONGEST) for line in masked_lines(plain(line[: 2 * _LONGEST]) for line in log)]
 
 
 def _without_secrets(diagnosis: Diagnosis) -> Diagnosis:
     """Mask a diagnosis that a person may have changed, since it can be an annotation of the job."""
-    log = tuple(_lines(diagnosis.log))
-    unseen = tuple(_text(what) for what in diagnosis.unseen)
-    return replace(diagnosis, log=log, unseen=unseen, summary=_text(diagnosis.summary), advice=_text(diagnosis.advice))
+    log = tuple(shown_lines(diagnosis.log))
+    unseen = tuple(short_text(what) for what in diagnosis.unseen)
+    return replace(
+        diagnosis, log=log, unseen=unseen, summary=short_text(diagnosis.summary), advice=short_text(diagnosis.advice)
+    )
 
 
-def _text(value: object) -> str:
-    """The value as text on one line, without control sequences and secrets."""
+def short_text(value: object) -> str:
+    """The value as text of at most 2,000 characters on one line, without control sequences and secrets."""
     return "" if value is None else one_line(public(str(value)), _LONGEST)
 
 
 def _public(values: Mapping[str, bool | float | str]) -> dict[str, bool | float | str]:
     """Metrics or outputs without secrets."""
-    return {_text(name): _text(each) if isinstance(each, str) else each for name, each in values.items()}
+    return {short_text(name): short_text(each) if isinstance(each, str) else each for name, each in values.items()}
 
 
-def _iso(time: datetime | None) -> str | None:
+def iso(time: datetime | None) -> str | None:
+    """The time in RFC 3339, in UTC."""
     return time.isoformat().replace("+00:00", "Z") if time else None
 
 
 def _times_as_text(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: _iso(value) if isinstance(value, datetime) else value for name, value in values.items()}
+    return {name: iso(value) if isinstance(value, datetime) else value for name, value in values.items()}
 
 
 # ---------------------------------------------------------------- the page
@@ -426,7 +449,13 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters: dict[str, Any] = {"clean": _text, "moment": _moment, "short": short, "color": _color, "rounded": rounded}
+    filters: dict[str, Any] = {
+        "clean": short_text,
+        "moment": _moment,
+        "short": short,
+        "color": _color,
+        "rounded": rounded,
+    }
     filters["points"] = lambda points: json.dumps([list(point) for point in points])
     environment.filters |= filters
     return environment.from_string((resources.files("trainjob") / "report.html.j2").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainjob.kube_objects import mapping, mappings, parse_time
 from trainjob.masking import public
-from trainjob.progress import value_of
+from trainjob.progress import split, value_of
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CANCELLED = "trainjob.dev/cancelled"
@@ -89,6 +89,7 @@ class Observation:
         progress: Percentage that the training script reported, 0..100.
         remaining_seconds: The script's own estimate, or one that `trainjob.progress` derived from its progress.
         metrics: The script's metrics, by name: bools, numbers, text.
+        details: `trainjob.progress.Report.details`: ``step``, ``checkpoint``, ``estimate``; only what was reported.
         has_run: Whether its pods were observed running, now or earlier, or reported progress.
         pods_gone: Whether it has run and no pod counts anymore: it is about to finish or to restart.
         stuck: Whether the blocker is permanent, so that a person has to act; `message` explains it.
@@ -106,11 +107,18 @@ class Observation:
     progress: float | None = None
     remaining_seconds: float | None = None
     metrics: Mapping[str, bool | float | str] = field(default_factory=dict)
+    details: Mapping[str, bool | float | str] = field(default_factory=dict)
     has_run: bool = False
     pods_gone: bool = False
     stuck: bool = False
     advice: str = ""
     cancelled: bool = False
+
+    @property
+    def step(self) -> int | None:
+        """Step of the latest report that had one; None if unknown."""
+        step = self.details.get("step")
+        return step if isinstance(step, int) else None
 
 
 def observe(
@@ -234,15 +242,19 @@ def _reported(trainer_status: Mapping[str, Any], previous: Observation | None) -
             "progress": previous.progress,
             "remaining_seconds": previous.remaining_seconds,
             "metrics": previous.metrics,
+            "details": previous.details,
         }
+    named = {
+        str(metric["name"]): value_of(str(metric.get("value", "")))
+        for metric in mappings(trainer_status, "metrics")
+        if "name" in metric
+    }
+    metrics, details = split(named)
     return {
         "progress": _number(trainer_status, "progressPercentage"),
         "remaining_seconds": _number(trainer_status, "estimatedRemainingSeconds"),
-        "metrics": {
-            str(metric["name"]): value_of(str(metric.get("value", "")))
-            for metric in mappings(trainer_status, "metrics")
-            if "name" in metric
-        },
+        "metrics": metrics,
+        "details": details,
     }
 
 

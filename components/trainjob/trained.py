@@ -209,10 +209,7 @@ def _provenance(
         "metrics": dict(result.metrics),
         "outputs": dict(outputs),
     }
-    base_models: list[dict[str, str]] = []
-    datasets: list[dict[str, str]] = []
-    for name, uri in _sources(trainjob):
-        (base_models if name in _BASE_MODELS or _REGISTERED.match(uri) else datasets).append({"name": name, "uri": uri})
+    base_models, datasets = sources_of(trainjob)
     found = {
         "trainjob": {name: value for name, value in job.items() if value},
         "run": _run(key),
@@ -221,6 +218,15 @@ def _provenance(
         "images": list(_images(evidence)),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def sources_of(trainjob: TrainJob) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Base models and datasets of a job, each with ``name`` and ``uri``, as far as its spec names them."""
+    base_models: list[dict[str, str]] = []
+    datasets: list[dict[str, str]] = []
+    for name, uri in _sources(trainjob):
+        (base_models if name in _BASE_MODELS or _REGISTERED.match(uri) else datasets).append({"name": name, "uri": uri})
+    return base_models, datasets
 
 
 def _sources(trainjob: TrainJob) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +32,7 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
+from trainjob.history import CHECKPOINT, MetricHistory, thinned
 from trainjob.kube_objects import mapping, mappings, rank_of
 from trainjob.logs import STATE_SECONDS, LogLine, Throttle
 from trainjob.manifest import JobRef
@@ -59,6 +61,7 @@ class TrainJobResult:
             nothing.
         history: Metric -> its values over time, oldest first: step, Unix time in seconds, value. At most 256 points of
             all metrics together; `trainjob.progress` documents how they are chosen.
+        checkpoints: Steps and Unix times of the checkpoints that the training reported, oldest first.
     """
 
     namespace: str
@@ -70,11 +73,12 @@ class TrainJobResult:
     seconds: Mapping[str, float] = field(default_factory=dict)
     returned: Any = None
     history: Mapping[str, Sequence[tuple[int, float, float]]] = field(default_factory=dict)
+    checkpoints: Sequence[tuple[int, float]] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The result as a dict for JSON and XCom. NaN and infinity become text, since JSON has neither.
 
-        ``returned`` and ``history`` are left out if they are empty. A point of the history is a list.
+        ``returned``, ``history`` and ``checkpoints`` are left out if they are empty. A point of the history is a list.
         """
         finite = {
             name: value if isinstance(value, str) or math.isfinite(value) else str(value)
@@ -85,6 +89,10 @@ class TrainJobResult:
             del values["returned"]
         if not self.history:
             del values["history"]
+        if self.checkpoints:
+            values["checkpoints"] = [list(each) for each in self.checkpoints]
+        else:
+            del values["checkpoints"]
         return values
 
 
@@ -235,8 +243,15 @@ async def wait(
         BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
     """
     read = None if on_log is None else lambda: _forward(backend, ref, on_log, state_seconds)
-    final, crash = await attend(backend, ref, options, on_change=on_change, on_crash=on_crash, read=read)
-    return await conclude(backend, ref, final, crash)
+    history = MetricHistory()
+
+    def change(observation: Observation, notice: str) -> None:
+        history.observe(observation, time.time())
+        if on_change is not None:
+            on_change(observation, notice)
+
+    final, crash = await attend(backend, ref, options, on_change=change, on_crash=on_crash, read=read)
+    return await conclude(backend, ref, final, crash, history)
 
 
 async def attend(
@@ -339,7 +354,11 @@ async def _watch_crashes(
 
 
 async def conclude(
-    backend: Backend, ref: JobRef, final: Observation | None = None, earlier: Evidence | None = None
+    backend: Backend,
+    ref: JobRef,
+    final: Observation | None = None,
+    earlier: Evidence | None = None,
+    history: MetricHistory | None = None,
 ) -> TrainJobResult:
     """The result of a job that has ended.
 
@@ -348,6 +367,7 @@ async def conclude(
         ref: The job.
         final: Final observation of a waiter. It counts even if the job was deleted since.
         earlier: Evidence of the first crashes, taken while the job was running: the pods may be gone.
+        history: Metrics that a waiter has collected: the result has those that the training did not keep itself.
 
     Raises:
         TrainJobFailed: the job failed or was deleted; has the diagnosis.
@@ -358,12 +378,25 @@ async def conclude(
         if earlier is not None:
             evidence = evidence.with_earlier(earlier)
         raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)))
-    return result_of(ref, evidence, observation)
+    return result_of(ref, evidence, observation, history)
 
 
-def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> TrainJobResult:
-    """The result of a job as far as it is known."""
+def result_of(
+    ref: JobRef, evidence: Evidence, observation: Observation, collected: MetricHistory | None = None
+) -> TrainJobResult:
+    """The result of a job as far as it is known; `collected` completes the history that the training kept itself."""
     report = _report(evidence)
+    history = {name: points for name, points in report.history.items() if not name.startswith(progress.RESERVED)}
+    if collected:
+        missing = {
+            name: points
+            for name, points in collected.points().items()
+            if name not in report.history and len(points) > 1
+        }
+        room = progress.MAX_POINTS - sum(map(len, history.values()))
+        for name, points in thinned(missing, room).items() if room >= 4 * len(missing) else ():
+            steps = [number if step is None else int(step) for number, (step, _, _) in enumerate(points, 1)]
+            history[name] = [(step, point[1], point[2]) for step, point in zip(steps, points, strict=True)]
     created = observation.created
     times = {"queued": (created, observation.admitted), "total": (created, observation.finished)}
     return TrainJobResult(
@@ -377,7 +410,8 @@ def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> Trai
         },
         seconds={name: (end - begin).total_seconds() for name, (begin, end) in times.items() if begin and end},
         returned=report.returned,
-        history=report.history,
+        history={name: points for name, points in history.items() if not name.startswith(progress.RESERVED)},
+        checkpoints=[(step, time) for step, time, _ in report.history.get(CHECKPOINT, ())],
     )
 
 
@@ -390,4 +424,4 @@ def _report(evidence: Evidence) -> progress.Report:
                 message = mapping(status, "state", "terminated").get("message")
                 if report := progress.read(str(message)):
                     return report
-    return progress.Report()
+    return progress.read(evidence.reported) or progress.Report()

@@ -417,9 +417,9 @@ def test_report_is_immutable_and_comparable() -> None:
     assert pickle.loads(pickle.dumps(one)) == one
     assert one != Report(5)
     assert one != 5
-    assert (
-        repr(Report(5))
-        == "Report(progress=5, remaining_seconds=None, metrics={}, outputs={}, updated='', returned=None, history={})"
+    assert repr(Report(5)) == (
+        "Report(progress=5, remaining_seconds=None, metrics={}, outputs={}, updated='', returned=None, history={}, "
+        "details={})"
     )
     with pytest.raises(AttributeError):
         one.progress = 7  # type: ignore[misc, unused-ignore]

@@ -233,15 +233,17 @@ def test_number_of_speed_samples_is_limited() -> None:
 
 def test_remaining_time_is_derived_from_progress(log: Path) -> None:
     report(step=1, total_steps=10)
-    assert written(log) == Report(progress=10, updated=written(log).updated)
+    assert written(log) == Report(progress=10, updated=written(log).updated, details={"step": 1})
     report(step=2)
     assert written(log).progress == 20
     assert written(log).remaining_seconds in range(60), "two reports in quick succession"
+    assert written(log).details == {"step": 2, "estimate": "speed"}
     report(progress=55, step=3)
     assert written(log).progress == 55, "explicit progress has priority"
     report(remaining_seconds=4000)
     report(step=9)
     assert (written(log).progress, written(log).remaining_seconds) == (90, 4000)
+    assert written(log).details == {"step": 9}, "the script's own estimate"
 
 
 def test_progress_is_at_most_100(log: Path) -> None:
@@ -259,3 +261,26 @@ def test_invalid_steps_are_rejected(log: Path, arguments: dict[str, Any]) -> Non
         report(metrics={"loss": 1}, **arguments)
     assert not log.exists()
     assert os.environ["TRAINJOB_TERMINATION_LOG"] == str(log)
+
+
+def test_checkpoints_have_a_history(log: Path) -> None:
+    for step in range(1, 7):
+        report(step=step, metrics={"loss": 1 / step}, checkpoint=step % 3 == 0)
+    flush()
+    found = written(log)
+    assert found.details == {"step": 6, "checkpoint": 6}
+    assert [(step, value) for step, _, value in found.history["trainjob.checkpoint"]] == [(3, 3.0), (6, 6.0)]
+    assert found.metrics.keys() == {"loss"}
+
+
+def test_details_are_left_out_where_the_outputs_need_the_space(log: Path) -> None:
+    report(step=5, outputs={"model": "x" * 3950})
+    assert written(log).outputs == {"model": "x" * 3950}
+    report(outputs={"model": "x" * 10})
+    assert written(log).details == {"step": 5}
+
+
+def test_reserved_names_of_metrics_are_refused(log: Path) -> None:
+    with pytest.raises(ValueError, match=r"metrics: 'trainjob.step' begins with 'trainjob.', which is reserved"):
+        report(metrics={"loss": 1, "trainjob.step": 3})
+    assert not log.exists()

@@ -178,7 +178,7 @@ def test_a_later_report_of_a_thread_keeps_the_return_value(tmp_path: Path) -> No
         atexit.register(report, progress=100)
         return "value"
 
-    assert message(tmp_path, train) == Report(100, 0, returned="value", updated=mock.ANY)
+    assert message(tmp_path, train) == Report(100, 0, returned="value", updated=mock.ANY, details={"estimate": "speed"})
 
 
 def test_scalars_of_libraries_are_numbers(tmp_path: Path) -> None:

@@ -24,6 +24,21 @@ TrainJob = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class Usage:
+    """The resources that a rank uses, as measured within the last minute.
+
+    Attributes:
+        rank: As ``node-1``.
+        cpu: Cores.
+        memory: Bytes.
+    """
+
+    rank: str
+    cpu: float
+    memory: int
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """The current state of a job; earlier states may have been skipped (level-triggered).
 
@@ -82,6 +97,12 @@ class Backend(Protocol):
 
     async def has_run(self, ref: JobRef) -> bool:
         """Whether a rank of the job has ever run, according to the pods and Events that still exist."""
+
+    async def state(self, ref: JobRef) -> Evidence:
+        """The job and its pods as they are now, without logs and Events: for a page that is renewed every few seconds.
+
+        At most two requests.
+        """
 
     async def evidence(self, ref: JobRef) -> Evidence:
         """Collect the pods, terminations and last log lines of the job as they are now."""
@@ -153,6 +174,12 @@ class Cluster(Backend, Protocol):
     @property
     def credentials(self) -> Credentials:
         """Credentials of the API server."""
+
+    async def usage(self, ref: JobRef) -> list[Usage] | None:
+        """The resources that the ranks use, by the metrics API; None if the cluster does not provide it."""
+
+    async def queue_position(self, ref: JobRef, queue: str) -> int | None:
+        """Number of workloads before the job in its LocalQueue, by Kueue's visibility API; None if unknown."""
 
     async def waiters(self, namespace: str) -> list[Waiter]:
         """The processes that wait for jobs of a namespace, or waited for them, according to their Leases."""

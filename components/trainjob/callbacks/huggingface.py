@@ -37,6 +37,12 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         if state.is_world_process_zero:
             self._report(state, numbers(logs or {}))
 
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report a checkpoint, which the trainer has just written."""
+        del args, control, kwargs
+        if state.is_world_process_zero:
+            progress.report(step=state.global_step, checkpoint=True)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report that the training is complete, also after an early stop."""
         del args, control, kwargs

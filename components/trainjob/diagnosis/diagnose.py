@@ -36,6 +36,7 @@ class Evidence:
         unseen: Evidence that could not be read, a line each (permissions, deleted objects).
         missing: Objects that the job needs and that do not exist, as ``ClusterTrainingRuntime x``.
         pods_visible: Whether pods may be listed; if not, an empty `pods` does not mean that there are none.
+        reported: What rank 0 has reported so far, as in its termination message; empty where only its end reports it.
     """
 
     trainjob: Mapping[str, Any] | None
@@ -46,6 +47,7 @@ class Evidence:
     unseen: Sequence[str] = ()
     missing: Sequence[str] = ()
     pods_visible: bool = True
+    reported: str = ""
 
     def with_earlier(self, *earlier: Evidence) -> Evidence:
         """Add earlier evidence of the same job: crashed pods may have been deleted since."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob import names
-from trainjob.backends.base import Snapshot, TrainJob
+from trainjob.backends.base import Snapshot, TrainJob, Usage
 from trainjob.backends.kubernetes import attendance, pods
 from trainjob.backends.kubernetes.attendance import Attendance, Waiter
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request, Timings
@@ -35,6 +35,7 @@ from trainjob.backends.kubernetes.errors import (
 )
 from trainjob.backends.kubernetes.job_informer import JobInformer
 from trainjob.backends.kubernetes.logs import RankLogs
+from trainjob.backends.kubernetes.optional_apis import OptionalApis
 from trainjob.backends.kubernetes.pod_informer import PodInformer
 from trainjob.backends.kubernetes.prepared import PreparedRequest
 from trainjob.backends.kubernetes.related import RelatedObjects
@@ -74,6 +75,7 @@ class KubernetesBackend:
         self.credentials = credentials or Credentials()
         self._client = ApiClient(self.credentials, timings)
         self._adapting = AdaptingClient(self._client)
+        self._optional = OptionalApis(self._client)
         self._shared = shared
         self._job_informers: dict[str, JobInformer] = {}
         self._pod_informers: dict[str, PodInformer] = {}
@@ -189,6 +191,22 @@ class KubernetesBackend:
     async def has_run(self, ref: JobRef) -> bool:
         """Whether a rank of the job has ever been running, as far as pods and Events show."""
         return await self._retry(lambda: RelatedObjects(self._client, ref.namespace).has_run(ref))
+
+    async def state(self, ref: JobRef) -> Evidence:
+        """The job and its pods: two requests."""
+        trainjob = await self._confirm(ref)
+        try:
+            return Evidence(trainjob, await self._retry(lambda: pods.list_pods(self._client, ref)))
+        except Forbidden as error:
+            return Evidence(trainjob, unseen=[f"pods: {error.message}"], pods_visible=False)
+
+    async def usage(self, ref: JobRef) -> list[Usage] | None:
+        """The resources that the ranks use; one request, or none for a minute after a refusal."""
+        return await self._optional.usage(ref)
+
+    async def queue_position(self, ref: JobRef, queue: str) -> int | None:
+        """Number of workloads before the job in its LocalQueue; requests as `usage`."""
+        return await self._optional.queue_position(ref, queue)
 
     async def evidence(self, ref: JobRef) -> Evidence:
         """Collect pods, terminations, last log lines, Events and blockers of the job."""

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -165,19 +166,26 @@ class LocalBackend:
         """See `Backend.has_run`."""
         return any(map(has_trained, self._files(ref.namespace, ref.name).pods()))
 
-    async def evidence(self, ref: JobRef) -> Evidence:
-        """See `Backend.evidence`."""
+    async def state(self, ref: JobRef) -> Evidence:
+        """See `Backend.state`."""
         files = self._files(ref.namespace, ref.name)
         trainjob = files.read()
         if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
             return Evidence(None)
-        pods = files.pods()
+        return Evidence(trainjob, files.pods(), events=_abandoned(files), reported=files.reported())
+
+    async def evidence(self, ref: JobRef) -> Evidence:
+        """See `Backend.evidence`."""
+        state = await self.state(ref)
+        if state.trainjob is None:
+            return state
+        files = self._files(ref.namespace, ref.name)
         logs = {
             name: [line.text for line in _Reader(files, name, Splitter(rank_of(pod), raw=True)).tail(READ_LINES)]
-            for pod in pods
+            for pod in state.pods
             for name in [pod["metadata"]["name"]]
         }
-        return Evidence(trainjob, pods, logs, _abandoned(files))
+        return replace(state, logs=logs)
 
     async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
         """See `Backend.crashes`. Yields nothing: the first crash fails the job, and its log and exit code are kept.

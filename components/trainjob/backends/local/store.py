@@ -38,6 +38,8 @@ from typing import Any
 
 from trainjob import durable, names
 from trainjob.backends.local import private
+from trainjob.kube_objects import name_of, rank_of
+from trainjob.progress import MAX_BYTES
 
 DELETED = ".deleted"
 KEEP = "trainjob.dev/keep"
@@ -144,6 +146,14 @@ class JobFiles:
     def pods(self) -> list[dict[str, Any]]:
         """The pods of the job, from the last written status."""
         return list((read_json(self.status) or {}).get("pods") or [])
+
+    def reported(self) -> str:
+        """The termination message of rank 0 so far; empty without one."""
+        for pod in self.pods():
+            if rank_of(pod) in ("launcher-0", "node-0"):
+                with suppress(OSError), (self.directory / "termination" / name_of(pod)).open("rb") as file:
+                    return file.read(MAX_BYTES).decode("utf-8", "replace")
+        return ""
 
     def logged(self) -> dict[str, str]:
         """Pod -> rank, as ``node-0``, of all logs: a suspended job has logs and no pods."""

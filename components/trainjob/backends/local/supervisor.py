@@ -234,10 +234,11 @@ class Supervisor:
         if report is None:  # nothing new, or a half-written message: the next check reads all of it
             return False
         self._reported = message
+        named = {progress.RESERVED + name: value for name, value in report.details.items()} | report.metrics
         reported = {
             "progressPercentage": report.progress,
             "estimatedRemainingSeconds": report.remaining_seconds,
-            "metrics": [{"name": name, "value": progress.text_of(value)} for name, value in report.metrics.items()],
+            "metrics": [{"name": name, "value": progress.text_of(value)} for name, value in named.items()],
             "lastUpdatedTime": report.updated,
         }
         self.status["trainerStatus"] = {name: value for name, value in reported.items() if value is not None}

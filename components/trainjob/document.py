@@ -1,0 +1,334 @@
+"""The JSON documents that pages show: of a training, of a list of jobs, of a workflow. `VERSION` is their version.
+
+A page, `trainjob report`, `trainjob ui`, the Airflow tab and the KFP artifact show nothing else. All texts are masked
+and free of control sequences. Every key is present in every document; what is unknown is null or empty. Keys are only
+added within a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from trainjob.backends.base import TrainJob, Usage
+from trainjob.diagnosis import Category, Diagnosis, Evidence
+from trainjob.history import CHECKPOINT, METHOD, MetricHistory, thinned
+from trainjob.kube_objects import mapping
+from trainjob.manifest import KEY, JobRef
+from trainjob.masking import public
+from trainjob.report import Report, examine, iso, short_text, shown_lines
+from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
+from trainjob.trained import sources_of
+from trainjob.verdicts import RetryVerdict
+from trainjob.volumes import CHECKPOINT_VARIABLE
+
+VERSION = 1
+MAX_POINTS = 20_000
+"""Points in one document, of all metrics, attempts and compared trainings together: 700 KB."""
+
+_ATTEMPTS = 20  # latest
+_CHECKPOINTS = 200  # latest of one attempt
+_LINES = 500
+_ESTIMATES = {"speed": "the speed of the latest half of the progress"}
+
+
+def training_document(
+    report: Report,
+    *,
+    history: MetricHistory | None = None,
+    attempts: Sequence[TrainJob] = (),
+    logs: Iterable[Mapping[str, str]] = (),
+    used: Sequence[Usage] | None = None,
+    position: int | None = None,
+    source: str = "live",
+    notes: Sequence[str] = (),
+    task: str = "",
+) -> dict[str, Any]:
+    """The document of one training.
+
+    Args:
+        report: The state of the job.
+        history: Metrics that a waiter has collected; those that the training reported itself are added.
+        attempts: The objects of the other attempts of the same key, in any order.
+        logs: Last lines of the ranks, oldest first: ``rank``, ``time``, ``text``.
+        used: Resources that the ranks use; None if unknown.
+        position: Position in Kueue's queue, from 0.
+        source: ``live``, or ``kept`` for what a waiter stored.
+        notes: What is missing in the document, and why.
+        task: Name of the task of a workflow.
+    """
+    now, trainjob = report.observation, report.trainjob
+    collected = MetricHistory()
+    if history is not None:
+        collected.merge(history.points())
+    collected.merge(report.history)
+    series = collected.points()
+    own = _attempt(report, series.pop(CHECKPOINT, []))
+    others = [_attempt(examine(JobRef.of(each), Evidence(each), report.taken)) for each in attempts]
+    return {
+        "version": VERSION,
+        "kind": "training",
+        "taken": iso(report.taken),
+        "source": source,
+        "notes": list(notes),
+        **report.as_dict(),
+        "task": short_text(task),
+        "href": "",
+        "since": iso(_since(report)),
+        "blocker": _blocker(now, trainjob, position),
+        "estimate": _estimate(now),
+        "step": now.step,
+        "history": thinned(series, MAX_POINTS // 2),
+        "method": METHOD,
+        "attempts": sorted([own, *(each for each in others if each["uid"] != own["uid"])], key=_order)[-_ATTEMPTS:],
+        "ranks": [_rank(each, report) for each in report.as_dict()["ranks"]],
+        "logs": _logs(list(logs)[-_LINES:]),
+        "resources": _resources(trainjob, used),
+        "compare": [],
+        "lineage": _lineage(report),
+    }
+
+
+def observed_document(
+    ref: JobRef, observation: Observation, *, key: str = "", history: MetricHistory | None = None, task: str = ""
+) -> dict[str, Any]:
+    """What a waiter knows of a job without a request: for a document that is kept while the job runs."""
+    nothing = Diagnosis(Category.NONE, RetryVerdict.INFRASTRUCTURE, f"the job is {observation.phase}")
+    metrics = {name: short_text(each) if isinstance(each, str) else each for name, each in observation.metrics.items()}
+    report = Report(ref, observation, nothing, datetime.now(UTC), short_text(key), metrics=metrics)
+    return training_document(report, history=history, source="kept", task=task)
+
+
+def merge_documents(kept: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
+    """`newer`, completed by what only the `kept` document of the same work has: parts, history, attempts.
+
+    Both may be documents of different attempts of one key: then the older attempt becomes one of ``attempts``.
+    """
+    same = kept.get("uid") == newer.get("uid") or not newer.get("uid")
+    document = {name: newer.get(name) or (kept.get(name) if same else None) or newer.get(name) for name in newer}
+    document["source"], document["notes"] = newer["source"], newer["notes"]
+    if same:
+        history = MetricHistory.of(kept.get("history"), MAX_POINTS // 2)
+        history.merge(MetricHistory.of(newer.get("history"), MAX_POINTS // 2).points())
+        document["history"] = history.points()
+    known = {each["uid"]: each for each in kept.get("attempts") or ()}
+    if not same and kept.get("uid") in known:
+        known[kept["uid"]] |= {"history": thinned(kept.get("history") or {}, MAX_POINTS // 10)}
+    for each in newer.get("attempts") or ():
+        before = known.get(each["uid"], {})
+        known[each["uid"]] = {name: value or before.get(name) or value for name, value in each.items()}
+    document["attempts"] = sorted(known.values(), key=_order)[-_ATTEMPTS:]
+    return document
+
+
+def with_comparison(
+    document: Mapping[str, Any], label: str, other: Mapping[str, Any], href: str = ""
+) -> dict[str, Any]:
+    """The document with another training for comparison, such as the ``previous run`` or the ``champion``."""
+    entry = {
+        "label": label,
+        "name": other.get("name", ""),
+        "href": href,
+        "metrics": other.get("metrics") or {},
+        "history": thinned(MetricHistory.of(other.get("history"), MAX_POINTS).points(), MAX_POINTS // 5),
+    }
+    return {**document, "compare": [*document["compare"], entry]}
+
+
+def with_lineage(
+    document: Mapping[str, Any], siblings: Iterable[Mapping[str, Any]], links: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The document with the digests and the registered version that other jobs of its workflow have reported.
+
+    Args:
+        document: Of a training.
+        siblings: ``outputs`` of the other jobs, as the initialize and export steps report them: ``uri``, ``digest``,
+            of an export also ``name``, ``version``, ``promoted`` and ``reason``.
+        links: Label -> address, of the model registry for example.
+    """
+    lineage = {**document["lineage"]}
+    reported = [each for each in siblings if isinstance(each.get("uri"), str) and each["uri"]]
+    digests = {each["uri"]: str(each.get("digest") or "") for each in reported}
+    for part in ("datasets", "outputs"):
+        lineage[part] = [each | {"digest": each["digest"] or digests.get(each["uri"], "")} for each in lineage[part]]
+    if base := lineage["base_model"]:
+        lineage["base_model"] = base | {"digest": base["digest"] or digests.get(base["uri"], "")}
+    for each in reported:
+        if each.get("name") and each.get("version"):
+            model, version = short_text(each["name"]), short_text(each["version"])
+            alias = "champion" if each.get("promoted") is True else ""
+            uri = short_text(each["uri"])
+            lineage["registered"] = {"registry": "", "model": model, "version": version, "alias": alias, "uri": uri}
+    lineage["links"] = [*lineage["links"], *({"label": name, "href": href} for name, href in (links or {}).items())]
+    return {**document, "lineage": lineage}
+
+
+def list_document(jobs: Iterable[TrainJob], namespace: str, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The document of the jobs of a namespace, the newest first."""
+    shown = [listed(each) for each in jobs]
+    return {
+        "version": VERSION,
+        "kind": "list",
+        "taken": iso(datetime.now(UTC)),
+        "notes": list(notes),
+        "namespace": namespace,
+        "jobs": sorted(shown, key=lambda job: job["created"] or "", reverse=True),
+    }
+
+
+def workflow_document(title: str, trainings: Iterable[Mapping[str, Any]], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The document that compares the trainings of one run of a workflow."""
+    shown = [dict(each) | {"logs": [], "events": [], "compare": []} for each in trainings]
+    for each in shown:
+        each["history"] = thinned(each["history"], MAX_POINTS // len(shown))
+    return {
+        "version": VERSION,
+        "kind": "workflow",
+        "taken": iso(datetime.now(UTC)),
+        "notes": list(notes),
+        "title": short_text(title),
+        "trainings": shown,
+    }
+
+
+def listed(trainjob: TrainJob) -> dict[str, Any]:
+    """One job of a list, from its object alone."""
+    ref, now = JobRef.of(trainjob), observe(trainjob)
+    return {
+        "namespace": ref.namespace,
+        "name": ref.name,
+        "uid": ref.uid,
+        "attempt": ref.attempt,
+        "key": short_text(mapping(trainjob, "metadata", "annotations").get(KEY)),
+        "phase": str(now.phase),
+        "message": short_text(now.message),
+        "created": iso(now.created),
+        "finished": iso(now.finished),
+        "progress": now.progress,
+        "remaining_seconds": now.remaining_seconds,
+        "metrics": {name: value for name, value in now.metrics.items() if isinstance(value, int | float)},
+        "workflow": "",
+        "href": "",
+    }
+
+
+def _logs(lines: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The lines without secrets, also those of several lines, such as a private key."""
+    masked = {
+        rank: iter(shown_lines(line["text"] for line in lines if line["rank"] == rank))
+        for rank in {line["rank"] for line in lines}
+    }
+    return [
+        {"rank": short_text(line["rank"]), "time": short_text(line["time"]), "text": next(masked[line["rank"]], "")}
+        for line in lines
+    ]
+
+
+def _since(report: Report) -> datetime | None:
+    """When the current phase began, if that is known."""
+    now = report.observation
+    if now.phase.terminal:
+        return now.finished
+    begins = {
+        Phase.NOT_STARTED: now.created,
+        Phase.QUEUED: now.waiting_since,
+        Phase.SUSPENDED: now.waiting_since,
+        Phase.INITIALIZING: now.admitted,
+        Phase.STARTING: now.admitted,
+        Phase.RUNNING: report.running_since,
+    }
+    return begins.get(now.phase)
+
+
+def _blocker(now: Observation, trainjob: TrainJob, position: int | None) -> dict[str, Any] | None:
+    queue = str(mapping(trainjob, "metadata", "labels").get(QUEUE_LABEL) or "")
+    if not now.phase.idle or not (now.message or now.reason):
+        return None
+    return {
+        "reason": now.reason,
+        "message": short_text(now.message),
+        "permanent": now.stuck,
+        "advice": short_text(now.advice),
+        "queue": short_text(queue),
+        "position": position,
+    }
+
+
+def _estimate(now: Observation) -> str:
+    if now.remaining_seconds is None:
+        return ""
+    return _ESTIMATES.get(str(now.details.get("estimate")), "the training script")
+
+
+def _attempt(report: Report, checkpoints: Sequence[Sequence[Any]] = ()) -> dict[str, Any]:
+    now = report.observation
+    found = dict(report.checkpoints) | {step: time for step, time, _ in checkpoints}
+    directory = next((value for name, value in _environment(report.trainjob) if name == CHECKPOINT_VARIABLE), "")
+    return {
+        "attempt": report.ref.attempt,
+        "name": report.ref.name,
+        "uid": report.ref.uid,
+        "phase": str(now.phase),
+        **{name: iso(getattr(now, name)) for name in ("created", "admitted", "finished")},
+        "running": iso(report.running_since),
+        "restarts": report.restarts,
+        "spans": [{"phase": name, "start": iso(start), "end": iso(end)} for name, start, end in report.phases],
+        "checkpoints": [
+            {"time": iso(datetime.fromtimestamp(time, UTC)), "step": step, "uri": short_text(directory)}
+            for step, time in sorted(found.items(), key=lambda each: each[1])[-_CHECKPOINTS:]
+        ],
+        "history": {},
+        "summary": report.diagnosis.summary if report.diagnosis.failed or report.given_up else "",
+    }
+
+
+def _environment(trainjob: TrainJob) -> Iterable[tuple[str, str]]:
+    for each in mapping(trainjob, "spec", "trainer").get("env") or ():
+        if isinstance(each, Mapping):
+            yield str(each.get("name")), str(each.get("value") or "")
+
+
+def _order(attempt: Mapping[str, Any]) -> tuple[int, str]:
+    return attempt["attempt"], attempt["created"] or ""
+
+
+def _rank(rank: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    found = next((each for each in report.ranks if each.pod == rank["pod"]), None)
+    culprit = bool(report.diagnosis.rank) and rank["rank"] == report.diagnosis.rank
+    first = rank["rank"] in ("node-0", "launcher-0")
+    step = report.observation.step if first else None
+    return {**rank, "step": step, "step_seconds": None, "culprit": culprit, "bad": found is not None and found.bad}
+
+
+def _resources(trainjob: TrainJob, used: Sequence[Usage] | None) -> dict[str, Any]:
+    trainer = mapping(trainjob, "spec", "trainer")
+    asked = mapping(trainer, "resourcesPerNode")
+    amounts = {**mapping(asked, "requests"), **mapping(asked, "limits")}
+    nodes = trainer.get("numNodes")
+    return {
+        "requested": {short_text(name): short_text(amount) for name, amount in amounts.items()},
+        "nodes": nodes if isinstance(nodes, int) else None,
+        "used": None if used is None else [{"rank": u.rank, "cpu": u.cpu, "memory": u.memory} for u in used],
+    }
+
+
+def _lineage(report: Report) -> dict[str, Any]:
+    base_models, datasets = sources_of(report.trainjob) if report.trainjob else ([], [])
+    outputs = [
+        {"name": name, "uri": value, "digest": ""}
+        for name, value in report.outputs.items()
+        if isinstance(value, str) and "://" in value
+    ]
+    return {
+        "datasets": [_named(each) for each in datasets],
+        "base_model": _named(base_models[0]) if base_models else None,
+        "outputs": outputs,
+        "registered": None,
+        "evaluation": None,
+        "links": [],
+    }
+
+
+def _named(source: Mapping[str, str]) -> dict[str, str]:
+    return {"name": short_text(source["name"]), "uri": short_text(public(source["uri"])), "digest": ""}

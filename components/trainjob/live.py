@@ -1,0 +1,235 @@
+"""Documents of running jobs for any number of viewers: one bounded read of a job serves all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import anyio
+
+from trainjob.backends.base import Backend, TrainJob, Usage
+from trainjob.diagnosis import Evidence
+from trainjob.document import list_document, training_document
+from trainjob.errors import NotFound, TrainJobError
+from trainjob.history import MetricHistory
+from trainjob.kube_objects import mapping, rank_of
+from trainjob.manifest import KEY, MANAGED_BY, JobRef, labels_of
+from trainjob.report import examine, last_ranks
+from trainjob.status import QUEUE_LABEL, Phase, observe
+
+SECONDS = 2.0
+"""Age at which a document is read again."""
+FULL_SECONDS = 15.0
+"""Age at which Events, blockers and earlier attempts are read again, which take more requests."""
+_LINES = 200  # of all shown ranks together
+_RANKS = 4  # whose lines are shown if none is chosen
+T = TypeVar("T")
+
+_JOBS = 500  # kept; the one not viewed for the longest time is dropped
+
+
+async def take_document(
+    backend: Backend,
+    namespace: str,
+    name: str,
+    *,
+    history: MetricHistory | None = None,
+    tail: int = _LINES,
+    rank: str = "",
+    task: str = "",
+) -> dict[str, Any]:
+    """Read one job and everything about it, for its page.
+
+    Args:
+        backend: Backend of the job.
+        namespace: Namespace of the job.
+        name: Name of the job.
+        history: Metrics that a waiter has collected.
+        tail: Log lines, 0 for none.
+        rank: Show lines of this rank only; of failed ranks and rank 0 if left out.
+        task: Name of the task of a workflow.
+
+    Raises:
+        NotFound: The job and its related objects do not exist.
+        TrainJobError: The backend cannot be read.
+    """
+    job = _Job(namespace, name)
+    await job.read(backend, full=True)
+    lines = await _lines(backend, job.ref, job.evidence, rank, tail) if tail else []
+    return job.document(history, lines, task)
+
+
+@dataclass
+class _Job:
+    """What was read of one job."""
+
+    namespace: str
+    name: str
+    evidence: Evidence = field(default_factory=lambda: Evidence(None))
+    ref: JobRef = field(init=False)
+    attempts: Sequence[TrainJob] = ()
+    used: Sequence[Usage] | None = None
+    position: int | None = None
+    history: MetricHistory = field(default_factory=MetricHistory)
+    read_at: float = -FULL_SECONDS
+    full_at: float = -FULL_SECONDS
+
+    def __post_init__(self) -> None:
+        self.ref = JobRef(self.namespace, self.name, "")
+
+    async def read(self, backend: Backend, *, full: bool) -> None:
+        trainjob = await backend.get(self.namespace, self.name)
+        if trainjob is not None:
+            self.ref = JobRef.of(trainjob)
+        now = observe(trainjob)
+        before = observe(self.evidence.trainjob).phase if self.evidence.trainjob is not None else None
+        if full or now.phase is not Phase.RUNNING or now.phase is not before:
+            self.evidence = await backend.evidence(self.ref)
+            if trainjob is None and not (self.evidence.pods or self.evidence.events):
+                raise NotFound(f"there is no TrainJob {self.namespace}/{self.name}")
+            key = mapping(trainjob, "metadata", "annotations").get(KEY)
+            self.attempts = await backend.find(self.namespace, labels_of(str(key))) if key else []
+            self.full_at = time.monotonic()
+        else:
+            self.evidence = replace(await backend.state(self.ref), events=self.evidence.events)
+        await self._read_cluster(backend)
+        self.history.observe(observe(self.evidence.trainjob), time.time())
+        self.read_at = time.monotonic()
+
+    async def _read_cluster(self, backend: Backend) -> None:
+        self.used = self.position = None
+        if (cluster := backend.cluster) is None:
+            return
+        phase = observe(self.evidence.trainjob).phase
+        if phase is Phase.RUNNING:
+            self.used = await cluster.usage(self.ref)
+        elif phase is Phase.QUEUED:
+            queue = mapping(self.evidence.trainjob, "metadata", "labels").get(QUEUE_LABEL)
+            self.position = await cluster.queue_position(self.ref, str(queue))
+
+    def document(
+        self, history: MetricHistory | None, lines: Sequence[Mapping[str, str]], task: str = ""
+    ) -> dict[str, Any]:
+        collected = MetricHistory()
+        for each in (self.history, history):
+            if each is not None:
+                collected.merge(each.points())
+        return training_document(
+            examine(self.ref, self.evidence, datetime.now(UTC)),
+            history=collected,
+            attempts=self.attempts,
+            logs=lines,
+            used=self.used,
+            position=self.position,
+            task=task,
+        )
+
+
+class LiveReader:
+    """Reads jobs of one backend for viewers, all on one event loop. Concurrent viewers of a job share each read.
+
+    Args:
+        backend: The backend; the reader does not close it.
+        seconds: Age in seconds at which a job is read again.
+    """
+
+    def __init__(self, backend: Backend, seconds: float = SECONDS) -> None:
+        self._backend = backend
+        self._seconds = seconds
+        self._jobs: OrderedDict[tuple[str, str], _Job] = OrderedDict()
+        self._logs: OrderedDict[tuple[str, str, str], tuple[float, list[dict[str, str]]]] = OrderedDict()
+        self._lists: dict[str, tuple[float, list[TrainJob]]] = {}
+        self._reading: dict[object, asyncio.Task[Any]] = {}
+
+    async def document(
+        self, namespace: str, name: str, *, rank: str = "", tail: int = _LINES, task: str = ""
+    ) -> dict[str, Any]:
+        """The document of a job, at most `seconds` old.
+
+        Args:
+            namespace: Namespace of the job.
+            name: Name of the job.
+            rank: Show log lines of this rank only.
+            tail: Log lines, 0 for none.
+            task: Name of the task of a workflow.
+
+        Raises:
+            NotFound: The job and its related objects do not exist.
+            TrainJobError: The backend cannot be read.
+        """
+        where = (namespace, name)
+        job = self._jobs.setdefault(where, _Job(namespace, name))
+        now = time.monotonic()
+        if now - job.read_at >= self._seconds:
+            full = now - job.full_at >= FULL_SECONDS
+            await self._once(where, lambda: job.read(self._backend, full=full))
+        _keep(self._jobs, where, job)
+        lines = await self._lines(job, rank, tail) if tail else []
+        return job.document(None, lines, task)
+
+    async def jobs(self, namespace: str) -> list[TrainJob]:
+        """The jobs of a namespace that trainjob launched, at most `seconds` old.
+
+        Raises:
+            TrainJobError: The backend cannot be read.
+        """
+        read_at, found = self._lists.get(namespace, (-self._seconds, []))
+        if time.monotonic() - read_at < self._seconds:
+            return found
+        found = await self._once(namespace, lambda: self._backend.find(namespace, {MANAGED_BY: "trainjob"}))
+        self._lists[namespace] = (time.monotonic(), found)
+        return found
+
+    async def listed(self, namespace: str) -> dict[str, Any]:
+        """The document of the jobs of a namespace.
+
+        Raises:
+            TrainJobError: The backend cannot be read.
+        """
+        return list_document(await self.jobs(namespace), namespace)
+
+    async def _lines(self, job: _Job, rank: str, tail: int) -> list[dict[str, str]]:
+        where = (job.namespace, job.name, rank)
+        read_at, lines = self._logs.get(where, (-self._seconds, []))
+        if time.monotonic() - read_at >= self._seconds:
+            lines = await self._once(where, lambda: _lines(self._backend, job.ref, job.evidence, rank, tail))
+            _keep(self._logs, where, (time.monotonic(), lines))
+        return lines
+
+    async def _once(self, where: object, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a read, shared by all that ask while it lasts; a viewer that leaves does not end it."""
+        task: asyncio.Task[T] | None = self._reading.get(where)
+        if task is None:
+            task = self._reading[where] = asyncio.create_task(read())
+            task.add_done_callback(lambda _: self._reading.pop(where, None))
+        return await asyncio.shield(task)
+
+
+def _keep(kept: OrderedDict[Any, Any], name: object, value: object) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    if len(kept) > _JOBS:
+        kept.popitem(last=False)
+
+
+async def _lines(backend: Backend, ref: JobRef, evidence: Evidence, rank: str, tail: int) -> list[dict[str, str]]:
+    """The last lines of one rank, or of the failed ranks and of rank 0; fewer if they cannot be read in time."""
+    ranks = [rank] if rank else sorted({*last_ranks(evidence), *_first(evidence)})[:_RANKS]
+    found: list[dict[str, str]] = []
+    if not ranks:
+        return found
+    with suppress(TrainJobError), anyio.move_on_after(SECONDS):
+        async with aclosing(backend.logs(ref, ranks=ranks, tail=max(1, tail // len(ranks)))) as lines:
+            async for line in lines:
+                found.append({"rank": line.rank, "time": line.time, "text": line.text})  # noqa: PERF401 - kept at a timeout
+    return found
+
+
+def _first(evidence: Evidence) -> list[str]:
+    return sorted({rank_of(pod) for pod in evidence.pods} & {"node-0", "launcher-0"})[:1]

@@ -1,0 +1,132 @@
+"""The history of metrics: bounded, mergeable, and without a lost extreme."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+
+from trainjob.history import CHECKPOINT, MAX_POINTS, MetricHistory, Points, thinned
+from trainjob.status import Observation, Phase
+
+
+def collected(count: int, limit: int = MAX_POINTS, names: int = 1) -> tuple[MetricHistory, dict[str, list[float]]]:
+    random.seed(count)
+    history, values = MetricHistory(limit), dict[str, list[float]]()
+    for step in range(count):
+        metrics = {f"m{each}": random.random() for each in range(names)}
+        history.add(1_000_000_000 + step, metrics, step)
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return history, values
+
+
+@pytest.mark.parametrize(("count", "names"), [(1, 1), (2, 3), (300, 1), (10_000, 1), (3000, 7), (50, 250)])
+def test_bounded_without_losing_extremes_and_ends(count: int, names: int) -> None:
+    history, values = collected(count, 100, names)
+    found = history.points()
+    assert sum(map(len, found.values())) <= max(100, 4 * names)
+    for name, points in found.items():
+        assert [point[1] for point in points] == sorted(point[1] for point in points)
+        assert (points[0][2], points[-1][2]) == (values[name][0], values[name][-1])
+        if names == 1 or count <= 4:
+            assert {min(values[name]), max(values[name])} <= {point[2] for point in points}
+
+
+def test_memory_is_bounded_between_two_reads() -> None:
+    history, _ = collected(20_000, 100, 2)
+    assert sum(len(series) for series in history._series.values()) <= 3 * 2 * (100 + 2)
+
+
+def test_no_metrics_no_cost() -> None:
+    history = MetricHistory()
+    assert not history.observe(Observation(Phase.RUNNING), 1.0)
+    assert not history
+    assert history.points() == {}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True, "0.5", None, 10**400])
+def test_what_is_no_finite_number_is_left_out(value: object) -> None:
+    history = MetricHistory()
+    assert not history.add(1.0, {"x": value})
+    assert history.points() == {}
+
+
+def test_an_unchanged_metric_is_not_added_again() -> None:
+    history = MetricHistory()
+    assert history.add(1.0, {"loss": 0.5, "accuracy": 0.9}, 1)
+    assert history.add(2.0, {"loss": 0.4, "accuracy": 0.9}, 2)
+    assert not history.add(3.0, {"loss": 0.4, "accuracy": 0.9}, 3)
+    assert history.points() == {"loss": [[1, 1.0, 0.5], [2, 2.0, 0.4]], "accuracy": [[1, 1.0, 0.9]]}
+
+
+def test_the_observation_brings_step_and_checkpoint() -> None:
+    history = MetricHistory()
+    history.observe(Observation(Phase.RUNNING, metrics={"loss": 1.5}, details={"step": 7, "checkpoint": 5}), 10.0)
+    assert history.points() == {"loss": [[7, 10.0, 1.5]], CHECKPOINT: [[7, 10.0, 5.0]]}
+
+
+def test_two_waiters_and_the_training_merge_in_any_order() -> None:
+    """The same reports, seen by two waiters at different times, one without steps, and kept by the training itself."""
+    training = {"loss": [[step, 100.0 + step, float(f"{1 / (step + 1):.6g}")] for step in range(20)]}
+    first = {"loss": [[step, 100.4 + step, 1 / (step + 1)] for step in range(12)]}
+    second = {"loss": [[None, 101.3 + step, 1 / (step + 1)] for step in range(8, 20)]}
+    parts: list[Points] = [training, first, second]
+    merged = []
+    for seed in range(6):
+        random.Random(seed).shuffle(parts)
+        history = MetricHistory()
+        for part in parts:
+            history.merge(part)
+        merged.append(history.points())
+    for each in merged:
+        assert [point[0] for point in each["loss"]] == list(range(20))
+        assert [point[2] for point in each["loss"]] == pytest.approx([1 / (step + 1) for step in range(20)], rel=1e-5)
+
+
+def test_merging_twice_is_merging_once() -> None:
+    history, _ = collected(5000, 200)
+    points = history.points()
+    history.merge(points)
+    history.merge(points)
+    assert history.points() == points
+
+
+def test_json_and_back() -> None:
+    history, _ = collected(3000, names=3)
+    points = history.points()
+    assert MetricHistory.of(json.loads(json.dumps(points))).points() == points
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        "text",
+        [],
+        {"loss": None},
+        {"loss": [None, [], [1, 2], [1, 2, 3, 4], ["a", "b", "c"], [1, True, 2.0], [1, 2.0, math.nan]]},
+        {"": [[1, 1.0, 1.0]]},
+        {"x" * 65: [[1, 1.0, 1.0]]},
+        {1: [[1, 1.0, 1.0]]},
+    ],
+)
+def test_a_malformed_history_is_empty(given: Any) -> None:
+    assert MetricHistory.of(given).points() == {}
+
+
+def test_short_series_leave_their_room_to_long_ones() -> None:
+    series = {"short": [[1, 1.0, 1.0]], "long": [[i, float(i), math.sin(i)] for i in range(1000)]}
+    found = thinned(series, 101)
+    assert len(found["short"]) == 1
+    assert 90 <= len(found["long"]) <= 100
+    assert list(found) == ["short", "long"]
+
+
+def test_more_metrics_than_trainer_accepts_are_left_out() -> None:
+    history = MetricHistory()
+    history.add(1.0, {f"m{number}": number for number in range(300)})
+    assert len(history.points(10_000)) == 256
