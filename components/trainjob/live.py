@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -77,8 +78,8 @@ class _Job:
     used: Sequence[Usage] | None = None
     position: int | None = None
     history: MetricHistory = field(default_factory=MetricHistory)
-    read_at: float = -FULL_SECONDS
-    full_at: float = -FULL_SECONDS
+    read_at: float = -math.inf
+    full_at: float = -math.inf
 
     def __post_init__(self) -> None:
         self.ref = JobRef(self.namespace, self.name, "")
@@ -168,7 +169,12 @@ class LiveReader:
         now = time.monotonic()
         if now - job.read_at >= self._seconds:
             full = now - job.full_at >= FULL_SECONDS
-            await self._once(where, lambda: job.read(self._backend, full=full))
+            try:
+                await self._once(where, lambda: job.read(self._backend, full=full))
+            except TrainJobError:
+                if job.full_at < 0:  # it was never read
+                    self._jobs.pop(where, None)
+                raise
         _keep(self._jobs, where, job)
         lines = await self._lines(job, rank, tail) if tail else []
         return job.document(None, lines, task)
@@ -179,7 +185,7 @@ class LiveReader:
         Raises:
             TrainJobError: The backend cannot be read.
         """
-        read_at, found = self._lists.get(namespace, (-self._seconds, []))
+        read_at, found = self._lists.get(namespace, (-math.inf, []))
         if time.monotonic() - read_at < self._seconds:
             return found
         found = await self._once(namespace, lambda: self._backend.find(namespace, {MANAGED_BY: "trainjob"}))
@@ -196,7 +202,7 @@ class LiveReader:
 
     async def _lines(self, job: _Job, rank: str, tail: int) -> list[dict[str, str]]:
         where = (job.namespace, job.name, rank)
-        read_at, lines = self._logs.get(where, (-self._seconds, []))
+        read_at, lines = self._logs.get(where, (-math.inf, []))
         if time.monotonic() - read_at >= self._seconds:
             lines = await self._once(where, lambda: _lines(self._backend, job.ref, job.evidence, rank, tail))
             _keep(self._logs, where, (time.monotonic(), lines))

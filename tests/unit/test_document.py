@@ -1,0 +1,243 @@
+"""The JSON document of a page: complete, masked, bounded, and documented."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_report import FAILED, HOSTILE, NOW, REF, SECRET, failed, trainjob
+
+from trainjob.backends.base import Usage
+from trainjob.diagnosis import Evidence
+from trainjob.document import (
+    MAX_POINTS,
+    list_document,
+    merge_documents,
+    observed_document,
+    training_document,
+    with_comparison,
+    with_lineage,
+    workflow_document,
+)
+from trainjob.history import CHECKPOINT, MetricHistory
+from trainjob.masking import MASK
+from trainjob.report import examine
+from trainjob.status import QUEUE_LABEL, Observation, Phase
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "page-document.md"
+
+
+def of(*conditions: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return training_document(examine(REF, Evidence(trainjob(*conditions, **spec)), NOW))
+
+
+def history(*values: float, start: float = 1000.0) -> MetricHistory:
+    made = MetricHistory()
+    for step, value in enumerate(values, 1):
+        made.add(start + step, {"loss": value}, step)
+    return made
+
+
+def keys(value: Any, path: str = "") -> set[str]:
+    """The paths of all keys; those of maps with free names and of lists' entries as ``name`` and ``[]``."""
+    if isinstance(value, dict):
+        return set().union(*({f"{path}{name}"} | keys(each, f"{path}{name}.") for name, each in value.items()))
+    return set().union(*(keys(each, path) for each in value)) if isinstance(value, list) else set()
+
+
+FREE = (
+    *("metrics.", "outputs.", "seconds.", "spec.", "history.", "diagnosis."),
+    *("resources.requested.", "compare.history.", "compare.metrics."),
+)
+
+
+def complete() -> dict[str, Any]:
+    """A training document in which nothing is empty."""
+    report = replace(failed(["boom"]), checkpoints=[(5, 1010.0)])
+    document = training_document(
+        report,
+        history=history(1, 2),
+        logs=[{"rank": "node-0", "time": "t", "text": "x"}],
+        used=[Usage("node-0", 1.5, 1024)],
+    )
+    document["blocker"] = of(FAILED | {"type": "Suspended"}, suspend=True)["blocker"]
+    document["lineage"]["datasets"] = [{"name": "dataset", "uri": "s3://b/d", "digest": ""}]
+    document["lineage"]["base_model"] = {"name": "model", "uri": "hf://o/m", "digest": ""}
+    document["lineage"]["outputs"] = [{"name": "model", "uri": "s3://b/m", "digest": ""}]
+    document = with_comparison(document, "champion", document)
+    sibling = {"uri": "s3://b/m", "digest": "sha256:1", "name": "digits", "version": "3", "promoted": True}
+    return with_lineage(document, [sibling], {"MLflow": "https://m"})
+
+
+def test_every_key_is_documented() -> None:
+    document = complete()
+    document["blocker"] = document["blocker"] or {"reason": 1, "message": 1, "permanent": 1, "advice": 1}
+    found = {path for path in keys(document) if not path.startswith(FREE)}
+    found |= {f"jobs.{name}" for name in list_document([trainjob()], "ns")["jobs"][0]}
+    found |= {*list_document([], "ns"), *workflow_document("t", [])}
+    documented = set(re.findall(r"`([a-z_.]+)`", REFERENCE.read_text()))
+    missing = {path for path in found if path not in documented and path.rpartition(".")[2] not in documented}
+    assert not missing
+
+
+def test_every_document_has_the_same_keys() -> None:
+    queued = {
+        "type": "Suspended",
+        "status": "True",
+        "reason": "Suspended",
+        "lastTransitionTime": "2026-11-21T10:00:00Z",
+    }
+    documents = [
+        of(),
+        of(FAILED),
+        of(queued, suspend=True),
+        training_document(examine(REF, Evidence(None), NOW)),
+        observed_document(REF, Observation(Phase.RUNNING)),
+        merge_documents(of(), observed_document(REF, Observation(Phase.RUNNING))),
+        complete(),
+    ]
+    assert len({frozenset(document) for document in documents}) == 1
+    for document in documents:
+        json.dumps(document, allow_nan=False)
+
+
+def test_since_and_blocker_of_a_queued_job() -> None:
+    condition = {"type": "Suspended", "status": "True", "lastTransitionTime": "2026-11-21T10:05:00Z"}
+    job = trainjob(condition, suspend=True)
+    job["metadata"]["labels"][QUEUE_LABEL] = "research"
+    document = training_document(examine(REF, Evidence(job), NOW), position=3)
+    assert (document["phase"], document["since"]) == ("Queued", "2026-11-21T10:05:00Z")
+    assert document["blocker"]["queue"] == "research"
+    assert document["blocker"]["position"] == 3
+    assert not document["blocker"]["permanent"]
+    assert of(FAILED)["blocker"] is None
+
+
+@pytest.mark.parametrize(
+    ("details", "estimate"),
+    [({"estimate": "speed"}, "the speed of the latest half of the progress"), ({}, "the training script")],
+)
+def test_the_estimate_names_its_source(details: dict[str, Any], estimate: str) -> None:
+    observation = Observation(Phase.RUNNING, progress=50, remaining_seconds=10, details=details)
+    assert observed_document(REF, observation)["estimate"] == estimate
+    assert not observed_document(REF, Observation(Phase.RUNNING, progress=50))["estimate"]
+
+
+def test_texts_are_masked_and_plain() -> None:
+    report = failed([*HOSTILE, f"token {SECRET}"])
+    lines = [{"rank": "node-0", "time": "", "text": text} for text in (*HOSTILE, f"password={SECRET}")]
+    document = training_document(report, logs=lines, notes=["a note"])
+    text = json.dumps(document)
+    assert SECRET not in text
+    assert MASK in document["logs"][-1]["text"]
+    assert "the-value" not in text
+    assert "NAME" in document["spec"]["env"]
+    assert not re.search(r"\\u00[01][0-9a-f]|\\u202e|\\ud[89a-f]", text)
+    assert max(len(line["text"]) for line in document["logs"]) <= 2000 + len(" … (1046576 more characters)")
+
+
+def test_attempts_of_a_key_are_in_order_and_with_their_causes() -> None:
+    earlier = trainjob(FAILED)
+    earlier["metadata"] |= {"name": "x-1", "uid": "uid-0", "labels": {"trainjob.dev/attempt": "1"}}
+    document = training_document(examine(REF, Evidence(trainjob()), NOW), attempts=[trainjob(), earlier])
+    assert [(each["attempt"], each["phase"]) for each in document["attempts"]] == [(1, "Failed"), (2, "NotStarted")]
+    assert document["attempts"][0]["summary"]
+    assert not document["attempts"][1]["summary"]
+
+
+def test_restarts_and_checkpoints_of_an_attempt() -> None:
+    pod = {
+        "metadata": {"name": "x-node-0", "labels": {"jobset.sigs.k8s.io/restart-attempt": "2"}},
+        "status": {"containerStatuses": [{"name": "node", "restartCount": 1, "state": {"running": {}}}]},
+    }
+    collected = history(1, 2)
+    collected.add(1005.0, {CHECKPOINT: 40}, 41)
+    document = training_document(examine(REF, Evidence(trainjob(), [pod]), NOW), history=collected)
+    (attempt,) = document["attempts"]
+    assert attempt["restarts"] == 2 + 1
+    assert attempt["checkpoints"] == [{"time": "1970-01-01T00:16:45Z", "step": 41, "uri": ""}]
+    assert document["history"].keys() == {"loss"}
+
+
+def test_the_kept_document_of_an_attempt_completes_a_newer_one() -> None:
+    kept = training_document(failed(["boom"]), history=history(5, 4), source="kept")
+    newer = observed_document(replace_ref(kept), Observation(Phase.RUNNING), history=history(4, 3, start=1001.0))
+    merged = merge_documents(kept, newer)
+    assert merged["phase"] == "Running"
+    assert merged["spec"] == kept["spec"]
+    assert [value for _, _, value in merged["history"]["loss"]] == [5.0, 4.0, 4.0, 3.0]
+
+
+def replace_ref(document: dict[str, Any]) -> Any:
+    return replace(REF, uid=document["uid"])
+
+
+def test_the_kept_document_of_an_earlier_attempt_becomes_an_attempt() -> None:
+    kept = training_document(failed(["boom"]), history=history(5, 4), source="kept")
+    newer = observed_document(replace(REF, name="x-3", uid="uid-3", attempt=3), Observation(Phase.RUNNING))
+    merged = merge_documents(kept, newer)
+    assert [each["attempt"] for each in merged["attempts"]] == [2, 3]
+    assert [value for _, _, value in merged["attempts"][0]["history"]["loss"]] == [5.0, 4.0]
+    assert merged["history"] == {}
+    assert merged["spec"] == {}
+
+
+def test_points_of_a_document_are_bounded() -> None:
+    many = MetricHistory(limit=100_000)
+    for step in range(4000):
+        many.add(float(step), {f"m{name}": (step * name * 7919) % 9973 for name in range(50)}, step)
+    report = examine(REF, Evidence(trainjob()), NOW)
+    document = training_document(report, history=many)
+    for label in ("previous run", "champion"):
+        document = with_comparison(document, label, document)
+    points = [document["history"], *(each["history"] for each in document["compare"])]
+    assert sum(len(each) for series in points for each in series.values()) <= MAX_POINTS
+    workflow = workflow_document("run", [document] * 10)
+    shown = [each["history"] for each in workflow["trainings"]]
+    assert sum(len(each) for series in shown for each in series.values()) <= MAX_POINTS
+    assert all(not each["compare"] for each in workflow["trainings"])
+
+
+def test_lineage_from_the_other_jobs_of_a_workflow() -> None:
+    initializer = {"dataset": {"storageUri": "s3://b/digits"}, "model": {"storageUri": "hf://org/base"}}
+    job = trainjob(initializer=initializer)
+    job["spec"]["trainer"]["env"] = [{"name": "TRAINJOB_INPUT_EXTRA", "value": f"s3://b/extra?sig={SECRET}"}]
+    document = training_document(examine(REF, Evidence(job), NOW))
+    document["lineage"]["outputs"] = [{"name": "model", "uri": "s3://b/m", "digest": ""}]
+    siblings: list[dict[str, Any]] = [
+        {"uri": "s3://b/digits", "digest": "sha256:d"},
+        {"uri": "hf://org/base", "digest": "sha256:b"},
+        {"uri": "s3://b/m", "digest": "sha256:m", "name": "digits", "version": 7, "promoted": True},
+        {"uri": None},
+        {},
+    ]
+    lineage = with_lineage(document, siblings)["lineage"]
+    assert [(each["name"], each["digest"]) for each in lineage["datasets"]] == [("dataset", "sha256:d"), ("extra", "")]
+    assert lineage["base_model"] == {"name": "model", "uri": "hf://org/base", "digest": "sha256:b"}
+    assert lineage["outputs"][0]["digest"] == "sha256:m"
+    assert (lineage["registered"]["model"], lineage["registered"]["version"]) == ("digits", "7")
+    assert SECRET not in json.dumps(lineage)
+
+
+def test_used_and_requested_resources() -> None:
+    document = training_document(examine(REF, Evidence(trainjob()), NOW), used=[Usage("node-0", 0.25, 2**30)])
+    assert document["resources"] == {
+        "requested": {"nvidia.com/gpu": "8"},
+        "nodes": 2,
+        "used": [{"rank": "node-0", "cpu": 0.25, "memory": 2**30}],
+    }
+
+
+def test_a_list_has_the_newest_job_first() -> None:
+    jobs = []
+    for number in range(3):
+        job = trainjob()
+        created = datetime(2026, 11, 21, tzinfo=UTC) + timedelta(hours=number)
+        job["metadata"] |= {"name": f"x-{number}", "creationTimestamp": created.isoformat()}
+        jobs.append(job)
+    assert [each["name"] for each in list_document(jobs, "ns")["jobs"]] == ["x-2", "x-1", "x-0"]

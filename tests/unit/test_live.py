@@ -1,0 +1,171 @@
+"""Reading running jobs for any number of viewers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+from tests.contract.memory import MemoryBackend
+
+from trainjob import live
+from trainjob.errors import BackendUnavailable, NotFound
+from trainjob.lifecycle import launch
+from trainjob.live import LiveReader, take_document
+from trainjob.manifest import JobRef
+from trainjob.spec import TrainJobSpec
+
+pytestmark = pytest.mark.anyio
+SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["python", "train.py"]})
+
+
+class Counting(MemoryBackend):
+    """Counts the reads of each kind; each read takes a moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+        self.broken: Exception | None = None
+
+    async def get(self, namespace: str, name: str) -> Any:
+        return await self._read("get", super().get(namespace, name))
+
+    async def state(self, ref: JobRef) -> Any:
+        return await self._read("state", MemoryBackend.evidence(self, ref))
+
+    async def evidence(self, ref: JobRef) -> Any:
+        return await self._read("evidence", super().evidence(ref))
+
+    async def find(self, namespace: str, labels: Any) -> Any:
+        return await self._read("find", super().find(namespace, labels))
+
+    async def _read(self, kind: str, reading: Any) -> Any:
+        self.reads.append(kind)
+        await anyio.sleep(0.01)
+        found = await reading
+        if self.broken is not None:
+            raise self.broken
+        return found
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[Counting]:
+    made = Counting()
+    yield made
+    await made.aclose()
+
+
+async def running(backend: Counting) -> JobRef:
+    ref = await launch(backend, SPEC, "study/train", namespace="ns")
+    backend.running(ref)
+    backend.reads.clear()
+    return ref
+
+
+async def test_viewers_share_a_read(backend: Counting) -> None:
+    ref = await running(backend)
+    reader = LiveReader(backend)
+    documents = await asyncio.gather(*(reader.document(ref.namespace, ref.name, tail=0) for _ in range(20)))
+    assert {document["phase"] for document in documents} == {"Running"}
+    assert backend.reads == ["get", "evidence", "find"]
+    await reader.document(ref.namespace, ref.name, tail=0)
+    assert len(backend.reads) == 3, "the document is not 2 s old yet"
+
+
+async def test_a_running_job_is_read_with_few_requests(backend: Counting) -> None:
+    ref = await running(backend)
+    reader = LiveReader(backend, seconds=0)
+    await reader.document(ref.namespace, ref.name, tail=0)
+    backend.reads.clear()
+    backend.status(ref, trainerStatus={"metrics": [{"name": "loss", "value": "0.5"}]})
+    document = await reader.document(ref.namespace, ref.name, tail=0)
+    assert backend.reads == ["get", "state"]
+    assert document["metrics"] == {"loss": 0.5}
+
+
+async def test_all_is_read_again_when_the_phase_changes(backend: Counting) -> None:
+    ref = await running(backend)
+    reader = LiveReader(backend, seconds=0)
+    await reader.document(ref.namespace, ref.name, tail=0)
+    backend.end(ref, 3)
+    backend.reads.clear()
+    document = await reader.document(ref.namespace, ref.name, tail=0)
+    assert "evidence" in backend.reads
+    assert document["phase"] == "Failed"
+    assert document["diagnosis"]["exit_code"] == 3
+
+
+async def test_values_between_two_reads_become_a_curve(backend: Counting) -> None:
+    ref = await running(backend)
+    reader = LiveReader(backend, seconds=0)
+    for value in ("0.5", "0.4", "0.3"):
+        backend.status(ref, trainerStatus={"metrics": [{"name": "loss", "value": value}]})
+        document = await reader.document(ref.namespace, ref.name, tail=0)
+    assert [value for _, _, value in document["history"]["loss"]] == [0.5, 0.4, 0.3]
+
+
+async def test_an_error_reaches_each_viewer_and_is_not_kept(backend: Counting) -> None:
+    ref = await running(backend)
+    reader = LiveReader(backend)
+    backend.broken = BackendUnavailable("the cluster is away")
+    results = await asyncio.gather(
+        *(reader.document(ref.namespace, ref.name, tail=0) for _ in range(3)), return_exceptions=True
+    )
+    assert [str(each) for each in results] == ["the cluster is away"] * 3
+    assert backend.reads == ["get"]
+    backend.broken = None
+    assert (await reader.document(ref.namespace, ref.name, tail=0))["phase"] == "Running"
+
+
+async def test_a_viewer_that_leaves_does_not_end_the_read(backend: Counting) -> None:
+    ref = await running(backend)
+    reader = LiveReader(backend)
+    leaving = asyncio.create_task(reader.document(ref.namespace, ref.name, tail=0))
+    staying = asyncio.create_task(reader.document(ref.namespace, ref.name, tail=0))
+    await anyio.sleep(0.005)
+    leaving.cancel()
+    assert (await staying)["phase"] == "Running"
+    assert backend.reads.count("get") == 1
+
+
+async def test_no_such_job(backend: Counting) -> None:
+    with pytest.raises(NotFound, match="there is no TrainJob ns/nothing"):
+        await LiveReader(backend).document("ns", "nothing")
+    with pytest.raises(NotFound, match="there is no TrainJob ns/nothing"):
+        await take_document(backend, "ns", "nothing")
+
+
+async def test_the_reader_keeps_a_bounded_number_of_jobs(backend: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_JOBS", 3)
+    reader = LiveReader(backend)
+    for number in range(5):
+        ref = await launch(backend, SPEC, f"study/{number}", namespace="ns")
+        await reader.document(ref.namespace, ref.name)
+    assert len(reader._jobs) == 3
+    assert len(reader._logs) <= 3
+
+
+async def test_jobs_that_do_not_exist_are_not_kept(backend: Counting) -> None:
+    reader = LiveReader(backend)
+    for number in range(5):
+        with pytest.raises(NotFound):
+            await reader.document("ns", f"nothing-{number}")
+    assert not reader._jobs
+
+
+async def test_the_list_is_shared(backend: Counting) -> None:
+    ref = await running(backend)
+    reader = LiveReader(backend)
+    lists = await asyncio.gather(*(reader.listed("ns") for _ in range(10)))
+    assert backend.reads == ["find"]
+    assert [job["name"] for job in lists[0]["jobs"]] == [ref.name]
+
+
+async def test_attempts_of_the_key_are_shown(backend: Counting) -> None:
+    ref = await running(backend)
+    backend.end(ref, 3)
+    second = await launch(backend, SPEC, "study/train", namespace="ns")
+    document = await take_document(backend, "ns", second.name)
+    assert [(each["attempt"], each["phase"]) for each in document["attempts"]] == [(1, "Failed"), (2, "NotStarted")]
