@@ -22,6 +22,7 @@ from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
 from trainjob.trained import sources_of
 from trainjob.verdicts import RetryVerdict
 from trainjob.volumes import CHECKPOINT_VARIABLE
+from trainjob.workflows import task_of, title_of
 
 VERSION = 1
 MAX_POINTS = 20_000
@@ -56,7 +57,7 @@ def training_document(
         position: Position in Kueue's queue, from 0.
         source: ``live``, or ``kept`` for what a waiter stored.
         notes: What is missing in the document, and why.
-        task: Name of the task of a workflow.
+        task: Name of the task of a workflow, if the labels of the job do not have it.
     """
     now, trainjob = report.observation, report.trainjob
     collected = MetricHistory()
@@ -73,7 +74,7 @@ def training_document(
         "source": source,
         "notes": list(notes),
         **report.as_dict(),
-        "task": short_text(task),
+        "task": short_text(task or task_of(trainjob)),
         "href": "",
         "since": iso(_since(report)),
         "blocker": _blocker(now, trainjob, position),
@@ -208,7 +209,7 @@ def listed(trainjob: TrainJob) -> dict[str, Any]:
         "progress": now.progress,
         "remaining_seconds": now.remaining_seconds,
         "metrics": {name: value for name, value in now.metrics.items() if isinstance(value, int | float)},
-        "workflow": "",
+        "workflow": short_text(title_of(trainjob)),
         "href": "",
     }
 

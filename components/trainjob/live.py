@@ -16,13 +16,15 @@ import anyio
 
 from trainjob.backends.base import Backend, TrainJob, Usage
 from trainjob.diagnosis import Evidence
-from trainjob.document import list_document, training_document
+from trainjob.document import list_document, training_document, with_comparison, with_lineage
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.history import MetricHistory
 from trainjob.kube_objects import mapping, rank_of
 from trainjob.manifest import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob.report import examine, last_ranks
 from trainjob.status import QUEUE_LABEL, Phase, observe
+from trainjob.waiting import result_of
+from trainjob.workflows import run_labels, task_labels
 
 SECONDS = 2.0
 """Age at which a document is read again."""
@@ -32,6 +34,7 @@ _LINES = 200  # of all shown ranks together
 _RANKS = 4  # whose lines are shown if none is chosen
 T = TypeVar("T")
 
+_SIBLINGS = 20  # jobs of one workflow
 _JOBS = 500  # kept; the one not viewed for the longest time is dropped
 
 
@@ -77,6 +80,8 @@ class _Job:
     attempts: Sequence[TrainJob] = ()
     used: Sequence[Usage] | None = None
     position: int | None = None
+    previous: Mapping[str, Any] | None = None
+    siblings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     history: MetricHistory = field(default_factory=MetricHistory)
     read_at: float = -math.inf
     full_at: float = -math.inf
@@ -96,12 +101,25 @@ class _Job:
                 raise NotFound(f"there is no TrainJob {self.namespace}/{self.name}")
             key = mapping(trainjob, "metadata", "annotations").get(KEY)
             self.attempts = await backend.find(self.namespace, labels_of(str(key))) if key else []
+            if trainjob is not None:
+                await self._read_workflow(backend, trainjob)
             self.full_at = time.monotonic()
         else:
             self.evidence = replace(await backend.state(self.ref), events=self.evidence.events)
         await self._read_cluster(backend)
         self.history.observe(observe(self.evidence.trainjob), time.time())
         self.read_at = time.monotonic()
+
+    async def _read_workflow(self, backend: Backend, trainjob: TrainJob) -> None:
+        """Read the previous run of the task once, and each other job of the workflow once it is complete."""
+        if self.previous is None and (labels := task_labels(trainjob)):
+            found = [each for each in await backend.find(self.namespace, labels) if _before(each, trainjob)]
+            self.previous = await _result(backend, max(found, key=_created)) if found else {}
+        if labels := run_labels(trainjob):
+            for each in (await backend.find(self.namespace, labels))[:_SIBLINGS]:
+                uid = each["metadata"]["uid"]
+                if uid != self.ref.uid and uid not in self.siblings and observe(each).phase is Phase.COMPLETE:
+                    self.siblings[uid] = await _result(backend, each)
 
     async def _read_cluster(self, backend: Backend) -> None:
         self.used = self.position = None
@@ -121,7 +139,7 @@ class _Job:
         for each in (self.history, history):
             if each is not None:
                 collected.merge(each.points())
-        return training_document(
+        document = training_document(
             examine(self.ref, self.evidence, datetime.now(UTC)),
             history=collected,
             attempts=self.attempts,
@@ -130,6 +148,26 @@ class _Job:
             position=self.position,
             task=task,
         )
+        if self.previous:
+            document = with_comparison(document, "previous run", self.previous)
+        return with_lineage(document, [each["outputs"] for each in self.siblings.values()])
+
+
+def _created(trainjob: TrainJob) -> str:
+    return str(trainjob["metadata"].get("creationTimestamp"))
+
+
+def _before(other: TrainJob, trainjob: TrainJob) -> bool:
+    """Whether the other job is complete, of another key, and older."""
+    key, own = (mapping(each, "metadata", "annotations").get(KEY) for each in (other, trainjob))
+    return key != own and _created(other) < _created(trainjob) and observe(other).phase is Phase.COMPLETE
+
+
+async def _result(backend: Backend, trainjob: TrainJob) -> Mapping[str, Any]:
+    """The result of a complete job, as far as its pods still report it."""
+    ref = JobRef.of(trainjob)
+    evidence = await backend.state(ref)
+    return result_of(ref, evidence, observe(evidence.trainjob)).as_dict()
 
 
 class LiveReader:

@@ -15,17 +15,23 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import anyio
 
 from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobError
-from trainjob.integration import CancelAction, TrainJob, cancelling, key_hash, labels_of, observe, request_cancel
+from trainjob.integration import (
+    KFP_PIPELINE,
+    KFP_RUN,
+    KFP_TASK,
+    CancelAction,
+    TrainJob,
+    cancelling,
+    key_hash,
+    labels_of,
+    observe,
+    request_cancel,
+)
 from trainjob_kfp.execution import Execution
 from trainjob_kfp.steplog import end_process, write_line
 
 if TYPE_CHECKING:
     from trainjob.integration import PreparedRequest
-
-RUN = "pipeline/runid"
-"""Label of a run's TrainJobs; KFP sets the same label on the run's pods."""
-PIPELINE, TASK = "trainjob.dev/kfp-pipeline", "trainjob.dev/kfp-task"
-"""Labels of a TrainJob: the names of its pipeline and of its task."""
 
 _LABEL_VALUE = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
@@ -213,12 +219,12 @@ def _must_stop(trainjob: TrainJob, action: CancelAction) -> bool:
 
 def run_label(run: str) -> dict[str, str]:
     """The label that selects the jobs of a run."""
-    return {RUN: label_value(run)}
+    return {KFP_RUN: label_value(run)}
 
 
 def origin_of(execution: Execution) -> dict[str, str]:
     """Labels with the pipeline, the run and the task of a job."""
-    values = {PIPELINE: execution.pipeline, TASK: execution.task}
+    values = {KFP_PIPELINE: execution.pipeline, KFP_TASK: execution.task}
     return run_label(execution.run) | {name: label_value(value) for name, value in values.items() if value}
 
 

@@ -169,3 +169,42 @@ async def test_attempts_of_the_key_are_shown(backend: Counting) -> None:
     second = await launch(backend, SPEC, "study/train", namespace="ns")
     document = await take_document(backend, "ns", second.name)
     assert [(each["attempt"], each["phase"]) for each in document["attempts"]] == [(1, "Failed"), (2, "NotStarted")]
+
+
+def origin(run: str, task: str) -> dict[str, str]:
+    return {"dag_id": "retrain", "run_id": run, "task_id": task}
+
+
+async def test_the_previous_run_of_the_task_is_compared(backend: Counting) -> None:
+    for run, loss in (("r1", 0.9), ("r2", 0.5)):
+        done = await launch(backend, SPEC, f"airflow/{run}/train", namespace="ns", origin=origin(run, "train"))
+        points = f'{{"loss": [[1, 1.0, {loss}], [2, 2.0, {loss / 2}]]}}'
+        backend.end(done, message=f'{{"trainjob": 1, "metrics": [], "history": {points}}}')
+        other = await launch(backend, SPEC, f"airflow/{run}/other", namespace="ns", origin=origin(run, "other"))
+        backend.end(other)
+    ref = await launch(backend, SPEC, "airflow/r3/train", namespace="ns", origin=origin("r3", "train"))
+    backend.running(ref)
+    document = await take_document(backend, "ns", ref.name)
+    assert document["task"] == "train"
+    (previous,) = document["compare"]
+    assert previous["label"] == "previous run"
+    assert [value for _, _, value in previous["history"]["loss"]] == [0.5, 0.25]
+
+
+async def test_other_jobs_of_the_run_complete_the_lineage(backend: Counting) -> None:
+    spec = SPEC.model_copy(update={"inputs": {"dataset": "s3://b/digits"}})
+    data = await launch(backend, SPEC, "airflow/r1/data", namespace="ns", origin=origin("r1", "data"))
+    backend.end(data, message='{"trainjob": 1, "outputs": {"uri": "s3://b/digits", "digest": "sha256:d"}}')
+    export = await launch(backend, SPEC, "airflow/r1/export", namespace="ns", origin=origin("r1", "export"))
+    backend.running(export)
+    ref = await launch(backend, spec, "airflow/r1/train", namespace="ns", origin=origin("r1", "train"))
+    backend.running(ref)
+    reader = LiveReader(backend, seconds=0)
+    lineage = (await reader.document("ns", ref.name))["lineage"]
+    assert lineage["datasets"] == [{"name": "dataset", "uri": "s3://b/digits", "digest": "sha256:d"}]
+    assert lineage["registered"] is None
+    outputs = '{"uri": "s3://m/7", "digest": "sha256:m", "name": "digits", "version": "7"}'
+    backend.end(export, message=f'{{"trainjob": 1, "outputs": {outputs}}}')
+    backend.end(ref)
+    lineage = (await reader.document("ns", ref.name))["lineage"]
+    assert (lineage["registered"]["model"], lineage["registered"]["version"]) == ("digits", "7")
