@@ -6,14 +6,20 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from trainjob.document import observed_document
+from trainjob.manifest import JobRef
+from trainjob.registered import with_registry
 from trainjob.registry import ModelVersion, connect
 from trainjob.registry.mlflow import MlflowRegistry
 from trainjob.registry.runs import run_of
+from trainjob.status import Observation, Phase
 
 DIGEST = "sha256:" + "a" * 64
 HISTORY = {
@@ -237,3 +243,45 @@ def test_names_that_mlflow_refuses_are_replaced(file: str, uid: str) -> None:
     assert len(run.data.metrics) == len(names)
     assert len(run.data.params) == len(names) + 250
     assert run.info.status == "FINISHED"
+
+
+def test_the_curves_are_read_back(uri: str, uid: str) -> None:
+    registry = MlflowRegistry(uri)
+    version = register(uri, uid, registry=registry)
+    history = registry.history(version)
+    assert [(step, value) for step, _, value in history["loss"]] == [(10, 0.9), (20, 0.5), (30, 0.25)]
+    assert [moment for _, moment, _ in history["loss"]] == pytest.approx([moment for _, moment, _ in HISTORY["loss"]])
+    assert registry.history(replace(version, run_id="")) == {}
+    assert registry.history(replace(version, run_id="f" * 32)) == {}
+
+
+def test_the_pages_of_a_version_are_on_the_server_only(uri: str, uid: str) -> None:
+    registry = MlflowRegistry(uri)
+    version = register(uri, uid, model=f"digits {uid}", registry=registry)
+    pages = registry.pages(version)
+    if uri.startswith("sqlite"):
+        assert pages == {}
+        return
+    assert pages["MLflow model"] == f"{uri}/#/models/digits%20{uid}/versions/1"
+    assert pages["MLflow run"].endswith(f"/runs/{version.run_id}")
+    address = urlsplit(uri)
+    with_user = f"{address.scheme}://someone:secret@{address.netloc}"
+    assert MlflowRegistry(with_user).pages(version) == pages
+
+
+def test_the_champion_is_compared_on_the_page_of_a_training(uri: str, uid: str) -> None:
+    registry = MlflowRegistry(uri)
+    champion = register(uri, uid, model=f"digits {uid}", registry=registry)
+    registry.promote(champion.name, champion.version, alias="champion")
+    document = observed_document(JobRef("ml", "digits-2", f"other-{uid}"), Observation(Phase.COMPLETE))
+    shown = with_registry(document, registry, champion.name)
+    (compared,) = shown["compare"]
+    assert (compared["label"], compared["name"]) == ("champion", f"{champion.name} 1")
+    assert compared["metrics"] == {"loss": 0.25, "accuracy": 0.93}
+    assert [value for _, _, value in compared["history"]["loss"]] == [0.9, 0.5, 0.25]
+    assert shown["lineage"]["registered"] is None
+    own = with_registry({**document, "uid": uid}, registry, champion.name)
+    assert own["compare"] == []
+    assert (own["lineage"]["registered"]["version"], own["lineage"]["registered"]["alias"]) == ("1", "champion")
+    assert {each["label"] for each in own["lineage"]["links"]} == set(registry.pages(champion))
+    assert with_registry(document, registry, "no such model")["compare"] == []
