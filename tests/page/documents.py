@@ -1,0 +1,665 @@
+"""Documents of trainings, of a list and of a workflow, as `trainjob.document` makes them, one for each state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+Document = dict[str, Any]
+TAKEN = datetime(2026, 11, 26, 2, 0, tzinfo=UTC)
+STARTED = TAKEN - timedelta(hours=2)
+HOSTILE = (
+    "<script>window.__pwned = 1</script>",
+    "</script><script>window.__pwned = 2</script><!--",
+    '"><img src=x onerror="window.__pwned = 3">',
+    "javascript:window.__pwned=4",
+    "\u202egnp.exe\u202c \u2066isolated",
+    "line \u2028 separator \u2029 paragraph",
+    "{{document}} ${x} &lt;b&gt; ' \" `",
+    "n" * 10_000,
+    "long words " * 900,
+    "__proto__",
+    "constructor",
+)
+"""Texts that try to leave the place where they are shown. They have no control characters."""
+
+
+def iso(time: datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def ago(seconds: float) -> str:
+    return iso(TAKEN - timedelta(seconds=seconds))
+
+
+def training(phase: str = "Running", **changes: Any) -> Document:
+    """A document with all keys and no content but the phase, with `changes`."""
+    return {
+        "version": 1,
+        "kind": "training",
+        "taken": iso(TAKEN),
+        "source": "live",
+        "notes": [],
+        "namespace": "team-a",
+        "name": "digits-ab12cd",
+        "uid": "0d9f2c54-6f43-4b43-a8d3-2f7d5e0f3c11",
+        "attempt": 1,
+        "key": "airflow/retrain_digits/scheduled__2026-11-26/train",
+        "task": "train",
+        "href": "",
+        "phase": phase,
+        "reason": "",
+        "message": "",
+        "since": ago(3600),
+        "created": iso(STARTED),
+        "admitted": None,
+        "running": None,
+        "finished": None,
+        "seconds": {"age": 7200.0},
+        "blocker": None,
+        "progress": None,
+        "remaining_seconds": None,
+        "estimate": "",
+        "step": None,
+        "metrics": {},
+        "outputs": {},
+        "history": {},
+        "method": "min-max decimation",
+        "attempts": [],
+        "ranks": [],
+        "logs": [],
+        "diagnosis": None,
+        "spec": {
+            "runtime": "torch-distributed",
+            "nodes": "2",
+            "image": "registry.example/train:2026.11",
+            "command": "torchrun train.py --epochs 10",
+            "args": "--dataset $DATASET_DIR",
+            "resources": "cpu 4, memory 16Gi, nvidia.com/gpu 8",
+            "env": "HF_TOKEN, NCCL_DEBUG",
+            "queue": "gpu",
+        },
+        "events": [],
+        "resources": {
+            "requested": {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "8"},
+            "nodes": 2,
+            "used": None,
+        },
+        "compare": [],
+        "lineage": {
+            "datasets": [],
+            "base_model": None,
+            "outputs": [],
+            "registered": None,
+            "evaluation": None,
+            "links": [],
+        },
+        "unseen": [],
+        **changes,
+    }
+
+
+def curve(
+    count: int, *, first: int = 0, start: datetime = STARTED, every: float = 2.0, end: float = 0.2, seed: int = 1
+) -> list[list[float]]:
+    """A noisy, falling curve; the noise is the same in each run."""
+    points = []
+    for index in range(count):
+        step = first + index * 10
+        noise = math.sin(index * 12.9898 * seed) * 43758.5453
+        value = end + 2.2 * math.exp(-step / 900) + 0.06 * (noise - math.floor(noise) - 0.5)
+        points.append([step, start.timestamp() + index * every, value])
+    return points
+
+
+def rising(points: list[list[float]]) -> list[list[float]]:
+    return [[step, time, max(0.0, 1 - value / 2.6)] for step, time, value in points]
+
+
+def metrics(points: list[list[float]]) -> dict[str, list[list[float]]]:
+    return {
+        "loss": points,
+        "accuracy": rising(points),
+        "learning_rate": [[step, time, 3e-4 * math.exp(-step / 1500)] for step, time, _ in points],
+        "tokens_per_second": [
+            [step, time, 152_000 + 9000 * math.sin(index / 9)] for index, (step, time, _) in enumerate(points)
+        ],
+    }
+
+
+def rank(index: int, state: str = "Running", **changes: Any) -> Document:
+    return {
+        "rank": f"node-{index}",
+        "pod": f"digits-ab12cd-node-0-{index}-x7k2p",
+        "node": f"gpu-{index % 16:02}.cluster.example",
+        "state": state,
+        "exit_code": None,
+        "restarts": 0,
+        "started": ago(6600),
+        "finished": None,
+        "step": 2400,
+        "step_seconds": 0.42 + 0.01 * (index % 3),
+        "culprit": False,
+        "bad": False,
+        **changes,
+    }
+
+
+def log(count: int, ranks: int = 2) -> list[Document]:
+    return [
+        {
+            "rank": f"node-{index % ranks}",
+            "time": ago((count - index) * 2),
+            "text": f"epoch {index // 40} step {index * 10} loss={2 * math.exp(-index / 90):.4f} lr=3.0e-04",
+        }
+        for index in range(count)
+    ]
+
+
+def attempt(number: int, phase: str, begin: float, end: float | None, **changes: Any) -> Document:
+    """An attempt from `begin` to `end` seconds before the document."""
+    last = end or 0
+    total = begin - last
+    spans = [
+        {"phase": "queued", "start": ago(begin), "end": ago(begin - total * 0.15)},
+        {"phase": "starting", "start": ago(begin - total * 0.15), "end": ago(begin - total * 0.2)},
+        {"phase": "running", "start": ago(begin - total * 0.2), "end": ago(last)},
+    ]
+    return {
+        "attempt": number,
+        "name": f"digits-{number}",
+        "uid": f"uid-{number}",
+        "phase": phase,
+        "created": ago(begin),
+        "admitted": ago(begin - total * 0.15),
+        "running": ago(begin - total * 0.2),
+        "finished": ago(end) if end is not None else None,
+        "restarts": 0,
+        "spans": spans,
+        "checkpoints": [],
+        "history": {},
+        "summary": "",
+        **changes,
+    }
+
+
+NO_QUOTA = (
+    "couldn't assign flavors to pod set node: insufficient unused quota for nvidia.com/gpu in flavor h100, "
+    "8 more needed"
+)
+
+
+def queued() -> Document:
+    return training(
+        "Queued",
+        since=ago(1500),
+        created=ago(1500),
+        seconds={"age": 1500.0, "queued": 1500.0},
+        reason="Pending",
+        message=NO_QUOTA,
+        blocker={
+            "reason": "Pending",
+            "message": NO_QUOTA,
+            "permanent": False,
+            "advice": "wait for quota, or ask the owner of queue gpu for more",
+            "queue": "gpu",
+            "position": 3,
+        },
+        attempts=[
+            attempt(
+                1,
+                "Queued",
+                1500,
+                None,
+                name="digits-ab12cd",
+                spans=[{"phase": "queued", "start": ago(1500), "end": ago(0)}],
+            )
+        ],
+    )
+
+
+def running() -> Document:
+    points = curve(240, every=27)
+    return training(
+        "Running",
+        since=ago(6480),
+        admitted=ago(7000),
+        running=ago(6480),
+        seconds={"age": 7200.0, "queued": 200.0, "active": 7000.0},
+        progress=42,
+        remaining_seconds=9400,
+        estimate="the training script",
+        step=2390,
+        metrics={name: values[-1][2] for name, values in metrics(points).items()}
+        | {"note": "warm-up is over", "mixed_precision": True, "epoch": 5},
+        history=metrics(points),
+        attempts=[
+            attempt(
+                1,
+                "Running",
+                7200,
+                None,
+                name="digits-ab12cd",
+                checkpoints=[
+                    {"time": ago(4800), "step": 800, "uri": "pvc://checkpoints/digits/step-800"},
+                    {"time": ago(2400), "step": 1600, "uri": "pvc://checkpoints/digits/step-1600"},
+                ],
+            )
+        ],
+        ranks=[rank(0), rank(1)],
+        logs=log(200),
+        resources={
+            "requested": {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "8"},
+            "nodes": 2,
+            "used": [
+                {"rank": "node-0", "cpu": 3.21, "memory": 11.4 * 2**30},
+                {"rank": "node-1", "cpu": 2.87, "memory": 10.9 * 2**30},
+            ],
+        },
+        compare=[
+            {
+                "label": "previous run",
+                "name": "digits-zz98aa",
+                "href": "/trainings/digits-zz98aa",
+                "metrics": {"loss": 0.27, "accuracy": 0.93},
+                "history": metrics(curve(320, every=25, end=0.27, seed=3)),
+            }
+        ],
+    )
+
+
+def restarting() -> Document:
+    document = running()
+    return document | {
+        "phase": "Restarting",
+        "since": ago(95),
+        "reason": "CrashLoopBackOff",
+        "message": "node-1 exited with code 137; its container is restarted",
+        "progress": 40,
+        "remaining_seconds": 4200,
+        "estimate": "the speed of the latest half of the progress",
+        "ranks": [
+            rank(0, restarts=2),
+            rank(1, "CrashLoopBackOff", exit_code=137, restarts=3, culprit=True, bad=True, step=2380, finished=ago(95)),
+        ],
+        "diagnosis": diagnosis(
+            "out of memory",
+            "node-1 was killed: out of memory (exit code 137)",
+            "lower the batch size, or request more memory",
+            exit_code=137,
+        ),
+        "compare": [],
+    }
+
+
+def diagnosis(category: str, summary: str, advice: str, **changes: Any) -> Document:
+    return {
+        "category": category,
+        "summary": summary,
+        "advice": advice,
+        "rank": "node-1",
+        "exit_code": 3,
+        "retry": "after a change",
+        "outlook": "a retry fails again until the code is fixed",
+        "log": [
+            "Traceback (most recent call last):",
+            '  File "/workspace/train.py", line 212, in <module>',
+            "    main()",
+            '  File "/workspace/train.py", line 187, in main',
+            "    loss = step(batch)",
+            "ValueError: expected 64 features, got 63: check the preprocessing of data set digits",
+        ],
+        **changes,
+    }
+
+
+def failed() -> Document:
+    """Two attempts: the second began at a checkpoint of the first."""
+    first = curve(150, every=16, start=TAKEN - timedelta(seconds=6900))
+    second = curve(130, first=1200, every=20, start=TAKEN - timedelta(seconds=3300))
+    return training(
+        "Failed",
+        attempt=2,
+        name="digits-2",
+        since=ago(600),
+        created=ago(4200),
+        admitted=ago(3660),
+        running=ago(3480),
+        finished=ago(600),
+        seconds={"age": 4200.0, "queued": 540.0, "active": 3060.0},
+        reason="FailedJobs",
+        message="jobset failed due to one or more job failures",
+        progress=61,
+        step=2490,
+        metrics={name: values[-1][2] for name, values in metrics(second).items()},
+        history=metrics(second),
+        attempts=[
+            attempt(
+                1,
+                "Failed",
+                7200,
+                4300,
+                restarts=1,
+                history=metrics(first),
+                summary="node-0: the node was lost (NodeShutdown)",
+                checkpoints=[{"time": ago(5000), "step": 1200, "uri": "s3://models/digits/checkpoints/step-1200"}],
+            ),
+            attempt(
+                2,
+                "Failed",
+                4200,
+                600,
+                restarts=2,
+                summary="node-1 exited with code 3",
+                checkpoints=[{"time": ago(1900), "step": 2000, "uri": "s3://models/digits/checkpoints/step-2000"}],
+            ),
+        ],
+        ranks=[
+            rank(0, "Error", exit_code=143, bad=True, finished=ago(598)),
+            rank(1, "Error", exit_code=3, culprit=True, bad=True, finished=ago(600), restarts=2),
+        ],
+        logs=[*log(80), *({"rank": "node-1", "time": ago(601), "text": line} for line in diagnosis("", "", "")["log"])],
+        diagnosis=diagnosis(
+            "user code", "node-1 exited with code 3", "fix the training code or its arguments, then retry"
+        ),
+        events=[
+            event("Normal", "Created", "TrainJob digits-2", "JobSet digits-2 was created", 4190),
+            event(
+                "Warning",
+                "BackOff",
+                "Pod digits-2-node-0-1-x7k2p",
+                "Back-off restarting failed container node",
+                700,
+                count=4,
+            ),
+            event("Warning", "FailedJobs", "JobSet digits-2", "jobset failed due to one or more job failures", 600),
+        ],
+        unseen=["Events of the pods of attempt 1: forbidden", "logs of node-0: the pod was deleted"],
+    )
+
+
+def event(kind: str, reason: str, about: str, message: str, seconds: float, count: int = 1) -> Document:
+    return {
+        "time": ago(seconds),
+        "kind": kind,
+        "reason": reason,
+        "about": about,
+        "message": message,
+        "count": count,
+    }
+
+
+def complete() -> Document:
+    points = curve(300, every=20)
+    return training(
+        "Complete",
+        source="kept",
+        since=ago(300),
+        admitted=ago(7100),
+        running=ago(6600),
+        finished=ago(300),
+        seconds={"age": 7200.0, "queued": 100.0, "active": 6800.0},
+        progress=100,
+        step=2990,
+        metrics={name: values[-1][2] for name, values in metrics(points).items()} | {"eval/f1": 0.941, "passed": True},
+        outputs={
+            "model": "s3://models/digits/ab12cd/",
+            "report": "s3://models/digits/ab12cd/report.json",
+            "classes": 10,
+        },
+        history=metrics(points),
+        attempts=[
+            attempt(
+                1,
+                "Complete",
+                7200,
+                300,
+                name="digits-ab12cd",
+                checkpoints=[
+                    {"time": ago(6000 - 900 * index), "step": 400 * index, "uri": ""} for index in range(1, 6)
+                ],
+            )
+        ],
+        ranks=[rank(index, "Completed", exit_code=0, finished=ago(300), step=2990) for index in range(2)],
+        logs=log(60),
+        compare=[
+            {
+                "label": "previous run",
+                "name": "digits-zz98aa",
+                "href": "/trainings/digits-zz98aa",
+                "metrics": {"loss": 0.27, "accuracy": 0.93, "eval/f1": 0.92},
+                "history": metrics(curve(320, every=25, end=0.27, seed=3)),
+            },
+            {
+                "label": "champion",
+                "name": "digits version 14",
+                "href": "https://mlflow.example/#/models/digits/versions/14",
+                "metrics": {"loss": 0.24, "accuracy": 0.938, "eval/f1": 0.933},
+                "history": metrics(curve(280, every=25, end=0.24, seed=5)),
+            },
+        ],
+        lineage={
+            "datasets": [
+                {"name": "digits", "uri": "s3://data/digits/2026-11-25/", "digest": "sha256:" + "9f2c41d0" * 8},
+                {
+                    "name": "augmentations",
+                    "uri": "hf://datasets/team/augmentations@3f1c",
+                    "digest": "sha256:" + "51aa07bc" * 8,
+                },
+            ],
+            "base_model": {"name": "tiny-vit", "uri": "hf://team/tiny-vit@main", "digest": "sha256:" + "77de10aa" * 8},
+            "outputs": [
+                {"name": "model", "uri": "s3://models/digits/ab12cd/", "digest": "sha256:" + "c0ffee12" * 8},
+            ],
+            "registered": {
+                "registry": "mlflow",
+                "model": "digits",
+                "version": "15",
+                "alias": "challenger",
+                "uri": "models:/digits/15",
+            },
+            "evaluation": {"passed": True, "summary": "eval/f1 0.941 is above 0.93, and above the champion's 0.933"},
+            "links": [
+                {"label": "MLflow run", "href": "https://mlflow.example/#/experiments/1/runs/abc"},
+                {"label": "Registered version", "href": "https://mlflow.example/#/models/digits/versions/15"},
+            ],
+        },
+        events=[event("Normal", "Created", "TrainJob digits-ab12cd", "JobSet digits-ab12cd was created", 7190)],
+    )
+
+
+def many_ranks(count: int = 64) -> Document:
+    ranks = [rank(index, step=2400 - index % 5) for index in range(count)]
+    ranks[17] = rank(17, step=2391, step_seconds=0.97)
+    ranks[41] = rank(41, "CrashLoopBackOff", exit_code=1, restarts=4, culprit=True, bad=True, step=2100)
+    ranks[42] = rank(42, "Unschedulable", bad=True, step=None, step_seconds=None, node="", started=None)
+    return running() | {
+        "name": "llama-finetune-64",
+        "spec": running()["spec"] | {"nodes": str(count)},
+        "ranks": ranks,
+        "logs": log(400, count),
+        "resources": {"requested": {"nvidia.com/gpu": "8"}, "nodes": count, "used": None},
+        "diagnosis": diagnosis("user code", "node-41 exited with code 1", "fix the training code", rank="node-41"),
+    }
+
+
+def no_metrics() -> Document:
+    return training(
+        "Running",
+        since=ago(40),
+        created=ago(100),
+        admitted=ago(90),
+        running=ago(40),
+        seconds={"age": 100.0, "queued": 10.0, "active": 90.0},
+        attempts=[attempt(1, "Running", 100, None, name="digits-ab12cd")],
+        ranks=[rank(0, step=None, step_seconds=None), rank(1, "ContainerCreating", step=None, step_seconds=None)],
+        notes=["the history of the metrics cannot be read: the pods do not serve it"],
+    )
+
+
+def hostile() -> Document:
+    """Each text is hostile, also as a name of a metric, of an output and of a field of the spec."""
+    script, closing, image, scheme, rtl, separators, braces, word, words, proto, constructor = HOSTILE
+    document = failed()
+    item = {"name": closing, "uri": scheme, "digest": word}
+    return document | {
+        "namespace": rtl,
+        "name": script + word,
+        "uid": image,
+        "key": braces + words,
+        "task": closing,
+        "href": scheme,
+        "reason": image,
+        "message": words,
+        "notes": [script, rtl, word],
+        "metrics": {name: name for name in HOSTILE} | {"number": 1.5},
+        "outputs": {name: name for name in HOSTILE},
+        "history": {name: curve(40, seed=index + 1) for index, name in enumerate(HOSTILE)},
+        "attempts": [
+            each | {"summary": text, "name": text}
+            for each, text in zip(document["attempts"], (closing, word), strict=True)
+        ],
+        "ranks": [
+            rank(0, image, node=script, pod=word),
+            rank(1, word, node=rtl, pod=closing, culprit=True, bad=True),
+            *(rank(index + 2) | {"rank": text} for index, text in enumerate(HOSTILE)),
+        ],
+        "logs": [{"rank": text, "time": ago(9), "text": text} for text in HOSTILE],
+        "diagnosis": diagnosis(rtl, script, word, rank=closing, outlook=braces, log=list(HOSTILE)),
+        "blocker": {
+            "reason": image,
+            "message": closing,
+            "permanent": True,
+            "advice": scheme,
+            "queue": rtl,
+            "position": 1,
+        },
+        "spec": {name: name for name in HOSTILE},
+        "events": [event("Warning", text, text, text, 5, count=2) for text in HOSTILE],
+        "resources": {
+            "requested": {name: name for name in HOSTILE},
+            "nodes": 2,
+            "used": [{"rank": script, "cpu": 1.0, "memory": 2.0}],
+        },
+        "compare": [
+            {
+                "label": closing,
+                "name": word,
+                "href": scheme,
+                "metrics": {proto: image},
+                "history": {proto: curve(9), constructor: curve(9)},
+            }
+        ],
+        "lineage": {
+            "datasets": [item, {"name": rtl, "uri": separators, "digest": script}],
+            "base_model": item,
+            "outputs": [item],
+            "registered": {"registry": script, "model": word, "version": image, "alias": rtl, "uri": scheme},
+            "evaluation": {"passed": False, "summary": closing},
+            "links": [
+                {"label": script, "href": scheme},
+                {"label": "data", "href": "data:text/html,<script>window.__pwned = 5</script>"},
+                {"label": "hidden scheme", "href": " java\nscript:window.__pwned=6"},
+                {"label": "vbscript", "href": "vbscript:x"},
+                {"label": "file", "href": "file:///etc/passwd"},
+                {"label": "fine", "href": "https://mlflow.example/"},
+                {"label": "relative", "href": "trainings/x?y=1"},
+            ],
+        },
+        "unseen": [script, rtl],
+    }
+
+
+def job(index: int, phase: str, **changes: Any) -> Document:
+    return {
+        "namespace": "team-a",
+        "name": f"digits-{index:04x}",
+        "uid": f"uid-{index}",
+        "attempt": 1 + index % 2,
+        "key": f"airflow/retrain_digits/run-{index}/train",
+        "phase": phase,
+        "message": "",
+        "created": ago(600 * (index + 1)),
+        "finished": None,
+        "progress": None,
+        "remaining_seconds": None,
+        "metrics": {},
+        "workflow": f"dag retrain_digits, run-{index}",
+        "href": f"trainings/{index}",
+        **changes,
+    }
+
+
+def listed() -> Document:
+    jobs = [
+        job(0, "Running", progress=42, remaining_seconds=1200, metrics={"loss": 0.3121, "accuracy": 0.91}),
+        job(1, "Queued", message="8 more needed for nvidia.com/gpu in flavor h100"),
+        job(2, "Restarting", progress=12, message="node-1 exited with code 137; its container is restarted"),
+        job(3, "Failed", finished=ago(900), message="node-1 exited with code 3", metrics={"loss": 0.98}),
+        job(
+            4, "Complete", finished=ago(600), progress=100, metrics={"loss": 0.2214, "accuracy": 0.942, "note": "fine"}
+        ),
+        job(5, "Cancelled", finished=ago(1200)),
+        job(6, "Running", name="a-study-with-a-very-long-name-" + "x" * 60, progress=71, remaining_seconds=60),
+        job(7, "Complete", key="", workflow="", finished=ago(2000), progress=100),
+        job(8, "Complete", name=HOSTILE[0], href=HOSTILE[3], message=HOSTILE[4], finished=ago(1500)),
+    ]
+    return {
+        "version": 1,
+        "kind": "list",
+        "taken": iso(TAKEN),
+        "notes": [],
+        "namespace": "team-a",
+        "jobs": jobs,
+    }
+
+
+def workflow() -> Document:
+    trainings = []
+    for index, rate in enumerate(("3e-4", "1e-3", "3e-3", "1e-2")):
+        points = curve(200, every=25, end=0.2 + 0.05 * abs(index - 1), seed=index + 2)
+        last = {name: values[-1][2] for name, values in metrics(points).items()}
+        trainings.append(
+            complete()
+            | {
+                "task": f"train[lr={rate}]",
+                "name": f"digits-lr-{index}",
+                "uid": f"uid-{index}",
+                "href": f"tasks/{index}",
+                "history": metrics(points),
+                "metrics": last,
+                "logs": [],
+                "events": [],
+                "compare": [],
+            }
+        )
+    trainings[3] |= {
+        "phase": "Failed",
+        "diagnosis": diagnosis("user code", "node-1 exited with code 3", "fix the code"),
+    }
+    trainings[2] |= {"phase": "Running", "finished": None, "progress": 66, "source": "live"}
+    return {
+        "version": 1,
+        "kind": "workflow",
+        "taken": iso(TAKEN),
+        "notes": ["task evaluate: its training was deleted before its metrics were stored"],
+        "title": "dag retrain_digits, run scheduled__2026-11-26",
+        "trainings": trainings,
+    }
+
+
+ALL: Mapping[str, Callable[[], Document]] = {
+    "queued": queued,
+    "running": running,
+    "restarting": restarting,
+    "failed": failed,
+    "complete": complete,
+    "ranks": many_ranks,
+    "no-metrics": no_metrics,
+    "hostile": hostile,
+    "list": listed,
+    "workflow": workflow,
+}
+"""Name -> function that makes the document."""
