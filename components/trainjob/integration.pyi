@@ -39,12 +39,13 @@ from trainjob.manifest import (
     labels_of as labels_of,
     render as render,
 )
+from trainjob.page import page_html as page_html
 from trainjob.progress_log import (
     PROGRESS_SECONDS as PROGRESS_SECONDS,
     LogSink as LogSink,
     ProgressLogger as ProgressLogger,
 )
-from trainjob.report import examine as examine, numeric as numeric, report_html as report_html
+from trainjob.report import examine as examine, numeric as numeric
 from trainjob.sanitizing import plain as plain
 from trainjob.serialization import (
     pack_diagnosis as pack_diagnosis,

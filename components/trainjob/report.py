@@ -1,20 +1,17 @@
 """The state of a job at one moment, as one value: `trainjob status` and `diagnose` print it as text or JSON.
 
-`page` renders it as one self-contained HTML page. It has only the names of environment variables, and all secrets are
-masked.
+`trainjob.document` makes the document of a page of it. It has only the names of environment variables, and all secrets
+are masked.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
-from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
@@ -25,11 +22,7 @@ from trainjob.manifest import KEY, JobRef
 from trainjob.masking import MASK, masked_lines, names_a_secret, public
 from trainjob.sanitizing import one_line, plain
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
-from trainjob.version import __version__
 from trainjob.waiting import history_as_json, result_of
-
-if TYPE_CHECKING:
-    import jinja2
 
 _LONGEST = 2000  # characters of a line of a log or of a message
 _COMMAND = 300  # characters of a command, which may embed the source of a function
@@ -432,44 +425,6 @@ def iso(time: datetime | None) -> str | None:
 
 def _times_as_text(values: dict[str, Any]) -> dict[str, Any]:
     return {name: iso(value) if isinstance(value, datetime) else value for name, value in values.items()}
-
-
-# ---------------------------------------------------------------- the page
-
-
-def report_html(report: Report) -> str:
-    """The report as one HTML page, without scripts and external resources."""
-    return _template().render(report=report, version=__version__, Phase=Phase)
-
-
-@cache
-def _template() -> jinja2.Template:
-    import jinja2  # noqa: PLC0415 - needed for pages only
-
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    filters: dict[str, Any] = {
-        "clean": short_text,
-        "moment": _moment,
-        "short": short,
-        "color": _color,
-        "rounded": rounded,
-    }
-    filters["points"] = lambda points: json.dumps([list(point) for point in points])
-    environment.filters |= filters
-    return environment.from_string((resources.files("trainjob") / "report.html.j2").read_text(encoding="utf-8"))
-
-
-def _color(rank: Rank, diagnosis: Diagnosis) -> str:
-    """CSS class of a rank: red for the root cause, yellow for ranks that failed or were terminated as a consequence."""
-    if not rank.bad:
-        return ""
-    return "bad" if not diagnosis.rank or rank.rank == diagnosis.rank else "warn"
-
-
-def _moment(time: datetime | None) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if time else ""
 
 
 def numeric(values: Mapping[str, Any]) -> dict[str, float]:

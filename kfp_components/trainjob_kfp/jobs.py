@@ -24,7 +24,7 @@ from trainjob import (
     TrainJobSpec,
     WaitOptions,
 )
-from trainjob.integration import PROGRESS_SECONDS, SUSPEND, LogSink, ProgressLogger, give_up, report_html
+from trainjob.integration import PROGRESS_SECONDS, SUSPEND, LogSink, ProgressLogger, give_up, page_html, take_document
 from trainjob_kfp.execution import Execution
 from trainjob_kfp.steplog import write_line
 from trainjob_kfp.stopping import StopWithStep, origin_of
@@ -93,9 +93,9 @@ def wait_and_report(client: TrainJobClient, ref: JobRef, options: WaitOptions, r
     result = client.wait(ref, options, on_change=log.change, on_log=log.line, on_crash=log.crash)
     if report is not None:
         try:
-            taken = client.diagnose(ref.name)
+            page = page_html(client.call(lambda: take_document(client.backend, ref.namespace, ref.name)))
             report.parent.mkdir(parents=True, exist_ok=True)
-            report.write_text(report_html(taken), encoding="utf-8")
+            report.write_text(page, encoding="utf-8")
         except (TrainJobError, OSError) as error:  # the training is complete; a missing report must not fail the step
             write_line(f"cannot write the report about TrainJob {ref}: {error}")
     return result

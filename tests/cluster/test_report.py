@@ -18,8 +18,10 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cli import texts
 from trainjob.diagnosis import Category
+from trainjob.document import training_document
 from trainjob.errors import NotFound
-from trainjob.report import Report, diagnose, report_html
+from trainjob.page import page_html
+from trainjob.report import Report, diagnose
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -92,7 +94,7 @@ async def test_any_job_can_be_diagnosed(cluster: Access, namespace: str, small_q
     if waiting:
         pytest.fail("\n\n".join(texts.report_text(found[name]) if name in found else name for name in waiting))
     for name, report in found.items():
-        html, text = report_html(report), click.unstyle(texts.report_text(report))
+        html, text = page_html(training_document(report)), click.unstyle(texts.report_text(report))
         HTMLParser().feed(html)
         for shown in (html, text):
             assert f"{namespace}/{name}" in shown

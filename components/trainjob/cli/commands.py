@@ -31,8 +31,10 @@ from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
 from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed
 from trainjob.kube_objects import rank_of
 from trainjob.lifecycle import CrashAction
+from trainjob.live import take_document
 from trainjob.logs import STATE_SECONDS, TERMINAL_SECONDS, Throttle
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
+from trainjob.page import page_html
 from trainjob.report import short
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
@@ -391,7 +393,8 @@ class Commands:
         """Print everything about one job. The exit code tells who has to act next."""
         found = await report.diagnose(self.backend, name[0] or self.namespace, name[1])
         if page is not None:
-            await anyio.Path(page).write_text(report.report_html(found), encoding="utf-8")
+            document = await take_document(self.backend, name[0] or self.namespace, name[1])
+            await anyio.Path(page).write_text(page_html(document), encoding="utf-8")
         self._answer(found.as_dict(), lambda: texts.report_text(found))
         ended = found.diagnosis.failed or found.given_up
         if found.observation.stuck and not ended:
