@@ -4,6 +4,8 @@
 
     python -m trainjob.data initialize-dataset --source s3://data/digits/ --target /workspace/dataset
     python -m trainjob.data initialize-model --source models:/digits@champion --target /workspace/model
+    python -m trainjob.data evaluate --candidate /workspace/output --dataset s3://test/ --target /workspace/evaluation
+        -- python evaluate.py
     python -m trainjob.data export --source /workspace/output --target s3://models --name digits --export-id run-7
 
 Without ``--source``, or without any arguments, it acts as an initializer of Kubeflow Trainer: ``STORAGE_URI`` and other
@@ -31,11 +33,13 @@ from typing import NoReturn
 
 from trainjob import progress
 from trainjob.data import trainer
+from trainjob.data.evaluate import CommandFailed, Evaluated, Function, evaluate
 from trainjob.data.steps import Exported, Initialized, export, initialize
 from trainjob.data.strict import json_object
 from trainjob.diagnosis import termination_messages
 from trainjob.errors import TrainJobError
 
+_REASON = 500  # characters of a reason in the termination message
 TRY_AGAIN = 75
 """Exit code of errors for which a retry may succeed."""
 
@@ -50,8 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given is None:
             result: Initialized | Exported = _initialize_for_trainer(trainer.task(os.environ))
+        elif given.step == "evaluate":
+            _report_evaluation(_evaluate(given))
+            return 0
         else:
             result = _export(given) if given.step == "export" else _initialize(given)
+    except CommandFailed as error:  # the diagnosis reads the log of the author's program
+        _print(str(error))
+        return error.code
     except TrainJobError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - a program
         _write_verdict(error)
@@ -129,6 +139,21 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-pickle", action="store_true", help="also accept files that can run code when they are loaded"
     )
     step.add_argument("--sign", metavar="PATH", help="sign the model with this private key (OpenSSF Model Signing)")
+    step.add_argument(
+        "--evaluation", metavar="URI", help="export with this evaluation; its gate decides about the alias"
+    )
+    step = steps.add_parser("evaluate", help="evaluate a model beside the current champion")
+    step.add_argument("--candidate", required=True, help="set the model to evaluate")
+    step.add_argument("--champion", help="set the champion: a location, or models:/name@alias")
+    step.add_argument("--dataset", required=True, help="set the held-out dataset")
+    step.add_argument("--dataset-digest", help="require this digest of the dataset")
+    step.add_argument("--target", required=True, help="set the directory for the report")
+    step.add_argument("--gate", metavar="JSON", help="decide by these rules: a JSON object or @file")
+    step.add_argument("--code", default="{}", metavar="JSON", help="record this code: uri and revision, a JSON object")
+    step.add_argument("--registry", help="use this registry instead of TRAINJOB_REGISTRY")
+    step.add_argument("--function", metavar="NAME", help="evaluate with this function of --function-source")
+    step.add_argument("--function-source", metavar="SOURCE", help="define the function: Python source or @file")
+    step.add_argument("command", nargs="*", metavar="COMMAND", help="evaluate one model with this command")
     return parser
 
 
@@ -169,8 +194,44 @@ def _export(given: argparse.Namespace) -> Exported:
         allow_pickle=given.allow_pickle,
         sign=given.sign,
         history=json_object("--history", given.history),
+        evaluation=given.evaluation,
         progress=_print,
     )
+
+
+def _evaluate(given: argparse.Namespace) -> Evaluated:
+    function = None
+    if given.function:
+        source = given.function_source or ""
+        text = Path(source[1:]).read_text(encoding="utf-8") if source.startswith("@") else source
+        function = Function(given.function, text)
+    return evaluate(
+        given.candidate,
+        given.dataset,
+        given.target,
+        command=given.command,
+        function=function,
+        champion=given.champion,
+        dataset_digest=given.dataset_digest,
+        gate=json_object("--gate", given.gate) if given.gate else None,
+        code=json_object("--code", given.code),
+        registry=given.registry,
+        progress=_print,
+    )
+
+
+def _report_evaluation(result: Evaluated) -> None:
+    report, decision = result.report, result.decision
+    outputs: dict[str, str | bool] = {
+        "uri": result.uri,
+        "digest": result.digest,
+        "candidate": report.candidate["digest"],
+        "champion": (report.champion or {}).get("version", "") or (report.champion or {}).get("digest", ""),
+    }
+    if decision is not None:
+        outputs |= {"passed": decision.passed, "rule": decision.rule, "reason": decision.reason[:_REASON]}
+    metrics = {name: each.candidate for name, each in report.metrics.items() if len(name) <= progress.MAX_NAME}
+    progress.report(progress=100, metrics=dict(list(metrics.items())[: progress.MAX_METRICS]), outputs=outputs)
 
 
 def _report(result: Initialized | Exported) -> None:

@@ -26,7 +26,11 @@ CARD = "MODEL_CARD.md"
 """Provenance of a model, for people."""
 SIGNATURE = "model.sig"
 """Signature, see `trainjob.data.signing`."""
-SIDECARS = (PROVENANCE, CARD, SIGNATURE)
+EVALUATION = "evaluation.json"
+"""Evaluation report of a model, and the decision of its gate."""
+TEST_RESULT = "evaluation.intoto.json"
+"""The decision as an in-toto statement."""
+SIDECARS = (PROVENANCE, CARD, EVALUATION, TEST_RESULT, SIGNATURE)
 """Files beside a manifest that does not list them: they describe the content and are not part of it."""
 WORK = ".trainjob"
 """Working directory of a transfer that is running or was killed. A finished target does not have it."""

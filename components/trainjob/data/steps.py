@@ -15,6 +15,7 @@ from trainjob.data.content import ContentManifest
 from trainjob.data.locations import ModelRef, join, parse, parse_store, parse_target
 from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
+from trainjob.data.promotion import Evaluation
 from trainjob.data.record import Record
 from trainjob.data.selection import as_patterns, select, wanted
 from trainjob.data.stores.opening import opened
@@ -184,6 +185,7 @@ def export(
     allow_pickle: bool = False,
     sign: str | None = None,
     history: Mapping[str, Any] | None = None,
+    evaluation: str | None = None,
     progress: Notify | None = None,
 ) -> Exported:
     """Store a trained model, register it as a version, and move ``alias`` to it if it is better.
@@ -211,15 +213,25 @@ def export(
         sign: Path of a private key to sign the model with (``model.sig`` of OpenSSF Model Signing, beside it).
             Default: ``TRAINJOB_SIGN_KEY``.
         history: Metrics over time for that run, in the form of `trainjob.waiting.TrainJobResult`.
+        evaluation: Directory with the report of `trainjob.data.evaluate.evaluate` about this model. Its metrics replace
+            ``metrics``, and its gate decides alone about the alias: ``metric`` and ``min_improvement`` must be left
+            out. The alias also stays if another version has become the champion since the evaluation.
         progress: Called with lines for people.
 
     Raises:
         RegistryConflict: Another model was exported under this ``export_id``.
+        ConfigurationError: The evaluation is of another model.
         CorruptData: The files are not a valid model, changed during the export, or could run code when they are loaded.
         TrainJobError: Any error of `trainjob.data.transfer.copy` and `trainjob.registry.base.Registry`.
     """
     check_name(name)
-    measured = check_metrics(metrics or {})
+    evaluated = Evaluation.read(evaluation) if evaluation else None
+    if evaluated is not None and (metric is not None or min_improvement):
+        raise ConfigurationError(
+            "metric and min_improvement cannot be combined with evaluation: the gate of the evaluation decides; leave"
+            " them out"
+        )
+    measured = check_metrics(evaluated.metrics if evaluated is not None else metrics or {})
     check_rule(metric, mode, min_improvement)
     check_promotion(measured, alias, metric)
     curves = history_of(history or {})
@@ -233,6 +245,7 @@ def export(
     facts, checked = _check_files(source, allow_pickle, {content.PROVENANCE, *([content.SIGNATURE] if signer else [])})
     origin = record.public(provenance or {})
     tags = {"trainjob.parameters": str(facts.parameters), **provenance_tags(origin)}
+    tags |= evaluated.tags if evaluated is not None else {}
     registered = records.check(name, uri, export_id=export_id, metrics=measured, tags=tags)
 
     def sidecars(manifest: ContentManifest) -> Mapping[str, bytes]:
@@ -240,11 +253,16 @@ def export(
             raise CorruptData(f"{source} changed while it was exported; export it again when nothing writes to it")
         known = Record(name, export_id, uri, manifest, facts, measured, origin)
         files = {content.PROVENANCE: record.statement(known), content.CARD: card(known)}
+        if evaluated is not None:
+            evaluated.check_model(source, manifest.digest)
+            files |= evaluated.sidecars(uri, manifest)
         # The signature is last, since it covers the others. An author's card is one of the model's files.
         return files | ({content.SIGNATURE: signer(manifest, name, files)} if signer else {})
 
-    _refuse_other_content(source, uri, export_id, registered, signed=signer is not None)
+    _refuse_other_content(source, uri, export_id, registered, signed=signer is not None, evaluated=evaluated)
     manifest = transfer.copy(source, uri, progress=progress, sidecars=sidecars)
+    if evaluated is not None:  # also if the model was there already
+        evaluated.check_model(source, manifest.digest)
     tags["trainjob.bytes"] = str(manifest.size)
     written, uri = uri, _pinned(uri)
     if uri != written:
@@ -253,7 +271,10 @@ def export(
         name, uri, export_id=export_id, digest=manifest.digest, metrics=measured, tags=tags, history=curves
     )
     promoted, reason = False, "no alias was requested"
-    if alias is not None:
+    refused = evaluated.refusal(records, version, alias) if evaluated is not None and alias is not None else ""
+    if refused:
+        reason = refused
+    elif alias is not None:
         verdict = records.promote(
             name, version.version, alias=alias, metric=metric, mode=mode, min_improvement=min_improvement
         )
@@ -347,7 +368,13 @@ def _check_files(source: str, allow_pickle: bool, written: set[str]) -> tuple[Mo
 
 
 def _refuse_other_content(
-    source: str, uri: str, export_id: str, registered: ModelVersion | None, *, signed: bool
+    source: str,
+    uri: str,
+    export_id: str,
+    registered: ModelVersion | None,
+    *,
+    signed: bool,
+    evaluated: Evaluation | None,
 ) -> None:
     """Refuse to overwrite a finished export: its version may be in use."""
     before = registered.tags.get(_TAG, registered.uri) if registered else ""
@@ -368,4 +395,11 @@ def _refuse_other_content(
     if signed and not _beside(uri, [content.SIGNATURE]):
         raise RegistryConflict(
             f"{export_id!r} was used to export {uri} without a signature; use a new export_id to sign it"
+        )
+    if evaluated is not None and evaluated.as_json() not in _beside(uri, [content.EVALUATION]).get(
+        content.EVALUATION, ()
+    ):
+        raise RegistryConflict(
+            f"{export_id!r} was used to export {uri} without this evaluation; use a new export_id to export it with the"
+            f" evaluation in {evaluated.uri}"
         )

@@ -88,6 +88,18 @@ class Decision:
         """The decision as JSON values."""
         return {**asdict(self), "checks": [asdict(each) for each in self.checks]}
 
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Decision:
+        """The decision that `as_dict` made.
+
+        Raises:
+            KeyError, TypeError: The value is not a decision.
+        """
+        checks = tuple(Check(**each) for each in value["checks"])
+        if not isinstance(value["passed"], bool) or value["passed"] != all(each.passed for each in checks):
+            raise TypeError("passed contradicts the checks")
+        return cls(value["passed"], value["rule"], value["reason"], checks)
+
 
 class Gate(Part):
     """Rules that a candidate must pass to become the champion. All of them must pass."""

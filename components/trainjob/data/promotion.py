@@ -1,0 +1,150 @@
+"""What an evaluation means for the export of its model: metrics, files beside the model, tags, and the alias."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainjob.data import content, strict
+from trainjob.data.content import ContentManifest
+from trainjob.data.locations import join, parse_store
+from trainjob.data.stores.opening import opened
+from trainjob.errors import ConfigurationError, CorruptData, ModelNotFound
+from trainjob.evaluation import Decision, EvaluationReport
+from trainjob.registry.base import ModelVersion, Registry
+
+_TAG = "trainjob.evaluation."
+_LONGEST = 1000  # characters of a reason in a tag
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation report and the decision of its gate.
+
+    Attributes:
+        uri: Location of its directory.
+        report: The report.
+        decision: The decision; None without a gate.
+    """
+
+    uri: str
+    report: EvaluationReport
+    decision: Decision | None
+
+    @classmethod
+    def read(cls, uri: str) -> Evaluation:
+        """Read the report in a directory.
+
+        Raises:
+            SourceNotFound: There is no evaluation.
+            CorruptData: The file is not an evaluation report.
+        """
+        with opened(parse_store(uri)) as store:
+            data = b"".join(store.read(content.EVALUATION))
+        try:
+            value = strict.loads(data)
+            decision = value["decision"]
+            report = EvaluationReport.of(value["report"])
+            return cls(uri, report, Decision.of(decision) if decision is not None else None)
+        except (ConfigurationError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CorruptData(f"{join(uri, content.EVALUATION)} is not an evaluation report: {error}") from None
+
+    def as_json(self) -> bytes:
+        """The content of ``evaluation.json``."""
+        decision = self.decision.as_dict() if self.decision is not None else None
+        value = {"report": self.report.as_dict(), "decision": decision}
+        return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+    def stands_in(self, beside: Mapping[str, Iterable[bytes]]) -> bool:
+        """Whether this evaluation is among the files beside a model, with all versions that the store has."""
+        return self.as_json() in beside.get(content.EVALUATION, ())
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the candidate."""
+        return {name: each.candidate for name, each in self.report.metrics.items()}
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of the registered version, also of one that did not pass."""
+        found = {"report": self.uri, "digest": self.report.digest}
+        if self.report.champion is not None:
+            found["champion"] = self.report.champion.get("version") or self.report.champion["digest"]
+        if self.decision is not None:
+            passed = str(self.decision.passed).lower()
+            found |= {"passed": passed, "rule": self.decision.rule, "reason": self.decision.reason[:_LONGEST]}
+        return {f"{_TAG}{name}": value for name, value in found.items()}
+
+    def check_model(self, source: str, digest: str) -> None:
+        """Refuse to export another model than the evaluated one.
+
+        Raises:
+            ConfigurationError: The digests differ.
+        """
+        evaluated = self.report.candidate.get("digest")
+        if evaluated != digest:
+            raise ConfigurationError(
+                f"{self.uri} is the evaluation of another model: {source} has digest {digest}, the evaluated model"
+                f" {evaluated}; evaluate {source}, or export {self.report.candidate.get('uri')}"
+            )
+
+    def sidecars(self, uri: str, manifest: ContentManifest) -> dict[str, bytes]:
+        """The files beside the model: the report, and an in-toto statement about it."""
+        return {content.EVALUATION: self.as_json(), content.TEST_RESULT: self.statement(uri, manifest)}
+
+    def statement(self, uri: str, manifest: ContentManifest) -> bytes:
+        """The decision as an in-toto statement (https://in-toto.io/attestation/test-result/v0.1)."""
+        checks = self.decision.checks if self.decision is not None else ()
+        result = "PASSED" if self.decision is None or self.decision.passed else "FAILED"
+        parts = [("dataset", self.report.dataset), ("champion", self.report.champion), ("code", self.report.code)]
+        configuration = [_resource(name, part) for name, part in parts if part]
+        report = {"name": content.EVALUATION, "digest": {"sha256": self.report.digest.removeprefix("sha256:")}}
+        predicate = {
+            "result": result,
+            "configuration": [*configuration, report],
+            "passedTests": [each.rule for each in checks if each.passed],
+            "failedTests": [each.rule for each in checks if not each.passed],
+        }
+        value = {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": uri, "digest": {"sha256": manifest.digest.removeprefix("sha256:")}}],
+            "predicateType": "https://in-toto.io/attestation/test-result/v0.1",
+            "predicate": predicate,
+        }
+        return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+
+    def refusal(self, registry: Registry, version: ModelVersion, alias: str) -> str:
+        """Why the alias must not move to the version; empty if it may.
+
+        The alias moves only if the gate has passed, and if the champion is still the one of the evaluation.
+        """
+        if self.decision is None:
+            return f"{alias!r} stays: the evaluation has no gate"
+        if not self.decision.passed:
+            return f"{alias!r} stays: {self.decision.rule}: {self.decision.reason}"
+        try:
+            holder = registry.resolve(version.name, alias)
+        except ModelNotFound:
+            return ""
+        evaluated = self.report.champion or {"digest": "no champion"}
+        if holder.version == version.version or (holder.digest and holder.digest == evaluated.get("digest")):
+            return ""
+        against = (
+            f"version {evaluated['version']}" if evaluated.get("version") else evaluated.get("digest", "no champion")
+        )
+        return (
+            f"{alias!r} stays: the model was evaluated against {against}, and version {holder.version} holds the alias"
+            " now; evaluate it again"
+        )
+
+
+def _resource(name: str, part: Mapping[str, str]) -> dict[str, Any]:
+    """An in-toto ResourceDescriptor."""
+    algorithm, _, value = part.get("digest", "").partition(":")
+    return {
+        "name": name,
+        **({"uri": part["uri"]} if part.get("uri") else {}),
+        **({"digest": {algorithm: value}} if value else {}),
+    }

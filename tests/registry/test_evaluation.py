@@ -1,0 +1,328 @@
+"""Evaluate, gate, export: a champion that has earned it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.keys import key_pair
+from tests.registry.test_mlflow_steps import _model
+
+from trainjob import progress
+from trainjob.data import content, export, initialize
+from trainjob.data.__main__ import TRY_AGAIN, main
+from trainjob.data.evaluate import CommandFailed, Evaluated, Function, evaluate
+from trainjob.data.promotion import Evaluation
+from trainjob.errors import (
+    ChecksumMismatch,
+    ConfigurationError,
+    CorruptData,
+    InvalidSpec,
+    RegistryConflict,
+    SourceNotFound,
+)
+from trainjob.registry import Registry, connect
+
+CHAMPION = "models:/digits@champion"
+GATE = {"metrics": {"accuracy": {"min_improvement": 0, "min": 0.2}}}
+# The last byte of the "model" is how many of ten examples it gets right.
+SCRIPT = """
+import json, os, pathlib, sys
+model, dataset, scores = sys.argv[1:]
+assert (model, dataset) == (os.environ["TRAINJOB_MODEL"], os.environ["TRAINJOB_DATASET"])
+right = pathlib.Path(model, "model.safetensors").read_bytes()[-1]
+examples = pathlib.Path(dataset).read_text().split()
+each = [int(number < right) for number, _ in enumerate(examples)]
+print("evaluated", right, "with", len(examples), "examples")
+found = {"metrics": {"accuracy": sum(each) / len(each)}, "scores": {"accuracy": each}, "slice_of": {"digit": examples}}
+pathlib.Path(scores).write_text(json.dumps(found))
+"""
+FUNCTION = '''
+def score(model: str, dataset: str) -> dict:
+    """Scores of one model."""
+    import pathlib
+    right = pathlib.Path(model, "model.safetensors").read_bytes()[-1]
+    return {"metrics": {"accuracy": right / 10}}
+'''
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def registry(database: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{database}")
+    return connect()
+
+
+class Work:
+    """Models, a dataset and a script in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.dataset = directory / "test.txt"
+        self.dataset.write_text("3 3 5 5 5 3 5 3 5 3\n")
+        self.script = directory / "score.py"
+        self.script.write_text(SCRIPT)
+        self.command = [sys.executable, str(self.script), "{model}", "{dataset}", "{scores}"]
+
+    def model(self, right: int) -> str:
+        path = self.directory / f"model-{right}"
+        return str(path) if path.exists() else _model(path, right)
+
+    def evaluate(self, right: int, **options: Any) -> Evaluated:
+        target = self.directory / f"evaluation-{right}-{random.getrandbits(30)}"
+        given: dict[str, Any] = {"command": self.command, "champion": CHAMPION, "gate": GATE} | options
+        return evaluate(self.model(right), self.dataset.as_uri(), str(target), **given)
+
+    def export(self, right: int, evaluated: Evaluated | str, **options: Any) -> Any:
+        uri = evaluated if isinstance(evaluated, str) else evaluated.uri
+        given: dict[str, Any] = {"name": "digits", "export_id": f"run-{right}", "alias": "champion"} | options
+        return export(self.model(right), str(self.directory / "models"), evaluation=uri, **given)
+
+
+@pytest.fixture
+def work(tmp_path: Path, registry: Registry) -> Work:
+    del registry
+    return Work(tmp_path)
+
+
+def test_a_champion_has_to_be_beaten(work: Work, registry: Registry) -> None:
+    first = work.evaluate(5)
+    assert first.report.champion is None
+    assert first.decision is not None
+    assert first.decision.passed
+    exported = work.export(5, first)
+    assert (exported.version, exported.promoted) == ("1", True)
+
+    better = work.evaluate(8)
+    assert better.report.champion is not None
+    assert (better.report.champion["version"], better.report.champion["digest"]) == ("1", exported.digest)
+    compared = better.report.metrics["accuracy"]
+    assert (compared.candidate, compared.champion) == (0.8, 0.5)
+    assert compared.interval is not None
+    assert {name: each.examples for name, each in better.report.slices.items()} == {"digit=3": 5, "digit=5": 5}
+    assert work.export(8, better).promoted
+
+    worse = work.evaluate(6)
+    assert worse.decision is not None
+    assert not worse.decision.passed
+    kept = work.export(6, worse)
+    assert not kept.promoted
+    assert kept.reason.startswith(
+        "'champion' stays: metrics.accuracy.min_improvement: accuracy: candidate 0.6, champion"
+    )
+    assert registry.resolve("digits", "champion").version == "2"
+    tags = [each.tags["trainjob.evaluation.passed"] for each in registry.list("digits")]
+    assert tags == ["true", "true", "false"], "the verdict of every version, also of those that did not pass"
+    assert registry.resolve("digits", "3").metrics == {"accuracy": 0.6}
+
+
+def test_the_report_stands_beside_the_model(work: Work) -> None:
+    evaluated = work.evaluate(5, code={"uri": "git+https://example.com/code", "revision": "c" * 40})
+    exported = work.export(5, evaluated)
+    folder = Path(exported.uri.removeprefix("file://"))
+    kept = Evaluation.read(str(folder))
+    assert (kept.report, kept.decision) == (evaluated.report, evaluated.decision)
+    assert kept.report.code["revision"] == "c" * 40
+    statement = json.loads((folder / content.TEST_RESULT).read_text())
+    assert statement["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
+    assert statement["subject"][0]["digest"]["sha256"] == exported.digest.removeprefix("sha256:")
+    assert statement["predicate"]["result"] == "PASSED"
+    assert [each["name"] for each in statement["predicate"]["configuration"]] == ["dataset", "code", content.EVALUATION]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    again = work.export(5, evaluated)
+    assert (again.version, again.promoted) == ("1", True)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    initialize(exported.uri, str(work.directory / "copy"))
+    assert not (work.directory / "copy" / content.EVALUATION).exists(), "it is not a part of the model"
+
+
+def test_the_signature_covers_the_evaluation(work: Work) -> None:
+    private, public = key_pair(work.directory)
+    exported = work.export(5, work.evaluate(5), sign=str(private))
+    initialize(exported.uri, str(work.directory / "copy"), verify_key=str(public))
+    report = Path(exported.uri.removeprefix("file://")) / content.EVALUATION
+    report.write_bytes(report.read_bytes().replace(b'"candidate": 0.5', b'"candidate": 0.9'))
+    with pytest.raises(Exception, match=content.EVALUATION):
+        initialize(exported.uri, str(work.directory / "copy2"), verify_key=str(public))
+
+
+def test_another_model_than_the_evaluated_one_is_refused(work: Work, registry: Registry) -> None:
+    evaluated = work.evaluate(5)
+    with pytest.raises(ConfigurationError, match=r"is the evaluation of another model: .*model-9 has digest sha256:"):
+        work.export(9, evaluated)
+    assert registry.list("digits") == []
+
+
+def test_an_export_without_the_evaluation_is_not_promoted_by_another_one(work: Work, registry: Registry) -> None:
+    other = work.evaluate(9)
+    export(work.model(5), str(work.directory / "models"), name="digits", export_id="run-5")
+    with pytest.raises(RegistryConflict, match=r"'run-5' was used to export .* without this evaluation"):
+        work.export(5, other)
+    with pytest.raises(RegistryConflict, match=r"'run-5' was used to export .* without this evaluation"):
+        work.export(5, work.evaluate(5))
+    assert registry.resolve("digits", "1").aliases == ()
+
+
+def test_a_champion_that_has_changed_since_is_not_replaced(work: Work, registry: Registry) -> None:
+    work.export(5, work.evaluate(5))
+    evaluated = work.evaluate(7)
+    work.export(8, work.evaluate(8))
+    late = work.export(7, evaluated)
+    assert not late.promoted
+    assert "the model was evaluated against version 1, and version 2 holds the alias now" in late.reason
+    assert registry.resolve("digits", "champion").version == "2"
+
+
+def test_a_champion_that_appeared_since_is_not_replaced(work: Work) -> None:
+    evaluated = work.evaluate(7)
+    work.export(5, work.evaluate(5))
+    late = work.export(7, evaluated)
+    assert not late.promoted
+    assert "evaluated against no champion, and version 1 holds the alias now" in late.reason
+
+
+def test_without_a_gate_no_alias_moves(work: Work) -> None:
+    exported = work.export(5, work.evaluate(5, gate=None))
+    assert (exported.promoted, exported.reason) == (False, "'champion' stays: the evaluation has no gate")
+
+
+def test_the_gate_decides_alone(work: Work) -> None:
+    evaluated = work.evaluate(5)
+    with pytest.raises(ConfigurationError, match="metric and min_improvement cannot be combined with evaluation"):
+        work.export(5, evaluated, metric="accuracy")
+
+
+def test_a_missing_or_damaged_evaluation_is_refused(work: Work) -> None:
+    with pytest.raises(SourceNotFound):
+        work.export(5, str(work.directory / "nothing"))
+    evaluated = work.evaluate(5)
+    path = Path(evaluated.uri.removeprefix("file://")) / content.EVALUATION
+    good = path.read_text()
+    for bad in ("", "{}", good[:-20], good.replace('"passed": true', '"passed": false', 1)):
+        path.write_text(bad)
+        with pytest.raises(CorruptData, match="is not an evaluation report"):
+            work.export(5, evaluated)
+
+
+def test_a_function_evaluates_both_models(work: Work) -> None:
+    work.export(5, work.evaluate(5))
+    evaluated = work.evaluate(8, command=(), function=Function("score", FUNCTION))
+    compared = evaluated.report.metrics["accuracy"]
+    assert (compared.candidate, compared.champion, compared.interval) == (0.8, 0.5, None)
+    assert evaluated.report.code["digest"].startswith("sha256:")
+
+
+def test_the_same_evaluation_is_the_same_report(work: Work) -> None:
+    work.export(5, work.evaluate(5))
+    first, second = work.evaluate(8), work.evaluate(8)
+    assert first.digest == second.digest
+    work.script.write_text(SCRIPT + "\n# changed\n")
+    assert work.evaluate(8).digest != first.digest, "other code"
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "problem"),
+    [
+        ("raise SystemExit(3)", CommandFailed, "the evaluation of the candidate exited with code 3"),
+        ("import os; os.kill(os.getpid(), 9)", CommandFailed, "exited with code 137"),
+        ("", ConfigurationError, "the evaluation of the candidate wrote no scores"),
+        ("w('{')", ConfigurationError, "the scores of the candidate are not valid JSON"),
+        ('w(\'{"metrics": {"a": NaN}}\')', ConfigurationError, "the scores of the candidate are not valid JSON"),
+        ("w('{\"metrics\": {}}')", ConfigurationError, "metrics is missing"),
+        ("w('[' * 100000)", ConfigurationError, "the scores of the candidate are not valid JSON"),
+    ],
+)
+def test_a_bad_evaluation_fails(work: Work, script: str, error: type[Exception], problem: str) -> None:
+    work.script.write_text(f"import sys, pathlib\nw = pathlib.Path(sys.argv[3]).write_text\n{script}")
+    with pytest.raises(error, match=problem):
+        work.evaluate(5)
+
+
+def test_other_metrics_for_the_two_models_are_refused(work: Work) -> None:
+    work.export(5, work.evaluate(5))
+    work.script.write_text(
+        "import json, pathlib, sys\nright = pathlib.Path(sys.argv[1], 'model.safetensors').read_bytes()[-1]\n"
+        "pathlib.Path(sys.argv[3]).write_text(json.dumps({'metrics': {f'accuracy{right}': 1}}))"
+    )
+    with pytest.raises(ConfigurationError, match="only that of the candidate has accuracy8; only that of the champion"):
+        work.evaluate(8)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "problem"),
+    [
+        ({"gate": {}}, InvalidSpec, "gate: has no rule"),
+        ({"command": []}, ConfigurationError, "set exactly one of command and function"),
+        ({"command": ["/nonexistent/python"]}, ConfigurationError, "the command /nonexistent/python cannot be started"),
+        ({"dataset_digest": "sha256:" + "0" * 64}, ChecksumMismatch, "has SHA-256"),
+        ({"champion": "/nonexistent/model"}, SourceNotFound, "does not exist"),
+    ],
+)
+def test_invalid_arguments_are_refused(work: Work, options: Any, error: type[Exception], problem: str) -> None:
+    with pytest.raises(error, match=problem):
+        work.evaluate(5, **options)
+
+
+def test_a_champion_whose_files_are_gone_is_an_error(work: Work) -> None:
+    exported = work.export(5, work.evaluate(5))
+    shutil.rmtree(exported.uri.removeprefix("file://"))
+    with pytest.raises(SourceNotFound):
+        work.evaluate(8)
+
+
+def test_the_program_reports_the_decision(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = work.directory / "message"
+    log.touch()
+    target = work.directory / "evaluation"
+    words = [
+        *("evaluate", "--candidate", work.model(5), "--dataset", str(work.dataset), "--target", str(target)),
+        *("--champion", CHAMPION, "--gate", json.dumps(GATE), "--", *work.command),
+    ]
+    environment = {"TRAINJOB_TERMINATION_LOG": str(log)}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run([sys.executable, "-m", "trainjob.data", *words], capture_output=True, text=True, check=True)
+    assert "evaluated 5 with 10 examples" in done.stdout
+    assert "the gate passed: metrics.accuracy.min_improvement" in done.stdout
+    reported = progress.read(log.read_text())
+    assert reported is not None
+    assert reported.metrics == {"accuracy": 0.5}
+    assert reported.outputs["passed"] is True
+    assert reported.outputs["uri"] == target.as_uri()
+    assert main([*words[: words.index("--") + 1], sys.executable, "-c", "raise SystemExit(3)"]) == 3, (
+        "the diagnosis reads the author's log"
+    )
+    assert main(["evaluate", *words[1:7], "--gate", "{}", "--", *work.command]) == 2
+    assert main(["evaluate", "--candidate", "/nonexistent", *words[3:7], "--", *work.command]) != TRY_AGAIN
+
+
+def test_no_kill_promotes_an_unevaluated_model(work: Work, registry: Registry) -> None:
+    """The export is killed at random instants; the champion is always a version whose gate has passed."""
+    work.export(3, work.evaluate(3))
+    rng = random.Random(7)
+    good, bad = work.evaluate(8), work.evaluate(2)
+    program = (
+        "import sys; from trainjob.data import export; model, models, export_id, evaluation = sys.argv[1:]; "
+        "export(model, models, name='digits', export_id=export_id, alias='champion', evaluation=evaluation)"
+    )
+    for number in range(6):
+        right, evaluated = (8, good) if number % 2 else (2, bad)
+        words = [work.model(right), str(work.directory / "models"), f"run-{right}", evaluated.uri]
+        process = subprocess.Popen([sys.executable, "-c", program, *words])
+        time.sleep(rng.uniform(0.5, 6))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        champion = registry.resolve("digits", "champion")
+        assert champion.tags["trainjob.evaluation.passed"] == "true"
+    assert work.export(8, good).promoted
+    assert not work.export(2, bad).promoted
+    assert len(registry.list("digits")) == 3
