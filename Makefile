@@ -183,7 +183,7 @@ test: packages ## everything, side by side; ends with a table
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
 		"test-unit lint test-registry test-stores test-local" \
 		"test-airflow test-kfp $(shell $(PYTHON) tests/oldest.py due)" \
-		"test-cluster-restarts test-docker test-docs" \
+		"test-cluster-restarts test-docker test-docs test-page" \
 		"test-cluster"
 	@if [ -n "$(COVERAGE)" ]; then $(BIN)/coverage combine --quiet; $(BIN)/coverage report --sort=cover | tail -40; fi
 	@if [ -s .test-output/missing-packages ]; then \
@@ -344,6 +344,10 @@ docs: $(DOCS_VENV)/stamp ## build the documentation into site/; fails on a broke
 .PHONY: test-docs
 test-docs: $(VENV)/test.stamp $(DOCS_VENV)/stamp ## every snippet of README.md and docs/, the site and its links
 	TRAINJOB_MKDOCS=$(CURDIR)/$(DOCS_VENV)/bin/mkdocs $(PYTEST) tests/docs
+
+.PHONY: test-page
+test-page: $(VENV)/test.stamp ## the page of a training in a browser: screenshots, accessibility, live updates
+	$(call run,tests/page)
 
 .PHONY: record-sdk
 record-sdk: $(VENV)/test.stamp $(SDK_VENV)/stamp ## record again what the Kubeflow SDK sends (tests/conformance)

@@ -9,6 +9,8 @@ const SHOWN_LINES = 2000;    // of the log
 const SHOWN_RANKS = 100;     // before "Show all"
 const SHOWN_JOBS = 200;
 const TABLE_ROWS = 500;      // of a table of values
+const LONG_TEXT = 600;       // characters; a longer text scrolls
+const LONG_NAME = 120;       // characters of a name where there is one line for it
 const STALE_SECONDS = 10;
 const SLOWEST_SECONDS = 30;  // between two requests after errors
 const FILTER_FROM = 8;       // more charts than this have a filter
@@ -38,8 +40,22 @@ function add(element, children) {
   }
 }
 
+/** Controls of the direction of text reorder what a person reads. */
+const plain = text => String(text ?? "").replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+
 /** Text of the document, isolated from the direction of the texts around it. */
-const bdi = text => h("bdi", null, String(text ?? ""));
+function bdi(shown) {
+  const text = plain(shown);
+  return text.length > LONG_TEXT ? h("bdi.long", { tabindex: "0" }, text) : h("bdi", null, text);
+}
+
+/** The start of a name, where there is one line for it. */
+function named(text) {
+  const all = plain(text);
+  return all.length > LONG_NAME ? h("bdi", { title: all.slice(0, 2000) }, `${all.slice(0, LONG_NAME)}…`) : h("bdi", null, all);
+}
+
+const cut = text => plain(text).slice(0, LONG_NAME);
 
 /** Make the children of `parent` equal to `children`; equal nodes stay, and so do focus, selection and scroll position. */
 function render(parent, ...children) {
@@ -100,19 +116,26 @@ const own = (map, key) => (map && Object.hasOwn(map, key) ? map[key] : undefined
 
 function pill(phase) {
   const [tone, sign] = own(PHASES, phase) || ["quiet", "off"];
-  return h(`span.pill.${tone}`, null, icon(sign), bdi(phase || "unknown"));
+  return h(`span.pill.${tone}`, null, icon(sign), named(phase || "unknown"));
 }
 
 /** A link if the URI is one of http or https; else the text alone. */
 const uri = text => (/^https?:\/\//i.test(text) ? link(text, bdi(text)) : bdi(text));
 
-/** A link if the address is one of http, https, or relative; else the text alone. */
-function link(address, ...children) {
-  let url = null;
+/** The URL of an address that is http, https or relative, else null. */
+function safe(address) {
   try {
-    url = address ? new URL(address, "https://relative.invalid/") : null;
-  } catch { /* not an address */ }
-  if (!url || !["http:", "https:"].includes(url.protocol)) return h("span", null, children);
+    const url = address ? new URL(address, "https://relative.invalid/") : null;
+    return url && ["http:", "https:"].includes(url.protocol) ? url : null;
+  } catch {
+    return null;
+  }
+}
+
+/** A link if the address is safe, else the text alone. */
+function link(address, ...children) {
+  const url = safe(address);
+  if (!url) return h("span", null, children);
   const elsewhere = url.hostname !== "relative.invalid";
   return h("a", { href: address, ...(elsewhere && { target: "_blank", rel: "noopener noreferrer" }) }, children);
 }
@@ -342,7 +365,7 @@ function linesOfWorkflow(workflow) {
       for (const [metric, points] of Object.entries(one)) history[metric] = [...(history[metric] || []), ...points];
     }
     return { id: each.uid || `${index}`, family: `training-${index}`, label: each.task || each.name, history, href: "",
-      zero: firstTime([history]), color: `--line-${index % 8}`, dash: index < 8 ? null : [2 + 3 * Math.floor(index / 8), 3], main: index === 0 };
+      zero: firstTime([history]), color: `--line-${index % 8}`, dash: index < 8 ? null : [2 + 3 * Math.floor(index / 8), 3], main: false };
   });
 }
 
@@ -363,38 +386,40 @@ class Chart {
     this.enlargeButton = button(icon("enlarge"), () => this.toggleSize(), { "aria-pressed": "false", class: "small" });
     for (const [each, text] of [[this.tableButton, "Table of values"], [this.enlargeButton, "Enlarge the chart"]]) {
       each.title = text;
-      each.setAttribute("aria-label", `${text}: ${metric.slice(0, 100)}`);
+      each.setAttribute("aria-label", `${text}: ${cut(metric)}`);
     }
     this.element = h("figure.chart", null,
-      h("figcaption", null, h("span.metric", { title: metric.slice(0, 300) }, bdi(metric)), this.value, this.enlargeButton, this.tableButton),
+      h("figcaption", null, h("span.metric", null, named(metric)), this.value, this.enlargeButton, this.tableButton),
       this.frame, this.values);
   }
 
-  /** The chart's lines with data, and their values aligned. */
+  /** The lines that are shown and have values. */
+  shown() {
+    return this.curves.lines.filter(line => !this.curves.off.has(line.id) && pointsOf(line, this.metric).length);
+  }
+
+  /** Align the values of the lines. */
   prepare() {
-    const { mode, log, lines, off } = this.curves;
-    const shown = lines.filter(line => !off.has(line.id) && pointsOf(line, this.metric).length);
-    const attempts = shown.filter(line => line.family === "attempts");
+    const { mode, log } = this.curves;
+    this.lines = this.shown();
+    const attempts = this.lines.filter(line => line.family === "attempts");
     const joinedAttempts = mode === "step" ? overSteps(attempts.map(line => pointsOf(line, this.metric))) : [];
-    const tables = shown.map(line => {
+    const tables = this.lines.map(line => {
       const points = pointsOf(line, this.metric);
       if (mode === "time") return overTime(points, line.zero);
       return line.family === "attempts" ? joinedAttempts[attempts.indexOf(line)] : overSteps([points])[0];
     });
-    const positive = tables.some(([, ys]) => ys.some(y => y > 0));
-    this.log = log && positive;
+    this.log = log && tables.some(([, ys]) => ys.some(y => y > 0));
     if (this.log) tables.forEach(([, ys]) => ys.forEach((y, index) => { if (y <= 0) ys[index] = null; }));
-    this.lines = shown;
-    this.data = tables.length ? uPlot.join(tables) : [[], []];
-    if (!tables.length) this.data = [[]];
+    this.data = tables.length ? uPlot.join(tables) : [[]];
   }
 
-  /** What decides whether the data is new: it is prepared only then. */
+  /** What decides whether the chart has to be drawn again. */
   signature() {
     const { mode, log, lines, off } = this.curves;
     return JSON.stringify([mode, log, lines.map(line => {
       const points = pointsOf(line, this.metric);
-      return [line.id, off.has(line.id), points.length, points[0], points.at(-1)];
+      return [line.id, line.color, off.has(line.id), points.length, points[0], points.at(-1)];
     })]);
   }
 
@@ -402,41 +427,54 @@ class Chart {
     const signature = this.signature();
     if (signature === this.drawn) return;
     this.drawn = signature;
-    this.prepare();
+    this.stale = true;
     this.summarize();
+    if (this.visible || this.plot || !this.values.hidden) this.refresh();
+  }
+
+  /** Draw what has changed. A chart that is not in view waits until it is. */
+  refresh() {
+    if (!this.stale) return;
+    this.stale = false;
+    this.prepare();
     if (!this.values.hidden) this.fillTable();
     const shape = JSON.stringify([this.lines.map(line => [line.id, line.color]), this.log, this.curves.mode]);
     if (this.plot && shape === this.shape) {
       this.plot.setData(this.data, false);
       this.zoom();
-    } else if (this.plot || this.visible) {
+    } else {
       this.draw();
     }
     this.shape = shape;
   }
 
+  /** Index of the line whose value stands beside the name; -1 where lines of equal rank are compared. */
   main() {
-    return Math.max(0, this.lines.findIndex(line => line.main));
+    return this.lines.findIndex(line => line.main);
   }
 
-  /** The latest value of the main line, which may be shown by another line if it has no values yet. */
+  /** The latest value of this training: of its latest attempt with values. */
   latest() {
-    const candidates = [this.main(), ...this.lines.keys()];
-    for (const index of candidates) {
-      const last = this.data[index + 1]?.findLast(each => each != null);
-      if (last !== undefined) return last;
-    }
-    return null;
+    const own = this.shown().filter(line => line.family === "attempts");
+    const last = own.length ? pointsOf(own.at(-1), this.metric).findLast(point => point[2] != null) : null;
+    return last ? value(last[2]) : "";
   }
 
   summarize() {
-    const all = this.lines.flatMap((line, index) => (line.compared ? [] : this.data[index + 1].filter(each => each != null)));
-    const [least, most] = all.reduce(([a, b], each) => [Math.min(a, each), Math.max(b, each)], [Infinity, -Infinity]);
+    const lines = this.shown();
+    let [count, least, most] = [0, Infinity, -Infinity];
+    for (const line of lines.filter(each => !each.compared)) {
+      for (const [, , each] of pointsOf(line, this.metric)) {
+        if (each == null) continue;
+        count += 1;
+        least = Math.min(least, each);
+        most = Math.max(most, each);
+      }
+    }
     const last = this.latest();
-    this.value.textContent = last === null ? "" : value(last);
-    const facts = all.length ? `last ${value(last)}, minimum ${value(least)}, maximum ${value(most)}, ${plural(all.length, "value")}` : "no values";
-    this.area.setAttribute("aria-label", `Chart of ${this.metric.slice(0, 200)}: ${facts}`);
-    this.element.classList.toggle("empty", !all.length && !this.lines.length);
+    this.value.textContent = last;
+    const facts = [last && `last ${last}`, count && `minimum ${value(least)}, maximum ${value(most)}`, plural(count, "value")];
+    this.area.setAttribute("aria-label", `Chart of ${cut(this.metric)}: ${facts.filter(Boolean).join(", ")}`);
   }
 
   draw() {
@@ -548,13 +586,13 @@ class Chart {
   showTip(plot, idx) {
     const rows = this.lines.map((line, index) => [line, this.at(index, idx)]).filter(([, each]) => each != null);
     render(this.tip, h("div.dim", null, this.place(this.data[0][idx])),
-      rows.map(([line, each]) => h("div.entry", null, swatch(line), h("span.name", null, bdi(line.label)), h("b", null, value(each)))));
+      rows.map(([line, each]) => h("div.entry", null, swatch(line), h("span.name", null, named(line.label)), h("b", null, value(each)))));
     this.tip.hidden = false;
     const [left, width] = [plot.bbox.left / devicePixelRatio + plot.cursor.left, this.frame.clientWidth];
     const beside = left + 12 + this.tip.offsetWidth > width ? Math.max(0, left - 12 - this.tip.offsetWidth) : left + 12;
     this.tip.style.setProperty("left", `${beside}px`);
-    const text = rows.map(([line, each]) => (rows.length > 1 ? `${line.label} ${value(each)}` : value(each))).join(", ");
-    return `${this.metric.slice(0, 100)}, ${this.place(this.data[0][idx])}: ${text || "no value"}`;
+    const text = rows.map(([line, each]) => (rows.length > 1 ? `${cut(line.label)} ${value(each)}` : value(each))).join(", ");
+    return `${cut(this.metric)}, ${this.place(this.data[0][idx])}: ${text || "no value"}`;
   }
 
   follow(x) {
@@ -562,15 +600,16 @@ class Chart {
     if (x === null) {
       this.tip.hidden = true;
       this.plot.setCursor({ left: -10, top: -10 }, false);
-      const last = this.latest();
-      this.value.textContent = last === null ? "" : value(last);
+      this.value.textContent = this.latest();
       return;
     }
     if (this.curves.hot !== this) {
       this.tip.hidden = true;
       this.plot.setCursor({ left: this.plot.valToPos(x, "x"), top: 10 }, false);
     }
-    const each = this.data[0].length ? this.at(this.main(), this.plot.valToIdx(x)) : null;
+    const main = this.main();
+    if (main < 0) return;
+    const each = this.at(main, this.plot.valToIdx(x));
     this.value.textContent = each === null ? "–" : value(each);
   }
 
@@ -619,7 +658,7 @@ class Chart {
   }
 
   fillTable() {
-    if (this.drawn === undefined) this.update();
+    this.refresh();
     const xs = this.data[0];
     const rows = [];
     for (let index = xs.length - 1; index >= 0 && rows.length < TABLE_ROWS; index -= 1) {
@@ -629,7 +668,7 @@ class Chart {
       rows.push(h("tr", null, h("th", { scope: "row" }, place), cells.map(each => h("td.number", null, each == null ? "" : value(each)))));
     }
     render(this.values,
-      table(`Values of ${this.metric.slice(0, 100)}`, [this.curves.mode === "time" ? "time" : "step", ...this.lines.map(line => [bdi(line.label), "number"])], rows),
+      table(`Values of ${cut(this.metric)}`, [this.curves.mode === "time" ? "time" : "step", ...this.lines.map(line => [named(line.label), "number"])], rows),
       h("p.dim", null, xs.length > rows.length ? `The latest ${plural(rows.length, "row")} of ${xs.length.toLocaleString("en-US")}.` : "Latest first."));
   }
 
@@ -678,7 +717,7 @@ class Curves extends Section {
       const chart = [...this.charts.values()].find(each => each.element === entry.target);
       if (!chart) return;
       chart.visible = entry.isIntersecting;
-      if (chart.visible && !chart.plot) { chart.update(); chart.draw(); }
+      if (chart.visible) chart.refresh();
     }), { rootMargin: "200px" });
     this.sizes = new ResizeObserver(entries => entries.forEach(entry => {
       [...this.charts.values()].find(each => each.frame === entry.target)?.resize();
@@ -715,6 +754,7 @@ class Curves extends Section {
     this.compareBox.hidden = !lines.some(line => line.compared);
     this.filter.hidden = metrics.length <= FILTER_FROM;
     this.grid.classList.toggle("single", metrics.length === 1);
+    this.grid.classList.toggle("pairwise", metrics.length === 2 || metrics.length === 4);
     this.showLegend();
     this.choose();
     this.draw();
@@ -728,9 +768,9 @@ class Curves extends Section {
     this.legendShown = shown;
     const focused = [...this.legend.children].findIndex(each => each.contains(document.activeElement));
     this.legend.replaceChildren(...lines.map(line => h("span.line", null,
-      button([swatch(line), bdi(line.label)], () => this.toggle([line], !this.off.has(line.id)),
+      button([swatch(line), named(line.label)], () => this.toggle([line], !this.off.has(line.id)),
         { "aria-pressed": String(!this.off.has(line.id)), title: "Show or hide the line" }),
-      line.name && link(line.href, bdi(line.name)))));
+      line.name && link(line.href, named(line.name)))));
     if (focused >= 0) this.legend.children[focused]?.querySelector("button")?.focus();
   }
 
@@ -761,8 +801,7 @@ class Curves extends Section {
   }
 
   draw() {
-    // A chart that was not in view yet is prepared when it comes into view.
-    for (const chart of this.charts.values()) if (chart.plot || chart.visible || chart.drawn !== undefined) chart.update();
+    for (const chart of this.charts.values()) chart.update();
   }
 
   redraw() {
@@ -788,8 +827,8 @@ class Curves extends Section {
     document.documentElement.classList.toggle("print", starts);
     for (const chart of this.charts.values()) {
       if (chart.element.hidden) continue;
-      chart.update();
-      if (starts || chart.plot) chart.draw();
+      if (starts) chart.refresh();
+      if (chart.plot) chart.draw();
     }
   }
 }
@@ -806,6 +845,8 @@ class Log extends Section {
     this.count = h("p.dim.count", { role: "status" });
     this.control(search("Search the log", query => { this.query = query; this.fill(true); }), this.select, this.followBox);
     this.body.append(this.box, this.count);
+    // Where lines break changes with the width.
+    new ResizeObserver(() => this.stick()).observe(this.box);
   }
 
   update(lines, ranks) {
@@ -818,7 +859,7 @@ class Log extends Section {
     const names = [...new Set([...ranks, ...this.ranks.keys()])];
     if (JSON.stringify(names) !== JSON.stringify(this.names)) {
       this.names = names;
-      render(this.select, h("option", { value: "" }, "All ranks"), names.map(name => h("option", { value: name }, name || "(no rank)")));
+      render(this.select, h("option", { value: "" }, "All ranks"), names.map(name => h("option", { value: name }, cut(name) || "(no rank)")));
       this.select.value = this.rank;
     }
     this.select.hidden = names.length < 2;
@@ -829,6 +870,8 @@ class Log extends Section {
   }
 
   fill(anew) {
+    // The event of a scroll comes one frame later.
+    if (this.shown.length) this.scrolled();
     let lines = this.rank ? this.ranks.get(this.rank) || [] : [...this.ranks.values()].flat();
     // Stable: lines of one rank keep their order, also without a time.
     if (!this.rank && this.ranks.size > 1) lines = lines.map(line => [when(line.time) || 0, line]).sort((a, b) => a[0] - b[0]).map(each => each[1]);
@@ -857,12 +900,12 @@ class Log extends Section {
   }
 
   line(line) {
-    const text = String(line.text);
+    const text = plain(line.text);
     const tone = /\b(error|exception|traceback|fatal)\b|error:/i.test(text) ? ".bad" : "";
     const time = line.time ? new Date(line.time) : null;
     return h(`div.row${tone}`, null,
       h("span.time", null, time && !Number.isNaN(time.getTime()) ? `${time.toISOString().slice(11, 19)} ` : ""),
-      this.ranks.size > 1 && h("span.rank", null, bdi(line.rank), " "),
+      this.ranks.size > 1 && h("span.rank", null, named(line.rank), " "),
       h("bdi.text", null, this.query ? marked(text, this.query) : text));
   }
 
@@ -938,11 +981,11 @@ class Ranks extends Section {
     const speeds = ranks.map(rank => rank.step_seconds).filter(each => each > 0).sort((a, b) => a - b);
     const typical = speeds.length > 2 ? speeds[Math.floor(speeds.length / 2)] : null;
     const important = rank => (rank.culprit ? 0 : rank.bad ? 1 : 2);
-    const cut = ranks.length > SHOWN_RANKS && !this.all;
-    const shown = cut ? [...ranks].sort((a, b) => important(a) - important(b)).slice(0, SHOWN_RANKS) : ranks;
+    const sorted = ranks.length > 16 ? [...ranks].sort((a, b) => important(a) - important(b)) : ranks;
+    const shown = this.all ? sorted : sorted.slice(0, SHOWN_RANKS);
     const has = name => ranks.some(rank => rank[name] != null && rank[name] !== "" && rank[name] !== 0);
     const columns = [
-      ["state", "state", rank => [h(`span.state.${toneOf(rank)}`, null, bdi(rank.state || "unknown")), rank.culprit && h("span.tag.bad", null, icon("bad"), "root cause")]],
+      ["state", "state", rank => [h(`span.state.${toneOf(rank)}`, null, named(rank.state || "unknown")), rank.culprit && h("span.tag.bad", null, icon("bad"), "root cause")]],
       ["exit code", "exit_code", rank => rank.exit_code ?? "", "number"],
       ["restarts", "restarts", rank => rank.restarts || "", "number"],
       ["step", "step", rank => rank.step?.toLocaleString("en-US") ?? "", "number"],
@@ -950,14 +993,14 @@ class Ranks extends Section {
         typical && rank.step_seconds > 1.5 * typical && h("span.tag.warn", null, `${value(Number((rank.step_seconds / typical).toPrecision(2)))}× the median`), " ", seconds(rank.step_seconds)]), "number"],
       ["started (UTC)", "started", rank => clock(rank.started)],
       ["ended", "finished", rank => clock(rank.finished)],
-      ["node", "node", rank => bdi(rank.node)],
-      ["pod", "pod", rank => h("span.dim", null, bdi(rank.pod))],
+      ["node", "node", rank => named(rank.node)],
+      ["pod", "pod", rank => h("span.dim", null, named(rank.pod))],
     ].filter(([name, key]) => name === "state" || name === "exit code" || has(key));
     const strip = ranks.length > 8 && h("div.strip", { "aria-hidden": "true" }, ranks.slice(0, 2048).map(rank =>
-      h(`i.${toneOf(rank)}${rank.culprit ? ".culprit" : ""}`, { title: `${rank.rank}: ${rank.state}${rank.exit_code == null ? "" : `, exit code ${rank.exit_code}`}` })));
-    render(this.inner, h("p.dim", null, `${plural(ranks.length, "rank")}: `, bdi(summary.slice(0, 8).join(", "))), strip,
+      h(`i.${toneOf(rank)}${rank.culprit ? ".culprit" : ""}`, { title: `${cut(rank.rank)}: ${cut(rank.state)}${rank.exit_code == null ? "" : `, exit code ${rank.exit_code}`}` })));
+    render(this.inner, h("p.dim", null, `${plural(ranks.length, "rank")}: `, bdi(summary.slice(0, 8).map(cut).join(", "))), strip,
       table("Ranks", ["rank", ...columns.map(([name, , , kind]) => [name, kind])], shown.map(rank =>
-        h(`tr${rank.culprit ? ".culprit" : ""}`, null, h("th", { scope: "row" }, bdi(rank.rank)),
+        h(`tr${rank.culprit ? ".culprit" : ""}`, null, h("th", { scope: "row" }, named(rank.rank)),
           columns.map(([, , cell, kind]) => h(kind ? `td.${kind}` : "td", null, cell(rank))))), shown.length > 16 ? "ranks.tall" : "ranks"));
     this.more.hidden = ranks.length <= SHOWN_RANKS;
     this.more.textContent = this.all ? `Show ${SHOWN_RANKS} ranks` : `Show all ${plural(ranks.length, "rank")}`;
@@ -999,7 +1042,7 @@ function head(training, state) {
       nodes && `${nodes} ${nodes === "1" ? "node" : "nodes"}`,
       `attempt ${training.attempt}`,
       training.key && h("span", null, "key ", bdi(training.key)),
-      training.href && link(training.href, "details"))),
+      safe(training.href) && link(training.href, "details"))),
     since !== null && h("p.since", null, h("b", null, `${phase} for ${short(since)}`), h("span.dim", null, ", since "), moment(training.since, taken)),
     message && !repeated && h("p.message", null, bdi(message)),
     training.progress != null && progress(training),
@@ -1023,7 +1066,7 @@ function problem(training) {
   const { diagnosis, blocker } = training;
   const cards = [];
   if (blocker) {
-    const place = [blocker.position != null && `position ${blocker.position}`, blocker.queue && ["queue ", bdi(blocker.queue)]].filter(Boolean);
+    const place = [blocker.position != null && `position ${blocker.position + 1} in the queue`, blocker.queue && ["queue ", bdi(blocker.queue)]].filter(Boolean);
     cards.push(h(`div.card.${blocker.permanent ? "bad" : "warn"}`, { role: "group", "aria-label": "Blocker" },
       h("p.what", null, icon(blocker.permanent ? "bad" : "wait"), h("span", null, bdi(blocker.message || blocker.reason))),
       blocker.advice && h("p", null, h("span.dim", null, "What to do: "), bdi(blocker.advice)),
@@ -1051,9 +1094,9 @@ function metricRows(training) {
   const names = [...new Set([...Object.keys(training.metrics), ...compared.flatMap(each => Object.keys(each.metrics))])]
     .filter(name => compared.length || !drawn.has(name));
   const cell = each => (each === undefined ? "" : bdi(value(each)));
-  if (!compared.length) return { visible: names.length > 0, content: pairs("Metrics", names.map(name => [bdi(name), cell(own(training.metrics, name))])) };
-  return { visible: names.length > 0, content: table("Metrics", ["metric", ["this training", "number"], ...compared.map(each => [link(each.href, bdi(each.label)), "number"])],
-    names.map(name => h("tr", null, h("th", { scope: "row" }, bdi(name)),
+  if (!compared.length) return { visible: names.length > 0, content: pairs("Metrics", names.map(name => [named(name), cell(own(training.metrics, name))])) };
+  return { visible: names.length > 0, content: table("Metrics", ["metric", ["this training", "number"], ...compared.map(each => [link(each.href, named(each.label)), "number"])],
+    names.map(name => h("tr", null, h("th", { scope: "row" }, named(name)),
       [training, ...compared].map(each => h("td.number.wide", null, cell(own(each.metrics, name))))))) };
 }
 
@@ -1079,7 +1122,7 @@ function timeline(training) {
     const saved = each.checkpoints.length && plural(each.checkpoints.length, "checkpoint");
     return h("div.attempt", null,
       h("div.label", null, h("b", null, `attempt ${each.attempt}`), " ", pill(each.phase),
-        h("span.dim", null, joined([each.restarts && plural(each.restarts, "restart"), saved, each.name !== training.name && bdi(each.name)].filter(Boolean)))),
+        h("span.dim", null, joined([each.restarts && plural(each.restarts, "restart"), saved, each.name !== training.name && named(each.name)].filter(Boolean)))),
       h("div.track", { role: "img", "aria-label": `Attempt ${each.attempt}: ${each.spans.map(span => `${span.phase} ${short(between(span.start, span.end ?? taken) ?? 0)}`).join(", ") || "no phases"}` }, spans, marks),
       each.summary && h("p.dim", null, bdi(each.summary)));
   }) : [];
@@ -1107,9 +1150,9 @@ function resources({ requested, nodes, used }) {
   return {
     visible: names.length > 0 || (used || []).length > 0,
     content: [
-      names.length > 0 && h("dl.facts", null, names.map(([name, amount]) => h("div", null, h("dt", null, bdi(name)), h("dd", null, bdi(amount))))),
+      names.length > 0 && h("dl.facts", null, names.map(([name, amount]) => h("div", null, h("dt", null, named(name)), h("dd", null, named(amount))))),
       names.length > 0 && h("p.dim", null, nodes > 1 ? `Requested for each of ${nodes} nodes.` : "Requested."),
-      used && used.length > 0 ? table("Used resources", ["rank", "CPU cores used", "memory used"], used.map(each => h("tr", null, h("th", { scope: "row" }, bdi(each.rank)),
+      used && used.length > 0 ? table("Used resources", ["rank", "CPU cores used", "memory used"], used.map(each => h("tr", null, h("th", { scope: "row" }, named(each.rank)),
         h("td", null, each.cpu == null ? "" : meter(each.cpu, quantity(requested.cpu), value(Number(each.cpu.toPrecision(3))))),
         h("td", null, each.memory == null ? "" : meter(each.memory, quantity(requested.memory), bytes(each.memory))))), used.length > 16 ? "tall" : "")
         : h("p.dim", null, "Used: not known."),
@@ -1119,8 +1162,8 @@ function resources({ requested, nodes, used }) {
 
 function lineage(training) {
   const found = training.lineage;
-  const item = (kind, each) => h("li", null, h("p.kind", null, kind), each.name && h("p.name", null, bdi(each.name)),
-    each.uri && h("p.uri", null, uri(each.uri)), each.digest && h("p.digest", { title: String(each.digest).slice(0, 300) }, bdi(each.digest)));
+  const item = (kind, each) => h("li", null, h("p.kind", null, kind), each.name && h("p.name", null, named(each.name)),
+    each.uri && h("p.uri", null, uri(each.uri)), each.digest && h("p.digest", { title: cut(each.digest) }, h("bdi", null, String(each.digest).slice(0, LONG_TEXT))));
   const known = new Set(found.outputs.map(each => each.name));
   const outputs = [...found.outputs, ...Object.entries(training.outputs).filter(([name]) => !known.has(name)).map(([name, each]) => ({ name, uri: value(each), digest: "" }))];
   const { registered, evaluation } = found;
@@ -1128,7 +1171,7 @@ function lineage(training) {
     ["Inputs", [...found.datasets.map(each => item("dataset", each)), found.base_model && item("base model", found.base_model)]],
     ["Outputs", outputs.map(each => item("output", each))],
     ["Registry", [
-      registered && h("li", null, h("p.kind", null, "registered version"), h("p.name", null, bdi(registered.model), " ", h("b", null, bdi(registered.version)), registered.alias && h("span.tag.info", null, bdi(registered.alias))),
+      registered && h("li", null, h("p.kind", null, "registered version"), h("p.name", null, named(registered.model), " ", h("b", null, named(registered.version)), registered.alias && h("span.tag.info", null, named(registered.alias))),
         registered.uri && h("p.uri", null, uri(registered.uri)), registered.registry && h("p.dim", null, bdi(registered.registry))),
       evaluation && h("li", null, h("p.kind", null, "evaluation"), h("p.name", null, h(`span.tag.${evaluation.passed ? "good" : "bad"}`, null, icon(evaluation.passed ? "good" : "bad"), evaluation.passed ? "passed" : "not passed")),
         evaluation.summary && h("p", null, bdi(evaluation.summary))),
@@ -1141,7 +1184,7 @@ function lineage(training) {
 function spec(training) {
   const entries = Object.entries(training.spec);
   const code = new Set(["command", "args", "image"]);
-  return { visible: entries.length > 0, content: pairs("Spec", entries.map(([name, each]) => [bdi(name), h(code.has(name) ? "code" : "span", null, bdi(each))])) };
+  return { visible: entries.length > 0, content: pairs("Spec", entries.map(([name, each]) => [named(name), h(code.has(name) ? "code" : "span", null, bdi(each))])) };
 }
 
 function events({ events: found }) {
@@ -1166,9 +1209,11 @@ class TrainingPage {
       ["lineage", "Lineage", lineage], ["spec", "Spec", spec], ["events", "Events", events],
       ["missing", "Missing evidence", each => ({ visible: each.unseen.length > 0, content: notes(each.unseen) })]]
       .map(([id, title, make]) => ({ section: new Section(id, title), make }));
-    const [metrics, line, ...rest] = this.parts.map(each => each.section);
-    this.sections = [this.curves, metrics, this.ranks, this.log, line, ...rest];
-    root.replaceChildren(this.head, this.notes, this.problem, this.nav, ...this.sections.map(each => each.element));
+    const [metrics, phases, used, origin, wanted, ...rest] = this.parts.map(each => each.section);
+    const elements = sections => sections.map(each => each.element);
+    this.sections = [this.curves, metrics, this.ranks, this.log, phases, origin, used, wanted, ...rest];
+    root.replaceChildren(this.head, this.notes, this.problem, this.nav, ...elements(this.sections.slice(0, 6)),
+      h("div.columns", null, elements([used, wanted])), ...elements(rest));
   }
 
   title(training) {
@@ -1264,15 +1309,15 @@ class ListPage {
     const shown = this.all ? found : found.slice(0, SHOWN_JOBS);
     const has = name => jobs.some(job => job[name] != null && job[name] !== "");
     const columns = [
-      ["training", job => [h("p.name", null, link(job.href, bdi(job.name))), h("p.dim.key", null, joined(
-        job.namespace !== namespace && bdi(job.namespace), job.attempt > 1 && `attempt ${job.attempt}`, job.key && bdi(job.key)))]],
+      ["training", job => [h("p.name", null, link(job.href, named(job.name))), h("p.dim.key", null, joined(
+        job.namespace !== namespace && bdi(job.namespace), job.attempt > 1 && `attempt ${job.attempt}`, job.key && named(job.key)))]],
       ["phase", job => pill(job.phase)],
-      has("progress") && ["progress", job => job.progress != null && [bar(job.progress, `Progress of ${job.name.slice(0, 100)}`),
+      has("progress") && ["progress", job => job.progress != null && [bar(job.progress, `Progress of ${cut(job.name)}`),
         h("p.dim", null, joined(`${value(job.progress)} %`, job.remaining_seconds != null && !TERMINAL.has(job.phase) && `${short(job.remaining_seconds)} left`))]],
       ["created", job => job.created && [moment(job.created, taken), h("p.dim", null, duration(job, taken))]],
       jobs.some(job => Object.keys(job.metrics).length) && ["metrics", job => Object.entries(job.metrics).slice(0, 4).map(([name, each]) =>
-        h("p.pair", null, h("span.dim", null, bdi(name), " "), bdi(value(each))))],
-      has("workflow") && ["workflow", job => bdi(job.workflow)],
+        h("p.pair", null, h("span.dim", null, named(name), " "), named(value(each))))],
+      has("workflow") && ["workflow", job => named(job.workflow)],
       has("message") && ["message", job => bdi(job.message)],
     ].filter(Boolean);
     render(this.inner, h("div.cards", null, h("table", { role: "table", "aria-label": "Trainings" },
@@ -1330,8 +1375,8 @@ class WorkflowPage {
     render(this.head, h("div.title", null, h("h1", null, bdi(workflow.title)), state), h("p.dim", null, plural(trainings.length, "training")));
     render(this.notes, notes(workflow.notes));
     const metrics = [...new Set(trainings.flatMap(each => Object.keys(each.metrics)))];
-    this.compared.show(table("Trainings", ["task", "phase", "duration", "progress", ...metrics.map(name => [bdi(name), "number"])], trainings.map((each, index) => h("tr", null,
-      h("th", { scope: "row" }, h("p.name", null, swatch(lines[index]), link(each.href, bdi(each.task || each.name))), each.task && h("p.dim.key", null, bdi(each.name)),
+    this.compared.show(table("Trainings", ["task", "phase", "duration", "progress", ...metrics.map(name => [named(name), "number"])], trainings.map((each, index) => h("tr", null,
+      h("th", { scope: "row" }, h("p.name", null, swatch(lines[index]), link(each.href, named(each.task || each.name))), each.task && h("p.dim.key", null, named(each.name)),
         each.diagnosis?.summary && h("p.bad.why", null, bdi(each.diagnosis.summary))),
       h("td", null, pill(each.phase)),
       h("td", null, duration(each, taken)),
@@ -1374,7 +1419,7 @@ class Live {
 
   show() {
     const { document: shown, page } = this;
-    document.title = page.title(shown).replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "");
+    document.title = plain(page.title(shown));
     page.show(shown, this.state());
     render(document.getElementById("taken"), moment(shown.taken));
   }

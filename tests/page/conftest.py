@@ -1,0 +1,134 @@
+"""A browser, and a server on 127.0.0.1 of one page and its document."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from tests.serving import EndsConnections, serving
+
+from trainjob.page import page_html
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+ROOT = Path(__file__).resolve().parents[2]
+SCREENSHOTS = ROOT / ".test-output" / "screenshots"
+LIVE = {"document": "document.json", "seconds": 0.2}
+WATCH = """
+addEventListener("securitypolicyviolation", each => console.error("violation", each.violatedDirective, each.blockedURI))
+"""
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
+        yield browser
+
+
+class Server(EndsConnections):
+    """Serves ``/``, the page, and ``/document.json``, its document, which a test can change.
+
+    Attributes:
+        document: The document.
+        html: The page.
+        status: HTTP status of the document.
+        ranks: The parameter ``rank`` of each request of the document.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.document: Mapping[str, Any] = {}
+        self.html = ""
+        self.status = 200
+        self.ranks: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if url.path == "/document.json":
+            self.server.ranks.append(parse_qs(url.query).get("rank", [""])[0])
+            self.answer(self.server.status, "application/json", json.dumps(self.server.document))
+        elif url.path == "/":
+            self.answer(200, "text/html; charset=utf-8", self.server.html)
+        else:
+            self.answer(404, "text/plain", "")
+
+    def answer(self, status: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the name in the base class)
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(Server()) as server:
+        yield server
+
+
+Show = Callable[..., "Page"]
+
+
+@pytest.fixture
+def show(browser: Browser, server: Server) -> Iterator[Show]:
+    """Shows a document in a new window. At the end, no window had an error or a request to another server."""
+    contexts, problems = [], []
+
+    def shown(
+        document: Mapping[str, Any], live: Mapping[str, Any] | None = None, *, clock: bool = False, **options: Any
+    ) -> Page:
+        context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 900}, "locale": "en-US", "timezone_id": "UTC"} | options
+        )
+        contexts.append(context)
+        context.set_default_timeout(20_000)
+        page = context.new_page()
+        page.add_init_script(WATCH)
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
+        page.on(
+            "request",
+            lambda asked: (
+                problems.append(f"request: {asked.url}")
+                if not asked.url.startswith((server.url, "about:", "blob:"))
+                else None
+            ),
+        )
+        if clock:
+            page.clock.install()
+        server.document = document
+        server.html = page_html(document, live)
+        page.goto(server.url)
+        return page
+
+    yield shown
+    for context in contexts:
+        context.close()
+    # Expected: a browser asks for an icon; a test has a server that fails; Airflow's frame has this sandbox.
+    expected = ("404 (Not Found)", "503 (Service Unavailable)", "can escape its sandboxing")
+    assert [each for each in problems if not any(text in each for text in expected)] == []
