@@ -13,6 +13,7 @@
     completion.py  names for shell completion
     views.py       output of commands that wait: plain lines, JSON
     live.py        the same on a terminal (rich)
+    sparklines.py  metrics over time, in a line of text
     texts.py       tables, results, durations
     output.py      printing without control sequences
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Self
+from io import TextIOWrapper
+from typing import NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,13 +18,15 @@ from rich.text import Text
 
 from trainjob import serialization
 from trainjob.cli.output import echo
+from trainjob.cli.sparklines import BLOCKS, levels_of, sparkline
 from trainjob.cli.texts import PHASE_COLORS, color_of, joined, left_text, result_text
 from trainjob.cli.views import View
 from trainjob.diagnosis import Diagnosis
+from trainjob.history import MetricHistory, Points
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
-from trainjob.report import short
-from trainjob.sanitizing import colored, plain
+from trainjob.report import rounded, short
+from trainjob.sanitizing import colored, one_line, plain
 from trainjob.status import Observation, Phase
 from trainjob.waiting import TrainJobResult
 
@@ -30,8 +34,24 @@ LOG_LINES = 10
 _FRAMES_PER_SECOND = 8
 _BRIEF = 0.1  # seconds; shorter phases are not shown
 _BAR = 40
-_OTHER_LINES = 9  # lines of a frame that are not log lines
+_OTHER_LINES = 8  # lines of a frame that are neither metrics nor log lines
+_FEW_LOG_LINES = 4  # that stay if there are many metrics
+_NAME, _CURVE = 24, 40  # characters of a metric's name and of its sparkline
+_POINTS = 512  # of all metrics: a sparkline has 40 characters
 _LONGEST = 400  # characters of a log line that can be on a screen
+
+
+class _Marks(NamedTuple):
+    spinner: str
+    good: str
+    bad: str
+    over: str
+    arrow: str
+
+
+_MARKS = _Marks("dots", "✓", "✗", "•", "→")
+_ASCII_MARKS = _Marks("line", "+", "x", "*", "->")
+"""For terminals whose encoding lacks the others."""
 
 
 class Timeline:
@@ -68,6 +88,10 @@ class Timeline:
         return ((self.ended or now) - self.phases[0][1]).total_seconds() if self.phases else 0.0
 
 
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
 class LiveView(View):
     """Shows the job in a few lines that are redrawn.
 
@@ -82,10 +106,16 @@ class LiveView(View):
         super().__init__(logs=logs)
         self._hint = hint
         self._console = Console(highlight=False)
-        self._spinner = Spinner("dots", style="cyan")
+        self._levels = levels_of(self._console.encoding)
+        self._marks = _MARKS if self._levels == BLOCKS else _ASCII_MARKS
+        if self._marks is _ASCII_MARKS and isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a job's lines can have any characters
+        self._spinner = Spinner(self._marks.spinner, style="cyan")
         self._job = ""
         self._timeline = Timeline()
         self._reported: tuple[Observation, datetime] | None = None
+        self._history = MetricHistory(_POINTS)
+        self._points: Points = {}
         self._lines: deque[LogLine] = deque(maxlen=LOG_LINES)
         self._notice = ""
         self._over = False
@@ -110,14 +140,17 @@ class LiveView(View):
     def change(self, observation: Observation, notice: str) -> None:
         """Take a new observation and its notice."""
         self._notice = plain(notice)
-        self._timeline.add(observation, datetime.now(UTC))
+        now = datetime.now(UTC)
+        self._timeline.add(observation, now)
+        if self._history.observe(observation, now.timestamp()):
+            self._points = self._history.points()
         if observation.progress is not None or observation.metrics:
             last = self._reported[0] if self._reported else None
             if last is None or (last.progress, last.remaining_seconds) != (
                 observation.progress,
                 observation.remaining_seconds,
             ):
-                self._reported = (observation, datetime.now(UTC))
+                self._reported = (observation, now)
         super().change(observation, "")
 
     def log(self, line: LogLine) -> None:
@@ -155,10 +188,11 @@ class LiveView(View):
 
     def _frame(self) -> RenderableType:
         now = datetime.now(UTC)
-        parts: list[RenderableType] = [self._header(now), *self._phases(now), *self._progress(now)]
+        metrics = [*self._metrics()]
+        parts: list[RenderableType] = [self._header(now), *self._phases(now), *self._progress(now), *metrics]
         ended = self._latest is not None and self._latest.phase in (Phase.FAILED, Phase.CANCELLED, Phase.DELETED)
         if self._lines and not ended:  # the diagnosis shows the relevant lines
-            parts += ["", *self._log()]
+            parts += ["", *self._log(len(metrics))]
         if self._notice:
             parts += ["", Text(self._notice, style="yellow")]
         if not self._over and self._hint:
@@ -170,11 +204,11 @@ class LiveView(View):
         color = PHASE_COLORS.get(phase, "blue") if phase else "blue"
         mark: RenderableType = self._spinner
         if phase is Phase.COMPLETE:
-            mark = Text("✓", style="bold green")
+            mark = Text(self._marks.good, style="bold green")
         elif phase and phase.terminal:
-            mark = Text("✗", style="bold red")
+            mark = Text(self._marks.bad, style="bold red")
         elif self._over:
-            mark = Text("•", style="yellow")
+            mark = Text(self._marks.over, style="yellow")
         line = Text.assemble((self._job, "bold"), "  ", (str(phase or "…"), f"bold {color}"))
         because = (self._latest.message or self._latest.reason) if self._latest else ""
         if because and phase and not phase.terminal:
@@ -191,7 +225,7 @@ class LiveView(View):
         spans = [(phase, seconds) for phase, seconds in self._timeline.spans(now) if seconds >= _BRIEF]
         if spans:
             parts = [Text(f"{phase} {short(seconds)}", PHASE_COLORS.get(phase, "blue")) for phase, seconds in spans]
-            yield Text("  ") + Text(" → ").join(parts)
+            yield Text("  ") + Text(f" {self._marks.arrow} ").join(parts)
 
     def _progress(self, now: datetime) -> Iterator[RenderableType]:
         if self._reported is None or self._latest is None:
@@ -207,11 +241,37 @@ class LiveView(View):
                 left = left_text(remaining - (now - reported).total_seconds())
             row.add_row("", bar, f"{done:.0f}%", left)
             yield row
-        if self._latest.metrics and not self._latest.phase.terminal:  # the result shows them in full
-            yield Text(f"  {plain(joined(self._latest.metrics))}", no_wrap=True, overflow="ellipsis")
 
-    def _log(self) -> Iterator[RenderableType]:
-        fitting = max(1, min(LOG_LINES, self._console.height - _OTHER_LINES))
+    def _metrics(self) -> Iterator[RenderableType]:
+        """A line with a sparkline for each numeric metric that fits the height, and one line for all others."""
+        if self._latest is None:
+            return
+        metrics, ended = self._latest.metrics, self._latest.phase.terminal
+        room = max(1, self._console.height - _OTHER_LINES - (_FEW_LOG_LINES if self.logs else 0) - 1)
+        curves = [name for name in metrics if len(self._points.get(name, ())) > 1]
+        shown = curves if len(curves) <= room else curves[:room]
+        labels = {name: _cut(one_line(name, 2 * _NAME), _NAME) for name in shown}
+        latest = {name: _cut(plain(rounded(metrics[name])), _NAME) for name in shown}
+        widths = [max(map(len, each.values()), default=0) for each in (labels, latest)]
+        width = max(1, min(_CURVE, self._console.width // 3))
+        for name in shown:
+            values = [value for _, _, value in self._points[name] if value is not None]
+            yield Text.assemble(
+                f"  {labels[name]:<{widths[0]}}  ",
+                (f"{latest[name]:>{widths[1]}}", "bold"),
+                "  ",
+                (sparkline(self._points[name], width, self._levels), "cyan"),
+                (f"  {rounded(min(values))} to {rounded(max(values))}", "dim"),
+                no_wrap=True,
+                overflow="ellipsis",
+            )
+        left = [name for name in metrics if name not in curves] + curves[len(shown) :]
+        rest = {name: metrics[name] for name in left}
+        if rest and not ended:  # the result shows them in full
+            yield Text(f"  {plain(joined(rest))}", no_wrap=True, overflow="ellipsis")
+
+    def _log(self, metrics: int) -> Iterator[RenderableType]:
+        fitting = max(1, min(LOG_LINES, self._console.height - _OTHER_LINES - metrics))
         for line in list(self._lines)[-fitting:]:
             text = Text.from_ansi(colored(line.text[:_LONGEST]).expandtabs(4))
             label = (f"[{line.rank}]", color_of(line.rank))
