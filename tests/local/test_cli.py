@@ -26,6 +26,7 @@ from tests.processes import eventually, read_until
 from tests.unit.test_page import Parsed
 from tests.warm import Warm
 
+SCREENSHOTS = Path(__file__).parents[2] / ".test-output" / "screenshots"
 TRAINJOB = str(Path(sys.executable).parent / "trainjob")
 STEP = ("--runtime", "trainjob-step")
 JAX = ("--runtime", "jax-distributed", "--num-nodes", "2")
@@ -134,6 +135,8 @@ def test_a_good_run_shows_phases_logs_and_the_result(trainjob: Shell) -> None:
     out, err = trainjob.both("run", *trainjob.training(3))
     name = re.search(r"trainjob wait (train-\w+-1)", err)
     assert name, err
+    export = f"export the model: trainjob export {name[1]} --name train"
+    assert err.endswith(f"\nreport: trainjob report {name[1]} -o {name[1]}.html\n{export}\n")
     assert re.search(r"^\S+Z Running$", out, re.MULTILINE)
     assert re.search(r"^\S+Z progress 100%  loss 0\.33", out, re.MULTILINE)
     for rank in "01":
@@ -300,7 +303,8 @@ def test_a_failure_ends_with_its_diagnosis(trainjob: Shell) -> None:
     last = err.splitlines()
     assert any("failed: node-1 exited with code 1" in line for line in last)
     assert "  | RuntimeError: the loss is not a number" in last
-    assert last[-1] == "category: user code; can be retried: the failure may not repeat"
+    assert last[-3] == "category: user code; can be retried: the failure may not repeat"
+    assert last[-1].startswith("logs: trainjob logs train-")
 
 
 def test_a_missing_job_is_reported(trainjob: Shell) -> None:
@@ -554,7 +558,7 @@ class Terminal:
 
 def test_the_live_view_of_a_good_run(trainjob: Shell) -> None:
     terminal = Terminal(trainjob, "run", "--key", "digits", *trainjob.training(8))
-    eventually(lambda: re.search(r"Running .*\n.*━.* \d\d%  about \ds left *\n +loss 0\.\d+", terminal.text))
+    eventually(lambda: re.search(r"Running .*\n.*━.* \d\d%  about \ds left *\n +loss +0\.\d+", terminal.text))
     assert "Ctrl-C cancels the job" in terminal.text
     assert terminal.wait() == 0
     final = terminal.text[terminal.text.rindex("✓") :]
@@ -562,7 +566,10 @@ def test_the_live_view_of_a_good_run(trainjob: Shell) -> None:
     assert "Ctrl-C" not in final
     assert "100%" in final
     assert final.count("[node-") == 10
-    assert final.endswith("metrics:\n  loss  0.125\noutputs:\n  model  file:///models/1\n")
+    assert re.search(r"\n  loss  0\.125  █[▁-█]{31}▁  0\.125 to 1\n", final)
+    result, _, steps = final.rpartition("report: trainjob report digits-")
+    assert result.endswith("metrics:\n  loss  0.125\noutputs:\n  model  file:///models/1\n")
+    assert re.fullmatch(r"(\w+-1) -o digits-\1\.html\nexport the model: \S+ export digits-\1 --name digits\n", steps)
     assert "\x1b[36m[node-0]" in terminal.raw
     assert "\x1b[32m[node-1]" in terminal.raw
     assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is visible again
@@ -575,7 +582,57 @@ def test_the_live_view_of_a_failure_ends_with_the_diagnosis(trainjob: Shell) -> 
     assert "Failed" in final.splitlines()[0]
     assert "[node-" not in final
     assert "  | RuntimeError: the loss is not a number\n" in final
-    assert final.endswith("category: user code; can be retried: the failure may not repeat\n")
+    assert "category: user code; can be retried: the failure may not repeat\n" in final
+    assert re.search(r"\nreport: trainjob diagnose (\S+-1)\nlogs: trainjob logs \1 --rank node-1\n$", final)
+
+
+MEASURING = """
+import math, time
+from trainjob import progress
+
+for step in range(40):
+    wave = {f"wave {i}": math.sin((step + i) / 3) for i in range(30)}
+    progress.report(progress=step * 2, metrics={"loss": 10 / (step + 1), **wave, "note": "warm-up", "gap": math.nan})
+    time.sleep(0.12)
+print("measured")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_the_live_view_shows_as_many_metrics_as_fit(trainjob: Shell, encoding: str) -> None:
+    trainjob.script.write_text(MEASURING)
+    words = ("run", *STEP, "--", sys.executable, str(trainjob.script))
+    terminal = Terminal(trainjob, *words, lines=24, columns=90, environment={"PYTHONIOENCODING": encoding})
+    eventually(lambda: "measured" in terminal.text)
+    frame = terminal.text[terminal.text.rindex("Running ") :]
+    levels = "[▁-█]" if encoding == "utf-8" else r"[_.=+*#@-]"
+    shown = re.findall(rf"^  (loss|wave \d+) +-?[\d.]+  {levels}{{30}}  -?[\d.]+ to [\d.]+$", frame, re.MULTILINE)
+    assert len(shown) == 11
+    assert shown[0] == "loss"
+    assert "note warm-up" in frame
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    (SCREENSHOTS / f"live-{encoding}.txt").write_text(terminal.text)
+    terminal.press(b"\x03")
+    assert terminal.wait() == 130
+    assert len(frame.splitlines()) <= 24
+
+
+def test_commands_to_run_next_repeat_the_backend_and_the_namespace(trainjob: Shell) -> None:
+    del trainjob.environment["TRAINJOB_BACKEND"]
+    options = ("--backend", "local", "-n", "ml")
+    _, err = trainjob.both("run", *options, "--plain", *trainjob.training(1))
+    name = re.search(r"ml/(train-\w+-1)", err)
+    assert name
+    assert f"\nreport: trainjob --backend local report ml/{name[1]} -o {name[1]}.html\n" in err
+    _, err = trainjob.both("run", *options, *STEP, "--", "sh", "-c", "exit 3", code=1)
+    commands = re.findall(r"^(?:report|logs): trainjob (.*)$", err, re.MULTILINE)
+    assert [command.split()[2] for command in commands] == ["diagnose", "logs"]
+    trainjob(*commands[0].split(), code=1)
+    trainjob(*commands[1].split())
+    _, err = trainjob.both("run", *options, "--json", *STEP, "--", "true")
+    assert "report:" not in err
+    trainjob.environment["TRAINJOB_BACKEND"] = "local"
 
 
 def test_typing_ctrl_c_in_the_live_view_cancels(trainjob: Shell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import shlex
 import shutil
@@ -50,6 +51,9 @@ _LAST_STATE_SECONDS = 4.0
 """Time limit for reading the last state of a job that is being cancelled."""
 _RANKS = 20
 """Most ranks that an error names."""
+
+_PATHS = ("/", "file:", "pvc:")
+"""Begins of a location that only pods of a cluster can read."""
 
 PIPE_CLOSED = 128 + signal.SIGPIPE
 STILL_STOPPING = 4
@@ -208,6 +212,35 @@ class Commands:
         """`ref` as the argument of the next command."""
         return ref.name if ref.namespace == self._default_namespace else str(ref)
 
+    def _command(self, *words: str) -> str:
+        """A command for the same backend, to be pasted."""
+        backend = ["--backend", self._backend_name] if self._backend_name else []
+        return shlex.join(["trainjob", *backend, *words])
+
+    def _after_success(self, ref: JobRef, result: TrainJobResult) -> list[str]:
+        """Commands about a job that is complete."""
+        name, model = self._argument(ref), result.outputs.get("model")
+        lines = [f"report: {self._command('report', name, '-o', f'{ref.name}.html')}"]
+        on_cluster = self.backend.cluster is not None
+        if isinstance(model, str) and model and not (on_cluster and model.startswith(_PATHS)):
+            target = ["--target", "LOCATION"] if on_cluster else []
+            work = re.sub(r"-[0-9a-z]{10}-[0-9]+$", "", ref.name)
+            lines.append(f"export the model: {self._command('export', name, '--name', work, *target)}")
+        return lines
+
+    async def _after_failure(self, ref: JobRef, error: TrainJobFailed, on_crash: CrashAction) -> list[str]:
+        """Commands about a job that has failed; none if it was deleted."""
+        with suppress(TrainJobError):
+            if await self.backend.get(ref.namespace, ref.name) is None:
+                return []
+            name, rank = self._argument(ref), error.diagnosis.rank
+            lines = [f"report: {self._command('diagnose', name)}"]
+            stopped = isinstance(error, RankCrashed) and on_crash != "keep"  # on a cluster, without its pods
+            if rank and not (stopped and self.backend.cluster is not None):
+                lines.append(f"logs: {self._command('logs', name, '--rank', rank)}")
+            return lines
+        return []
+
     def _view(self, hint: str, *, plain: bool, logs: bool) -> View:
         if self.as_json:
             return JsonView(logs=logs)
@@ -243,12 +276,13 @@ class Commands:
             with interrupts.stage():
                 ref = await flow.launch(self.backend, spec, key, namespace=self.namespace)
                 adopted = any(job["metadata"]["uid"] == ref.uid for job in present)
-                show.launched(ref, key, adopted=adopted, attach=f"trainjob wait {self._argument(ref)}")
+                show.launched(ref, key, adopted=adopted, attach=self._command("wait", self._argument(ref)))
                 if detach:
                     if not self.as_json:
                         echo(self._argument(ref))
                     return 0
-                show.result(await self._wait(ref, options, on_crash, show))
+                result = await self._wait(ref, options, on_crash, show)
+                show.result(result)
                 try:
                     await flow.mark_delivered(self.backend, ref)
                 except TrainJobError as error:  # the training is complete, and its result was shown
@@ -256,6 +290,7 @@ class Commands:
                         "the TrainJob could not be marked as delivered, so the same key returns this result again:"
                         f" {error}"
                     )
+                show.next_steps(self._after_success(ref, result))
                 return 0
             if cancels:
                 show.notice("cancelling the job; a second Ctrl-C exits without waiting")
@@ -263,9 +298,12 @@ class Commands:
                 with interrupts.stage():
                     message = await self._cancel_all(ref, key)
             elif ref:
-                message = f"{ref} keeps running; wait for it: trainjob wait {self._argument(ref)}"
+                message = f"{ref} keeps running; wait for it: {self._command('wait', self._argument(ref))}"
             else:
-                message = f"exited during the launch; list the jobs of its key: trainjob list --key {shlex.quote(key)}"
+                where = ["-n", self._namespace] if self._namespace else []
+                message = (
+                    f"exited during the launch; list the jobs of its key: {self._command('list', *where, '--key', key)}"
+                )
             show.interrupted(message)
         return interrupts.exit_code
 
@@ -277,9 +315,12 @@ class Commands:
         with self._view("Ctrl-C leaves the job running", plain=plain, logs=logs) as show, Interrupts() as interrupts:
             show.watching(ref)
             with interrupts.stage():
-                show.result(await self._wait(ref, options, on_crash, show))
+                result = await self._wait(ref, options, on_crash, show)
+                show.result(result)
+                show.next_steps(self._after_success(ref, result))
                 return 0
-            show.interrupted(f"{ref} keeps running; wait for it again: trainjob wait {self._argument(ref)}")
+            again = self._command("wait", self._argument(ref))
+            show.interrupted(f"{ref} keeps running; wait for it again: {again}")
         return interrupts.exit_code
 
     async def _wait(self, ref: JobRef, options: WaitOptions, on_crash: CrashAction, show: View) -> TrainJobResult:
@@ -294,8 +335,12 @@ class Commands:
                 on_crash=show.crash,
                 state_seconds=show.state_seconds,
             )
-        except RankCrashed as error:
-            show.notice(await flow.give_up(self.backend, ref, error.diagnosis, on_crash))
+        except TrainJobFailed as error:
+            if isinstance(error, RankCrashed):
+                show.notice(await flow.give_up(self.backend, ref, error.diagnosis, on_crash))
+            if not self.as_json:
+                for line in await self._after_failure(ref, error, on_crash):
+                    error.add_note(line)  # printed after the error
             raise
 
     async def _cancel_all(self, ref: JobRef | None, key: str) -> str:
@@ -330,7 +375,7 @@ class Commands:
         if not stopped:
             done += ", but its last ranks are still terminating"
         elif phase is Phase.CANCELLED:
-            done += f"; its logs and metrics are kept: trainjob logs {self._argument(ref)}"
+            done += f"; its logs and metrics are kept: {self._command('logs', self._argument(ref))}"
         return stopped, done, last
 
     async def _last_state(self, ref: JobRef) -> dict[str, Any] | None:

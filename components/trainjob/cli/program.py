@@ -109,6 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = exit_code(error)
         first, *more = (one_line(line, 2000) for line in str(error).split("\n"))  # may have lines of logs
         echo("\n".join([click.style(f"error: {first}", fg="red", bold=True), *map(fitted, more)]), err=True)
+        for note in getattr(error, "__notes__", ()):
+            echo(note, err=True)
         _error_object(options, str(error), code, type=type(error).__name__, retry=error.retry, **_details(error))
     except OSError as error:
         code = USAGE if error.errno in _PERMANENT else INFRASTRUCTURE

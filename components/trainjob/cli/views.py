@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -99,6 +100,10 @@ class View:
     def result(self, result: TrainJobResult) -> None:
         """Show the result of a job that completed."""
 
+    def next_steps(self, lines: Sequence[str]) -> None:
+        """Print commands for more about a job that has ended."""
+        echo("\n".join(lines), err=True)
+
     def interrupted(self, text: str) -> None:
         """Show how the command ends after Ctrl-C."""
         echo(text, err=True)
@@ -190,6 +195,9 @@ class JsonView(View):
     def result(self, result: TrainJobResult) -> None:
         """Print a ``result`` event."""
         self._write("result", phase=str(Phase.COMPLETE), **result.as_dict())
+
+    def next_steps(self, lines: Sequence[str]) -> None:
+        """Print nothing."""
 
     def interrupted(self, text: str) -> None:
         """Print an ``interrupted`` event."""
