@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import conf
@@ -13,7 +11,6 @@ if TYPE_CHECKING:
 
     from trainjob import JobRef
 
-_LABEL = 63  # characters of a label value
 _KEY, _JOB, _DEFERRED = "trainjob_key", "trainjob", "trainjob_deferred"
 
 # Set by a person, or by a clear of a running task (restarting). All other states lead to another try: a scheduler
@@ -52,8 +49,10 @@ def _iteration(context: Context) -> str:
 
 def labels_of_task(context: Context) -> dict[str, str]:
     """Labels that identify the task and the try, as Airflow's `KubernetesPodOperator` puts them on its pods."""
+    from trainjob.integration import airflow_label
+
     ti = context["ti"]
-    return {**labels_of_instance(ti, ti.task_id, ti.map_index), "try_number": _label(str(ti.try_number))}
+    return {**labels_of_instance(ti, ti.task_id, ti.map_index), "try_number": airflow_label(str(ti.try_number))}
 
 
 def labels_of_instance(ti: Any, task_id: str, map_index: int | None) -> dict[str, str]:
@@ -64,10 +63,12 @@ def labels_of_instance(ti: Any, task_id: str, map_index: int | None) -> dict[str
         task_id: The task.
         map_index: Map index of a mapped task; all map indexes if None.
     """
+    from trainjob.integration import airflow_label
+
     values = {"dag_id": ti.dag_id, "task_id": task_id, "run_id": ti.run_id}
     if map_index is not None and map_index >= 0:
         values["map_index"] = str(map_index)
-    return {name: _label(value) for name, value in values.items()}
+    return {name: airflow_label(value) for name, value in values.items()}
 
 
 def is_of_this_deployment(key: str, context: Context) -> bool:
@@ -77,15 +78,6 @@ def is_of_this_deployment(key: str, context: Context) -> bool:
     """
     ti = context["ti"]
     return key.startswith(f"airflow/{deployment()}/{ti.dag_id}/{ti.run_id}/")
-
-
-def _label(value: str) -> str:
-    """A valid label value, shortened as by `KubernetesPodOperator`: one selector finds its pods and these jobs."""
-    safe = re.sub(r"[^A-Za-z0-9_.-]", "", value).strip("_.-")
-    if safe == value and len(safe) <= _LABEL:
-        return safe
-    digest = hashlib.md5(value.encode(), usedforsecurity=False).hexdigest()[:9]
-    return f"{safe[: _LABEL - len(digest) - 1]}-{digest}"
 
 
 def publish_job(context: Context, ref: JobRef) -> None:

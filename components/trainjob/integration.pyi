@@ -61,6 +61,12 @@ from trainjob.spec.reading import check_limits as check_limits, load_spec as loa
 from trainjob.status import observe as observe
 from trainjob.unattended import SUSPEND as SUSPEND
 from trainjob.waiting import attend as attend, conclude as conclude, result_of as result_of
-from trainjob.workflows import KFP_PIPELINE as KFP_PIPELINE, KFP_RUN as KFP_RUN, KFP_TASK as KFP_TASK
+from trainjob.workflows import (
+    KFP_PIPELINE as KFP_PIPELINE,
+    KFP_RUN as KFP_RUN,
+    KFP_TASK as KFP_TASK,
+    airflow_label as airflow_label,
+    kfp_label as kfp_label,
+)
 
 def preload() -> None: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from contextlib import suppress
@@ -22,7 +21,7 @@ from trainjob.integration import (
     CancelAction,
     TrainJob,
     cancelling,
-    key_hash,
+    kfp_label,
     labels_of,
     observe,
     request_cancel,
@@ -32,8 +31,6 @@ from trainjob_kfp.steplog import end_process, write_line
 
 if TYPE_CHECKING:
     from trainjob.integration import PreparedRequest
-
-_LABEL_VALUE = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 _CANCEL_SECONDS = 10.0  # kfp.local and plain pods wait that long before SIGKILL; a KFP backend waits 0.02 to 3 s
 _WARM_SECONDS = 20.0  # between two requests that keep a connection open: some load balancers close it after 30 idle s
@@ -219,15 +216,10 @@ def _must_stop(trainjob: TrainJob, action: CancelAction) -> bool:
 
 def run_label(run: str) -> dict[str, str]:
     """The label that selects the jobs of a run."""
-    return {KFP_RUN: label_value(run)}
+    return {KFP_RUN: kfp_label(run)}
 
 
 def origin_of(execution: Execution) -> dict[str, str]:
     """Labels with the pipeline, the run and the task of a job."""
     values = {KFP_PIPELINE: execution.pipeline, KFP_TASK: execution.task}
-    return run_label(execution.run) | {name: label_value(value) for name, value in values.items() if value}
-
-
-def label_value(text: str) -> str:
-    """`text` as a label's value; its hash if it is too long or has characters that are not allowed."""
-    return text if _LABEL_VALUE.fullmatch(text) else key_hash(text)
+    return run_label(execution.run) | {name: kfp_label(value) for name, value in values.items() if value}
