@@ -210,6 +210,7 @@ def listed(trainjob: TrainJob) -> dict[str, Any]:
         "remaining_seconds": now.remaining_seconds,
         "metrics": {name: value for name, value in now.metrics.items() if isinstance(value, int | float)},
         "workflow": short_text(title_of(trainjob)),
+        "workflow_href": "",
         "href": "",
     }
 

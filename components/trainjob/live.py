@@ -187,13 +187,21 @@ class LiveReader:
         self._reading: dict[object, asyncio.Task[Any]] = {}
 
     async def document(
-        self, namespace: str, name: str, *, rank: str = "", tail: int = _LINES, task: str = ""
+        self,
+        namespace: str,
+        name: str,
+        *,
+        history: MetricHistory | None = None,
+        rank: str = "",
+        tail: int = _LINES,
+        task: str = "",
     ) -> dict[str, Any]:
         """The document of a job, at most `seconds` old.
 
         Args:
             namespace: Namespace of the job.
             name: Name of the job.
+            history: Metrics that were collected elsewhere; those that this reader has seen are added.
             rank: Show log lines of this rank only.
             tail: Log lines, 0 for none.
             task: Name of the task of a workflow.
@@ -215,7 +223,7 @@ class LiveReader:
                 raise
         _keep(self._jobs, where, job)
         lines = await self._lines(job, rank, tail) if tail else []
-        return job.document(None, lines, task)
+        return job.document(history, lines, task)
 
     async def jobs(self, namespace: str) -> list[TrainJob]:
         """The jobs of a namespace that trainjob launched, at most `seconds` old.

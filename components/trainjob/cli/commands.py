@@ -212,7 +212,7 @@ class Commands:
         """`ref` as the argument of the next command."""
         return ref.name if ref.namespace == self._default_namespace else str(ref)
 
-    def _command(self, *words: str) -> str:
+    def command(self, *words: str) -> str:
         """A command for the same backend, to be pasted."""
         backend = ["--backend", self._backend_name] if self._backend_name else []
         return shlex.join(["trainjob", *backend, *words])
@@ -220,12 +220,12 @@ class Commands:
     def _after_success(self, ref: JobRef, result: TrainJobResult) -> list[str]:
         """Commands about a job that is complete."""
         name, model = self._argument(ref), result.outputs.get("model")
-        lines = [f"report: {self._command('report', name, '-o', f'{ref.name}.html')}"]
+        lines = [f"report: {self.command('report', name, '-o', f'{ref.name}.html')}"]
         on_cluster = self.backend.cluster is not None
         if isinstance(model, str) and model and not (on_cluster and model.startswith(_PATHS)):
             target = ["--target", "LOCATION"] if on_cluster else []
             work = re.sub(r"-[0-9a-z]{10}-[0-9]+$", "", ref.name)
-            lines.append(f"export the model: {self._command('export', name, '--name', work, *target)}")
+            lines.append(f"export the model: {self.command('export', name, '--name', work, *target)}")
         return lines
 
     async def _after_failure(self, ref: JobRef, error: TrainJobFailed, on_crash: CrashAction) -> list[str]:
@@ -234,10 +234,10 @@ class Commands:
             if await self.backend.get(ref.namespace, ref.name) is None:
                 return []
             name, rank = self._argument(ref), error.diagnosis.rank
-            lines = [f"report: {self._command('diagnose', name)}"]
+            lines = [f"report: {self.command('diagnose', name)}"]
             stopped = isinstance(error, RankCrashed) and on_crash != "keep"  # on a cluster, without its pods
             if rank and not (stopped and self.backend.cluster is not None):
-                lines.append(f"logs: {self._command('logs', name, '--rank', rank)}")
+                lines.append(f"logs: {self.command('logs', name, '--rank', rank)}")
             return lines
         return []
 
@@ -276,7 +276,7 @@ class Commands:
             with interrupts.stage():
                 ref = await flow.launch(self.backend, spec, key, namespace=self.namespace)
                 adopted = any(job["metadata"]["uid"] == ref.uid for job in present)
-                show.launched(ref, key, adopted=adopted, attach=self._command("wait", self._argument(ref)))
+                show.launched(ref, key, adopted=adopted, attach=self.command("wait", self._argument(ref)))
                 if detach:
                     if not self.as_json:
                         echo(self._argument(ref))
@@ -298,11 +298,11 @@ class Commands:
                 with interrupts.stage():
                     message = await self._cancel_all(ref, key)
             elif ref:
-                message = f"{ref} keeps running; wait for it: {self._command('wait', self._argument(ref))}"
+                message = f"{ref} keeps running; wait for it: {self.command('wait', self._argument(ref))}"
             else:
                 where = ["-n", self._namespace] if self._namespace else []
                 message = (
-                    f"exited during the launch; list the jobs of its key: {self._command('list', *where, '--key', key)}"
+                    f"exited during the launch; list the jobs of its key: {self.command('list', *where, '--key', key)}"
                 )
             show.interrupted(message)
         return interrupts.exit_code
@@ -319,7 +319,7 @@ class Commands:
                 show.result(result)
                 show.next_steps(self._after_success(ref, result))
                 return 0
-            again = self._command("wait", self._argument(ref))
+            again = self.command("wait", self._argument(ref))
             show.interrupted(f"{ref} keeps running; wait for it again: {again}")
         return interrupts.exit_code
 
@@ -375,7 +375,7 @@ class Commands:
         if not stopped:
             done += ", but its last ranks are still terminating"
         elif phase is Phase.CANCELLED:
-            done += f"; its logs and metrics are kept: {self._command('logs', self._argument(ref))}"
+            done += f"; its logs and metrics are kept: {self.command('logs', self._argument(ref))}"
         return stopped, done, last
 
     async def _last_state(self, ref: JobRef) -> dict[str, Any] | None:

@@ -56,6 +56,11 @@ def output_file(text: str) -> Path:
     return path
 
 
+def page_file(text: str) -> str:
+    """The path of a file that can be written, or ``-`` for stdout."""
+    return text if text == "-" else str(output_file(text))
+
+
 def job_name(text: str) -> tuple[str, str]:
     """``NAME`` or ``NAMESPACE/NAME``: the namespace (empty: the default one) and the name."""
     where, slash, name = text.rpartition("/")

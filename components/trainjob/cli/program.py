@@ -26,6 +26,7 @@ from trainjob.cli.options import (
     job_name,
     live_options,
     output_file,
+    page_file,
     pinned_image,
     require_crash_option,
     require_work,
@@ -269,6 +270,47 @@ def diagnose(target: Target, /, *, name: tuple[str, str], page: Path | None) -> 
     that only a person can fix, and that of `wait` if it has failed.
     """
     return target.do(lambda commands: commands.diagnose(name, page, exit_code))
+
+
+@program.command(epilog=EXIT_CODES)
+@click.argument("what", shell_complete=completion.jobs)
+@click.option(
+    "--output",
+    "-o",
+    type=page_file,
+    metavar="FILE",
+    help="Write the page to this file, - for stdout; <name>.html in this directory if left out.",
+)
+@common_options
+@click.pass_obj
+def report(target: Target, /, *, what: str, output: str | None) -> int:
+    """Write the page of a job, of a key with all its attempts, or of a workflow, as one self-contained HTML file.
+
+    WHAT is the name of a job; else a key; else the ID of a KFP or Airflow run, or DAG/RUN; else the first part of keys
+    such as study/a and study/b. The page has curves of all metrics; that of a workflow compares its trainings. --json
+    prints the document of the page, and writes a file only with -o.
+    """
+    from trainjob.cli import pages  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+
+    return target.do(lambda commands: pages.report(commands, what, output))
+
+
+@program.command(epilog=EXIT_CODES)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Listen on this port; on a free one if left out."
+)
+@click.option("--no-browser", is_flag=True, help="Do not open the address in a browser.")
+@common_options
+@click.pass_obj
+def ui(target: Target, /, *, port: int, no_browser: bool) -> int:
+    """Serve live pages of the jobs of the namespace on 127.0.0.1, until Ctrl-C.
+
+    Prints an address with a random token: the list of jobs, a page for each job, and a page for each workflow that
+    compares its trainings. Works for a cluster and for the jobs of this machine.
+    """
+    from trainjob.cli import pages  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+
+    return pages.ui(target, port, browser=not no_browser)
 
 
 @program.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeGuard
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = "_.-=+*#@"
@@ -52,5 +53,5 @@ def sparkline(points: Sequence[Sequence[float | None]], width: int, levels: str 
     return "".join(levels[round((height / 2 - low / 2) / half * top)] for height in heights)
 
 
-def _finite(number: float | None) -> bool:
+def _finite(number: float | None) -> TypeGuard[float]:
     return number is not None and math.isfinite(number)

@@ -47,6 +47,11 @@ def page_html(document: Mapping[str, Any], live: Mapping[str, Any] | None = None
     return _PLACEHOLDER.sub(lambda found: parts[found[1]], _asset("page.html"))
 
 
+def page_json(document: Mapping[str, Any]) -> str:
+    """The document as the response to a page's request: JSON, with texts instead of NaN and infinity."""
+    return _embedded(_compact(document))
+
+
 @cache
 def _asset(name: str) -> str:
     return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")

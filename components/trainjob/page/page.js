@@ -1317,7 +1317,7 @@ class ListPage {
       ["created", job => job.created && [moment(job.created, taken), h("p.dim", null, duration(job, taken))]],
       jobs.some(job => Object.keys(job.metrics).length) && ["metrics", job => Object.entries(job.metrics).slice(0, 4).map(([name, each]) =>
         h("p.pair", null, h("span.dim", null, named(name), " "), named(value(each))))],
-      has("workflow") && ["workflow", job => named(job.workflow)],
+      has("workflow") && ["workflow", job => link(job.workflow_href, named(job.workflow))],
       has("message") && ["message", job => bdi(job.message)],
     ].filter(Boolean);
     render(this.inner, h("div.cards", null, h("table", { role: "table", "aria-label": "Trainings" },
@@ -1464,7 +1464,8 @@ class Live {
       if (this.running !== current) return;
       if (fresh?.version !== 1 || fresh.kind !== this.document.kind) throw new Error("another kind of document");
       this.errors = 0;
-      this.last = Date.now();
+      // A server that cannot read the job answers with what it has read last.
+      if (fresh.taken !== this.document.taken || fresh.source === "kept") this.last = Date.now();
       this.take(fresh);
     } catch {
       if (this.running !== current) return;
@@ -1491,6 +1492,7 @@ function start() {
   const live = new Live(read("live"));
   const root = h("main", { id: "page" });
   document.getElementById("page").replaceWith(root);
+  if (live.options?.list) root.before(h("nav.up", { "aria-label": "Pages" }, link(live.options.list, "All trainings")));
   const pages = { list: ListPage, workflow: WorkflowPage };
   live.start(new (pages[shown.kind] || TrainingPage)(root, live), shown);
 }

@@ -1,0 +1,222 @@
+"""``trainjob report`` and ``trainjob ui``: the pages of jobs, as a file and served on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainjob import names
+from trainjob.cli import texts
+from trainjob.cli.options import output_file
+from trainjob.cli.output import echo
+from trainjob.client import TrainJobClient
+from trainjob.errors import ConfigurationError, NotFound, TrainJobError
+from trainjob.kube_objects import mapping
+from trainjob.live import take_document
+from trainjob.manifest import KEY, MANAGED_BY, labels_of
+from trainjob.page import page_html
+from trainjob.sanitizing import one_line
+from trainjob.ui import LINES, Server, compared
+from trainjob.workflows import latest_attempts, run_labels, selectors, title_of
+
+if TYPE_CHECKING:
+    from trainjob.backends.base import TrainJob
+    from trainjob.cli.commands import Commands
+    from trainjob.cli.target import Target
+
+_SHOWN = 200  # characters of WHAT, or of a title, in a message
+_CHOICES = 20  # workflows that a message lists
+_FIRST_READ_SECONDS = 5.0
+
+
+# ---------------------------------------------------------------- report
+
+
+async def report(commands: Commands, what: str, output: str | None) -> int:
+    """Write the page of a job, of a key or of a workflow."""
+    found = _Found(commands, what)
+    document = await found.document()
+    if commands.as_json:
+        echo(texts.as_json(document))
+        if output is None:
+            return 0
+    page = page_html(document)
+    if output == "-":
+        sys.stdout.buffer.write(page.encode())
+        sys.stdout.buffer.flush()
+        return 0
+    path = output_file(output or f"{_file_name(document)}.html")
+    path.write_text(page, encoding="utf-8")
+    echo(str(path), err=commands.as_json)
+    return 0
+
+
+def _file_name(document: dict[str, Any]) -> str:
+    if document["kind"] == "training":
+        return str(document["name"])
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", document["title"]).strip("-.")[:100] or "workflow"
+
+
+class _Found:
+    """The job, the key or the workflow that a person means: the first of them that exists."""
+
+    def __init__(self, commands: Commands, what: str) -> None:
+        self._commands = commands
+        self._what = what.strip()
+        self._tried: list[str] = []
+
+    async def document(self) -> dict[str, Any]:
+        """Its document.
+
+        Raises:
+            click.UsageError: There is none, or several workflows match.
+        """
+        for find in (self._job, self._key, self._workflow):
+            if (document := await find()) is not None:
+                return document
+        what = one_line(self._what, _SHOWN)
+        tried = "".join(f"\n  {each}" for each in self._tried)
+        jobs = self._commands.command("list", "-n", self._commands.namespace)
+        raise click.UsageError(f"nothing is named {what!r}; looked for:{tried}\nlist the jobs: {jobs}")
+
+    async def _job(self) -> dict[str, Any] | None:
+        namespace, _, name = self._what.rpartition("/")
+        if not names.JOB.fullmatch(name) or (namespace and not names.NAMESPACE.fullmatch(namespace)):
+            return None
+        where = namespace or self._commands.namespace
+        self._tried.append(f"TrainJob {where}/{name}")
+        try:
+            return await take_document(self._commands.backend, where, name)
+        except NotFound:
+            return None
+        except ConfigurationError as error:
+            if not namespace:
+                raise
+            # A key such as nightly/train looks like a job of another namespace, which may be forbidden.
+            self._tried[-1] += f" (cannot be read: {one_line(str(error), _SHOWN)})"
+            return None
+
+    async def _key(self) -> dict[str, Any] | None:
+        namespace = self._commands.namespace
+        self._tried.append(f"jobs with the key {one_line(self._what, _SHOWN)!r} in namespace {namespace}")
+        if not self._what:
+            return None
+        jobs = await self._commands.backend.find(namespace, labels_of(self._what))
+        jobs = latest_attempts(job for job in jobs if _key_of(job) == self._what)
+        return await self._read(jobs[0]) if jobs else None
+
+    async def _workflow(self) -> dict[str, Any] | None:
+        backend, namespace, what = self._commands.backend, self._commands.namespace, self._what
+        shown = one_line(what, _SHOWN)
+        self._tried.append(f"the KFP run or Airflow run {shown!r}, or DAG/RUN, in namespace {namespace}")
+        self._tried.append(f"jobs whose keys begin with {shown.rstrip('/') + '/'!r} in namespace {namespace}")
+        if not what.strip("/"):
+            return None
+        jobs = {
+            job["metadata"]["uid"]: job for labels in selectors(what) for job in await backend.find(namespace, labels)
+        }
+        runs: dict[tuple[tuple[str, str], ...], list[TrainJob]] = {}
+        for job in jobs.values():
+            runs.setdefault(tuple(run_labels(job).items()), []).append(job)
+        if len(runs) > 1:
+            titles = sorted(title_of(found[0]) or found[0]["metadata"]["name"] for found in runs.values())
+            listed = "".join(f"\n  {one_line(title, _SHOWN)}" for title in titles[:_CHOICES])
+            raise click.UsageError(f"{shown!r} names {len(runs)} workflows; write DAG/RUN for one of them:{listed}")
+        if runs:
+            (members,) = runs.values()
+            return await self._compared(title_of(members[0]) or what, members)
+        prefix = f"{what.rstrip('/')}/"
+        every = await backend.find(namespace, {MANAGED_BY: "trainjob"})
+        members = [job for job in every if _key_of(job).startswith(prefix)]
+        return await self._compared(prefix, members) if members else None
+
+    async def _compared(self, title: str, jobs: Sequence[TrainJob]) -> dict[str, Any]:
+        return await compared(title, jobs, partial(self._read, tail=0))
+
+    async def _read(self, job: TrainJob, tail: int = LINES) -> dict[str, Any]:
+        metadata = job["metadata"]
+        return await take_document(self._commands.backend, metadata["namespace"], metadata["name"], tail=tail)
+
+
+def _key_of(job: TrainJob) -> str:
+    return str(mapping(job, "metadata", "annotations").get(KEY) or "")
+
+
+# ---------------------------------------------------------------- ui
+
+
+def ui(target: Target, port: int, *, browser: bool) -> int:
+    """Serve the pages until Ctrl-C or SIGTERM."""
+    ended = threading.Event()
+    with ExitStack() as stack:
+        stack.enter_context(_signals(ended))
+        client = stack.enter_context(TrainJobClient(target.backend, target.namespace))
+        server = Server(client, port)
+        _check(server)
+        stack.enter_context(server)
+        if target.as_json:
+            echo(texts.as_json({"url": server.url, "namespace": client.namespace}))
+        else:
+            echo(f"jobs of namespace {client.namespace}; Ctrl-C ends the server", err=True)
+            echo(server.url)
+        if browser and sys.stdout.isatty() and _has_display():
+            stack.enter_context(_browser(server.url))
+        ended.wait()
+    return 0
+
+
+def _check(server: Server) -> None:
+    """Report a configuration that cannot work; an outage is reported by the pages."""
+
+    async def read() -> None:
+        import anyio  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+
+        with anyio.move_on_after(_FIRST_READ_SECONDS):
+            await server.documents.listed()
+
+    try:
+        with suppress(NotFound):
+            server.client.call(read)
+    except TrainJobError:
+        server.server_close()
+        raise
+
+
+@contextmanager
+def _signals(ended: threading.Event) -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _has_display() -> bool:
+    """Whether a browser has a window: elsewhere, a text browser could take the terminal."""
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@contextmanager
+def _browser(url: str) -> Iterator[None]:
+    """Open the address in a browser, by a file that leads to it: other users can read a command line."""
+    with tempfile.TemporaryDirectory(prefix="trainjob-ui-") as directory:  # for this user only
+        page = Path(directory, "open.html")
+        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">', encoding="utf-8")
+        threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
+        yield
