@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
@@ -19,6 +20,17 @@ class _Diagnosed(AirflowException):
         super().__init__(message)
         self.verdict = verdict
         self.diagnosis = diagnosis
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute. A traceback loses its frames of trainjob.
+
+        Airflow (3.0 to 3.3.2) logs the traceback of each failed task, whose last frames would be those that raised this
+        exception, below the reason. Before, the exception passes a context manager of Airflow (`set_current_context`),
+        and `contextlib` sets `__traceback__` (Python 3.11 to 3.14). Without that call the traceback is longer.
+        """
+        if name == "__traceback__" and isinstance(value, TracebackType):
+            value = _without_own_frames(value)
+        super().__setattr__(name, value)
 
 
 class TrainJobFailure(_Diagnosed):
@@ -44,6 +56,20 @@ class TrainJobFatal(_Diagnosed, AirflowFailException):
         diagnosis: Why the job failed: category, rank, exit code, last log lines, advice; None if no job failed (the
             spec was refused, a timeout).
     """
+
+
+def _without_own_frames(traceback: TracebackType) -> TracebackType | None:
+    """The part of a traceback before its first frame of trainjob."""
+    last: TracebackType | None = None
+    entry: TracebackType | None = traceback
+    while entry is not None:
+        if str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] in ("trainjob", "trainjob_airflow"):
+            if last is None:
+                return None
+            last.tb_next = None
+            break
+        last, entry = entry, entry.tb_next
+    return traceback
 
 
 def airflow_error(error: TrainJobError, *, user_errors: bool = True) -> AirflowException:

@@ -5,27 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
 from trainjob_airflow.exceptions import TrainJobFatal, airflow_error
 from trainjob_airflow.hooks.trainjob import TrainJobHook
+from trainjob_airflow.tasklog import progress_logger
 
 if TYPE_CHECKING:
     from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec, WaitOptions
-    from trainjob.integration import CrashAction, ProgressLogger
-
-
-class Log(Protocol):
-    """A logger of the standard library, or of Airflow, which uses structlog."""
-
-    def info(self, event: str, /, *args: Any) -> Any:
-        """Log an event."""
-
-    def warning(self, event: str, /, *args: Any) -> Any:
-        """Log a warning."""
+    from trainjob.integration import CrashAction
+    from trainjob_airflow.tasklog import Log
 
 
 _REPLY_SECONDS = 1.0  # of the 5 s that a killed task has left
@@ -48,14 +39,6 @@ def connected(trainjob_conn_id: str, namespace: str | None) -> Iterator[TrainJob
         raise TrainJobFatal(str(error)) from None
     except TrainJobError as error:
         raise airflow_error(error) from None
-
-
-def progress_logger(log: Log) -> ProgressLogger:
-    """Create a logger that writes a job's progress and its ranks' log lines to `log`, the log of a task."""
-    from trainjob.integration import PROGRESS_SECONDS, LogSink, ProgressLogger
-
-    sink = LogSink(partial(log.info, "%s"), partial(log.warning, "%s"))
-    return ProgressLogger(sink, progress_seconds=PROGRESS_SECONDS, limited=True)
 
 
 class DeadlineReached(Exception):

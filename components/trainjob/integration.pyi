@@ -44,8 +44,9 @@ from trainjob.progress_log import (
     PROGRESS_SECONDS as PROGRESS_SECONDS,
     LogSink as LogSink,
     ProgressLogger as ProgressLogger,
+    phase_text as phase_text,
 )
-from trainjob.report import examine as examine, numeric as numeric
+from trainjob.report import examine as examine, numeric as numeric, rounded as rounded, short as short
 from trainjob.sanitizing import plain as plain
 from trainjob.serialization import (
     pack_diagnosis as pack_diagnosis,

@@ -32,12 +32,13 @@ from trainjob_airflow.identity import (
     was_cleared,
 )
 from trainjob_airflow.running import DeadlineReached, RunningJob
+from trainjob_airflow.tasklog import write_group, write_result
 from trainjob_airflow.templates import StrictTemplates, secrets_in
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from trainjob import JobRef, TrainJobClient, TrainJobResult, TrainJobSpec
+    from trainjob import JobRef, TrainJobClient, TrainJobError, TrainJobResult, TrainJobSpec
 
 OnKill = Literal["cancel", "suspend", "keep"]
 OnCrash = Literal["suspend", "cancel", "keep"]
@@ -205,11 +206,11 @@ class TrainJobTask(StrictTemplates):
             if self.on_kill_action == "cancel" and was_cleared(context):
                 running.cancel("delete", _CANCEL_SECONDS)
             ref = running.launch(spec, max(1, context["ti"].try_number), self._origin(context))
-            self.log.info("TrainJob %s (attempt %d, uid %s)", ref, ref.attempt, ref.uid)
             _stats().incr("trainjob.launched", tags=_tags(context))
             publish_job(context, ref)
             self._link(context, ref)
             links.push(context, self)
+            self._log_launch(context, ref, key)
             # Airflow (3.3.2) can treat a task whose trigger fires at once as lost ("state mismatch"): each try of a
             # task whose job has already ended would fail.
             if defer and self.wait_for_completion and not running.has_ended():
@@ -252,7 +253,7 @@ class TrainJobTask(StrictTemplates):
                 except TimedOut as error:
                     self._time_out(running, str(error), retryable=error.retry.retryable)
                 except TrainJobError as error:
-                    self._log_error(str(error))
+                    self._log_error(_summary_first(error))
                     if isinstance(error, TrainJobFailed) and error.diagnosis.exit_code in self.skip_on_exit_code:
                         raise AirflowSkipException(str(error)) from None
                     failure = airflow_error(error, user_errors=self.retry_user_errors)
@@ -341,11 +342,19 @@ class TrainJobTask(StrictTemplates):
         if self.do_xcom_push:
             self.links.setdefault(links.TrainJobLink.template, links.xcom_page(context["ti"]))
 
+    def _log_launch(self, context: Context, ref: JobRef, key: str) -> None:
+        xcoms = links.xcom_page(context["ti"])  # the link to it is on the same page as the log
+        known = {name: url for name, url in self.links.items() if url != xcoms}
+        urls = [f"{link.name}: {known[link.template]}" for link in links.LINKS if link.template in known]
+        lines = [f"uid: {ref.uid}", f"key: {key}", f"more about it: trainjob diagnose {ref}", *urls]
+        write_group(self.log, f"TrainJob {ref} (attempt {ref.attempt})", lines)
+
     def _deliver(self, context: Context, result: TrainJobResult, ref: JobRef) -> Any:
         """What `execute` returns. `_acknowledge` marks the job as delivered once Airflow has recorded the success."""
         self._delivered = ref
         reported = result.as_dict()
         merged = self._result = {**reported, "outputs": {**self.declared_outputs(context), **reported["outputs"]}}
+        write_result(self.log, merged)
         self._link(context, ref, **self.version_of(merged))
         assets.set_extra(context, self, merged | {"metrics": self.metrics_of(merged)})
         for name, seconds in merged["seconds"].items():
@@ -462,6 +471,15 @@ def _stats() -> Any:
     from airflow.providers.common.compat.sdk import Stats  # DAG files do not need this import
 
     return Stats
+
+
+def _summary_first(error: TrainJobError) -> str:
+    """The text of an error; that of a failed job begins with why it failed, since the log has its name already."""
+    from trainjob import TrainJobFailed
+
+    if not isinstance(error, TrainJobFailed):
+        return str(error)
+    return str(error).removeprefix(f"TrainJob {error.diagnosis.job} failed: ")
 
 
 def _tags(context: Context) -> dict[str, str]:

@@ -19,8 +19,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from trainjob_airflow.events import pack
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import states_of
-from trainjob_airflow.running import progress_logger
 from trainjob_airflow.states import Wanted
+from trainjob_airflow.tasklog import progress_logger
 
 if TYPE_CHECKING:
     from trainjob import Backend, Evidence, JobRef, Observation

@@ -245,12 +245,30 @@ def test_a_failed_task_in_a_browser(airflow: Airflow, page: Page) -> None:
     page.goto(f"/dags/train_digits/runs/{quote(run, safe='')}/tasks/train")
     page.get_by_text("node-1 exited with code 1: ValueError: step 300 has no labels").first.wait_for()
     page.get_by_text("what to do: ").first.wait_for()
+    page.get_by_text("airflow/sdk/execution_time").first.wait_for()
+    assert page.get_by_text("trainjob_airflow/").count() == 0, "the frames that raise the error explain nothing"
     page.get_by_text("TrainJobFailure: ").first.click()  # hides the frames of the traceback
     page.get_by_text("airflow/sdk/execution_time").first.wait_for(state="hidden")
     page.evaluate("document.querySelectorAll('*').forEach(each => { each.scrollLeft = 0 })")
     picture(page, "task-failed")
     if "TRAINJOB_RECORD" in os.environ:
         page.screenshot(path=ROOT / "docs" / "images" / "failed-task.png")
+
+
+def test_the_log_of_a_task_in_a_browser(shown: Shown, page: Page) -> None:
+    """While its job runs: launch and phases are folded, the lines of the ranks are not."""
+    page.goto(shown.page("train", ""))
+    page.get_by_text(f"TrainJob shown/{shown.job('train')['name']} (attempt 1)").first.wait_for()
+    page.get_by_text("TrainJob is Running").first.wait_for()
+    page.wait_for_timeout(1000)
+    picture(page, "task-log-running")
+
+
+def test_the_log_of_a_finished_task_in_a_browser(finished: Shown, page: Page) -> None:
+    page.goto(finished.page("train", ""))
+    page.get_by_text("Result: accuracy 0.75").first.wait_for()
+    page.wait_for_timeout(1000)
+    picture(page, "task-log-finished")
 
 
 def test_a_finished_export_in_a_browser(finished: Shown, page: Page) -> None:

@@ -1,0 +1,148 @@
+"""The log of a task: groups that Airflow's UI folds, and what a failing task shows first."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+from airflow.sdk import DAG
+from tests.airflow.conftest import Run, python
+from tests.airflow.test_operator import FAIL_ON_RANK_1, REPORT, both, step
+
+from trainjob import LogLine, Observation, Phase
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.tasklog import progress_logger
+
+LINE = re.compile(r"^\S+Z \[(\w+) *\] (.*?) *\[(?:airflow\.task|task|trainjob_airflow)[\w.]*\] ", re.MULTILINE)
+
+
+def lines_of(log: str) -> list[tuple[str, str]]:
+    """Level and text of the lines of a task."""
+    return LINE.findall(log)
+
+
+def groups_of(log: str) -> dict[str, list[str]]:
+    """Groups of the task: title -> lines. Lines outside have the title ``""``."""
+    found: dict[str, list[str]] = {"": []}
+    title = ""
+    for _, line in lines_of(log):
+        if line.startswith("::group::"):
+            assert not title, f"{line} is inside {title}"
+            title = line.removeprefix("::group::")
+            found[title] = []
+        elif line == "::endgroup::":
+            title = ""
+        else:
+            found[title].append(line)
+    assert not title, f"{title} is still open"
+    return found
+
+
+class Log:
+    """A logger that keeps lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, event: str, /, *args: object) -> None:
+        self.lines.append(event % args if args else event)
+
+    warning = info
+
+
+@both
+def test_launch_phases_and_result_are_groups(run: Run, deferrable: bool) -> None:
+    with DAG("grouped") as dag:
+        step(code=f"print('up', flush=True)\n{REPORT}", deferrable=deferrable)
+    ran = run(dag)
+    assert ran.state == "success"
+    groups, result = groups_of(ran.log), ran.xcoms["train"]
+    launch = groups[f"TrainJob default/{result['name']} (attempt 1)"]
+    assert launch[0] == f"uid: {result['uid']}"
+    assert launch[-1] == f"more about it: trainjob diagnose default/{result['name']}"
+    (complete,) = [title for title in groups if title.startswith("TrainJob is Complete")]
+    assert groups[complete][0].startswith("reason: ")
+    assert any(line.startswith("ended: 2") for line in groups[complete])
+    summary = groups["Result: loss 0.333333, bad nan, kind x, steps 7, 1 more"]
+    assert "loss: 0.333333" in summary
+    assert "model: file:///m" in summary
+    assert any(line.startswith("total: ") for line in summary)
+    assert "[node-0] up" in groups[""], "people watch the lines of the ranks while they are written"
+
+
+@both
+def test_the_first_error_is_why_the_training_failed(run: Run, deferrable: bool) -> None:
+    with DAG("fails") as dag:
+        step(code=FAIL_ON_RANK_1, runtime="jax-distributed", num_nodes=2, deferrable=deferrable)
+    ran = run(dag)
+    errors = [text for level, text in lines_of(ran.log) if level == "error"]
+    assert errors[0] == "node-1 exited with code 1; last log line: the data is wrong"
+    assert errors[-1] == "Task failed with exception"
+    assert "failed: node-1" in str(ran.errors["train"]), "callbacks get the name of the job, too"
+    assert groups_of(ran.log), "no group is open"
+
+
+@both
+def test_a_failure_has_no_traceback_of_trainjob(run: Run, deferrable: bool) -> None:
+    code = "def load():\n    raise ValueError('no labels')\nload()"
+    with DAG("fails") as dag:
+        step(code=code, deferrable=deferrable)
+    ran = run(dag)
+    assert "in load" in ran.log, "the traceback of the training"
+    assert "trainjob_airflow/" not in ran.log
+    assert "contextlib" not in ran.log
+    assert "trainjob_airflow.exceptions.TrainJobFailure" in ran.log
+    assert "task_runner.py" in ran.log, "Airflow's frames, so that nothing else of Airflow's is hidden"
+
+
+def test_a_failure_keeps_the_frames_of_other_code(run: Run) -> None:
+    class Careful(TrainJobOperator):
+        def execute(self, context: object) -> object:
+            return self.run_carefully(context)
+
+        def run_carefully(self, context: object) -> object:
+            return super().execute(context)  # type: ignore[arg-type]
+
+    with DAG("fails") as dag:
+        Careful(task_id="train", runtime="trainjob-step", command=python("raise ValueError('no labels')"))
+    ran = run(dag)
+    assert "in run_carefully" in ran.log
+    assert "trainjob_airflow/" not in ran.log
+
+
+def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: TrainJobOperator, *_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(TrainJobOperator, "_spec", broken)
+    with DAG("broken") as dag:
+        step()
+    ran = run(dag)
+    assert "trainjob_airflow/operators/base.py" in ran.log
+
+
+def test_a_group_needs_lines() -> None:
+    log = Log()
+    progress = progress_logger(log)
+    progress.change(Observation(Phase.STARTING))
+    progress.change(
+        Observation(Phase.QUEUED, message="position 2", advice="ask", created=datetime(2026, 11, 26, tzinfo=UTC))
+    )
+    progress.change(Observation(Phase.QUEUED, message="position 1", advice="ask"))
+    assert log.lines == [
+        "TrainJob is Starting",
+        "::group::TrainJob is Queued: position 2",
+        "what to do: ask",
+        "created: 2026-11-26 00:00:00 UTC",
+        "::endgroup::",
+        "TrainJob is Queued: position 1",
+    ]
+
+
+def test_a_rank_cannot_open_or_end_a_group() -> None:
+    log = Log()
+    progress = progress_logger(log)
+    for text in ("::group::mine", "x ::endgroup::", "a::b"):
+        progress.line(LogLine("t", "node-0", text))
+    assert log.lines == ["[node-0] : :group::mine", "[node-0] x : :endgroup::", "[node-0] a::b"]
