@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,18 +15,30 @@ from trainjob import (
     InvalidSpec,
     InvalidWaitOptions,
     JobRef,
+    Observation,
     OwnerReference,
+    Phase,
     Problem,
     RankCrashed,
     Settings,
     TimedOut,
     TrainJobClient,
     TrainJobError,
+    TrainJobFailed,
     TrainJobResult,
     TrainJobSpec,
     WaitOptions,
 )
-from trainjob.integration import PROGRESS_SECONDS, SUSPEND, LogSink, ProgressLogger, give_up, page_html, take_document
+from trainjob.integration import (
+    PROGRESS_SECONDS,
+    SUSPEND,
+    LogSink,
+    MetricHistory,
+    ProgressLogger,
+    give_up,
+    page_html,
+    take_document,
+)
 from trainjob_kfp.execution import Execution
 from trainjob_kfp.steplog import write_line
 from trainjob_kfp.stopping import StopWithStep, origin_of
@@ -63,24 +77,54 @@ def run_job(
             spec = spec.model_copy(update={"owner_reference": workflow_of_this_pod(client)})
         again = execution.after_failure(user_errors=bool(parameters.get("retry_user_errors", True)))
         origin = origin_of(execution) | (SUSPEND if parameters["on_kill_action"] != "keep" else {})
-        ref = client.launch(spec, execution.key, after_failure=again, origin=origin)
-        stop.job = client.get(ref)
-        client.start(stop.keep_ready)
-        write_line(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")
-        if address := address_of(ref.namespace, ref.name, ref.uid):
-            write_line(f"TrainJob {ref}: {address}")  # KFP's UI shows it as a link
-        _log_deadline()
-        try:
-            # Never marked as delivered: the execution has one result, also for a pod that is restarted after it.
-            return wait_and_report(client, ref, options, report)
-        except RankCrashed as error:
-            why, action = error.diagnosis, parameters["on_crash_action"]
-            write_line(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
-            raise
-        except TimedOut:
-            if parameters["cancel_on_timeout"]:
-                client.cancel(ref)
-            raise
+        with offered_report(client, crash_deletes=parameters.get("on_crash_action") == "cancel"):
+            ref = client.launch(spec, execution.key, after_failure=again, origin=origin)
+            stop.job = client.get(ref)
+            client.start(stop.keep_ready)
+            write_job(client, ref)
+            _log_deadline()
+            try:
+                # Never marked as delivered: the execution has one result, also for a pod that is restarted after it.
+                return wait_and_report(client, ref, options, report)
+            except RankCrashed as error:
+                why, action = error.diagnosis, parameters["on_crash_action"]
+                write_line(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
+                raise
+            except TimedOut:
+                if parameters["cancel_on_timeout"]:
+                    client.cancel(ref)
+                raise
+
+
+def write_job(client: TrainJobClient, ref: JobRef) -> None:
+    """Log the job and where to see it: KFP (2.17) shows artifacts only after the end of their step."""
+    write_line(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")
+    if address := address_of(ref.namespace, ref.name, ref.uid):
+        write_line(f"TrainJob {ref}: {address}")  # KFP's UI shows it as a link
+    write_line(f"watch it: {_command(client)} ui -n {ref.namespace} (job {ref.name})")
+
+
+@contextmanager
+def offered_report(client: TrainJobClient, *, crash_deletes: bool = False) -> Iterator[None]:
+    """Add the command that makes the page of a failed job to its error: KFP (2.17) drops the outputs of failed steps.
+
+    Args:
+        client: A client of the job's backend and namespace.
+        crash_deletes: Whether a job that fails its step by a crash of a rank is deleted.
+    """
+    try:
+        yield
+    except TrainJobFailed as error:
+        gone = error.diagnosis.phase is Phase.DELETED or (crash_deletes and isinstance(error, RankCrashed))
+        if not gone:
+            job = error.diagnosis.job
+            error.add_note(f"report: {_command(client)} report {job} -o {job.rpartition('/')[2]}.html")
+        raise
+
+
+def _command(client: TrainJobClient) -> str:
+    """The command that reads jobs of the client's backend, wherever it is run."""
+    return "trainjob --backend local" if client.backend.cluster is None else "trainjob"
 
 
 def wait_and_report(client: TrainJobClient, ref: JobRef, options: WaitOptions, report: Path | None) -> TrainJobResult:
@@ -90,10 +134,17 @@ def wait_and_report(client: TrainJobClient, ref: JobRef, options: WaitOptions, r
         TrainJobError: the job has failed, or the wait has ended by an option.
     """
     log = ProgressLogger(LogSink(write_line, job=f"TrainJob {ref}"), progress_seconds=PROGRESS_SECONDS)
-    result = client.wait(ref, options, on_change=log.change, on_log=log.line, on_crash=log.crash)
+    history = MetricHistory()
+
+    def change(observation: Observation, notice: str) -> None:
+        history.observe(observation, time.time())
+        log.change(observation, notice)
+
+    result = client.wait(ref, options, on_change=change, on_log=log.line, on_crash=log.crash)
     if report is not None:
         try:
-            page = page_html(client.call(lambda: take_document(client.backend, ref.namespace, ref.name)))
+            document = client.call(lambda: take_document(client.backend, ref.namespace, ref.name, history=history))
+            page = page_html(document)
             report.parent.mkdir(parents=True, exist_ok=True)
             report.write_text(page, encoding="utf-8")
         except (TrainJobError, OSError) as error:  # the training is complete; a missing report must not fail the step

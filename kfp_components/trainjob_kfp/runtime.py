@@ -27,7 +27,15 @@ from trainjob.integration import (
 )
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
-from trainjob_kfp.jobs import address_of, connect, run_job, wait_and_report, wait_options_of
+from trainjob_kfp.jobs import (
+    address_of,
+    connect,
+    offered_report,
+    run_job,
+    wait_and_report,
+    wait_options_of,
+    write_job,
+)
 from trainjob_kfp.steplog import report_failures, write_line
 from trainjob_kfp.stopping import stop_all
 
@@ -67,8 +75,9 @@ def run_wait(given: Parameters) -> dict[str, Any]:
         options = wait_options_of(parameters)
         with connect(parameters) as client:
             ref = client.find(parameters["name"])
-            write_line(f"TrainJob {ref} (uid {ref.uid})")
-            result = wait_and_report(client, ref, options, Path(given["report"].path)).as_dict()
+            write_job(client, ref)
+            with offered_report(client):
+                result = wait_and_report(client, ref, options, Path(given["report"].path)).as_dict()
         _log_metrics(given["metrics"], result)
     return result
 
@@ -254,7 +263,11 @@ def _write_reference(artifact: Any) -> None:
 def _log_metrics(metrics: Any, result: Mapping[str, Any]) -> None:
     """Metrics that are finite numbers; KFP's launcher cannot read others."""
     for name, value in numeric(result["metrics"]).items():
-        metrics.log_metric(name, value)
+        metrics.log_metric(f"metric.{name}" if name in _PROPERTIES else name, value)
+
+
+_PROPERTIES = ("display_name", "store_session_info", "_kfp_workspace")
+"""Properties of an artifact that KFP (2.17) itself uses; its launcher does not overwrite a metric of that name."""
 
 
 def _identity(result: Mapping[str, Any]) -> dict[str, Any]:

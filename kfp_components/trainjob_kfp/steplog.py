@@ -34,6 +34,7 @@ def report_failures() -> Iterator[None]:
         text = str(error) if isinstance(error, TrainJobFailed) else f"error: {error}"
         if missing := _missing_permission(text):
             text += f"\nwhat to do: {_GRANT.format(*missing)}"
+        text = "\n".join([text, *getattr(error, "__notes__", ())])
         try:
             leave_message(text)
         except OSError as refused:

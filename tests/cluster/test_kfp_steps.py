@@ -208,6 +208,9 @@ def test_a_failed_training_is_explained_in_the_termination_message(kfp_steps: St
     assert "  | ValueError: the data is wrong" in rest
     assert any(line.startswith("what to do: ") for line in rest), ended.message
     assert "category: user code; can be retried: the failure may not repeat" in rest
+    job = f"{kfp_steps.namespace}/{execution.job}"
+    assert f"watch it: trainjob ui -n {kfp_steps.namespace} (job {execution.job})" in ended.log
+    assert rest[-1] == f"report: trainjob report {job} -o {execution.job}.html"
     assert ended.log.rstrip().endswith(ended.message.rstrip()), "the log ends with the same text"
     assert "Traceback" not in ended.log.replace("  | Traceback", "").replace("[node-1] Traceback", "")
 

@@ -64,8 +64,9 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
 def test_the_first_crash_fails_the_step(
     backend: MemoryBackend, capsys: pytest.CaptureFixture[str], action: str, phase: Phase | None, outcome: str
 ) -> None:
-    with pytest.raises(RankCrashed, match="exited with code 3"):
+    with pytest.raises(RankCrashed, match="exited with code 3") as raised:
         jobs.run_job(EXECUTION, SPEC, {**PARAMETERS, "on_crash_action": action})
+    assert bool(getattr(raised.value, "__notes__", ())) is bool(phase), "a deleted job has no page"
     assert outcome in capsys.readouterr().out
     assert [observe(job).phase for job in backend.jobs.values()] == ([phase] if phase else [])
     assert all(given_up(job) for job in backend.jobs.values() if phase is Phase.SUSPENDED)

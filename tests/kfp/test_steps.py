@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -130,6 +131,8 @@ def test_a_failure_is_explained_in_log_and_termination_message(steps: Steps) -> 
         assert text in ended.termination_message
     assert ended.termination_message.startswith("TrainJob default/train-")
     assert last.rstrip() == ended.termination_message
+    (name,) = [job["metadata"]["name"] for job in steps.jobs()]
+    assert last.endswith(f"\nreport: trainjob --backend local report default/{name} -o {name}.html\n")
 
 
 def test_a_long_termination_message_keeps_its_summary(steps: Steps) -> None:
@@ -458,6 +461,45 @@ def test_a_step_writes_a_report_and_logs_its_deadline(steps: Steps) -> None:
     assert job["metadata"]["name"] in page
     steps.environment["ARGO_DEADLINE"] = "0001-01-01T00:00:00Z"
     assert "KFP terminates this step" not in steps.run("train", **script("print('trained')")).log
+
+
+CURVE = """
+import time
+from trainjob import progress
+for step in range(5):
+    progress.report(progress=20 * step, metrics={"loss": 1 / (1 + step), "display_name": 7.0, "a/b <c>": 1.0})
+    time.sleep(0.6)
+"""
+
+
+def test_the_report_has_the_curves_that_the_step_has_seen(steps: Steps) -> None:
+    ended = steps.run("train", **script(CURVE))
+    assert ended.code == 0, ended.log
+    (report,) = ended.output["artifacts"]["report"]["artifacts"]
+    document = document_of(Path(report["uri"]).read_text())
+    assert (document["kind"], document["phase"], document["task"]) == ("training", "Complete", "train")
+    assert [value for _, _, value in document["history"]["loss"]][-1] == 0.2
+    assert len(document["history"]["loss"]) >= 3
+    (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
+    assert metrics["metadata"] == {"loss": 0.2, "metric.display_name": 7.0, "a/b <c>": 1.0}, "KFP uses display_name"
+
+
+def document_of(page: str) -> dict[str, Any]:
+    """The document in a page."""
+    found = re.search(r'<script type="application/json" id="document">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return dict(json.loads(found[1]))
+
+
+def test_a_step_logs_how_to_watch_its_job(steps: Steps) -> None:
+    """KFP shows artifacts only after the end of their step."""
+    ended = steps.run("train", **script("print('trained')"))
+    (job,) = steps.jobs()
+    watch = f"watch it: trainjob --backend local ui -n default (job {job['metadata']['name']})\n"
+    assert watch in ended.log
+    assert ended.log.index(watch) < ended.log.index("[node-0] trained")
+    waited = steps.run("wait", name=job["metadata"]["name"], run_id=RUN)
+    assert watch in waited.log
 
 
 def test_a_step_links_to_its_job(steps: Steps) -> None:

@@ -51,7 +51,7 @@ def train(
         model: The trained model. Unless outputs has another location for it, the training writes it below the
             artifact's URI. Its metadata has uri, trainjob, trainjob_uid, and each metric as metric.<name>.
         metrics: Metrics of the training that are finite numbers.
-        report: HTML page about the job: its ranks, times, events and metrics.
+        report: HTML page about the training: curves of its metrics, its ranks and times, the last lines of their logs.
         image: Container image of the nodes; the runtime's if empty.
         command: Entry point of each node. $(NAME) is replaced by an environment variable, $$ by $.
         args: Arguments of the command, or of the runtime's entry point.
