@@ -153,7 +153,7 @@ def _joined(points: Iterable[Point]) -> list[Point]:
     """The points in the order of their times, each once.
 
     The same report reaches a waiter later than the training has recorded it, with more digits, and perhaps without its
-    step.
+    step. Without a step, a value equal to its predecessor is that of an earlier report, as in `MetricHistory.add`.
     """
     ordered = sorted(dict.fromkeys(points), key=lambda point: point[1])  # stable: times are kept in 0.1 s
     times: dict[float, list[float]] = {}
@@ -164,7 +164,8 @@ def _joined(points: Iterable[Point]) -> list[Point]:
     seen = set[tuple[float, float]]()
     for step, time, value in ordered:
         if step is None:
-            known = any(abs(time - other) <= _SAME_SECONDS for other in times.get(_rounded(value), ()))
+            known = bool(kept) and _rounded(kept[-1][2]) == _rounded(value)
+            known = known or any(abs(time - other) <= _SAME_SECONDS for other in times.get(_rounded(value), ()))
         else:
             known = (step, _rounded(value)) in seen
             seen.add((step, _rounded(value)))

@@ -87,6 +87,16 @@ def test_two_waiters_and_the_training_merge_in_any_order() -> None:
         assert [point[2] for point in each["loss"]] == pytest.approx([1 / (step + 1) for step in range(20)], rel=1e-5)
 
 
+def test_a_waiter_that_starts_late_adds_no_point_for_an_old_report() -> None:
+    history = MetricHistory()
+    history.add(900.0, {"loss": 0.500001, "accuracy": 0.9})
+    history.merge({"loss": [[1, 100.0, 0.7], [2, 200.0, 0.5000012]]})
+    assert history.points() == {"loss": [[1, 100.0, 0.7], [2, 200.0, 0.5000012]], "accuracy": [[None, 900.0, 0.9]]}
+    history.add(910.0, {"loss": 0.7})
+    history.merge({})
+    assert history.points()["loss"][-1] == [None, 910.0, 0.7], "a new value, also if it has been seen before"
+
+
 def test_merging_twice_is_merging_once() -> None:
     history, _ = collected(5000, 200)
     points = history.points()
