@@ -265,7 +265,8 @@ def _estimate(now: Observation) -> str:
 
 def _attempt(report: Report, checkpoints: Sequence[Sequence[Any]] = ()) -> dict[str, Any]:
     now = report.observation
-    found = dict(report.checkpoints) | {step: time for step, time, _ in checkpoints}
+    # The value is the step of the checkpoint, the step of the point that of the training when a waiter saw it.
+    found = {int(value): time for _, time, value in reversed(checkpoints)} | dict(report.checkpoints)
     directory = next((value for name, value in _environment(report.trainjob) if name == CHECKPOINT_VARIABLE), "")
     return {
         "attempt": report.ref.attempt,
