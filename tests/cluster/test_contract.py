@@ -5,7 +5,7 @@ Jobs that the test ends run on simulated nodes; jobs with scripts, which have lo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef
 from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -53,7 +54,9 @@ def other(cluster: Access) -> Iterator[str]:
 
 
 @contextmanager
-def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared: bool) -> Iterator[Harness]:
+def opened(
+    cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared: bool, requests: Sequence[str] = ()
+) -> Iterator[Harness]:
     backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), shared=shared)
 
     async def end(ref: JobRef, code: int) -> None:
@@ -72,9 +75,23 @@ def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared:
     refused = {"initializer": {"dataset": {"storage_uri": "hf://a/b"}}}  # the runtime has no job for it
     until_ended: dict[str, Any] = {"command": ["sleep"], "env": simulate(run="never")}
     host = cluster.layout.gateway if isinstance(cluster, Cluster) else ""
-    where = {"host": host, "other": other}
     with cluster.namespace("contract", real=real) as namespace:
-        yield Harness(backend, end, until_ended, shell=False, refused=refused, namespace=namespace, **where)
+        where = {"host": host, "other": other, "namespace": namespace}
+        yield Harness(backend, end, until_ended, shell=False, refused=refused, requests=requests, **where)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests of all clients, in their order."""
+    sent: list[str] = []
+    send = ApiClient._open
+
+    async def counted(self: ApiClient, request: Request, refused: Any = None) -> Any:
+        sent.append(f"{request.method} {request.path}")
+        return await send(self, request, refused)
+
+    monkeypatch.setattr(ApiClient, "_open", counted)
+    return sent
 
 
 def running(cluster: Access, ref: JobRef) -> list[Object]:
@@ -84,9 +101,9 @@ def running(cluster: Access, ref: JobRef) -> list[Object]:
 
 @pytest.fixture(params=[False, True], ids=["alone", "shared"])
 async def harness(
-    request: pytest.FixtureRequest, cluster: Access, kubeconfig: Path, other: str
+    request: pytest.FixtureRequest, cluster: Access, kubeconfig: Path, other: str, requests: list[str]
 ) -> AsyncIterator[Harness]:
-    with opened(cluster, kubeconfig, other, real=False, shared=request.param) as given:
+    with opened(cluster, kubeconfig, other, real=False, shared=request.param, requests=requests) as given:
         yield given
         await leave_empty(given)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ class Harness:
         host: Address of this machine for ranks that run shell scripts; empty if they cannot reach it.
         namespace: Where jobs are created.
         other: Another namespace.
+        requests: Requests of the backend so far; stays empty on a backend without any.
     """
 
     backend: Backend
@@ -41,6 +42,7 @@ class Harness:
     host: str = "127.0.0.1"
     namespace: str = "default"
     other: str = "other"
+    requests: Sequence[str] = ()
 
     def manifest(self, key: str = "key", attempt: int = 1, **fields: Any) -> TrainJob:
         spec = TrainJobSpec.parse({"runtime": "trainjob-step", **self.until_ended, **fields})
@@ -86,7 +88,7 @@ def _memory(_: Path) -> Harness:
     async def end(ref: JobRef, code: int) -> None:
         backend.end(ref, code)
 
-    return Harness(backend, end, {"command": ["sleep"]}, shell=False)
+    return Harness(backend, end, {"command": ["sleep"]}, shell=False, requests=backend.requests)
 
 
 HARNESSES = {"local": _local, "memory": _memory}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -16,7 +17,9 @@ from tests.contract.conftest import Harness
 from trainjob import JobRef, LogLine, Phase, TrainJobFailed, trained
 from trainjob.backends.base import TrainJob
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
+from trainjob.kube_objects import rank_of
 from trainjob.lifecycle import cancel
+from trainjob.live import take_document
 from trainjob.manifest import KEY, labels_of, spec_hash
 from trainjob.status import observe
 from trainjob.waiting import wait
@@ -472,6 +475,80 @@ async def test_the_model_of_a_finished_job_is_found(shell: Harness) -> None:
     assert (found.ref, found.source, found.metrics) == (ref, "s3://models/1", {"accuracy": 0.97})
     on_this_machine = shell.backend.home is not None
     assert (bool(found.target), "images" not in found.provenance) == (on_this_machine, on_this_machine)
+
+
+async def test_state_has_the_job_and_its_pods(harness: Harness) -> None:
+    ref = await harness.create()
+    await harness.end(ref, 3)
+    await ended(harness, ref)
+    before = len(harness.requests)
+    state = await harness.backend.state(ref)
+    assert len(harness.requests) - before <= 2, harness.requests[before:]
+    evidence = await harness.backend.evidence(ref)
+    assert observe(state.trainjob).phase is Phase.FAILED
+    assert state.trainjob is not None
+    assert state.trainjob["metadata"]["uid"] == ref.uid
+    assert [exit_codes(pod) for pod in state.pods] == [[3]]
+    assert state.pods == evidence.pods
+    assert (dict(state.logs), list(state.events), list(state.unseen)) == ({}, [], [])
+    assert state.pods_visible
+
+
+def exit_codes(pod: TrainJob) -> list[int]:
+    return [status["state"]["terminated"]["exitCode"] for status in pod["status"]["containerStatuses"]]
+
+
+async def test_state_of_a_running_job_has_its_running_ranks(shell: Harness) -> None:
+    ref = await shell.run("echo one; sleep 60", num_nodes=2)
+    ranks: dict[str, str] = {}
+
+    async def running() -> bool:
+        state = await shell.backend.state(ref)
+        assert (dict(state.logs), list(state.events)) == ({}, [])
+        ranks.update({rank_of(pod): pod["status"]["phase"] for pod in state.pods})
+        return set(ranks.values()) == {"Running"} and observe(state.trainjob).phase is Phase.RUNNING
+
+    await until(running)
+    assert ranks == {"node-0": "Running", "node-1": "Running"}
+
+
+async def test_state_of_a_deleted_job_has_no_job(harness: Harness) -> None:
+    ref = await harness.create()
+    assert (await harness.backend.state(replace(ref, uid="00000000-0000-0000-0000-000000000000"))).trainjob is None
+    await harness.backend.delete(ref)
+    await is_gone(harness, ref)
+    assert (await harness.backend.state(ref)).trainjob is None
+
+
+async def test_a_document_has_what_a_running_training_reported(shell: Harness) -> None:
+    """A cluster shows the message of a rank only after the end of the rank."""
+    now = int(time.time())
+    series = {"loss": [[100, now - 20, 0.9], [200, now - 10, 0.5]], "trainjob.checkpoint": [[200, now - 5, 200]]}
+    metrics = [{"name": "loss", "value": "0.5"}, {"name": "trainjob.checkpoint", "value": "200"}]
+    message = json.dumps({"trainjob": 1, "metrics": metrics, "history": series})
+    path = "${TRAINJOB_TERMINATION_LOG:-/dev/termination-log}"
+    async with shell.gate() as (waits, opened):
+        ref = await shell.run(f"echo '{message}' > {path}; echo reported; {waits}")
+        async with aclosing(shell.backend.logs(ref, follow=True)) as lines:
+            with anyio.fail_after(60):
+                assert (await anext(lines)).text == "reported"
+        state = await shell.backend.state(ref)
+        running = await take_document(shell.backend, ref.namespace, ref.name)
+        opened.set()
+    await ended(shell, ref)
+    final = await take_document(shell.backend, ref.namespace, ref.name)
+    assert (running["phase"], final["phase"]) == ("Running", "Complete")
+    assert running["logs"][-1]["text"] == "reported"
+    has_report = [final]
+    if shell.backend.home is not None:
+        assert json.loads(state.reported) == json.loads(message)
+        has_report.append(running)
+    else:
+        assert state.reported == ""
+    for document in has_report:
+        assert document["metrics"] == {"loss": 0.5}
+        assert document["history"] == {"loss": series["loss"]}
+        assert [each["step"] for each in document["attempts"][-1]["checkpoints"]] == [200]
 
 
 async def test_evidence_of_a_running_job_has_no_final_phase(harness: Harness) -> None:
