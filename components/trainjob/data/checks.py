@@ -8,7 +8,9 @@ from typing import Any
 from trainjob.data import content
 from trainjob.data.locations import Location, ModelRef, parse, parse_store, parse_target
 from trainjob.data.program import Step
+from trainjob.data.promotion import GATE_DECIDES
 from trainjob.errors import ConfigurationError
+from trainjob.evaluation import Gate
 from trainjob.registry import parse as parse_registry
 from trainjob.registry.base import check_metrics, check_name, check_promotion, check_rule, check_tags
 from trainjob.registry.provenance import PREFIX
@@ -36,6 +38,9 @@ def check_options(step: Step, options: Mapping[str, Any]) -> None:
     if step == "export":
         _check_export(options, given)
         return
+    if step == "evaluate":
+        _check_evaluate(options, given)
+        return
     content.check_digest(given.get("digest"))
     if "source" in given:
         check_if_missing(given.get("if_missing", "fail"), parse(given["source"]))
@@ -49,11 +54,29 @@ def check_if_missing(if_missing: str, source: Location | ModelRef) -> None:
         raise ConfigurationError(f"if_missing={if_missing!r} is for registered models (models:/name@alias) only")
 
 
+def _check_evaluate(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    content.check_digest(given.get("dataset_digest"))
+    for name in ("candidate", "dataset"):
+        if name in given:
+            parse_store(given[name])
+    if "champion" in given:
+        parse(given["champion"])
+    if options.get("gate") is not None:
+        Gate.read(options["gate"])
+    if {"command", "function"} <= set(options) and bool(given.get("command")) == bool(given.get("function")):
+        raise ConfigurationError("set exactly one of command and function: it evaluates one model")
+
+
 def _check_export(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if "source" in given:
         parse_store(given["source"])
     if "name" in given:
         check_name(given["name"])
+    if "evaluation" in given:
+        parse_store(given["evaluation"])
+        if given.get("metric") or given.get("min_improvement"):
+            raise ConfigurationError(GATE_DECIDES)
+        return
     if {"metric", "mode", "min_improvement"} <= set(options):
         check_rule(given.get("metric"), given.get("mode", "max"), given.get("min_improvement", 0.0))
     registry = given.get("registry") or Settings().registry

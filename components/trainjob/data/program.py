@@ -11,7 +11,7 @@ from trainjob.settings import Settings
 STEP_RUNTIME = "trainjob-step"
 """Runtime of the steps around training. Its image has trainjob with the extras for storage and registries."""
 
-Step = Literal["initialize-dataset", "initialize-model", "export"]
+Step = Literal["initialize-dataset", "initialize-model", "evaluate", "export"]
 
 
 def step_command(step: Step, options: Mapping[str, Any]) -> list[str]:
@@ -19,12 +19,13 @@ def step_command(step: Step, options: Mapping[str, Any]) -> list[str]:
 
     Args:
         step: The program.
-        options: Arguments of `trainjob.data.initialize` or `export`, by name. None, False and empty values are left
-            out, lists become one option per item, mappings JSON. Without ``registry``, this process's registry is
-            passed, so that the step's pod needs no setting.
+        options: Arguments of `trainjob.data.initialize`, `evaluate` or `export`, by name. None, False and empty values
+            are left out, lists become one option per item, mappings JSON. ``command`` follows the options. Without
+            ``registry``, this process's registry is passed, so that the step's pod needs no setting.
     """
     command = ["python", "-m", "trainjob.data", step]
     given = {**options, "registry": options.get("registry") or Settings().registry}
+    words = given.pop("command", None) or ()
     for name, value in given.items():
         option = "--" + name.replace("_", "-")
         for each in value if isinstance(value, list | tuple) else [value]:
@@ -36,4 +37,4 @@ def step_command(step: Step, options: Mapping[str, Any]) -> list[str]:
                 )
                 # One argument, so that a value may begin with a dash. Kubernetes expands "$" in commands.
                 command.append(f"{option}={text.replace('$', '$$')}")
-    return command
+    return [*command, "--", *(str(word).replace("$", "$$") for word in words)] if words else command

@@ -15,6 +15,9 @@ from trainjob.errors import ConfigurationError, CorruptData, ModelNotFound
 from trainjob.evaluation import Decision, EvaluationReport
 from trainjob.registry.base import ModelVersion, Registry
 
+GATE_DECIDES = (
+    "metric and min_improvement cannot be combined with evaluation: the gate of the evaluation decides; leave them out"
+)
 _TAG = "trainjob.evaluation."
 _LONGEST = 1000  # characters of a reason in a tag
 

@@ -15,7 +15,7 @@ from trainjob.data.content import ContentManifest
 from trainjob.data.locations import ModelRef, join, parse, parse_store, parse_target
 from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
-from trainjob.data.promotion import Evaluation
+from trainjob.data.promotion import GATE_DECIDES, Evaluation
 from trainjob.data.record import Record
 from trainjob.data.selection import as_patterns, select, wanted
 from trainjob.data.stores.opening import opened
@@ -227,10 +227,7 @@ def export(
     check_name(name)
     evaluated = Evaluation.read(evaluation) if evaluation else None
     if evaluated is not None and (metric is not None or min_improvement):
-        raise ConfigurationError(
-            "metric and min_improvement cannot be combined with evaluation: the gate of the evaluation decides; leave"
-            " them out"
-        )
+        raise ConfigurationError(GATE_DECIDES)
     measured = check_metrics(evaluated.metrics if evaluated is not None else metrics or {})
     check_rule(metric, mode, min_improvement)
     check_promotion(measured, alias, metric)
