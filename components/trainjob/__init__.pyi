@@ -10,6 +10,7 @@ from trainjob.errors import (
     ConfigurationError as ConfigurationError,
     CorruptData as CorruptData,
     DataError as DataError,
+    InvalidGate as InvalidGate,
     InvalidSpec as InvalidSpec,
     LaunchError as LaunchError,
     ModelNotFound as ModelNotFound,

@@ -4,6 +4,7 @@
 
     TrainJobError
       x InvalidSpec                 the spec is invalid; lists every problem with its path
+        x InvalidGate               the rules of a gate are invalid
       x ConfigurationError          settings, credentials or an installed extra are missing or wrong
       x LaunchError                 the job could not be created
         + RuntimeNotFound
@@ -85,18 +86,26 @@ _SHOWN_PROBLEMS, _SHOWN_CHARACTERS = 100, 500
 class InvalidSpec(TrainJobError):
     """A spec is invalid. Lists all problems at once, at most 100."""
 
+    _what = "TrainJob spec"
+
     def __init__(self, problems: Sequence[Problem]) -> None:
         more = len(problems) - _SHOWN_PROBLEMS
         self.problems = tuple(map(_shown, problems[:_SHOWN_PROBLEMS]))
         if more > 0:
             self.problems += (Problem("", f"and {more} more problem{'s' if more > 1 else ''}"),)
         if len(self.problems) == 1 and not self.problems[0].path:
-            super().__init__(f"invalid TrainJob spec: {self.problems[0]}")
+            super().__init__(f"invalid {self._what}: {self.problems[0]}")
         else:
-            super().__init__("invalid TrainJob spec:" + "".join(f"\n  - {problem}" for problem in self.problems))
+            super().__init__(f"invalid {self._what}:" + "".join(f"\n  - {problem}" for problem in self.problems))
 
     def __reduce__(self) -> tuple[type[InvalidSpec], tuple[tuple[Problem, ...]]]:
         return (type(self), (self.problems,))
+
+
+class InvalidGate(InvalidSpec):
+    """The rules of a gate are invalid. Lists all problems at once."""
+
+    _what = "gate"
 
 
 def _shown(problem: Problem) -> Problem:

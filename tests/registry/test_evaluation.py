@@ -25,7 +25,7 @@ from trainjob.errors import (
     ChecksumMismatch,
     ConfigurationError,
     CorruptData,
-    InvalidSpec,
+    InvalidGate,
     RegistryConflict,
     SourceNotFound,
 )
@@ -260,7 +260,7 @@ def test_other_metrics_for_the_two_models_are_refused(work: Work) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "problem"),
     [
-        ({"gate": {}}, InvalidSpec, "gate: has no rule"),
+        ({"gate": {}}, InvalidGate, "invalid gate: has no rule"),
         ({"command": []}, ConfigurationError, "set exactly one of command and function"),
         ({"command": ["/nonexistent/python"]}, ConfigurationError, "the command /nonexistent/python cannot be started"),
         ({"dataset_digest": "sha256:" + "0" * 64}, ChecksumMismatch, "has SHA-256"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainjob.errors import ConfigurationError, InvalidSpec
+from trainjob.errors import ConfigurationError, InvalidGate
 from trainjob.evaluation import EvaluationReport, Gate, Scores, compare
 from trainjob.evaluation.comparison import BOOTSTRAP_EXAMPLES, interval_of
 
@@ -278,18 +278,18 @@ def test_a_missing_part_fails(rules: dict[str, Any], reason: str) -> None:
 @pytest.mark.parametrize(
     ("rules", "problem"),
     [
-        (None, "gate: must be a mapping of rules"),
-        ({}, "gate: has no rule"),
-        ({"metrics": {"a": {}}}, r"gate.metrics.a.*has no rule"),
+        (None, "invalid gate: must be a mapping of rules"),
+        ({}, "invalid gate: has no rule"),
+        ({"metrics": {"a": {}}}, r"metrics.a.*has no rule"),
         ({"metrics": {"a": {"min": 2, "max": 1}}}, "min is 2, which is more than max, 1"),
-        ({"metrics": {"a": {"max_regression": -1}}}, "gate.metrics.a.max_regression"),
-        ({"metrics": {"a": {"min": math.nan}}}, "gate.metrics.a.min"),
+        ({"metrics": {"a": {"max_regression": -1}}}, "metrics.a.max_regression"),
+        ({"metrics": {"a": {"min": math.nan}}}, "metrics.a.min"),
         ({"metrics": {"a": {"min_improvment": 1}}}, "did you mean min_improvement"),
-        ({"required": ["champions"]}, "gate.required"),
+        ({"required": ["champions"]}, "required"),
     ],
 )
 def test_invalid_rules_are_refused(rules: Any, problem: str) -> None:
-    with pytest.raises(InvalidSpec, match=problem):
+    with pytest.raises(InvalidGate, match=problem):
         Gate.read(rules)
 
 

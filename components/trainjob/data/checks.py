@@ -76,7 +76,6 @@ def _check_export(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         parse_store(given["evaluation"])
         if given.get("metric") or given.get("min_improvement"):
             raise ConfigurationError(GATE_DECIDES)
-        return
     if {"metric", "mode", "min_improvement"} <= set(options):
         check_rule(given.get("metric"), given.get("mode", "max"), given.get("min_improvement", 0.0))
     registry = given.get("registry") or Settings().registry

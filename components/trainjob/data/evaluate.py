@@ -107,7 +107,7 @@ def evaluate(
         progress: Called with lines for people.
 
     Raises:
-        InvalidSpec: The gate is invalid.
+        InvalidGate: The gate is invalid.
         ConfigurationError: The scores are malformed, or those of the two models cannot be compared.
         CommandFailed: The command failed.
         TrainJobError: Any error of `trainjob.data.initialize` and `trainjob.data.copy`.

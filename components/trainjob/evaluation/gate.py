@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainjob.errors import InvalidSpec, Problem
+from trainjob.errors import InvalidGate, Problem
 from trainjob.evaluation.comparison import Compared, EvaluationReport
 from trainjob.spec.parts import Part
 from trainjob.spec.validation import Validation
@@ -124,18 +124,18 @@ class Gate(Part):
         """Read the rules.
 
         Raises:
-            InvalidSpec: The rules are invalid; has all problems.
+            InvalidGate: The rules are invalid; has all problems.
         """
         if not isinstance(value, Mapping):
-            raise InvalidSpec([Problem("gate", f"must be a mapping of rules, not {type(value).__name__}")])
+            raise InvalidGate([Problem("", f"must be a mapping of rules, not {type(value).__name__}")])
         validation = Validation(cls, value)
         if validation.problems or validation.model is None:
-            raise InvalidSpec(
+            raise InvalidGate(
                 [Problem(f"gate.{each.path}", each.message, each.instead) for each in validation.problems]
             )
         gate = validation.model
         if gate == cls():
-            raise InvalidSpec([Problem("gate", "has no rule", "set metrics, such as {'accuracy': {'min': 0.9}}")])
+            raise InvalidGate([Problem("", "has no rule", "set metrics, such as {'accuracy': {'min': 0.9}}")])
         return gate
 
     def decide(self, report: EvaluationReport) -> Decision:
