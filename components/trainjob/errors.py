@@ -5,6 +5,7 @@
     TrainJobError
       x InvalidSpec                 the spec is invalid; lists every problem with its path
         x InvalidGate               the rules of a gate are invalid
+        x InvalidStudy              a hyperparameter search is invalid, or was changed since it began
       x ConfigurationError          settings, credentials or an installed extra are missing or wrong
       x LaunchError                 the job could not be created
         + RuntimeNotFound
@@ -12,6 +13,7 @@
         + AlreadyExists             a job of that name exists (the launch flow handles it)
         + SpecMismatch              the same key was launched before with another spec
       x NotFound                    no such job
+      x StudyFailed                 no trial of a hyperparameter search has completed
       x BackendUnavailable          an outage exceeded both of its limits
       x TimedOut                    a timeout of the waiter expired; the job itself keeps running
         + QueueTimeout
@@ -106,6 +108,12 @@ class InvalidGate(InvalidSpec):
     """The rules of a gate are invalid. Lists all problems at once."""
 
     _what = "gate"
+
+
+class InvalidStudy(InvalidSpec):
+    """A study is invalid, or was changed since it began. Lists all problems at once."""
+
+    _what = "study"
 
 
 def _shown(problem: Problem) -> Problem:
@@ -252,6 +260,10 @@ class StoreUnavailable(DataError):
 
     retry = RetryVerdict.INFRASTRUCTURE
     retry_after: float | None = None
+
+
+class StudyFailed(TrainJobError):
+    """A hyperparameter search has ended, and none of its trials has completed."""
 
 
 class RegistryError(TrainJobError):

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from trainjob import retrying
 from trainjob.data.locations import Location
-from trainjob.errors import StoreUnavailable
+from trainjob.errors import ConfigurationError, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -132,6 +132,17 @@ class WritableStore(ReadableStore):
     @abstractmethod
     def write_small(self, path: str, data: bytes) -> None:
         """Create or replace a small file durably: on return it and all files written before it are on disk."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Create a small file durably if it does not exist; False if it exists. Of several writers, one creates it.
+
+        Raises:
+            ConfigurationError: The store has no such operation.
+        """
+        del data
+        raise ConfigurationError(
+            f"{self._location} cannot create {path} only if it does not exist; use a directory or an object store"
+        )
 
     @abstractmethod
     def delete(self, path: str) -> None:

@@ -117,6 +117,22 @@ class FileStore(WritableStore):
         self._write(path, [data], os.fsync)
         self._sync()
 
+    def create(self, path: str, data: bytes) -> bool:
+        """Create a small file durably by a hard link, which fails if the file exists."""
+        part = f"{WORK}/{self._name}-{next(self._parts)}.new"
+        self._write(part, [data], os.fsync)
+        try:
+            with os_errors(self._at(path)):
+                self._make_parent(path)
+                try:
+                    os.link(self._at(part), self._at(path))
+                except FileExistsError:
+                    return False
+        finally:
+            os.unlink(self._at(part))  # noqa: PTH108 - see `_at`
+        self._sync()
+        return True
+
     def delete(self, path: str) -> None:
         """Remove a file. Directories that become empty remain."""
         full = self._root / path

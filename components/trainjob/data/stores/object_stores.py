@@ -112,6 +112,18 @@ class ObjectStore(WritableStore):
         """Create or replace a small object."""
         self.write(path, [data], len(data))
 
+    def create(self, path: str, data: bytes) -> bool:
+        """Create a small object by a conditional PUT."""
+        import obstore  # noqa: PLC0415 - an extra
+        from obstore.exceptions import AlreadyExistsError  # noqa: PLC0415
+
+        with errors(self._location, path):
+            try:
+                obstore.put(self._inner, self._key(path), data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+        return True
+
     def delete(self, path: str) -> None:
         """Remove an object; no error if it does not exist."""
         import obstore  # noqa: PLC0415 - an extra

@@ -1,0 +1,109 @@
+"""The state of a study: small JSON files in one directory of the workspace, each created once and never changed.
+
+::
+
+    <directory>/study.json              the search and the template, and when the study began
+    <directory>/asked/00007.json        parameters of trial 7, before its job is created
+    <directory>/ended/00007.json        outcome of trial 7, before its job is cancelled
+
+Two launchers of one study may run at once: of two files with the same name the first one stands, and both read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from trainjob.data import strict
+from trainjob.data.locations import parse_target
+from trainjob.data.stores.base import WritableStore
+from trainjob.data.stores.opening import opened_writable
+from trainjob.errors import CorruptData, SourceNotFound
+
+
+class Journal(Protocol):
+    """Where the state of a study is kept."""
+
+    def create(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Store `value` under a name that is not in use; returns what stands there, perhaps by another launcher."""
+        ...
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """What stands under a name; None if it is not in use."""
+        ...
+
+    def all(self, folder: str) -> dict[str, dict[str, Any]]:
+        """Name without the folder -> what stands there."""
+        ...
+
+
+class StoreJournal:
+    """A journal in a directory or an object store.
+
+    Args:
+        store: The opened directory.
+    """
+
+    def __init__(self, store: WritableStore) -> None:
+        self._store = store
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def create(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Store `value` if the name is not in use; returns what stands there."""
+        if self._store.create(f"{name}.json", _encoded(value)):
+            self._known[name] = dict(value)
+            return dict(value)
+        found = self.read(name)
+        if found is None:
+            raise CorruptData(f"{self._store.location}: {name}.json was removed while the study ran")
+        return found
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """What stands under a name; None if it is not in use."""
+        if name not in self._known:
+            try:
+                data = b"".join(self._store.read(f"{name}.json"))
+            except SourceNotFound:
+                return None
+            self._known[name] = self._decoded(name, data)
+        return self._known[name]
+
+    def all(self, folder: str) -> dict[str, dict[str, Any]]:
+        """Name without the folder -> what stands there; each file is read once."""
+        found = {}
+        for entry in self._store.list():
+            head, _, name = entry.path.rpartition("/")
+            if head == folder and name.endswith(".json"):
+                value = self.read(entry.path.removesuffix(".json"))
+                if value is not None:
+                    found[name.removesuffix(".json")] = value
+        return found
+
+    def _decoded(self, name: str, data: bytes) -> dict[str, Any]:
+        try:
+            value = strict.loads(data)
+            if not isinstance(value, dict):
+                raise ValueError("it is not a JSON object")
+        except (ValueError, RecursionError) as error:
+            raise CorruptData(
+                f"{self._store.location}: {name}.json is damaged ({error}); remove the file to repeat what it records,"
+                " or use another key"
+            ) from None
+        return value
+
+
+@contextmanager
+def opened(uri: str) -> Iterator[StoreJournal]:
+    """Open the journal in a directory.
+
+    Raises:
+        ConfigurationError: The location cannot hold a journal.
+    """
+    with opened_writable(parse_target(uri)) as store:
+        yield StoreJournal(store)
+
+
+def _encoded(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
