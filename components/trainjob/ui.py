@@ -82,11 +82,13 @@ class Documents:
 
     Args:
         client: Client of the backend; stays open.
+        seconds: Age in seconds at which a job is read again.
     """
 
-    def __init__(self, client: TrainJobClient) -> None:
+    def __init__(self, client: TrainJobClient, seconds: float = SECONDS) -> None:
         self._namespace = client.namespace
-        self._reader = LiveReader(client.backend)
+        self._seconds = seconds
+        self._reader = LiveReader(client.backend, seconds)
         self._reads: OrderedDict[tuple[str, ...], _Read] = OrderedDict()
         self._reading: dict[tuple[str, ...], asyncio.Task[_Read]] = {}
         self._histories: OrderedDict[str, MetricHistory] = OrderedDict()
@@ -181,7 +183,7 @@ class Documents:
         if kept is None or time.monotonic() >= kept.until:
             task = self._reading.get(key)
             if task is None:
-                task = self._reading[key] = asyncio.create_task(_read(read, kept))
+                task = self._reading[key] = asyncio.create_task(self._read(read, kept))
                 task.add_done_callback(lambda _: self._reading.pop(key, None))
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):
@@ -203,17 +205,16 @@ class Documents:
             return kept.document | {"notes": notes} | ({} if ended else {"phase": str(Phase.DELETED)})
         return kept.document | {"notes": [*kept.document["notes"], _note(kept.error)]}
 
-
-async def _read(read: Callable[[], Coroutine[Any, Any, dict[str, Any]]], before: _Read | None) -> _Read:
-    began = time.monotonic()
-    try:
-        document = await read()
-    except TrainJobError as error:
-        return _Read(before.document if before else None, error, time.monotonic() + SECONDS)
-    took = time.monotonic() - began
-    ended = document["kind"] == "training" and Phase(document["phase"]).terminal
-    seconds = max(_ENDED_SECONDS if ended else _SHARED_SECONDS, 2 * took)
-    return _Read(document, None, time.monotonic() + seconds)
+    async def _read(self, read: Callable[[], Coroutine[Any, Any, dict[str, Any]]], before: _Read | None) -> _Read:
+        began = time.monotonic()
+        try:
+            document = await read()
+        except TrainJobError as error:
+            return _Read(before.document if before else None, error, time.monotonic() + self._seconds)
+        took = time.monotonic() - began
+        ended = document["kind"] == "training" and Phase(document["phase"]).terminal
+        seconds = max(_ENDED_SECONDS if ended else _SHARED_SECONDS, 2 * took)
+        return _Read(document, None, time.monotonic() + seconds)
 
 
 async def compared(
@@ -275,6 +276,7 @@ class Server(ThreadingHTTPServer):
     Args:
         client: Client of the backend; stays open.
         port: Port on 127.0.0.1; a free one if 0.
+        seconds: Age in seconds at which a job is read again.
 
     Raises:
         ConfigurationError: The port is in use or not permitted.
@@ -284,10 +286,10 @@ class Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, client: TrainJobClient, port: int = 0) -> None:
+    def __init__(self, client: TrainJobClient, port: int = 0, seconds: float = SECONDS) -> None:
         self.token = secrets.token_urlsafe(32)
         self.client = client
-        self.documents = Documents(client)
+        self.documents = Documents(client, seconds)
         self._free = threading.BoundedSemaphore(_THREADS)
         self._thread: threading.Thread | None = None
         try:

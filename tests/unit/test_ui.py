@@ -1,0 +1,417 @@
+"""`trainjob ui` over a backend in memory: real HTTP, without processes of jobs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+import webbrowser
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+from tests.contract.memory import MemoryBackend
+from tests.processes import eventually
+
+from trainjob import JobRef, TrainJobClient
+from trainjob.cli import pages
+from trainjob.errors import BackendUnavailable, ConfigurationError
+from trainjob.ui import Documents, Server
+
+SPEC = {"runtime": "torch-distributed", "command": ["python", "train.py"]}
+SECONDS = 0.4
+"""Age at which these servers read a job again."""
+SECURE = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Backend(MemoryBackend):
+    """Counts the reads of each kind; `broken` is raised by each read, and `delay` is its duration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+        self.broken: Exception | None = None
+        self.delay = 0.01
+
+    async def get(self, namespace: str, name: str) -> Any:
+        return await self._read("get", lambda: MemoryBackend.get(self, namespace, name))
+
+    async def state(self, ref: JobRef) -> Any:
+        return await self._read("state", lambda: MemoryBackend.evidence(self, ref))
+
+    async def evidence(self, ref: JobRef) -> Any:
+        return await self._read("evidence", lambda: MemoryBackend.evidence(self, ref))
+
+    async def find(self, namespace: str, labels: Any) -> Any:
+        return await self._read("find", lambda: MemoryBackend.find(self, namespace, labels))
+
+    def report(self, ref: JobRef, progress: int, metrics: dict[str, float]) -> None:
+        named = [{"name": name, "value": str(value)} for name, value in metrics.items()]
+        self.status(ref, trainerStatus={"progressPercentage": progress, "metrics": named})
+
+    async def _read(self, kind: str, read: Callable[[], Awaitable[Any]]) -> Any:
+        self.reads.append(kind)
+        await anyio.sleep(self.delay)
+        found = await read()
+        if self.broken is not None:
+            raise self.broken
+        return found
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return Backend()
+
+
+@pytest.fixture
+def client(backend: Backend) -> Iterator[TrainJobClient]:
+    with TrainJobClient(backend, "ns") as made:
+        yield made
+
+
+@pytest.fixture
+def server(client: TrainJobClient) -> Iterator[Server]:
+    with Server(client, seconds=SECONDS) as running:
+        yield running
+
+
+@pytest.fixture
+def job(client: TrainJobClient, backend: Backend) -> JobRef:
+    ref = client.launch(SPEC, "study/train")
+    backend.running(ref)
+    return ref
+
+
+def request(server: Server, path: str, method: str = "GET", host: str | None = None) -> tuple[HTTPResponse, bytes]:
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    try:
+        connection.putrequest(method, path, skip_host=True)
+        connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
+        connection.endheaders()
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
+
+
+def get(server: Server, path: str) -> dict[str, Any]:
+    response, body = request(server, f"/{server.token}/{path}")
+    assert response.status == 200, body
+    found: dict[str, Any] = json.loads(body)
+    return found
+
+
+def raw(server: Server, text: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
+        connection.sendall(text)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+# --- access
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "",
+        "/favicon.ico",
+        "/document.json",
+        "///x/{token}/",
+        "/{token}x/",
+        "/{short}/",
+        "/x/{token}/",
+        "/?token={token}",
+        "http://127.0.0.1/{token}/",
+        "/é/",
+        "/" + "x" * 5000,
+    ],
+)
+def test_a_path_without_the_token_is_not_found(server: Server, path: str) -> None:
+    path = path.format(token=server.token, short=server.token[:-1])
+    answer = raw(server, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if path:  # without one, the request line is that of HTTP/0.9
+        assert head.split(b"\r\n")[0].split()[1] == b"404"
+    assert body == b""
+    assert server.token.encode() not in answer
+    assert b"trainjob" not in answer
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost:{port}", 200),
+        ("LOCALHOST:{port}", 200),
+        ("127.0.0.1", 404),
+        ("localhost", 404),
+        ("localhost:1", 404),
+        ("evil.test:{port}", 404),
+        ("127.0.0.1.evil.test:{port}", 404),
+        ("127.0.0.1:{port}@evil.test", 404),
+        ("[::1]:{port}", 404),
+        ("", 404),
+    ],
+)
+def test_only_the_host_of_this_machine_is_served(server: Server, host: str, status: int) -> None:
+    text = f"GET /{server.token}/ HTTP/1.1\r\nHost: {host.format(port=server.server_port)}\r\n\r\n"
+    assert raw(server, text.encode()).split()[1] == str(status).encode()
+
+
+@pytest.mark.parametrize("hosts", ["", "Host: localhost:{port}\r\nHost: evil.test\r\n"])
+def test_one_host_header_is_required(server: Server, hosts: str) -> None:
+    hosts = hosts.format(port=server.server_port)
+    assert raw(server, f"GET /{server.token}/ HTTP/1.1\r\n{hosts}\r\n".encode()).split()[1] == b"404"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "get"])
+def test_only_reads_are_served(server: Server, method: str) -> None:
+    response, body = request(server, f"/{server.token}/", method)
+    assert (response.status, response.headers["Allow"], body) == (405, "GET, HEAD", b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind"),
+    [
+        ("/{token}/", 200, "text/html"),
+        ("/{token}/document.json", 200, "application/json"),
+        ("/{token}/jobs/nosuch/", 404, "text/html"),
+        ("/nosuch/", 404, "text/plain"),
+        ("/{token}", 308, "text/plain"),
+    ],
+)
+def test_every_answer_has_the_headers(server: Server, path: str, status: int, kind: str) -> None:
+    for method in ("GET", "HEAD"):
+        response, body = request(server, path.format(token=server.token), method)
+        assert response.status == status
+        assert response.headers["Content-Type"] == f"{kind}; charset=utf-8"
+        assert {name: response.headers[name] for name in SECURE} == SECURE
+        assert "Server" not in response.headers
+        assert not (method == "HEAD" and body)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "jobs/../../../etc/passwd/",
+        "jobs/..%2f..%2fetc%2fpasswd/",
+        "jobs/%2e%2e/",
+        "jobs/UPPER/",
+        "jobs/<script>/",
+        "jobs/x%00/",
+        "jobs//",
+        "jobs/x/other",
+        "jobs/x/document.json?rank=../../secret",
+        "jobs/x/document.json?rank=<script>",
+        "runs/../",
+        "runs/ABCDEF0123456789/",
+        "runs/0123456789abcdef/",
+        "runs/0/",
+        "nosuch",
+    ],
+)
+def test_names_are_checked_before_anything_is_read(server: Server, backend: Backend, path: str) -> None:
+    eventually(lambda: backend.reads)  # by the server itself
+    backend.reads.clear()
+    response, body = request(server, f"/{server.token}/{path}".replace("<", "%3C"))
+    assert response.status == 404
+    assert b"script" not in body
+    assert set(backend.reads) <= {"find"}
+
+
+def test_nothing_is_logged(server: Server, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for path in (f"/{server.token}/", f"/{server.token}/nosuch", "/nosuch"):
+        request(server, path)
+    raw(server, b"\x16\x03\x01garbage\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+        connection.sendall(f"GET /{server.token}/ HTTP/1.1\r\n".encode())
+    assert server.token not in "".join([*capfd.readouterr(), caplog.text])
+
+
+def test_each_server_has_another_token(client: TrainJobClient) -> None:
+    servers = [Server(client) for _ in range(5)]
+    assert len({each.token for each in servers}) == 5
+    assert all(len(each.token) >= 43 for each in servers)
+    for each in servers:
+        each.server_close()
+
+
+def test_connections_that_send_nothing_do_not_stop_the_others(server: Server) -> None:
+    silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(40)]
+    assert get(server, "document.json")["kind"] == "list"
+    for each in silent:
+        each.close()
+
+
+# --- documents
+
+
+def test_twenty_viewers_share_a_read(server: Server, backend: Backend, job: JobRef) -> None:
+    eventually(lambda: backend.reads)
+    time.sleep(0.1)
+    backend.reads.clear()
+    paths = [f"jobs/{job.name}/document.json"] * 20
+    with ThreadPoolExecutor(20) as threads:
+        found = [*threads.map(lambda path: get(server, path), paths)]
+        assert {each["phase"] for each in found} == {"Running"}
+        assert backend.reads.count("evidence") == 1
+        until = time.monotonic() + 1.5 * SECONDS
+        while time.monotonic() < until:
+            assert all(threads.map(lambda path: get(server, path), paths))
+    # Evidence is read again only if the phase changes; the job itself once in `SECONDS`.
+    assert (backend.reads.count("evidence"), backend.reads.count("state")) == (1, 1)
+
+
+def test_the_list_links_to_jobs_and_workflows(
+    server: Server, client: TrainJobClient, backend: Backend, job: JobRef
+) -> None:
+    client.launch(SPEC, "study/other")
+    client.launch(SPEC, "alone/train")
+    client.launch(SPEC, "airflow/a", origin={"dag_id": "digits", "run_id": "manual", "task_id": "train"})
+    time.sleep(1.5 * SECONDS)  # the list that the server has read before
+    found = {each["key"]: each for each in get(server, "document.json")["jobs"]}
+    assert found["study/train"]["href"] == f"jobs/{job.name}/"
+    assert found["study/train"]["workflow"] == "study/"
+    assert found["study/train"]["workflow_href"] == found["study/other"]["workflow_href"] != ""
+    assert (found["alone/train"]["workflow"], found["alone/train"]["workflow_href"]) == ("", "")
+    assert found["airflow/a"]["workflow"] == "DAG digits, run manual"
+    backend.report(job, 42, {"loss": 0.5})
+    compared = get(server, found["study/train"]["workflow_href"] + "document.json")
+    assert (compared["kind"], compared["title"]) == ("workflow", "study/")
+    assert [each["key"] for each in compared["trainings"]] == ["study/train", "study/other"]
+    assert compared["trainings"][0]["href"] == f"../../jobs/{job.name}/"
+    assert [len(each["logs"]) for each in compared["trainings"]] == [0, 0]
+
+
+def test_an_outage_is_noted_in_what_was_read_last(server: Server, backend: Backend, job: JobRef) -> None:
+    path = f"jobs/{job.name}/document.json"
+    before = get(server, path)
+    assert before["notes"] == []
+    backend.broken = BackendUnavailable("the API server is away: <b>")
+    time.sleep(1.5 * SECONDS)
+    during = get(server, path)
+    assert during["notes"] == ["The jobs cannot be read now: the API server is away: <b>"]
+    assert during["taken"] == before["taken"]
+    listed = get(server, "document.json")
+    assert listed["notes"] == during["notes"]
+    backend.broken = None
+    eventually(lambda: get(server, path)["notes"] == [] or None, timeout=5)
+    assert get(server, path)["taken"] > before["taken"]
+
+
+def test_an_outage_from_the_beginning(client: TrainJobClient, backend: Backend, job: JobRef) -> None:
+    backend.broken = BackendUnavailable("away")
+    with Server(client, seconds=SECONDS) as server:
+        assert get(server, "document.json")["jobs"] == []
+        response, body = request(server, f"/{server.token}/jobs/{job.name}/")
+        assert (response.status, response.headers["Refresh"]) == (503, "5")
+        assert b"The jobs cannot be read now: away" in body
+        backend.broken = None
+        eventually(lambda: get(server, "document.json")["jobs"], timeout=5)
+
+
+def test_a_backend_that_does_not_answer(
+    server: Server, backend: Backend, job: JobRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainjob.ui._ANSWER_SECONDS", 0.2)
+    path = f"jobs/{job.name}/document.json"
+    get(server, path)
+    time.sleep(1.5 * SECONDS)
+    backend.delay = 1.0
+    assert get(server, path)["notes"] == ["The jobs cannot be read now: no answer within 0 s"]
+
+
+def test_a_job_that_was_deleted_keeps_its_last_state(server: Server, backend: Backend, job: JobRef) -> None:
+    path = f"jobs/{job.name}/document.json"
+    assert get(server, path)["phase"] == "Running"
+    backend.jobs.clear()
+    time.sleep(1.5 * SECONDS)
+    last = get(server, path)
+    assert last["phase"] == "Deleted"
+    assert last["notes"] == ["The TrainJob was deleted. This is the state that was read last."]
+
+
+def test_metrics_are_collected_while_no_page_is_open(
+    client: TrainJobClient, backend: Backend, job: JobRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainjob.ui._COLLECT_SECONDS", 0.05)
+    with Server(client, seconds=0.05) as server:
+        for loss in (3.0, 2.0, 1.0):
+            backend.report(job, 10, {"loss": loss})
+            backend.reads.clear()
+            eventually(lambda: len(backend.reads) > 1)
+        history = get(server, f"jobs/{job.name}/document.json")["history"]
+        assert list(dict.fromkeys(value for _, _, value in history["loss"])) == [3, 2, 1]
+
+
+# --- the command
+
+
+def test_a_port_that_is_in_use(server: Server, client: TrainJobClient) -> None:
+    with pytest.raises(ConfigurationError, match=rf"port {server.server_port} on 127\.0\.0\.1 cannot be used: Address"):
+        Server(client, server.server_port)
+
+
+def test_the_port_is_free_at_the_end(client: TrainJobClient) -> None:
+    with Server(client) as server:
+        get(server, "document.json")
+        port = server.server_port
+    with Server(client, port) as server:
+        get(server, "document.json")
+
+
+def test_the_token_is_in_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    shown = threading.Event()
+
+    def show(address: str) -> bool:
+        opened.append(address)
+        shown.set()
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", show)
+    with pages._browser("http://127.0.0.1:1/secret/"):
+        assert shown.wait(5)
+        path = Path(urlsplit(opened[0]).path)
+        assert "secret" not in opened[0]
+        assert "http://127.0.0.1:1/secret/" in path.read_text()
+        assert path.parent.stat().st_mode & 0o077 == 0
+    assert not path.exists()
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def test_a_list_of_1000_jobs(client: TrainJobClient, backend: Backend, record_property: Callable[..., None]) -> None:
+    for number in range(1000):
+        backend.running(client.launch(SPEC, f"study-{number % 20}/{number}"))
+    documents = Documents(client)
+    seconds = timed(lambda: client.call(documents.listed))
+    record_property("seconds", seconds)
+    assert seconds < 5
+    with Server(client) as server:
+        with ThreadPoolExecutor(20) as threads:
+            took = timed(lambda: [*threads.map(lambda _: len(get(server, "document.json")["jobs"]), range(20))])
+        page, body = request(server, f"/{server.token}/")
+        assert page.status == 200
+        assert len(body) < 1_500_000
+    print(f"first read {seconds:.2f} s, 20 viewers {took:.2f} s, page {len(body) / 1e6:.2f} MB")
+    assert took < 5
