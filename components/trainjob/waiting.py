@@ -95,6 +95,12 @@ class TrainJobResult:
             del values["checkpoints"]
         return values
 
+    def _repr_html_(self) -> str:
+        """The result in a notebook."""
+        from trainjob.notebook import result_html  # noqa: PLC0415 - for notebooks only
+
+        return result_html(self)
+
 
 def history_as_json(history: Mapping[str, Sequence[tuple[int, float, float]]]) -> dict[str, list[list[float]]]:
     """A history as lists, which JSON and XCom do not change: ``{"loss": [[step, time, value], ...]}``."""

@@ -132,6 +132,12 @@ class Diagnosis:
         """The diagnosis as JSON values."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        """The diagnosis in a notebook."""
+        from trainjob.notebook import diagnosis_html  # noqa: PLC0415 - for notebooks only
+
+        return diagnosis_html(self)
+
 
 def diagnose(evidence: Evidence, final: Observation | None = None) -> Diagnosis:
     """Diagnose a failed or a running job, as well as the evidence allows.
