@@ -1,19 +1,24 @@
-"""`trainjob diagnose` of jobs in any state that were not created by this package, with real controllers."""
+"""Reports and pages of jobs in any state, also of jobs that were not created by this package, with real controllers."""
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import anyio
 import click
+import httpx
 import pytest
+from tests.cluster.launchers import launcher_environment
 from tests.testcluster import kueue
 from tests.testcluster.access import TRAINER, Access, trainjob
-from tests.testcluster.nodes import simulate
+from tests.testcluster.nodes import run_until_finished, simulate
 
-from trainjob import Phase
+from trainjob import Phase, TrainJobSpec, launch
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cli import texts
@@ -102,4 +107,68 @@ async def test_any_job_can_be_diagnosed(cluster: Access, namespace: str, small_q
     assert "WANDB_API_KEY" in found["runs"].spec["env"]
     with pytest.raises(NotFound, match="there is no TrainJob"):
         await diagnose(backend, namespace, "nosuch")
+    await backend.aclose()
+
+
+async def test_pages_and_reports_of_a_namespace(cluster: Access, namespace: str, tmp_path: Path) -> None:
+    """`trainjob ui` shows jobs of the namespace as they change, and `trainjob report` writes their pages."""
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    origin = {"dag_id": "digits", "run_id": "manual", "task_id": "train"}
+    fields = {"runtime": "torch-distributed", "num_nodes": 2, "runtime_patches": [run_until_finished()]}
+    asked = TrainJobSpec.parse(fields)
+    ref = await launch(backend, asked, "study/train", namespace=namespace, origin=origin)
+    environment = {**launcher_environment(), "KUBECONFIG": str(cluster.kubeconfig)}
+    program = str(Path(sys.executable).parent / "trainjob")
+
+    async def pages(path: str) -> dict[str, Any]:
+        async with httpx.AsyncClient(timeout=20) as client:
+            response = await client.get(f"{url}{path}document.json")
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
+    async def shows(phase: str) -> dict[str, Any]:
+        with anyio.fail_after(60):
+            while (document := await pages(f"jobs/{ref.name}/"))["phase"] != phase:  # noqa: ASYNC110 - polls a server
+                await anyio.sleep(0.2)
+        return document
+
+    process = await anyio.open_process([program, "ui", "-n", namespace], env=environment)
+    try:
+        assert process.stdout is not None
+        url = (await process.stdout.receive()).decode().strip()
+        running = await shows("Running")
+        assert [rank["state"] for rank in running["ranks"]] == ["Running"] * 2
+        assert running["notes"] == []
+        (listed,) = (await pages(""))["jobs"]
+        assert (listed["name"], listed["workflow"]) == (ref.name, "DAG digits, run manual")
+        (compared,) = (await pages(listed["workflow_href"]))["trainings"]
+        assert (compared["name"], compared["task"]) == (ref.name, "train")
+        cluster.finish(namespace)
+        complete = await shows("Complete")
+        assert complete["finished"] is not None
+        cluster.api.delete(TRAINER, "TrainJob", namespace, ref.name)
+        with anyio.fail_after(30):
+            while "The TrainJob was deleted. This is the state that was read last." not in complete["notes"]:
+                await anyio.sleep(0.5)
+                complete = await pages(f"jobs/{ref.name}/")
+        assert complete["phase"] == "Complete"
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.aclose()
+
+    again = await launch(backend, asked, "study/train", namespace=namespace, origin=origin)
+    for what in (again.name, "study/train", "digits/manual", "study"):
+        page = tmp_path / "page.html"
+        command = [program, "report", "-n", namespace, what, "-o", str(page)]
+        done = await anyio.run_process(command, env=environment, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        assert again.name in page.read_text()
+    unknown = [program, "report", "-n", namespace, "other/nosuch"]
+    done = await anyio.run_process(unknown, env=environment, check=False)
+    assert done.returncode == 2
+    assert b"TrainJob other/nosuch" in done.stderr
     await backend.aclose()
