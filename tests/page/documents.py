@@ -147,37 +147,43 @@ def rank(index: int, state: str = "Running", **changes: Any) -> Document:
     }
 
 
-def log(count: int, ranks: int = 2) -> list[Document]:
+def log(count: int, ranks: int = 2, end: float = 0) -> list[Document]:
     return [
         {
             "rank": f"node-{index % ranks}",
-            "time": ago((count - index) * 2),
+            "time": ago(end + (count - index) * 2),
             "text": f"epoch {index // 40} step {index * 10} loss={2 * math.exp(-index / 90):.4f} lr=3.0e-04",
         }
         for index in range(count)
     ]
 
 
-def attempt(number: int, phase: str, begin: float, end: float | None, **changes: Any) -> Document:
-    """An attempt from `begin` to `end` seconds before the document."""
-    last = end or 0
-    total = begin - last
-    spans = [
-        {"phase": "queued", "start": ago(begin), "end": ago(begin - total * 0.15)},
-        {"phase": "starting", "start": ago(begin - total * 0.15), "end": ago(begin - total * 0.2)},
-        {"phase": "running", "start": ago(begin - total * 0.2), "end": ago(last)},
-    ]
+def attempt(
+    number: int,
+    phase: str,
+    begin: float,
+    end: float | None,
+    queued: float = 200,
+    starting: float = 320,
+    **changes: Any,
+) -> Document:
+    """An attempt from `begin` to `end` seconds before the document, with the seconds of its first phases."""
+    admitted, running = begin - queued, begin - queued - starting
     return {
         "attempt": number,
         "name": f"digits-{number}",
         "uid": f"uid-{number}",
         "phase": phase,
         "created": ago(begin),
-        "admitted": ago(begin - total * 0.15),
-        "running": ago(begin - total * 0.2),
+        "admitted": ago(admitted),
+        "running": ago(running),
         "finished": ago(end) if end is not None else None,
         "restarts": 0,
-        "spans": spans,
+        "spans": [
+            {"phase": "queued", "start": ago(begin), "end": ago(admitted)},
+            {"phase": "starting", "start": ago(admitted), "end": ago(running)},
+            {"phase": "running", "start": ago(running), "end": ago(end or 0)},
+        ],
         "checkpoints": [],
         "history": {},
         "summary": "",
@@ -224,9 +230,9 @@ def running() -> Document:
     points = curve(240, every=27)
     return training(
         "Running",
-        since=ago(6480),
+        since=ago(6680),
         admitted=ago(7000),
-        running=ago(6480),
+        running=ago(6680),
         seconds={"age": 7200.0, "queued": 200.0, "active": 7000.0},
         progress=42,
         remaining_seconds=9400,
@@ -351,6 +357,8 @@ def failed() -> Document:
                 "Failed",
                 4200,
                 600,
+                queued=540,
+                starting=180,
                 restarts=2,
                 summary="node-1 exited with code 3",
                 checkpoints=[{"time": ago(1900), "step": 2000, "uri": "s3://models/digits/checkpoints/step-2000"}],
@@ -360,7 +368,10 @@ def failed() -> Document:
             rank(0, "Error", exit_code=143, bad=True, finished=ago(598)),
             rank(1, "Error", exit_code=3, culprit=True, bad=True, finished=ago(600), restarts=2),
         ],
-        logs=[*log(80), *({"rank": "node-1", "time": ago(601), "text": line} for line in diagnosis("", "", "")["log"])],
+        logs=[
+            *log(80, end=602),
+            *({"rank": "node-1", "time": ago(601), "text": line} for line in diagnosis("", "", "")["log"]),
+        ],
         diagnosis=diagnosis(
             "user code", "node-1 exited with code 3", "fix the training code or its arguments, then retry"
         ),
@@ -397,10 +408,10 @@ def complete() -> Document:
         "Complete",
         source="kept",
         since=ago(300),
-        admitted=ago(7100),
-        running=ago(6600),
+        admitted=ago(7000),
+        running=ago(6680),
         finished=ago(300),
-        seconds={"age": 7200.0, "queued": 100.0, "active": 6800.0},
+        seconds={"age": 7200.0, "queued": 200.0, "active": 6700.0},
         progress=100,
         step=2990,
         metrics={name: values[-1][2] for name, values in metrics(points).items()} | {"eval/f1": 0.941, "passed": True},
@@ -493,7 +504,7 @@ def no_metrics() -> Document:
         admitted=ago(90),
         running=ago(40),
         seconds={"age": 100.0, "queued": 10.0, "active": 90.0},
-        attempts=[attempt(1, "Running", 100, None, name="digits-ab12cd")],
+        attempts=[attempt(1, "Running", 100, None, queued=10, starting=50, name="digits-ab12cd")],
         ranks=[rank(0, step=None, step_seconds=None), rank(1, "ContainerCreating", step=None, step_seconds=None)],
         notes=["the history of the metrics cannot be read: the pods do not serve it"],
     )

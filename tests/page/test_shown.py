@@ -154,6 +154,11 @@ def test_a_complete_training_shows_its_lineage(show: Show) -> None:
     assert page.get_by_role("link", name="champion").get_attribute("href", timeout=1000) is not None
 
 
+def test_a_training_without_metrics_says_so(show: Show) -> None:
+    assert show(documents.no_metrics()).get_by_text("has not reported a metric").is_visible()
+    assert show(documents.queued()).get_by_text("has not reported a metric").is_hidden()
+
+
 def test_many_ranks_are_limited(show: Show) -> None:
     page = show(documents.many_ranks(1000))
     rows = page.locator("#ranks tbody tr")

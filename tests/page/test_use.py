@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from playwright.sync_api import expect
 from tests.page import documents
-from tests.page.conftest import Show
+from tests.page.conftest import LIVE, Show
 from tests.processes import wait_until
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def test_a_restart_within_an_attempt_goes_back_in_steps(show: Show) -> None:
     page = show(documents.training(history={"loss": points}))
     assert table(page, "loss") == [["30", "2"], ["20", "3.5"], ["10", "4.5"], ["0", "5"]]
     page.get_by_role("radio", name="Time").check()
-    assert table(page, "loss")[:2] == [["1m00s", "1"], ["50s", "2"]]
+    assert table(page, "loss")[:2] == [["0:01:00", "1"], ["0:00:50", "2"]]
     assert len(table(page, "loss")) == 7
 
 
@@ -75,7 +75,7 @@ def test_metrics_without_steps_are_drawn_over_time(show: Show) -> None:
     page = show(documents.training(history={"loss": [[None, 10, 5.0], [None, 20, 4.0]], "one": [[None, 15, 1.0]]}))
     page.locator("canvas").nth(1).wait_for()
     assert page.get_by_text("Steps", exact=True).count() == 0
-    assert table(page, "loss") == [["10s", "4"], ["0s", "5"]]
+    assert table(page, "loss") == [["0:00:10", "4"], ["0:00:00", "5"]]
     assert page.get_by_role("img", name="Chart of loss").get_attribute("aria-label") == (
         "Chart of loss: last 4, minimum 4, maximum 5, 2 values"
     )
@@ -198,7 +198,7 @@ def test_the_log_is_searched_and_filtered(show: Show) -> None:
 
 
 def test_the_log_stays_at_its_end_until_a_person_scrolls(show: Show) -> None:
-    page = show(documents.running())
+    page = show(documents.running(), LIVE | {"seconds": 60})
     box = page.locator(".log")
     at_end = "each => each.scrollHeight - each.scrollTop - each.clientHeight < 24"
     assert box.evaluate(at_end)

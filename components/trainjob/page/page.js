@@ -285,6 +285,15 @@ function compactNumber(each) {
   return String(Number(each.toPrecision(6)));
 }
 
+/** Whether a number has one digit: uPlot also labels the ends of a logarithmic scale, which are arbitrary numbers. */
+const isRound = each => /^\d(\.0*)?e/.test(each.toExponential(6));
+
+/** Hours, minutes and seconds: 2:12:05. */
+function precise(seconds) {
+  const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, Math.floor(seconds) % 60];
+  return parts.map((each, index) => (index ? String(each).padStart(2, "0") : each)).join(":");
+}
+
 /** The parts of a history in which steps grow: a rank that is restarted begins at an earlier step. */
 function segmentsOf(points) {
   const segments = [];
@@ -500,9 +509,9 @@ class Chart {
       },
       axes: [
         { ...axis, size: 26, space: 64, incrs: time ? TIME_INCREMENTS : STEP_INCREMENTS,
-          values: (_, splits) => splits.map(each => (time ? short(each) : compactNumber(each))) },
+          values: (_, splits) => splits.map(each => (time ? short(each).replace(/(\D)00\D$/, "$1") : compactNumber(each))) },
         { ...axis, space: 28, size: (plot, values) => widest(plot, values, font),
-          values: (_, splits) => splits.map(each => (each == null ? "" : compactNumber(each))) },
+          values: (_, splits) => splits.map(each => (each == null || (this.log && !isRound(each)) ? "" : compactNumber(each))) },
       ],
       series: [{}, ...this.lines.map((line, index) => ({
         label: line.label, stroke: color(line.color), dash: line.dash || undefined, width: line.main ? 2 : 1.5,
@@ -522,6 +531,8 @@ class Chart {
   }
 
   size() {
+    // On paper: two charts side by side on A4 and Letter, whatever the width of the window.
+    if (this.curves.printing) return { width: this.curves.charts.size === 1 ? 640 : 305, height: 150 };
     const width = Math.floor(this.frame.clientWidth) || 320;
     return { width, height: this.element.classList.contains("large") ? 360 : 170 };
   }
@@ -603,13 +614,14 @@ class Chart {
       this.value.textContent = this.latest();
       return;
     }
+    const outside = !(x >= this.data[0][0] && x <= this.data[0].at(-1));
     if (this.curves.hot !== this) {
       this.tip.hidden = true;
-      this.plot.setCursor({ left: this.plot.valToPos(x, "x"), top: 10 }, false);
+      this.plot.setCursor({ left: outside ? -10 : this.plot.valToPos(x, "x"), top: 10 }, false);
     }
     const main = this.main();
     if (main < 0) return;
-    const each = this.at(main, this.plot.valToIdx(x));
+    const each = outside ? null : this.at(main, this.plot.valToIdx(x));
     this.value.textContent = each === null ? "–" : value(each);
   }
 
@@ -664,7 +676,7 @@ class Chart {
     for (let index = xs.length - 1; index >= 0 && rows.length < TABLE_ROWS; index -= 1) {
       const cells = this.lines.map((_, line) => this.data[line + 1][index]);
       if (cells.every(each => each == null)) continue;
-      const place = this.curves.mode === "time" ? short(xs[index]) : xs[index].toLocaleString("en-US");
+      const place = this.curves.mode === "time" ? precise(xs[index]) : xs[index].toLocaleString("en-US");
       rows.push(h("tr", null, h("th", { scope: "row" }, place), cells.map(each => h("td.number", null, each == null ? "" : value(each)))));
     }
     render(this.values,
@@ -701,7 +713,7 @@ function swatch(line) {
 class Curves extends Section {
   constructor() {
     super("curves", "Curves");
-    Object.assign(this, { mode: null, log: false, off: new Set(), zoomed: null, charts: new Map(), lines: [], hot: null, x: null, query: "", following: false });
+    Object.assign(this, { mode: null, log: false, off: new Set(), zoomed: null, charts: new Map(), lines: [], hot: null, x: null, query: "", following: false, printing: false });
     this.modes = h("div");
     this.logBox = checkbox("Log scale", false, checked => { this.log = checked; this.draw(); });
     this.compareBox = checkbox("Comparison", true, checked => this.compare(checked));
@@ -824,6 +836,7 @@ class Curves extends Section {
 
   print(starts) {
     this.hover(null);
+    this.printing = starts;
     document.documentElement.classList.toggle("print", starts);
     for (const chart of this.charts.values()) {
       if (chart.element.hidden) continue;
@@ -836,13 +849,14 @@ class Curves extends Section {
 // ---------------------------------------------------------------- log
 
 class Log extends Section {
-  constructor(chosen) {
+  constructor(chosen, live) {
     super("log", "Log");
     Object.assign(this, { ranks: new Map(), names: [], rank: "", query: "", follow: true, chosen, shown: [] });
     this.select = h("select", { "aria-label": "Rank", change: () => { this.rank = this.select.value; this.fill(true); this.chosen(this.rank); } });
     this.box = h("div.log", { tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log", scroll: () => this.scrolled() });
     this.followBox = checkbox("Follow", true, checked => { this.follow = checked; this.stick(); });
     this.count = h("p.dim.count", { role: "status" });
+    this.followBox.hidden = !live;
     this.control(search("Search the log", query => { this.query = query; this.fill(true); }), this.select, this.followBox);
     this.body.append(this.box, this.count);
     // Where lines break changes with the width.
@@ -996,7 +1010,7 @@ class Ranks extends Section {
       ["node", "node", rank => named(rank.node)],
       ["pod", "pod", rank => h("span.dim", null, named(rank.pod))],
     ].filter(([name, key]) => name === "state" || name === "exit code" || has(key));
-    const strip = ranks.length > 8 && h("div.strip", { "aria-hidden": "true" }, ranks.slice(0, 2048).map(rank =>
+    const strip = ranks.length > 8 && h(`div.strip${ranks.length > 256 ? ".dense" : ""}`, { "aria-hidden": "true" }, ranks.slice(0, 2048).map(rank =>
       h(`i.${toneOf(rank)}${rank.culprit ? ".culprit" : ""}`, { title: `${cut(rank.rank)}: ${cut(rank.state)}${rank.exit_code == null ? "" : `, exit code ${rank.exit_code}`}` })));
     render(this.inner, h("p.dim", null, `${plural(ranks.length, "rank")}: `, bdi(summary.slice(0, 8).map(cut).join(", "))), strip,
       table("Ranks", ["rank", ...columns.map(([name, , , kind]) => [name, kind])], shown.map(rank =>
@@ -1050,15 +1064,16 @@ function head(training, state) {
   ];
 }
 
-function bar(percent, label) {
+function bar(percent, label, phase) {
   const shown = Math.min(100, Math.max(0, Number(percent) || 0));
-  return h("div.progress", { role: "progressbar", "aria-label": label, "aria-valuemin": "0", "aria-valuemax": "100", "aria-valuenow": String(shown) },
+  const tone = own({ Complete: ".good", Failed: ".bad", Cancelled: ".quiet", Deleted: ".quiet" }, phase) || "";
+  return h(`div.progress${tone}`, { role: "progressbar", "aria-label": label, "aria-valuemin": "0", "aria-valuemax": "100", "aria-valuenow": String(shown) },
     h("div", { style: { width: `${shown}%` } }));
 }
 
 function progress(training) {
   const left = training.remaining_seconds;
-  return h("div.advance", null, bar(training.progress, "Progress"), h("p", null, h("b", null, `${value(training.progress)} %`),
+  return h("div.advance", null, bar(training.progress, "Progress", training.phase), h("p", null, h("b", null, `${value(training.progress)} %`),
     left != null && !TERMINAL.has(training.phase) && [` · about ${short(left)} left`, training.estimate && h("span.dim", null, " (estimate: ", bdi(training.estimate), ")")]));
 }
 
@@ -1097,7 +1112,8 @@ function metricRows(training) {
   if (!compared.length) return { visible: names.length > 0, content: pairs("Metrics", names.map(name => [named(name), cell(own(training.metrics, name))])) };
   return { visible: names.length > 0, content: table("Metrics", ["metric", ["this training", "number"], ...compared.map(each => [link(each.href, named(each.label)), "number"])],
     names.map(name => h("tr", null, h("th", { scope: "row" }, named(name)),
-      [training, ...compared].map(each => h("td.number.wide", null, cell(own(each.metrics, name))))))) };
+      [training, ...compared].map(each => own(each.metrics, name)).map(each =>
+        h(typeof each === "string" ? "td.number.wide" : "td.number", null, cell(each)))))) };
 }
 
 const SPANS = { queued: "queued", starting: "starting", running: "running", active: "active" };
@@ -1116,7 +1132,7 @@ function timeline(training) {
       totals.set(span.phase, (totals.get(span.phase) || 0) + Math.max(0, to - from));
       const text = `${span.phase} ${short(to - from)}`;
       return h(`span.span.${own(SPANS, span.phase) || "other"}`, { title: text, style: { left: at(from), width: `${(100 * Math.max(0, to - from)) / width}%` } },
-        (to - from) / width > 0.12 && h("span", null, text));
+        h("span", null, text));
     });
     const marks = each.checkpoints.map(mark => h("span.mark", { title: `checkpoint${mark.step == null ? "" : ` at step ${mark.step}`}`, style: { left: at(when(mark.time)) } }));
     const saved = each.checkpoints.length && plural(each.checkpoints.length, "checkpoint");
@@ -1201,9 +1217,10 @@ class TrainingPage {
     this.head = h("header.panel", { id: "head" });
     this.notes = h("div.notes");
     this.problem = h("div");
+    this.silent = h("p.panel.dim", { hidden: true }, "This training has not reported a metric.");
     this.nav = h("nav", { "aria-label": "Sections" });
     this.curves = new Curves();
-    this.log = new Log(rank => live.choose(rank));
+    this.log = new Log(rank => live.choose(rank), Boolean(live.options));
     this.ranks = new Ranks();
     this.parts = [["metrics", "Metrics", metricRows], ["timeline", "Timeline", timeline], ["resources", "Resources", each => resources(each.resources)],
       ["lineage", "Lineage", lineage], ["spec", "Spec", spec], ["events", "Events", events],
@@ -1212,7 +1229,7 @@ class TrainingPage {
     const [metrics, phases, used, origin, wanted, ...rest] = this.parts.map(each => each.section);
     const elements = sections => sections.map(each => each.element);
     this.sections = [this.curves, metrics, this.ranks, this.log, phases, origin, used, wanted, ...rest];
-    root.replaceChildren(this.head, this.notes, this.problem, this.nav, ...elements(this.sections.slice(0, 6)),
+    root.replaceChildren(this.head, this.notes, this.problem, this.nav, this.silent, ...elements(this.sections.slice(0, 6)),
       h("div.columns", null, elements([used, wanted])), ...elements(rest));
   }
 
@@ -1233,6 +1250,7 @@ class TrainingPage {
     render(this.notes, notes(training.notes));
     render(this.problem, problem(training));
     this.curves.update(linesOfTraining(training));
+    this.silent.hidden = !this.curves.element.hidden || Object.keys(training.metrics).length > 0 || !training.running;
     this.ranks.update(training.ranks);
     this.log.update(training.logs, training.ranks.map(rank => rank.rank));
     for (const { section, make } of this.parts) {
@@ -1312,7 +1330,7 @@ class ListPage {
       ["training", job => [h("p.name", null, link(job.href, named(job.name))), h("p.dim.key", null, joined(
         job.namespace !== namespace && bdi(job.namespace), job.attempt > 1 && `attempt ${job.attempt}`, job.key && named(job.key)))]],
       ["phase", job => pill(job.phase)],
-      has("progress") && ["progress", job => job.progress != null && [bar(job.progress, `Progress of ${cut(job.name)}`),
+      has("progress") && ["progress", job => job.progress != null && [bar(job.progress, `Progress of ${cut(job.name)}`, job.phase),
         h("p.dim", null, joined(`${value(job.progress)} %`, job.remaining_seconds != null && !TERMINAL.has(job.phase) && `${short(job.remaining_seconds)} left`))]],
       ["created", job => job.created && [moment(job.created, taken), h("p.dim", null, duration(job, taken))]],
       jobs.some(job => Object.keys(job.metrics).length) && ["metrics", job => Object.entries(job.metrics).slice(0, 4).map(([name, each]) =>
