@@ -74,7 +74,7 @@ def test_a_change_keeps_what_a_person_does(show: Show, server: Server) -> None:
     assert search.input_value() == "step 199"
     assert page.locator(".log .row").count() == 6
     assert page.locator("#timeline details").get_attribute("open") is not None
-    assert page.get_by_role("region", name="Values of loss").locator("tbody tr").first.inner_text().startswith("3,190")
+    assert page.get_by_role("group", name="Values of loss").locator("tbody tr").first.inner_text().startswith("3,190")
     assert page.get_by_role("button", name="Reset zoom").is_enabled()
     assert shown_at(page, 0.01, 1) == zoomed
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def table(page: Page, metric: str) -> list[list[str]]:
     """The values of a chart, the latest first."""
-    region = page.get_by_role("region", name=f"Values of {metric}")
+    region = page.get_by_role("group", name=f"Values of {metric}")
     if not region.count():
         page.get_by_role("button", name=f"Table of values: {metric}").click()
     rows: list[list[str]] = region.evaluate(
@@ -147,7 +147,7 @@ def test_all_controls_are_reached_with_the_tab_key(show: Show) -> None:
 def test_comparisons_are_hidden(show: Show) -> None:
     page = show(documents.complete())
     table(page, "loss")
-    heads = page.get_by_role("region", name="Values of loss").locator("thead th")
+    heads = page.get_by_role("group", name="Values of loss").locator("thead th")
     assert heads.count() == 4
     page.get_by_label("Comparison").uncheck()
     assert heads.all_inner_texts() == ["step", "this training"]

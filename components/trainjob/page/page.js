@@ -232,7 +232,7 @@ class Section {
 
 /** A table in a box that scrolls, reachable with the keyboard. */
 function table(label, head, rows, kind = "") {
-  return h(`div.scroll${kind && `.${kind}`}`, { tabindex: "0", role: "region", "aria-label": label },
+  return h(`div.scroll${kind && `.${kind}`}`, { tabindex: "0", role: "group", "aria-label": label },
     h("table", null,
       head && h("thead", null, h("tr", null, head.map(each => {
         const [text, tone] = [each].flat();
@@ -908,7 +908,7 @@ class Log extends Section {
     this.shown = lines;
     if (this.follow) this.stick();
     else if (dropped) this.box.scrollTop = Math.max(0, top - dropped);
-    const which = this.query ? `${plural(found, "line")} of ${all.toLocaleString("en-US")} with this text` : `The last ${plural(all, "line")}`;
+    const which = this.query ? `${plural(found, "line")} of ${all.toLocaleString("en-US")} with this text` : all === 1 ? "1 line" : `The last ${plural(all, "line")}`;
     const text = lines.length < found ? `${which}; the last ${lines.length.toLocaleString("en-US")} are shown` : which;
     if (this.count.textContent !== text) this.count.textContent = text;
   }
@@ -1081,7 +1081,7 @@ function problem(training) {
   const { diagnosis, blocker } = training;
   const cards = [];
   if (blocker) {
-    const place = [blocker.position != null && `position ${blocker.position + 1} in the queue`, blocker.queue && ["queue ", bdi(blocker.queue)]].filter(Boolean);
+    const place = [blocker.position != null && (blocker.position ? `${plural(blocker.position, "workload")} before it in the queue` : "first in the queue"), blocker.queue && ["queue ", bdi(blocker.queue)]].filter(Boolean);
     cards.push(h(`div.card.${blocker.permanent ? "bad" : "warn"}`, { role: "group", "aria-label": "Blocker" },
       h("p.what", null, icon(blocker.permanent ? "bad" : "wait"), h("span", null, bdi(blocker.message || blocker.reason))),
       blocker.advice && h("p", null, h("span.dim", null, "What to do: "), bdi(blocker.advice)),
@@ -1096,7 +1096,7 @@ function problem(training) {
       h("p.dim", null, joined(bdi(diagnosis.category), diagnosis.outlook && bdi(diagnosis.outlook), diagnosis.rank && bdi(diagnosis.rank),
         diagnosis.exit_code != null && `exit code ${diagnosis.exit_code}`)),
       (diagnosis.log || []).length > 0 && [h("p.dim", null, "Last lines of ", bdi(diagnosis.rank || "its log")),
-        h("pre", { tabindex: "0", role: "region", "aria-label": "Last lines of the log" }, diagnosis.log.map(line => [bdi(line), "\n"]))]));
+        h("pre", { tabindex: "0", role: "group", "aria-label": "Last lines of the log" }, diagnosis.log.map(line => [bdi(line), "\n"]))]));
   }
   return cards;
 }
@@ -1393,12 +1393,13 @@ class WorkflowPage {
     render(this.head, h("div.title", null, h("h1", null, bdi(workflow.title)), state), h("p.dim", null, plural(trainings.length, "training")));
     render(this.notes, notes(workflow.notes));
     const metrics = [...new Set(trainings.flatMap(each => Object.keys(each.metrics)))];
-    this.compared.show(table("Trainings", ["task", "phase", "duration", "progress", ...metrics.map(name => [named(name), "number"])], trainings.map((each, index) => h("tr", null,
+    const advancing = trainings.some(each => each.progress != null);
+    this.compared.show(table("Trainings", ["task", "phase", "duration", advancing && "progress", ...metrics.map(name => [named(name), "number"])].filter(Boolean), trainings.map((each, index) => h("tr", null,
       h("th", { scope: "row" }, h("p.name", null, swatch(lines[index]), link(each.href, named(each.task || each.name))), each.task && h("p.dim.key", null, named(each.name)),
         each.diagnosis?.summary && h("p.bad.why", null, bdi(each.diagnosis.summary))),
       h("td", null, pill(each.phase)),
       h("td", null, duration(each, taken)),
-      h("td", null, each.progress != null && [`${value(each.progress)} %`]),
+      advancing && h("td", null, each.progress != null && `${value(each.progress)} %`),
       metrics.map(name => h("td.number", null, own(each.metrics, name) === undefined ? "" : bdi(value(own(each.metrics, name)))))))), trainings.length > 0);
     this.curves.update(lines);
   }
