@@ -211,7 +211,8 @@ class KubernetesBackend:
     async def evidence(self, ref: JobRef) -> Evidence:
         """Collect pods, terminations, last log lines, Events and blockers of the job."""
         trainjob = await self._confirm(ref)
-        related = RelatedObjects(self._client, ref.namespace)
+        # Quiet: `unseen` has it, and a page reads the evidence of a waiting job every few seconds.
+        related = RelatedObjects(self._client, ref.namespace, quiet=True)
         unseen, visible = [], True
         try:
             found = await self._retry(lambda: pods.list_pods(self._client, ref))

@@ -40,11 +40,13 @@ class RelatedObjects:
         client: The connection.
         namespace: Namespace of the jobs.
         hidden: Resource that may not be read -> the server's message.
+        quiet: Whether it is not logged: the caller reports `hidden`.
     """
 
     client: ApiClient
     namespace: str
     hidden: dict[str, str] = field(default_factory=dict)
+    quiet: bool = False
 
     async def blockers(self, waiting: Mapping[JobRef, TrainJob]) -> dict[str, Blocker]:
         """The blockers of the `waiting` jobs by UID: three lists, and one GET per runtime.
@@ -144,9 +146,12 @@ class RelatedObjects:
             return await self.client.items(path, params, last=True)
         except Forbidden as error:
             self.hidden[what] = error.message
-            _log.warning(
-                "blockers of waiting jobs may stay unknown: permission to list %s is missing: %s", what, error.message
-            )
+            if not self.quiet:
+                _log.warning(
+                    "blockers of waiting jobs may stay unknown: permission to list %s is missing: %s",
+                    what,
+                    error.message,
+                )
             return []
 
 
