@@ -101,6 +101,9 @@ CONTROL_PLANE = Module(
 KUEUE = Module(
     "kueue",
     {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+    # Its visibility server reads its certificate from /visibility, where a test must not write. Relative to the working
+    # directory, which is that of the logs (`components.kueue_controller`).
+    f"{_STRIP} -X sigs.k8s.io/kueue/pkg/visibility.certDir=../certificates/kueue",
     manifests={"kueue": "sigs.k8s.io/kueue"},
     # Kueue reads the certificate of its metrics from a path below /etc, where a test must not write.
     patches={"sigs.k8s.io/kueue/cmd/kueue": {'"/etc/kueue/metrics/certs"': 'os.Getenv("KUEUE_METRICS_CERTS")'}},
@@ -112,6 +115,7 @@ CONTAINERD = Module(
         for program in ("containerd", "containerd-shim-runc-v2", "ctr")
     },
 )
+METRICS_SERVER = Module("metrics-server", {"metrics-server": "sigs.k8s.io/metrics-server/cmd/metrics-server"})
 COREDNS = Module("coredns", {"coredns": "github.com/coredns/coredns"})
 GANGS = Module(
     "gangs",
@@ -159,6 +163,7 @@ GROUPS: Mapping[str, Mapping[str, Module]] = {
         **dict.fromkeys(_NODE, CONTROL_PLANE),
         **dict.fromkeys(CONTAINERD.programs, CONTAINERD),
         "coredns": COREDNS,
+        "metrics-server": METRICS_SERVER,
     },
     "gangs": dict.fromkeys(GANGS.programs, GANGS),
     **OLDER,

@@ -31,6 +31,8 @@ _PORTS = (
     "jobset-health",
     "trainer-health",
     "kueue-health",
+    "kueue-visibility",
+    "metrics",
 )
 
 
@@ -46,6 +48,8 @@ class Layout:
         api: The API server's certificate.
         client: The administrator's certificate.
         service_accounts: Key pair that signs tokens; the certificate has the public key.
+        front_proxy: Another authority: an owner of its certificates may act for any user.
+        proxy: The API server's certificate as a client of the APIs that it forwards requests to.
         release: Release of Trainer.
     """
 
@@ -56,6 +60,8 @@ class Layout:
     api: Pair
     client: Pair
     service_accounts: Pair
+    front_proxy: Authority
+    proxy: Pair
     release: str
 
     @classmethod
@@ -63,6 +69,7 @@ class Layout:
         """Choose ports and issue certificates."""
         (directory / "logs").mkdir()
         authority = Authority(directory / "certificates")
+        front_proxy = Authority(directory / "front-proxy")
         service = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
         trainer = "kubeflow-trainer-controller-manager.kubeflow-system.svc"  # the status server's name for pods
         addresses = ["127.0.0.1", "localhost", gateway, _API_SERVICE, *service, trainer]
@@ -74,6 +81,8 @@ class Layout:
             authority.issue("kube-apiserver", addresses=addresses),
             authority.issue("admin", "system:masters"),
             authority.issue("service-accounts"),
+            front_proxy,
+            front_proxy.issue("front-proxy-client"),
             release,
         )
 
@@ -134,6 +143,13 @@ def api_server(layout: Layout, *flags: str) -> Component:
         f"--tls-cert-file={layout.api.certificate}",
         f"--tls-private-key-file={layout.api.key}",
         f"--client-ca-file={layout.authority.certificate}",
+        # For APIs of other servers (`control_plane.Cluster.forward`).
+        f"--requestheader-client-ca-file={layout.front_proxy.certificate}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={layout.proxy.certificate}",
+        f"--proxy-client-key-file={layout.proxy.key}",
         f"--kubelet-client-certificate={layout.client.certificate}",
         f"--kubelet-client-key={layout.client.key}",
         "--kubelet-preferred-address-types=InternalIP",  # the names of the nodes do not resolve
@@ -241,11 +257,11 @@ def trainer(layout: Layout) -> Component:
 def kueue_controller(layout: Layout) -> Component:
     """Kueue's controller, scheduler and webhooks."""
     serving = str(layout.serving("kueue"))
-    configuration = kueue.configuration(layout.ports["kueue"], serving, layout.ports["kueue-health"])
+    ports = layout.ports
+    configuration = kueue.configuration(ports["kueue"], serving, ports["kueue-health"], ports["kueue-visibility"])
     file = layout.configuration("kueue", configuration)
     environment = {"KUBECONFIG": str(layout.kubeconfig), "KUEUE_METRICS_CERTS": serving}
-    # Its visibility server (pending workloads as an API) would need a certificate in /visibility.
-    return layout.component("kueue", f"--config={file}", "--feature-gates=VisibilityOnDemand=false", **environment)
+    return layout.component("kueue", f"--config={file}", f"--kubeconfig={layout.kubeconfig}", **environment)
 
 
 def kwok(layout: Layout) -> Component:
@@ -267,4 +283,25 @@ def kwok(layout: Layout) -> Component:
         f"--tls-cert-file={layout.api.certificate}",
         f"--tls-private-key-file={layout.api.key}",
         "--node-lease-duration-seconds=40",
+    )
+
+
+def metrics_server(layout: Layout) -> Component:
+    """The API of the CPU and memory that pods use; it asks the kubelets of nodes that run real pods."""
+    serving = layout.directory / "certificates" / "metrics"
+    serving.mkdir(exist_ok=True)
+    return layout.component(
+        "metrics-server",
+        f"--kubeconfig={layout.kubeconfig}",
+        f"--authentication-kubeconfig={layout.kubeconfig}",
+        f"--authorization-kubeconfig={layout.kubeconfig}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={layout.ports['metrics']}",
+        f"--cert-dir={serving}",  # it writes a self-signed certificate
+        "--kubelet-insecure-tls",  # the certificates of kubelets are not of the cluster's authority
+        "--kubelet-preferred-address-types=InternalIP",
+        "--kubelet-use-node-status-port",
+        f"--node-selector={nodes.LABEL}=real",
+        "--kubelet-request-timeout=5s",
+        "--metric-resolution=10s",  # the shortest that it accepts
     )

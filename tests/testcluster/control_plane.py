@@ -276,6 +276,61 @@ class Cluster(Access):
             self.components["trainer"] = usual
             self.start_component("trainer")
 
+    @contextmanager
+    def visibility_api(self) -> Iterator[None]:
+        """Context manager: serve Kueue's pending workloads as an API."""
+        with self.forwarded("visibility.kueue.x-k8s.io", ("v1beta2", "v1beta1"), self.layout.ports["kueue-visibility"]):
+            yield
+
+    @contextmanager
+    def metrics_api(self) -> Iterator[None]:
+        """Context manager: serve the CPU and memory that pods of the real node use, by metrics-server."""
+        server = components.metrics_server(self.layout)
+        server.host = self._host
+        self.components["metrics-server"] = server
+        server.start()
+        try:
+            port = self.layout.ports["metrics"]
+            wait_until("metrics-server listens", lambda: listens(port), 30, among=[server])
+            with self.forwarded("metrics.k8s.io", ("v1beta1",), port):
+                yield
+        finally:
+            server.kill()
+            del self.components["metrics-server"]
+
+    @contextmanager
+    def forwarded(self, group: str, versions: Sequence[str], port: int) -> Iterator[None]:
+        """Context manager: the API server forwards requests for `group` to `port` of this machine (HTTPS).
+
+        It resolves a Service of type ExternalName by its own name server, and takes the port from the APIService.
+        """
+        name = group.replace(".", "-")
+        service = {"name": name, "namespace": "default", "port": port}
+        kind = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService"}
+        spec = {
+            "group": group,
+            "service": service,
+            "insecureSkipTLSVerify": True,  # as in the manifests of Kueue and metrics-server
+            "groupPriorityMinimum": 100,
+            "versionPriority": 100,
+        }
+        metadata = {"name": name, "namespace": "default"}
+        external = {"type": "ExternalName", "externalName": "localhost"}
+        self.api.apply({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": external})
+        names = {version: f"{version}.{group}" for version in versions}
+        try:
+            for version, registered in names.items():
+                self.api.apply({**kind, "metadata": {"name": registered}, "spec": {**spec, "version": version}})
+            for version in versions:
+                what = f"{group}/{version} is served"
+                path = f"/apis/{group}/{version}"
+                wait_until(what, lambda path=path: self.api.request("GET", path), 60, ignore=_NOT_YET)  # type: ignore[misc]
+            yield
+        finally:
+            for registered in names.values():
+                self.api.delete(kind["apiVersion"], kind["kind"], "", registered)
+            self.api.delete("v1", "Service", "default", name)
+
     # ------------------------------------------------------------------ stop
 
     def stop(self) -> None:
@@ -365,6 +420,7 @@ class Cluster(Access):
             "trainer": "github.com/kubeflow/trainer/v2",
             "kwok": "sigs.k8s.io/kwok",
             "kueue": "sigs.k8s.io/kueue",
+            "metrics-server": "sigs.k8s.io/metrics-server",
         }
         pinned = {name: build.module_of(name, self._trainer).version(source) for name, source in sources.items()}
         return {**super().versions(), **pinned}

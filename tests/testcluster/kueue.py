@@ -17,7 +17,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
 
-def configuration(webhook_port: int, certificates: str, health_port: int) -> Object:
+def configuration(webhook_port: int, certificates: str, health_port: int, visibility_port: int) -> Object:
     """Configuration file of Kueue's controller."""
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -25,6 +25,7 @@ def configuration(webhook_port: int, certificates: str, health_port: int) -> Obj
         "health": {"healthProbeBindAddress": f"127.0.0.1:{health_port}"},
         "metrics": {"bindAddress": "0"},
         "webhook": {"port": webhook_port, "host": "127.0.0.1", "certDir": certificates},
+        "visibilityServer": {"bindAddress": "127.0.0.1", "bindPort": visibility_port},
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
         "clientConnection": {"qps": 500, "burst": 1000},

@@ -48,7 +48,8 @@ class OptionalApis:
         """CPU and memory of the job's pods, from metrics.k8s.io."""
         path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{ref.namespace}/pods"
         found = await self._get(path, {"labelSelector": f"{JOBSET_NAME}={ref.name}"})
-        return None if found is None else [_usage(item) for item in mappings(found, "items")]
+        # Empty for the first seconds of a pod, until it was measured twice.
+        return None if found is None else [_usage(item) for item in mappings(found, "items")] or None
 
     async def queue_position(self, ref: JobRef, queue: str) -> int | None:
         """Number of workloads before the job in its LocalQueue, from visibility.kueue.x-k8s.io."""

@@ -1,0 +1,171 @@
+"""Documents of running jobs: the queue position by Kueue's visibility API, the used resources by the metrics API."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.cluster.test_blockers import spec
+from tests.cluster.waits import until_phase
+from tests.testcluster import images
+from tests.testcluster.access import RULES, Access
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import simulate
+
+from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob.backends.kubernetes import optional_apis
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import ApiClient, Request
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.lifecycle import launch
+from trainjob.live import LiveReader
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+# Half a core and 64 MiB; on 2 cores, other tests need the rest.
+BUSY = """
+import time
+memory = bytearray(64 << 20)
+for index in range(0, len(memory), 4096):
+    memory[index] = 1
+while True:
+    stop = time.monotonic() + 0.05
+    while time.monotonic() < stop:
+        pass
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests for optional APIs, each with the status of its reply."""
+    sent: list[str] = []
+    send = ApiClient._open
+
+    async def recorded(self: ApiClient, request: Request, refused: Any = None) -> Any:
+        response, access = await send(self, request, refused)
+        if "metrics.k8s.io" in request.path or "visibility" in request.path:
+            sent.append(f"{response.status_code} {request.path}")
+        return response, access
+
+    monkeypatch.setattr(ApiClient, "_open", recorded)
+    return sent
+
+
+@asynccontextmanager
+async def opened(kubeconfig: Path) -> AsyncIterator[KubernetesBackend]:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)))
+    yield backend
+    await backend.aclose()
+
+
+async def document_when(
+    reader: LiveReader, ref: JobRef, enough: Callable[[dict[str, Any]], object], seconds: float = 90
+) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    with anyio.move_on_after(seconds):
+        while not (document and enough(document)):
+            document = await reader.document(ref.namespace, ref.name, tail=0)
+            await anyio.sleep(0.2)
+        return document
+    raise AssertionError(f"not seen within {seconds} s: {document}")
+
+
+def position(document: dict[str, Any]) -> Any:
+    return document["blocker"] and document["blocker"]["position"]
+
+
+async def test_queued_jobs_show_their_positions(
+    own_cluster: Cluster, backend: KubernetesBackend, namespace: str, small_queue: str
+) -> None:
+    jobs = []
+    for name in ("runs", "first", "second", "third"):
+        jobs.append(await launch(backend, spec(4, small_queue, env=simulate(run="never")), name, namespace=namespace))
+        if name == "runs":
+            await until_phase(backend, jobs[0], Phase.RUNNING)
+        await anyio.sleep(1.1)  # Kueue orders jobs of one second by their names
+    running, *queued = jobs
+    reader = LiveReader(backend, seconds=0.5)
+    with own_cluster.visibility_api():
+        for expected, ref in enumerate(queued):
+            document = await document_when(reader, ref, lambda seen, expected=expected: position(seen) == expected)  # type: ignore[misc]
+            blocker = document["blocker"]
+            assert document["phase"] == "Queued"
+            assert blocker["queue"] == small_queue
+            assert f"waiting for admission in queue {small_queue}" in blocker["message"]
+            assert not blocker["permanent"]
+        # Kueue 0.18 records no reason for a job that asks for the same as one that it could not admit.
+        document = await document_when(reader, queued[0], lambda seen: seen["blocker"]["reason"] == "Pending")
+        assert "insufficient unused quota" in document["blocker"]["message"]
+        assert position(document) == 0
+        assert (await reader.document(namespace, running.name, tail=0))["blocker"] is None
+        await backend.delete(running)
+        await document_when(reader, queued[0], lambda seen: seen["phase"] == "Running")
+        await document_when(reader, queued[2], lambda seen: position(seen) == 1)
+
+
+async def test_running_ranks_show_what_they_use(real_node: Access, own_cluster: Cluster, requests: list[str]) -> None:
+    with own_cluster.namespace("real", real=True) as namespace:
+        async with opened(own_cluster.kubeconfig) as backend:
+            fields = {"image": images.PYTHON, "command": ["python3", "-c", BUSY], "num_nodes": 2}
+            asked = TrainJobSpec.parse({"runtime": "torch-distributed", **fields})
+            ref = await launch(backend, asked, "busy", namespace=namespace)
+            await until_phase(backend, ref, Phase.RUNNING)
+            reader = LiveReader(backend, seconds=1)
+            with own_cluster.metrics_api():
+                document = await document_when(reader, ref, lambda seen: len(seen["resources"]["used"] or ()) == 2)
+                assert {each["rank"] for each in document["resources"]["used"]} == {"node-0", "node-1"}
+                for each in document["resources"]["used"]:
+                    assert 0.02 < each["cpu"] < 2, each
+                    assert 64 << 20 < each["memory"] < 1 << 30, each
+                assert {each[:3] for each in requests} == {"200"}
+                own_cluster.pause("metrics-server")
+                try:
+                    with anyio.fail_after(10):
+                        document = await document_when(reader, ref, lambda seen: seen["resources"]["used"] is None)
+                finally:
+                    own_cluster.resume("metrics-server")
+                assert document["phase"] == "Running"
+
+
+@pytest.mark.parametrize("allowed", [True, False], ids=["absent", "forbidden"])
+async def test_without_the_apis_a_job_is_read_as_before(
+    cluster: Access,
+    namespace: str,
+    small_queue: str,
+    requests: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    allowed: bool,
+) -> None:
+    """Each path is requested once per minute; what may not be read is not logged."""
+    caplog.set_level(logging.INFO, logger="trainjob")
+    kubeconfig = cluster.kubeconfig if allowed else cluster.kubeconfig_for(RULES, namespace)
+    async with opened(kubeconfig) as backend:
+        running = await launch(backend, spec(4, small_queue, env=simulate(run="never")), "runs", namespace=namespace)
+        await until_phase(backend, running, Phase.RUNNING)
+        queued = await launch(backend, spec(4, small_queue, env=simulate(run="never")), "queued", namespace=namespace)
+        reader = LiveReader(backend, seconds=0)
+        await document_when(reader, queued, lambda seen: seen["blocker"] and seen["phase"] == "Queued")
+        for _ in range(5):
+            document = await reader.document(namespace, running.name, tail=0)
+            assert document["resources"]["used"] is None
+            assert position(await reader.document(namespace, queued.name, tail=0)) is None
+        status = "404" if allowed else "403"
+        queues = f"namespaces/{namespace}/localqueues/{small_queue}/pendingworkloads"
+        expected = {
+            f"{status} /apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods",
+            f"{status} /apis/visibility.kueue.x-k8s.io/v1beta2/{queues}",
+            f"{status} /apis/visibility.kueue.x-k8s.io/v1beta1/{queues}",
+        }
+        assert sorted(requests) == sorted(expected)
+        monkeypatch.setattr(optional_apis, "_PAUSE_SECONDS", 0.0)
+        await reader.document(namespace, running.name, tail=0)
+        assert len(requests) == 4, "the pause is over"
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
