@@ -261,15 +261,18 @@ ROLE = yaml.safe_load((resources.files("trainjob") / "install" / "role.yaml").re
 async def test_the_shipped_role_is_needed_and_suffices(
     cluster: Access, namespace: str, small_queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used: set[tuple[str, str]] = set()
+    used: set[tuple[str, str, str]] = set()
     stream = ApiClient.stream
 
     def recording(self: ApiClient, request: Request) -> Any:
-        collection, _, rest = request.path.partition(f"/namespaces/{namespace}/")[2].partition("/")
-        resource = f"{collection}/log" if rest.endswith("/log") else collection
+        version, _, path = request.path.partition(f"/namespaces/{namespace}/")
+        group = version.split("/")[2] if version.startswith("/apis/") else ""
+        collection, _, rest = path.partition("/")
+        _, _, subresource = rest.partition("/")
+        resource = f"{collection}/{subresource}" if subresource else collection
         verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(request.method, "get" if rest else "list")
         if resource:  # a waiter also requests the ClusterTrainingRuntime after a second; no Role can allow that
-            used.add((resource, "watch" if "watch" in request.params else verb))
+            used.add((group, resource, "watch" if "watch" in request.params else verb))
         return stream(self, request)
 
     monkeypatch.setattr(ApiClient, "stream", recording)
@@ -291,8 +294,16 @@ async def test_the_shipped_role_is_needed_and_suffices(
     with pytest.raises(Stuck, match="LocalQueue nosuch doesn't exist"):
         await wait(narrow, waiting, WaitOptions(fail_fast=True))
     assert (await narrow.evidence(waiting)).unseen == []
+    assert await narrow.usage(waiting) is None
+    assert await narrow.queue_position(waiting, small_queue) is None
     assert await cancel(narrow, waiting)
-    allowed = {(name, verb) for rule in ROLE["rules"] for name in rule["resources"] for verb in rule["verbs"]}
+    allowed = {
+        (group, name, verb)
+        for rule in ROLE["rules"]
+        for group in rule["apiGroups"]
+        for name in rule["resources"]
+        for verb in rule["verbs"]
+    }
     assert used == allowed
     await narrow.aclose()
 

@@ -313,7 +313,13 @@ def test_checked_permissions_are_those_of_the_role() -> None:
         for verb in rule["verbs"]
     }
     asked = {(permissions.GROUPS.get(each.resource, ""), each.resource, each.verb) for each in permissions.PERMISSIONS}
-    assert asked == given
+    # Pages use these, and a cluster may lack both APIs.
+    optional = {
+        ("metrics.k8s.io", "pods", "list"),
+        ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads", "get"),
+    }
+    assert asked | optional == given
+    assert not asked & optional
 
 
 def test_advice_about_permissions_can_be_pasted() -> None:
