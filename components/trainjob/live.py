@@ -29,7 +29,9 @@ from trainjob.workflows import run_labels, task_labels
 SECONDS = 2.0
 """Age at which a document is read again."""
 FULL_SECONDS = 15.0
-"""Age at which Events, blockers and earlier attempts are read again, which take more requests."""
+"""Age at which Events and earlier attempts of a running job are read again, which take more requests."""
+_WAITING_SECONDS = 5.0  # the same for a job that waits or starts, with its blockers
+_USAGE_SECONDS = 10.0  # metrics-server measures every 15 s by default
 _LINES = 200  # of all shown ranks together
 _RANKS = 4  # whose lines are shown if none is chosen
 T = TypeVar("T")
@@ -85,30 +87,47 @@ class _Job:
     history: MetricHistory = field(default_factory=MetricHistory)
     read_at: float = -math.inf
     full_at: float = -math.inf
+    used_at: float = -math.inf
 
     def __post_init__(self) -> None:
         self.ref = JobRef(self.namespace, self.name, "")
 
-    async def read(self, backend: Backend, *, full: bool) -> None:
-        trainjob = await backend.get(self.namespace, self.name)
-        if trainjob is not None:
-            self.ref = JobRef.of(trainjob)
-        now = observe(trainjob)
+    async def read(self, backend: Backend, *, full: bool = False) -> None:
+        """Read the state, and with `full`, when it is due or when the phase has changed, everything."""
         before = observe(self.evidence.trainjob).phase if self.evidence.trainjob is not None else None
-        if full or now.phase is not Phase.RUNNING or now.phase is not before:
-            self.evidence = await backend.evidence(self.ref)
-            if trainjob is None and not (self.evidence.pods or self.evidence.events):
-                raise NotFound(f"there is no TrainJob {self.namespace}/{self.name}")
-            key = mapping(trainjob, "metadata", "annotations").get(KEY)
-            self.attempts = await backend.find(self.namespace, labels_of(str(key))) if key else []
-            if trainjob is not None:
-                await self._read_workflow(backend, trainjob)
-            self.full_at = time.monotonic()
-        else:
-            self.evidence = replace(await backend.state(self.ref), events=self.evidence.events)
+        full = full or before is None or time.monotonic() - self.full_at >= self._full_seconds(before)
+        if not full:
+            state = await backend.state(self.ref)  # two requests; what else was read stays
+            full = observe(state.trainjob).phase is not before
+            self.evidence = replace(
+                self.evidence,
+                trainjob=state.trainjob,
+                pods=state.pods,
+                pods_visible=state.pods_visible,
+                reported=state.reported,
+            )
+        if full:
+            await self._read_all(backend)
         await self._read_cluster(backend)
         self.history.observe(observe(self.evidence.trainjob), time.time())
         self.read_at = time.monotonic()
+
+    @staticmethod
+    def _full_seconds(phase: Phase) -> float:
+        return FULL_SECONDS if phase is Phase.RUNNING or phase.terminal else _WAITING_SECONDS
+
+    async def _read_all(self, backend: Backend) -> None:
+        trainjob = await backend.get(self.namespace, self.name)
+        if trainjob is not None:
+            self.ref = JobRef.of(trainjob)
+        self.evidence = await backend.evidence(self.ref)
+        if trainjob is None and not (self.evidence.pods or self.evidence.events):
+            raise NotFound(f"there is no TrainJob {self.namespace}/{self.name}")
+        key = mapping(trainjob, "metadata", "annotations").get(KEY)
+        self.attempts = await backend.find(self.namespace, labels_of(str(key))) if key else []
+        if trainjob is not None:
+            await self._read_workflow(backend, trainjob)
+        self.full_at = time.monotonic()
 
     async def _read_workflow(self, backend: Backend, trainjob: TrainJob) -> None:
         """Read the previous run of the task once, and each other job of the workflow once it is complete."""
@@ -122,12 +141,16 @@ class _Job:
                     self.siblings[uid] = await _result(backend, each)
 
     async def _read_cluster(self, backend: Backend) -> None:
-        self.used = self.position = None
+        phase = observe(self.evidence.trainjob).phase
+        if phase is not Phase.RUNNING:
+            self.used, self.used_at = None, -math.inf
+        if phase is not Phase.QUEUED:
+            self.position = None
         if (cluster := backend.cluster) is None:
             return
-        phase = observe(self.evidence.trainjob).phase
-        if phase is Phase.RUNNING:
+        if phase is Phase.RUNNING and time.monotonic() - self.used_at >= _USAGE_SECONDS:
             self.used = await cluster.usage(self.ref)
+            self.used_at = time.monotonic()
         elif phase is Phase.QUEUED:
             queue = mapping(self.evidence.trainjob, "metadata", "labels").get(QUEUE_LABEL)
             self.position = await cluster.queue_position(self.ref, str(queue))
@@ -212,11 +235,9 @@ class LiveReader:
         """
         where = (namespace, name)
         job = self._jobs.setdefault(where, _Job(namespace, name))
-        now = time.monotonic()
-        if now - job.read_at >= self._seconds:
-            full = now - job.full_at >= FULL_SECONDS
+        if time.monotonic() - job.read_at >= self._seconds:
             try:
-                await self._once(where, lambda: job.read(self._backend, full=full))
+                await self._once(where, lambda: job.read(self._backend))
             except TrainJobError:
                 if job.full_at < 0:  # it was never read
                     self._jobs.pop(where, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -16,6 +17,7 @@ from trainjob.lifecycle import launch
 from trainjob.live import LiveReader, take_document
 from trainjob.manifest import JobRef
 from trainjob.spec import TrainJobSpec
+from trainjob.status import QUEUE_LABEL
 
 pytestmark = pytest.mark.anyio
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["python", "train.py"]})
@@ -81,8 +83,42 @@ async def test_a_running_job_is_read_with_few_requests(backend: Counting) -> Non
     backend.reads.clear()
     backend.status(ref, trainerStatus={"metrics": [{"name": "loss", "value": "0.5"}]})
     document = await reader.document(ref.namespace, ref.name, tail=0)
-    assert backend.reads == ["get", "state"]
+    assert backend.reads == ["state"]
     assert document["metrics"] == {"loss": 0.5}
+
+
+async def test_a_waiting_job_keeps_its_blocker_between_two_full_reads(
+    backend: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = await launch(backend, SPEC, "study/train", namespace="ns")
+    event = {"type": "Warning", "reason": "Odd", "message": "an event"}
+    condition = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": "no quota"}
+    extra: dict[str, Any] = {
+        "events": [event],
+        "workload": {"status": {"conditions": [condition]}},
+        "unseen": ["secrets: forbidden"],
+    }
+
+    async def evidence(ref: JobRef) -> Any:
+        backend.reads.append("evidence")
+        return replace(await MemoryBackend.evidence(backend, ref), **extra)
+
+    monkeypatch.setattr(backend, "evidence", evidence)
+    backend.condition(ref, "Suspended", "Suspended")
+    backend.job(ref)["spec"]["suspend"] = True
+    backend.job(ref)["metadata"]["labels"] = {QUEUE_LABEL: "gpus"}
+    reader = LiveReader(backend, seconds=0)
+    first = await reader.document(ref.namespace, ref.name, tail=0)
+    assert first["blocker"]["reason"] == "Pending"
+    backend.reads.clear()
+    second = await reader.document(ref.namespace, ref.name, tail=0)
+    assert backend.reads == ["state"]
+    same = ("phase", "blocker", "events", "unseen", "diagnosis")
+    assert {name: second[name] for name in same} == {name: first[name] for name in same}
+    monkeypatch.setattr(live, "_WAITING_SECONDS", 0)
+    backend.reads.clear()
+    await reader.document(ref.namespace, ref.name, tail=0)
+    assert "evidence" in backend.reads
 
 
 async def test_all_is_read_again_when_the_phase_changes(backend: Counting) -> None:
