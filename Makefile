@@ -223,7 +223,7 @@ test-airflow: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## a real Airflow
 
 # Without what is the same on all versions: crashes of ranks, the examples. Of the tests of a whole Airflow those of what
 # its versions do differently: how they end a task.
-OLDEST := $(patsubst %,tests/airflow/test_%.py,asset_triggers decorator hook killed links operator provider sensor triggers) \
+OLDEST := $(patsubst %,tests/airflow/test_%.py,asset_triggers decorator hook killed links log operator provider sensor triggers) \
 	$(patsubst %,tests/airflow/system/test_%,kills.py::test_marked_by_a_person losses.py::test_a_worker_is_drained \
 	losses.py::test_a_triggerer_is_killed)
 
