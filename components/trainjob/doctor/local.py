@@ -151,6 +151,7 @@ EXTRAS = {
     "mlflow": (("mlflow", "sqlalchemy", "alembic"), "MLflow as the registry"),
     "model-registry": (("httpx",), "the Kubeflow Model Registry"),
     "sign": (("model_signing", "OpenSSL"), "signatures"),
+    "tune": (("optuna",), "hyperparameter searches"),
     "airflow": (("airflow",), "DAGs and trainjob check"),
     "kfp": (("kfp",), "pipelines"),
 }
