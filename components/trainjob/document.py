@@ -74,6 +74,7 @@ def training_document(
         "source": source,
         "notes": list(notes),
         **report.as_dict(),
+        "diagnosis": report.diagnosis.as_dict() | {"outlook": report.diagnosis.outlook} if report.troubled else None,
         "task": short_text(task or task_of(trainjob)),
         "href": "",
         "since": iso(_since(report)),

@@ -241,3 +241,9 @@ def test_a_list_has_the_newest_job_first() -> None:
         job["metadata"] |= {"name": f"x-{number}", "creationTimestamp": created.isoformat()}
         jobs.append(job)
     assert [each["name"] for each in list_document(jobs, "ns")["jobs"]] == ["x-2", "x-1", "x-0"]
+
+
+def test_a_diagnosis_has_its_outlook() -> None:
+    document = training_document(failed(["ValueError: no"]))
+    assert document["diagnosis"]["outlook"] == "can be retried: the failure may not repeat"
+    assert of()["diagnosis"] is None
