@@ -6,8 +6,11 @@ soon a step creates its job.
 
 from __future__ import annotations
 
+import shlex
 import signal
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +26,8 @@ from tests.cluster.kfp_steps import (
     kill_python,
     suspended,
 )
+from tests.cluster.launchers import launcher_environment, run
+from tests.kfp.test_steps import document_of
 from tests.processes import wait_until
 from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.control_plane import Cluster
@@ -196,7 +201,7 @@ def test_a_step_without_permission_to_read_its_pod_logs_what_a_drain_does(
     assert "no permission to list pods, so a drain that evicts pod " in ended.log
 
 
-def test_a_failed_training_is_explained_in_the_termination_message(kfp_steps: Steps) -> None:
+def test_a_failed_training_is_explained_in_the_termination_message(kfp_steps: Steps, tmp_path: Path) -> None:
     command = ["python", "-c", FAILING]
     execution = Execution("train", {"runtime": "trainjob-step", "command": command, "num_nodes": 2})
     ended = kfp_steps.run(execution)
@@ -213,6 +218,17 @@ def test_a_failed_training_is_explained_in_the_termination_message(kfp_steps: St
     assert rest[-1] == f"report: trainjob report {job} -o {execution.job}.html"
     assert ended.log.rstrip().endswith(ended.message.rstrip()), "the log ends with the same text"
     assert "Traceback" not in ended.log.replace("  | Traceback", "").replace("[node-1] Traceback", "")
+
+    settings = {"TRAINJOB_BACKEND": "kubernetes", "KUBECONFIG": str(kfp_steps.cluster.kubeconfig)}
+    of_run = ["report", execution.run, "-n", kfp_steps.namespace, "-o", "run.html"]
+    for words in (shlex.split(rest[-1])[2:], of_run):
+        program = [sys.executable, "-c", "from trainjob.cli import main; main()", *words]
+        run({**launcher_environment(), **settings}, tmp_path, *program)
+    training = document_of((tmp_path / f"{execution.job}.html").read_text())
+    assert (training["phase"], training["task"]) == ("Failed", "train")
+    assert training["diagnosis"]["summary"].startswith("node-1 exited with code 1"), training["diagnosis"]
+    (only,) = document_of((tmp_path / "run.html").read_text())["trainings"]
+    assert (only["name"], only["phase"]) == (execution.job, "Failed")
 
 
 def test_a_step_without_permissions_reports_how_to_grant_them(own_cluster: Cluster, step_image: str) -> None:
