@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 SCREENSHOTS = Path(__file__).parents[2] / ".test-output" / "screenshots"
-# As the tab "Visualizations" of KFP 2.17 does it: the content in `srcdoc`, no origin, no size limit.
+# As the tab "Visualization" of an artifact in KFP 2.17 does it: the content in `srcdoc`, no origin, no size limit.
 FRAME = """<!doctype html><iframe src="about:blank" sandbox="allow-scripts"
 style="border: 1px solid; min-height: 600px; width: 1100px"></iframe>
 <script>document.querySelector("iframe").srcdoc = {page}</script>"""
