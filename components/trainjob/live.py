@@ -88,12 +88,14 @@ class _Job:
     read_at: float = -math.inf
     full_at: float = -math.inf
     used_at: float = -math.inf
+    documents: dict[object, dict[str, Any]] = field(default_factory=dict)  # made since the last read
 
     def __post_init__(self) -> None:
         self.ref = JobRef(self.namespace, self.name, "")
 
     async def read(self, backend: Backend, *, full: bool = False) -> None:
         """Read the state, and with `full`, when it is due or when the phase has changed, everything."""
+        began = time.monotonic()
         before = observe(self.evidence.trainjob).phase if self.evidence.trainjob is not None else None
         full = full or before is None or time.monotonic() - self.full_at >= self._full_seconds(before)
         if not full:
@@ -110,7 +112,8 @@ class _Job:
             await self._read_all(backend)
         await self._read_cluster(backend)
         self.history.observe(observe(self.evidence.trainjob), time.time())
-        self.read_at = time.monotonic()
+        self.read_at = began  # a slow read is as old as its beginning
+        self.documents.clear()
 
     @staticmethod
     def _full_seconds(phase: Phase) -> float:
@@ -235,16 +238,26 @@ class LiveReader:
         """
         where = (namespace, name)
         job = self._jobs.setdefault(where, _Job(namespace, name))
-        if time.monotonic() - job.read_at >= self._seconds:
-            try:
-                await self._once(where, lambda: job.read(self._backend))
-            except TrainJobError:
-                if job.full_at < 0:  # it was never read
-                    self._jobs.pop(where, None)
-                raise
+        if job.full_at < 0:
+            await self._refresh(where, job)
         _keep(self._jobs, where, job)
-        lines = await self._lines(job, rank, tail) if tail else []
-        return job.document(history, lines, task)
+        (lines_at, lines), _ = await asyncio.gather(self._lines(job, rank, tail), self._refresh(where, job))
+        if history is not None:
+            return job.document(history, lines, task)
+        shown = (rank, tail, task, lines_at)
+        if shown not in job.documents:  # takes 6 ms, with many points 30 ms
+            job.documents[shown] = job.document(None, lines, task)
+        return {**job.documents[shown]}
+
+    async def _refresh(self, where: tuple[str, str], job: _Job) -> None:
+        if time.monotonic() - job.read_at < self._seconds:
+            return
+        try:
+            await self._once(where, lambda: job.read(self._backend))
+        except TrainJobError:
+            if job.full_at < 0:  # it was never read
+                self._jobs.pop(where, None)
+            raise
 
     async def jobs(self, namespace: str) -> list[TrainJob]:
         """The jobs of a namespace that trainjob launched, at most `seconds` old.
@@ -267,13 +280,19 @@ class LiveReader:
         """
         return list_document(await self.jobs(namespace), namespace)
 
-    async def _lines(self, job: _Job, rank: str, tail: int) -> list[dict[str, str]]:
+    async def _lines(self, job: _Job, rank: str, tail: int) -> tuple[float, list[dict[str, str]]]:
+        """The last lines, and when they were read."""
         where = (job.namespace, job.name, rank)
-        read_at, lines = self._logs.get(where, (-math.inf, []))
-        if time.monotonic() - read_at >= self._seconds:
-            lines = await self._once(where, lambda: _lines(self._backend, job.ref, job.evidence, rank, tail))
-            _keep(self._logs, where, (time.monotonic(), lines))
-        return lines
+        read_at, lines = self._logs.get(where, (-math.inf, [])) if tail else (0.0, [])
+
+        async def read() -> tuple[float, list[dict[str, str]]]:
+            began = time.monotonic()
+            return began, await _lines(self._backend, job.ref, job.evidence, rank, tail)
+
+        if tail and time.monotonic() - read_at >= self._seconds:
+            read_at, lines = await self._once(where, read)
+            _keep(self._logs, where, (read_at, lines))
+        return read_at, lines
 
     async def _once(self, where: object, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of a read, shared by all that ask while it lasts; a viewer that leaves does not end it."""

@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000, help="number of jobs that are waited for (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60, help="duration of each measurement (%(default)s)")
     parser.add_argument("--baseline", type=Path, help="checkout of another commit, for the cost of its waiter")
-    parser.add_argument("--no-viewers", action="store_true", help="measure the waiter only")
+    parser.add_argument("--only", choices=("viewers", "waiter"), help="measure only one of both")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         policy, audit_log = Path(temporary, "policy.yaml"), Path(temporary, "audit.log")
@@ -286,9 +286,11 @@ def main() -> None:
         emit("load average before", os.getloadavg()[0])
         with Cluster(kueue=False, simulated_nodes=1, api_server_flags=flags) as cluster:
             bench = Bench(cluster, audit_log, arguments.jobs, arguments.seconds)
-            if not arguments.no_viewers:
+            if arguments.only != "waiter":
                 with bench.waiting(ROOT):
                     asyncio.run(bench.view())
+            if arguments.only == "viewers":
+                return
             ours = bench.costs(ROOT)
             peers = bench.costs(arguments.baseline.absolute()) if arguments.baseline else (None, None)
         for what, cost, peer in zip(("without reports", "with reports"), ours, peers, strict=True):

@@ -76,6 +76,46 @@ async def test_viewers_share_a_read(backend: Counting) -> None:
     assert len(backend.reads) == 3, "the document is not 2 s old yet"
 
 
+async def test_viewers_share_a_document(backend: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = await running(backend)
+    made: list[str] = []
+    make = live.training_document
+
+    def counted(*arguments: Any, **options: Any) -> dict[str, Any]:
+        made.append("document")
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(live, "training_document", counted)
+    reader = LiveReader(backend)
+    for tail in (0, 10):
+        made.clear()
+        documents = await asyncio.gather(*(reader.document(ref.namespace, ref.name, tail=tail) for _ in range(20)))
+        assert len(made) == 1
+        documents[0]["href"] = "changed"
+        assert documents[1]["href"] == ""
+
+
+async def test_the_age_of_a_document_counts_from_the_beginning_of_its_read(
+    backend: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = await running(backend)
+    reader = LiveReader(backend, seconds=0.2)
+    await reader.document(ref.namespace, ref.name, tail=0)
+
+    async def slow(ref: JobRef) -> Any:
+        found = await Counting.state(backend, ref)
+        await anyio.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(backend, "state", slow)
+    for _ in range(2):
+        await anyio.sleep(0.2)
+        await reader.document(ref.namespace, ref.name, tail=0)
+    backend.reads.clear()
+    await reader.document(ref.namespace, ref.name, tail=0)
+    assert backend.reads == ["state"]
+
+
 async def test_a_running_job_is_read_with_few_requests(backend: Counting) -> None:
     ref = await running(backend)
     reader = LiveReader(backend, seconds=0)
