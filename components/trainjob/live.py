@@ -122,6 +122,8 @@ class _Job:
     async def _read_all(self, backend: Backend) -> None:
         trainjob = await backend.get(self.namespace, self.name)
         if trainjob is not None:
+            if self.ref.uid not in ("", trainjob["metadata"]["uid"]):  # another job has the name of a deleted one
+                self.history = MetricHistory()
             self.ref = JobRef.of(trainjob)
         self.evidence = await backend.evidence(self.ref)
         if trainjob is None and not (self.evidence.pods or self.evidence.events):

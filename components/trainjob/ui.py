@@ -91,7 +91,7 @@ class Documents:
         self._reader = LiveReader(client.backend, seconds)
         self._reads: OrderedDict[tuple[str, ...], _Read] = OrderedDict()
         self._reading: dict[tuple[str, ...], asyncio.Task[_Read]] = {}
-        self._histories: OrderedDict[str, MetricHistory] = OrderedDict()
+        self._histories: OrderedDict[str, tuple[str, MetricHistory]] = OrderedDict()  # by name, with the UID
 
     async def listed(self) -> dict[str, Any]:
         """The document of all jobs."""
@@ -122,9 +122,8 @@ class Documents:
         """
 
         async def read() -> dict[str, Any]:
-            found = await self._reader.document(
-                self._namespace, name, history=self._histories.get(name), rank=rank, tail=tail
-            )
+            _, history = self._histories.get(name, ("", None))
+            found = await self._reader.document(self._namespace, name, history=history, rank=rank, tail=tail)
             for each in found["compare"]:
                 if each["label"] == "previous run" and names.JOB.fullmatch(each["name"]):
                     each["href"] = f"../{each['name']}/"
@@ -167,10 +166,15 @@ class Documents:
         jobs = await self._reader.jobs(self._namespace)
         now = time.time()
         for each in jobs:
-            name, observation = each["metadata"]["name"], observe(each)
+            name, uid, observation = each["metadata"]["name"], each["metadata"]["uid"], observe(each)
+            kept, history = self._histories.get(name, (uid, MetricHistory(_POINTS)))
+            if kept != uid:  # another job has the name of a deleted one
+                history = MetricHistory(_POINTS)
             if observation.metrics and not observation.phase.terminal:
-                history = self._histories.setdefault(name, MetricHistory(_POINTS))
                 history.observe(observation, now)
+                self._histories[name] = (uid, history)
+            elif kept != uid:
+                del self._histories[name]
         while len(self._histories) > _HISTORIES:
             self._histories.popitem(last=False)
         return jobs
@@ -209,6 +213,8 @@ class Documents:
         began = time.monotonic()
         try:
             document = await read()
+            if document.get("phase") == Phase.DELETED and before is not None and before.document is not None:
+                raise NotFound("only objects of the deleted TrainJob are left")  # what was read before has more
         except TrainJobError as error:
             return _Read(before.document if before else None, error, time.monotonic() + self._seconds)
         took = time.monotonic() - began

@@ -144,15 +144,14 @@ async def test_pages_and_reports_of_a_namespace(cluster: Access, namespace: str,
         assert (listed["name"], listed["workflow"]) == (ref.name, "DAG digits, run manual")
         (compared,) = (await pages(listed["workflow_href"]))["trainings"]
         assert (compared["name"], compared["task"]) == (ref.name, "train")
-        cluster.finish(namespace)
-        complete = await shows("Complete")
-        assert complete["finished"] is not None
         cluster.api.delete(TRAINER, "TrainJob", namespace, ref.name)
-        with anyio.fail_after(30):
-            while "The TrainJob was deleted. This is the state that was read last." not in complete["notes"]:
-                await anyio.sleep(0.5)
-                complete = await pages(f"jobs/{ref.name}/")
-        assert complete["phase"] == "Complete"
+        deleted = await shows("Deleted")
+        assert deleted["notes"] == ["The TrainJob was deleted. This is the state that was read last."]
+        assert [rank["rank"] for rank in deleted["ranks"]] == ["node-0", "node-1"]
+        ref = await launch(backend, asked, "study/train", namespace=namespace, origin=origin)
+        await shows("Running")
+        cluster.finish(namespace)
+        assert (await shows("Complete"))["finished"] is not None
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
     finally:
@@ -160,13 +159,12 @@ async def test_pages_and_reports_of_a_namespace(cluster: Access, namespace: str,
             process.kill()
         await process.aclose()
 
-    again = await launch(backend, asked, "study/train", namespace=namespace, origin=origin)
-    for what in (again.name, "study/train", "digits/manual", "study"):
+    for what in (ref.name, "study/train", "digits/manual", "study"):
         page = tmp_path / "page.html"
         command = [program, "report", "-n", namespace, what, "-o", str(page)]
         done = await anyio.run_process(command, env=environment, check=False)
         assert done.returncode == 0, done.stderr.decode()
-        assert again.name in page.read_text()
+        assert ref.name in page.read_text()
     unknown = [program, "report", "-n", namespace, "other/nosuch"]
     done = await anyio.run_process(unknown, env=environment, check=False)
     assert done.returncode == 2

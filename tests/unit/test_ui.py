@@ -22,6 +22,7 @@ from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient
 from trainjob.cli import pages
+from trainjob.diagnosis import Evidence
 from trainjob.errors import BackendUnavailable, ConfigurationError
 from trainjob.ui import Documents, Server
 
@@ -344,6 +345,38 @@ def test_a_job_that_was_deleted_keeps_its_last_state(server: Server, backend: Ba
     last = get(server, path)
     assert last["phase"] == "Deleted"
     assert last["notes"] == ["The TrainJob was deleted. This is the state that was read last."]
+
+
+def test_a_deleted_job_of_which_objects_are_left_keeps_its_last_state(
+    server: Server, backend: Backend, job: JobRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"jobs/{job.name}/document.json"
+    backend.report(job, 42, {"loss": 0.5})
+    assert get(server, path)["progress"] == 42
+    backend.jobs.clear()
+    left = Evidence(None, events=[{"reason": "Killing", "message": "x", "involvedObject": {"name": job.name}}])
+
+    async def evidence(ref: JobRef) -> Evidence:
+        return left
+
+    monkeypatch.setattr(backend, "evidence", evidence)
+    time.sleep(1.5 * SECONDS)
+    last = get(server, path)
+    assert (last["phase"], last["progress"], last["metrics"]) == ("Deleted", 42, {"loss": 0.5})
+    assert last["notes"] == ["The TrainJob was deleted. This is the state that was read last."]
+
+
+def test_another_job_with_the_name_of_a_deleted_one_has_no_metrics_of_it(
+    server: Server, client: TrainJobClient, backend: Backend, job: JobRef
+) -> None:
+    path = f"jobs/{job.name}/document.json"
+    for uid in ("first", "second"):
+        backend.jobs[job.namespace, job.name]["metadata"]["uid"] = uid
+        backend.report(JobRef(job.namespace, job.name, uid), 42, {uid: 0.5})
+        time.sleep(1.5 * SECONDS)
+        get(server, "document.json")
+        assert list(get(server, path)["history"]) == [uid]
+        backend.condition(JobRef(job.namespace, job.name, uid), "Suspended", "x")
 
 
 def test_metrics_are_collected_while_no_page_is_open(
