@@ -12,6 +12,7 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob import live
+from trainjob.document import training_document
 from trainjob.errors import BackendUnavailable, NotFound
 from trainjob.lifecycle import launch
 from trainjob.live import LiveReader, take_document
@@ -79,13 +80,13 @@ async def test_viewers_share_a_read(backend: Counting) -> None:
 async def test_viewers_share_a_document(backend: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = await running(backend)
     made: list[str] = []
-    make = live.training_document
+    make = training_document
 
     def counted(*arguments: Any, **options: Any) -> dict[str, Any]:
         made.append("document")
         return make(*arguments, **options)
 
-    monkeypatch.setattr(live, "training_document", counted)
+    monkeypatch.setattr("trainjob.live.training_document", counted)
     reader = LiveReader(backend)
     for tail in (0, 10):
         made.clear()
