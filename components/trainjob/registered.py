@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from trainjob.document import with_comparison, with_lineage
-from trainjob.errors import ModelNotFound
-from trainjob.registry import Registry
-from trainjob.registry.base import ModelVersion
+from trainjob.errors import ModelNotFound, TrainJobError
+from trainjob.registry import Registry, connect
+from trainjob.registry.base import ModelVersion, check_alias, check_name
 from trainjob.registry.provenance import PREFIX
+from trainjob.report import short_text
+
+_SECONDS = 60.0  # age at which the registry is read again
+
+
+class Champion:
+    """Adds the champion of a model to documents. The registry is read at most once per minute for each training.
+
+    Args:
+        model: ``NAME`` or ``NAME@ALIAS``; the default alias is ``champion``.
+        registry: Address of the registry; by default that of the settings (``TRAINJOB_REGISTRY``).
+
+    Raises:
+        ConfigurationError: No registry is set, or the name or alias is invalid.
+        RegistryUnavailable: The registry cannot be reached.
+    """
+
+    def __init__(self, model: str, registry: str | None = None) -> None:
+        name, _, alias = model.partition("@")
+        self._model, self._alias = check_name(name), check_alias(alias or "champion")
+        self._registry = connect(registry)
+        self._known: dict[str, tuple[float, dict[str, Any]]] = {}
+
+    def add(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The document with the champion, as `with_registry`; with a note if the registry cannot be read. Blocks."""
+        read_at, parts = self._known.get(document["uid"], (-math.inf, {}))
+        if time.monotonic() - read_at > _SECONDS:
+            try:
+                made = with_registry({**document, "compare": []}, self._registry, self._model, self._alias)
+                parts = {"compare": made["compare"], "lineage": made["lineage"]}
+            except TrainJobError as error:
+                return {**document, "notes": [*document["notes"], f"The registry cannot be read: {short_text(error)}"]}
+            self._known[document["uid"]] = time.monotonic(), parts
+        lineage = {**document["lineage"], "links": [*document["lineage"]["links"], *parts["lineage"]["links"]]}
+        if parts["lineage"]["registered"] is not None:
+            lineage["registered"] = parts["lineage"]["registered"]
+        return {**document, "compare": [*document["compare"], *parts["compare"]], "lineage": lineage}
 
 
 def with_registry(

@@ -25,6 +25,7 @@ from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import anyio
+import anyio.to_thread
 
 from trainjob import names
 from trainjob.backends.base import TrainJob
@@ -34,6 +35,7 @@ from trainjob.errors import ConfigurationError, NotFound, TrainJobError
 from trainjob.history import MetricHistory
 from trainjob.live import SECONDS, LiveReader
 from trainjob.page import page_html, page_json
+from trainjob.registered import Champion
 from trainjob.sanitizing import one_line
 from trainjob.status import Phase, observe
 from trainjob.workflows import Study, latest_attempts, studies
@@ -83,10 +85,12 @@ class Documents:
     Args:
         client: Client of the backend; stays open.
         seconds: Age in seconds at which a job is read again.
+        champion: Adds the champion of a model to the trainings.
     """
 
-    def __init__(self, client: TrainJobClient, seconds: float = SECONDS) -> None:
+    def __init__(self, client: TrainJobClient, seconds: float = SECONDS, champion: Champion | None = None) -> None:
         self._namespace = client.namespace
+        self._champion = champion
         self._seconds = seconds
         self._reader = LiveReader(client.backend, seconds)
         self._reads: OrderedDict[tuple[str, ...], _Read] = OrderedDict()
@@ -127,7 +131,7 @@ class Documents:
             for each in found["compare"]:
                 if each["label"] == "previous run" and names.JOB.fullmatch(each["name"]):
                     each["href"] = f"../{each['name']}/"
-            return found
+            return found if self._champion is None else await anyio.to_thread.run_sync(self._champion.add, found)
 
         return await self._shared(("job", name, rank, str(tail)), read)
 
@@ -283,6 +287,7 @@ class Server(ThreadingHTTPServer):
         client: Client of the backend; stays open.
         port: Port on 127.0.0.1; a free one if 0.
         seconds: Age in seconds at which a job is read again.
+        champion: Adds the champion of a model to the trainings.
 
     Raises:
         ConfigurationError: The port is in use or not permitted.
@@ -292,10 +297,12 @@ class Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, client: TrainJobClient, port: int = 0, seconds: float = SECONDS) -> None:
+    def __init__(
+        self, client: TrainJobClient, port: int = 0, seconds: float = SECONDS, champion: Champion | None = None
+    ) -> None:
         self.token = secrets.token_urlsafe(32)
         self.client = client
-        self.documents = Documents(client, seconds)
+        self.documents = Documents(client, seconds, champion)
         self._free = threading.BoundedSemaphore(_THREADS)
         self._thread: threading.Thread | None = None
         try:

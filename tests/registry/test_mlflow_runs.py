@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from trainjob.document import observed_document
+from trainjob.errors import ConfigurationError, RegistryUnavailable
 from trainjob.manifest import JobRef
-from trainjob.registered import with_registry
+from trainjob.registered import Champion, with_registry
 from trainjob.registry import ModelVersion, connect
 from trainjob.registry.mlflow import MlflowRegistry
 from trainjob.registry.runs import run_of
@@ -285,3 +286,29 @@ def test_the_champion_is_compared_on_the_page_of_a_training(uri: str, uid: str) 
     assert (own["lineage"]["registered"]["version"], own["lineage"]["registered"]["alias"]) == ("1", "champion")
     assert {each["label"] for each in own["lineage"]["links"]} == set(registry.pages(champion))
     assert with_registry(document, registry, "no such model")["compare"] == []
+
+
+def test_the_champion_is_read_once_per_minute(file: str, uid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = register(file, uid, model=f"digits {uid}")
+    MlflowRegistry(file).promote(version.name, version.version, alias="champion")
+    champion = Champion(version.name, file)
+    document = observed_document(JobRef("ml", "digits-2", f"other-{uid}"), Observation(Phase.RUNNING))
+    assert [each["name"] for each in champion.add(document)["compare"]] == [f"{version.name} 1"]
+    monkeypatch.setattr("trainjob.registered.with_registry", None)
+    assert champion.add(document | {"phase": "Complete"})["phase"] == "Complete"
+    assert [each["label"] for each in champion.add(document)["compare"]] == ["champion"]
+
+
+def test_an_unreachable_registry_is_a_note_on_the_page(file: str, uid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    champion = Champion(f"digits {uid}@best", file)
+    document = observed_document(JobRef("ml", "digits-2", uid), Observation(Phase.RUNNING))
+    assert champion.add(document)["compare"] == [], "no version holds the alias yet"
+
+    def away(*_: object) -> None:
+        raise RegistryUnavailable("the registry is away")
+
+    monkeypatch.setattr("trainjob.registered.with_registry", away)
+    (note,) = champion.add({**document, "uid": "another"})["notes"]
+    assert note == "The registry cannot be read: the registry is away"
+    with pytest.raises(ConfigurationError, match="is not a valid alias"):
+        Champion("digits@latest", file)

@@ -228,3 +228,10 @@ def require_crash_option(on_crash: str | None, options: WaitOptions) -> None:
     """Refuse --on-crash without the option that it depends on."""
     if on_crash and not options.fail_on_first_crash:
         raise click.UsageError("--on-crash needs --fail-on-first-crash: give both")
+
+
+champion_option = click.option(
+    "--champion",
+    metavar="MODEL[@ALIAS]",
+    help="Compare with the version of this model that holds the alias (champion) in the registry, TRAINJOB_REGISTRY.",
+)

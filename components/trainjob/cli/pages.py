@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_thread
 import click
 
 from trainjob import names
@@ -28,6 +29,7 @@ from trainjob.kube_objects import mapping
 from trainjob.live import take_document
 from trainjob.manifest import KEY, MANAGED_BY, labels_of
 from trainjob.page import page_html
+from trainjob.registered import Champion
 from trainjob.sanitizing import one_line
 from trainjob.ui import LINES, Server, compared
 from trainjob.workflows import latest_attempts, run_labels, selectors, title_of
@@ -45,10 +47,13 @@ _FIRST_READ_SECONDS = 5.0
 # ---------------------------------------------------------------- report
 
 
-async def report(commands: Commands, what: str, output: str | None) -> int:
+async def report(commands: Commands, what: str, output: str | None, champion: str | None = None) -> int:
     """Write the page of a job, of a key or of a workflow."""
     found = _Found(commands, what)
+    compare = await anyio.to_thread.run_sync(Champion, champion) if champion else None
     document = await found.document()
+    if compare is not None and document["kind"] == "training":
+        document = await anyio.to_thread.run_sync(compare.add, document)
     if commands.as_json:
         echo(texts.as_json(document))
         if output is None:
@@ -158,13 +163,13 @@ def _key_of(job: TrainJob) -> str:
 # ---------------------------------------------------------------- ui
 
 
-def ui(target: Target, port: int, *, browser: bool) -> int:
+def ui(target: Target, port: int, champion: str | None = None, *, browser: bool) -> int:
     """Serve the pages until Ctrl-C or SIGTERM."""
     ended = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(_signals(ended))
         client = stack.enter_context(TrainJobClient(target.backend, target.namespace))
-        server = Server(client, port)
+        server = Server(client, port, champion=Champion(champion) if champion else None)
         _check(server)
         stack.enter_context(server)
         if target.as_json:

@@ -18,6 +18,7 @@ from trainjob.cli import completion
 from trainjob.cli.data import data
 from trainjob.cli.options import (
     WithCommand,
+    champion_option,
     common_options,
     duration,
     fields_of,
@@ -281,9 +282,10 @@ def diagnose(target: Target, /, *, name: tuple[str, str], page: Path | None) -> 
     metavar="FILE",
     help="Write the page to this file, - for stdout; <name>.html in this directory if left out.",
 )
+@champion_option
 @common_options
 @click.pass_obj
-def report(target: Target, /, *, what: str, output: str | None) -> int:
+def report(target: Target, /, *, what: str, output: str | None, champion: str | None) -> int:
     """Write the page of a job, of a key with all its attempts, or of a workflow, as one self-contained HTML file.
 
     WHAT is the name of a job; else a key; else the ID of a KFP or Airflow run, or DAG/RUN; else the first part of keys
@@ -292,7 +294,7 @@ def report(target: Target, /, *, what: str, output: str | None) -> int:
     """
     from trainjob.cli import pages  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
-    return target.do(lambda commands: pages.report(commands, what, output))
+    return target.do(lambda commands: pages.report(commands, what, output, champion))
 
 
 @program.command(epilog=EXIT_CODES)
@@ -300,9 +302,10 @@ def report(target: Target, /, *, what: str, output: str | None) -> int:
     "--port", type=click.IntRange(0, 65535), default=0, help="Listen on this port; on a free one if left out."
 )
 @click.option("--no-browser", is_flag=True, help="Do not open the address in a browser.")
+@champion_option
 @common_options
 @click.pass_obj
-def ui(target: Target, /, *, port: int, no_browser: bool) -> int:
+def ui(target: Target, /, *, port: int, no_browser: bool, champion: str | None) -> int:
     """Serve live pages of the jobs of the namespace on 127.0.0.1, until Ctrl-C.
 
     Prints an address with a random token: the list of jobs, a page for each job, and a page for each workflow that
@@ -310,7 +313,7 @@ def ui(target: Target, /, *, port: int, no_browser: bool) -> int:
     """
     from trainjob.cli import pages  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
-    return pages.ui(target, port, browser=not no_browser)
+    return pages.ui(target, port, champion, browser=not no_browser)
 
 
 @program.command()
