@@ -219,7 +219,7 @@ class Bench:
             await self._viewers(reader, ref, 10, tail, Ages())
             ended = time.time()
             found = sorted(self.received("viewer", began, ended).values())
-            emit(f"requests of {VIEWERS} viewers per 2 s, {what}", 2 * len(found) / (ended - began), "1/2s")
+            emit(f"requests of {VIEWERS} viewers per 2 s, {what}", 2 * len(found) / (ended - began))
             for each in dict.fromkeys(found):
                 print(found.count(each), each, file=sys.stderr)
         ages = Ages()

@@ -102,6 +102,7 @@ def stores(lines: Sequence[Line]) -> dict[str, str]:
 HEADS = {
     "oci": ("", "trainjob", "oras-py", "ratio"),
     "diagnosis": ("", "trainjob"),
+    "live": ("", "trainjob"),
     "first_crash": ("", "trainjob", "Kubeflow SDK", "ratio"),
     "progress": ("", "trainjob", "Kubeflow SDK", "ratio"),
     "triggerer": ("", "TrainJobTrigger", "KubernetesJobTrigger", "ratio"),
