@@ -7,6 +7,7 @@ added within a version.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -75,6 +76,8 @@ def training_document(
         "notes": list(notes),
         **report.as_dict(),
         "diagnosis": report.diagnosis.as_dict() | {"outlook": report.diagnosis.outlook} if report.troubled else None,
+        "metrics": _finite(report.metrics),
+        "outputs": _finite(report.outputs),
         "task": short_text(task or task_of(trainjob)),
         "href": "",
         "since": iso(_since(report)),
@@ -209,7 +212,7 @@ def listed(trainjob: TrainJob) -> dict[str, Any]:
         "finished": iso(now.finished),
         "progress": now.progress,
         "remaining_seconds": now.remaining_seconds,
-        "metrics": {name: value for name, value in now.metrics.items() if isinstance(value, int | float)},
+        "metrics": _finite({name: each for name, each in now.metrics.items() if isinstance(each, int | float)}),
         "workflow": short_text(title_of(trainjob)),
         "workflow_href": "",
         "href": "",
@@ -226,6 +229,14 @@ def _logs(lines: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         {"rank": short_text(line["rank"]), "time": short_text(line["time"]), "text": next(masked[line["rank"]], "")}
         for line in lines
     ]
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with NaN and infinity as text: JSON has neither."""
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
 
 
 def _since(report: Report) -> datetime | None:
