@@ -232,6 +232,7 @@ async def wait(
     on_change: Callable[[Observation, str], None] | None = None,
     on_log: Callable[[LogLine], None] | None = None,
     on_crash: Callable[[Diagnosis], None] | None = None,
+    on_evidence: Callable[[Evidence], None] | None = None,
     state_seconds: float = STATE_SECONDS,
 ) -> TrainJobResult:
     """Wait until a job ends, and return its result.
@@ -243,6 +244,7 @@ async def wait(
         on_change: Called with each new observation and its notice.
         on_log: Called with each line of every rank as it is written.
         on_crash: Called with the diagnosis of each rank that crashes while the job keeps running.
+        on_evidence: Called at the end of the job with the evidence of the result or of the diagnosis.
         state_seconds: Seconds between two states of a progress bar that `on_log` gets; 0 for each state, see `LogLine`.
 
     Raises:
@@ -260,7 +262,7 @@ async def wait(
             on_change(observation, notice)
 
     final, crash = await attend(backend, ref, options, on_change=change, on_crash=on_crash, read=read)
-    return await conclude(backend, ref, final, crash, history)
+    return await conclude(backend, ref, final, crash, history, on_evidence=on_evidence)
 
 
 async def attend(
@@ -368,6 +370,8 @@ async def conclude(
     final: Observation | None = None,
     earlier: Evidence | None = None,
     history: MetricHistory | None = None,
+    *,
+    on_evidence: Callable[[Evidence], None] | None = None,
 ) -> TrainJobResult:
     """The result of a job that has ended.
 
@@ -377,15 +381,18 @@ async def conclude(
         final: Final observation of a waiter. It counts even if the job was deleted since.
         earlier: Evidence of the first crashes, taken while the job was running: the pods may be gone.
         history: Metrics that a waiter has collected: the result has those that the training did not keep itself.
+        on_evidence: Called with the evidence of the result or of the diagnosis.
 
     Raises:
         TrainJobFailed: the job failed or was deleted; has the diagnosis.
     """
     evidence = await backend.evidence(ref)
     observation = observe(evidence.trainjob, final)
+    if observation.phase is not Phase.COMPLETE and earlier is not None:
+        evidence = evidence.with_earlier(earlier)
+    if on_evidence is not None:
+        on_evidence(evidence)
     if observation.phase is not Phase.COMPLETE:
-        if earlier is not None:
-            evidence = evidence.with_earlier(earlier)
         raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)))
     return result_of(ref, evidence, observation, history)
 
