@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
@@ -14,12 +16,23 @@ from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.tasklog import progress_logger
 
 if TYPE_CHECKING:
-    from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec, WaitOptions
-    from trainjob.integration import CrashAction
+    from trainjob import (
+        Diagnosis,
+        Evidence,
+        JobRef,
+        Observation,
+        TrainJobClient,
+        TrainJobResult,
+        TrainJobSpec,
+        WaitOptions,
+    )
+    from trainjob.integration import CrashAction, TrainJob
     from trainjob_airflow.tasklog import Log
+    from trainjob_airflow.training import TaskTraining
 
 
 _REPLY_SECONDS = 1.0  # of the 5 s that a killed task has left
+_EVIDENCE_SECONDS = 5.0
 
 
 @contextmanager
@@ -41,6 +54,13 @@ def connected(trainjob_conn_id: str, namespace: str | None) -> Iterator[TrainJob
         raise airflow_error(error) from None
 
 
+def has_ended(trainjob: TrainJob | None) -> bool:
+    """Whether a job has ended or was deleted."""
+    from trainjob.integration import observe
+
+    return trainjob is None or observe(trainjob).phase.terminal
+
+
 class DeadlineReached(Exception):
     """The task's ``execution_timeout`` expired; the job keeps running."""
 
@@ -52,12 +72,18 @@ class RunningJob:
         client: Client of the job's backend and namespace.
         key: The identity of the task.
         ref: The job, if it is known already.
+
+    Attributes:
+        evidence: Evidence of the job; None if it was not read.
+        training: What the task stores about the job; None if it stores nothing.
     """
 
     def __init__(self, client: TrainJobClient, key: str, ref: JobRef | None = None) -> None:
         self.client = client
         self.key = key
         self.ref = ref
+        self.evidence: Evidence | None = None
+        self.training: TaskTraining | None = None
         self._launching: Future[JobRef] | None = None
         self._waiting: Future[TrainJobResult] | None = None
         self._killed = False
@@ -92,6 +118,8 @@ class RunningJob:
     def wait(self, ref: JobRef, options: WaitOptions, log: Log, *, logs: bool, seconds: float | None) -> TrainJobResult:
         """Wait for the end of the job for at most `seconds`; log changes, crashes and, with `logs`, the ranks' lines.
 
+        Meanwhile this thread stores what `training` has to store: no other thread may call Airflow.
+
         Raises:
             DeadlineReached: `seconds` have passed.
             concurrent.futures.CancelledError: `stop_waiting` was called.
@@ -100,27 +128,77 @@ class RunningJob:
 
         progress, backend = progress_logger(log), self.client.backend
         on_log = progress.line if logs else None
+        changes = SimpleQueue[None]()  # its `put` may interrupt its `get`: a signal handler cancels the wait
+
+        def on_change(observation: Observation, notice: str) -> None:
+            progress.change(observation, notice)
+            if self.training is not None:
+                self.training.observe(observation)
+                changes.put(None)
+
         end = self._waiting = self.client.start(
-            lambda: wait(backend, ref, options, on_change=progress.change, on_log=on_log, on_crash=progress.crash)
+            lambda: wait(
+                backend,
+                ref,
+                options,
+                on_change=on_change,
+                on_log=on_log,
+                on_crash=progress.crash,
+                on_evidence=self.keep_evidence,
+            )
         )
+        end.add_done_callback(lambda _: changes.put(None))
         if self._killed:
             end.cancel()
         try:
-            return end.result(seconds)
-        except TimeoutError:
-            if end.done():
-                raise  # a TimeoutError of the backend
-            end.cancel()
-            raise DeadlineReached from None
+            self._until_done(end, changes, seconds)
+            return end.result()
         finally:
             progress.end()
 
+    def _until_done(self, end: Future[TrainJobResult], changes: SimpleQueue[None], seconds: float | None) -> None:
+        deadline = None if seconds is None else monotonic() + seconds
+        while not end.done():
+            now = monotonic()
+            if deadline is not None and now >= deadline:
+                end.cancel()
+                raise DeadlineReached
+            due = self.training.due if self.training is not None else None
+            if self.training is not None and due is not None and due <= now:
+                self.training.store()
+                continue
+            times = [time for time in (deadline, due) if time is not None]
+            with suppress(Empty):
+                changes.get(timeout=min(times) - now if times else None)
+
+    def keep_evidence(self, evidence: Evidence) -> None:
+        """Keep the evidence of the job's end."""
+        self.evidence = evidence
+
+    def read_evidence(self) -> Evidence | None:
+        """Evidence of the job, read now if that was not done before; None if it cannot be read in 5 s."""
+        import anyio
+
+        from trainjob import TrainJobError
+
+        async def read(ref: JobRef) -> Evidence | None:
+            with anyio.move_on_after(_EVIDENCE_SECONDS):
+                return await self.client.backend.evidence(ref)
+            return None
+
+        ref = self.ref
+        if self.evidence is None and ref is not None:
+            with suppress(TrainJobError):
+                self.evidence = self.client.call(lambda: read(ref))
+        return self.evidence
+
+    def look(self) -> TrainJob | None:
+        """The job as it is now; None if it was deleted."""
+        return self.client.get(self.ref) if self.ref else None
+
     def has_ended(self) -> bool:
         """Whether the job has ended or was deleted."""
-        from trainjob.integration import observe
-
-        trainjob = self.client.get(self.ref) if self.ref else None
-        return trainjob is None or observe(trainjob).phase.terminal
+        return has_ended(self.look())
 
     def give_up(self, ref: JobRef, diagnosis: Diagnosis, action: CrashAction) -> str:
         """Apply `action` to a job that failed its task; return what was done."""

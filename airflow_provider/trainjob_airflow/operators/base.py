@@ -31,14 +31,15 @@ from trainjob_airflow.identity import (
     publish_job,
     was_cleared,
 )
-from trainjob_airflow.running import DeadlineReached, RunningJob
+from trainjob_airflow.running import DeadlineReached, RunningJob, has_ended
 from trainjob_airflow.tasklog import write_group, write_result
 from trainjob_airflow.templates import StrictTemplates, secrets_in
+from trainjob_airflow.training import TaskTraining
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from trainjob import JobRef, TrainJobClient, TrainJobError, TrainJobResult, TrainJobSpec
+    from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobError, TrainJobResult, TrainJobSpec
 
 OnKill = Literal["cancel", "suspend", "keep"]
 OnCrash = Literal["suspend", "cancel", "keep"]
@@ -136,10 +137,12 @@ class TrainJobTask(StrictTemplates):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger's event."""
         from trainjob import JobRef, RankCrashed
-        from trainjob.integration import conclude, unpack_diagnosis, unpack_evidence
+        from trainjob.integration import MetricHistory, conclude, unpack_diagnosis, unpack_evidence
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
         with self._connected(context, ref.namespace, key_of(context), ref) as running:
+            if training := self._training(context, running, ref):
+                training.resume(event.get("history"))
             if event["status"] == "timeout":
                 self._time_out(running, event["message"], retryable=event["retryable"])
             if event["status"] == "error":
@@ -149,7 +152,14 @@ class TrainJobTask(StrictTemplates):
             client = running.client
             # The trigger's observation counts: the job may be deleted by now (ttlSecondsAfterFinished, a person).
             final, crash = unpack(event.get("final")), unpack_evidence(event.get("crash"))
-            return self._deliver(context, client.call(lambda: conclude(client.backend, ref, final, crash)), ref)
+            if training is not None and final is not None:
+                training.observe(final)
+            history = MetricHistory.of(event.get("history"))
+            result = client.call(
+                lambda: conclude(client.backend, ref, final, crash, history, on_evidence=running.keep_evidence)
+            )
+            self._store_end(running)
+            return self._deliver(context, result, ref)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume after a deferral, also if the triggerer itself failed; Airflow calls it."""
@@ -198,7 +208,7 @@ class TrainJobTask(StrictTemplates):
             print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - a command prints
 
     def _run(self, context: Context, *, defer: bool) -> Any:
-        from trainjob import TrainJobResult
+        from trainjob import Evidence, TrainJobResult
 
         key = key_of(context)
         spec = self._spec(key, context)
@@ -211,10 +221,13 @@ class TrainJobTask(StrictTemplates):
             self._link(context, ref)
             links.push(context, self)
             self._log_launch(context, ref, key)
+            trainjob = running.look()
+            if training := self._training(context, running, ref):
+                training.begin(Evidence(trainjob))
             # Airflow (3.3.2) can treat a task whose trigger fires at once as lost ("state mismatch"): each try of a
             # task whose job has already ended would fail.
-            if defer and self.wait_for_completion and not running.has_ended():
-                self._defer(context, ref)
+            if defer and self.wait_for_completion and not has_ended(trainjob):
+                self._defer(context, ref, phase=training.phase if training else "")
             if not self.wait_for_completion:
                 return TrainJobResult(ref.namespace, ref.name, ref.uid, ref.attempt).as_dict()
             deadline = self._deadline(context)
@@ -225,6 +238,7 @@ class TrainJobTask(StrictTemplates):
                 result = running.wait(ref, self.wait_options, self.log, logs=self.get_logs, seconds=seconds)
             except DeadlineReached:
                 self._time_out(running, f"TrainJob {ref} did not end within execution_timeout")
+            self._store_end(running)
             return self._deliver(context, result, ref)
 
     def _origin(self, context: Context) -> dict[str, str]:
@@ -254,6 +268,7 @@ class TrainJobTask(StrictTemplates):
                     self._time_out(running, str(error), retryable=error.retry.retryable)
                 except TrainJobError as error:
                     self._log_error(_summary_first(error))
+                    self._store_end(running, error.diagnosis if isinstance(error, TrainJobFailed) else None)
                     if isinstance(error, TrainJobFailed) and error.diagnosis.exit_code in self.skip_on_exit_code:
                         raise AirflowSkipException(str(error)) from None
                     failure = airflow_error(error, user_errors=self.retry_user_errors)
@@ -266,7 +281,18 @@ class TrainJobTask(StrictTemplates):
         except AirflowTaskTimeout as airflow_timeout:  # may fire while a TrainJobTimeout propagates
             raise _own_timeout(airflow_timeout) from None
 
-    def _defer(self, context: Context, ref: JobRef, resumed: int = 0) -> NoReturn:
+    def _training(self, context: Context, running: RunningJob, ref: JobRef) -> TaskTraining | None:
+        """What this task stores about its job; None if it stores nothing."""
+        if self.do_xcom_push:
+            running.training = TaskTraining(context, ref, self.trainjob_conn_id, running.key)
+        return running.training
+
+    def _store_end(self, running: RunningJob, diagnosis: Diagnosis | None = None) -> None:
+        """Store the last state of the job, before its pods or the job itself are deleted."""
+        if running.training is not None:
+            running.training.end(running.read_evidence(), diagnosis)
+
+    def _defer(self, context: Context, ref: JobRef, resumed: int = 0, phase: str = "") -> NoReturn:
         from trainjob_airflow.triggers.trainjob import TrainJobTrigger
 
         deadline = self._deadline(context)
@@ -284,6 +310,7 @@ class TrainJobTask(StrictTemplates):
                 get_logs=self.get_logs,
                 resumed=resumed,
                 target=target,
+                stored=phase if self.do_xcom_push else None,
                 **self.wait_options.as_json(),
             ),
             method_name="execute_complete",
@@ -305,6 +332,8 @@ class TrainJobTask(StrictTemplates):
         with suppress(TrainJobError):  # the outage continues
             if running.has_ended():
                 return
+        if running.training is not None:
+            running.training.store()
         self._defer(context, ref, event["resumed"] + 1)
 
     def _handle_kill(self, context: Context, running: RunningJob) -> NoReturn:
@@ -326,11 +355,14 @@ class TrainJobTask(StrictTemplates):
         """Cancel the job after a timeout or a permanent blocker, unless it is to be kept, and fail this try."""
         if self.cancel_on_timeout:
             try:
+                self._store_end(running)
                 ended = running.cancel("delete", _CANCEL_SECONDS)
             except AirflowTaskTimeout:  # of Airflow's timer, during this call; it fires only once
                 ended = running.cancel("delete", _CANCEL_SECONDS)
             message += "; it was cancelled" if ended else "; it was cancelled and is still terminating"
         else:
+            with suppress(AirflowTaskTimeout):
+                self._store_end(running)
             message += "; it keeps running (cancel_on_timeout=False)"
         self._log_error(message)
         raise TrainJobTimeout(message) if retryable else TrainJobFatal(message)

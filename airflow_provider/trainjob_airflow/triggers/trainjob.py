@@ -21,17 +21,20 @@ from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import states_of
 from trainjob_airflow.states import Wanted
 from trainjob_airflow.tasklog import progress_logger
+from trainjob_airflow.training import Task, Training, Writer
 
 if TYPE_CHECKING:
     from trainjob import Backend, Evidence, JobRef, Observation
     from trainjob.integration import ProgressLogger
 
 _TAIL = 200  # log lines of each rank from before this trigger started; after a restart they are logged again
+_POINTS = 512  # of all metrics in an event, which Airflow stores in its database: about 20 KB
 _LAST_LOOK = 5.0  # seconds to observe a job whose deadline passed while nothing waited: it may have ended before
 _KILLED = "__airflow_user_action__"  # message of the cancellation when a person has ended the task (Airflow 3.3)
 _KILL = 25.0  # Airflow gives on_kill() 30 s ([triggerer] on_kill_timeout)
 
 _BACKGROUND: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
+_WRITER = Writer()
 
 
 class TrainJobTrigger(BaseTrigger):
@@ -57,6 +60,7 @@ class TrainJobTrigger(BaseTrigger):
         get_logs: Whether to copy log lines of the ranks to the task's log.
         resumed: How often the task was deferred again after an error.
         target: Settings of the connection, if they hold no secret: the result of `TrainJobHook.target`.
+        stored: Phase in the document that the task has stored, empty if unknown; None: the task stores no document.
         **wait_options: The waiting options, as `trainjob.WaitOptions.as_json` returns them.
     """
 
@@ -75,6 +79,7 @@ class TrainJobTrigger(BaseTrigger):
         get_logs: bool = True,
         resumed: int = 0,
         target: dict[str, Any] | None = None,
+        stored: str | None = None,
         **wait_options: Any,
     ) -> None:
         from trainjob import WaitOptions  # here, so that an import of this module does not import `trainjob`
@@ -91,13 +96,14 @@ class TrainJobTrigger(BaseTrigger):
         self.get_logs = get_logs
         self.resumed = resumed
         self.target = target
+        self.stored = stored
         self._waiting = self._killed = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
         names = (
             *("trainjob_conn_id", "namespace", "name", "uid", "attempt"),
-            *("deadline", "on_kill_action", "get_logs", "resumed", "target"),
+            *("deadline", "on_kill_action", "get_logs", "resumed", "target", "stored"),
         )
         arguments = {name: getattr(self, name) for name in names} | self.wait_options.as_json()
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
@@ -116,6 +122,26 @@ class TrainJobTrigger(BaseTrigger):
 
     async def _outcome(self) -> dict[str, Any]:
         await asyncio.to_thread(_load)
+        training = self._training()
+        if training is None:
+            return await self._watched(None)
+        try:
+            event = await self._watched(training)
+        finally:
+            _WRITER.discard(training)
+        await _WRITER.until_written(training)
+        return event | ({"history": training.history.points(_POINTS)} if training.history else {})
+
+    def _training(self) -> Training | None:
+        """What this trigger stores about the job; None if it stores nothing, as before Airflow 3.3.
+
+        Older triggerers cannot write XComs (3.0), or end if a write fails because the database cannot be reached.
+        """
+        if self.stored is None or self.task_instance is None or not hasattr(BaseTrigger, "on_kill"):
+            return None
+        return Training(self._ref(), Task.of(self.task_instance, self.trainjob_conn_id), phase=self.stored)
+
+    async def _watched(self, training: Training | None) -> dict[str, Any]:
         if self.task_instance is not None and not TrainJobTrigger._has_called_airflow:
             # The first call starts Airflow's API (3.3.2) inside the triggerer, which takes 4 s of one core, and more on
             # a busy machine. So the first call must not be that of `on_kill`, which Airflow ends after 30 s.
@@ -128,7 +154,7 @@ class TrainJobTrigger(BaseTrigger):
         try:
             async with TrainJobHook(self.trainjob_conn_id, self.target).shared_backend() as backend:
                 async with asyncio.timeout(self._seconds_left()) as limit:
-                    final, crash = await self._wait(backend)
+                    final, crash = await self._wait(backend, training)
         except RankCrashed as error:
             crashed = _event("crashed", error.diagnosis.summary, retryable=error.retry.retryable)
             return crashed | {"diagnosis": pack_diagnosis(error.diagnosis)}
@@ -145,16 +171,21 @@ class TrainJobTrigger(BaseTrigger):
         ended = {"final": pack(final), "crash": pack_evidence(crash)}
         return _event(status, f"the job ended: {final.phase}") | ended
 
-    async def _wait(self, backend: Backend) -> tuple[Observation, Evidence | None]:
+    async def _wait(self, backend: Backend, training: Training | None) -> tuple[Observation, Evidence | None]:
         from trainjob import BackendUnavailable
         from trainjob.integration import attend
 
         progress = progress_logger(self.log)
         read = (lambda: self._read(backend, progress)) if self.get_logs else None
         options, ref = self.wait_options, self._ref()
-        final, crash = await attend(
-            backend, ref, options, on_change=progress.change, on_crash=progress.crash, read=read
-        )
+
+        def on_change(observation: Observation, notice: str) -> None:
+            progress.change(observation, notice)
+            if training is not None:
+                training.observe(observation)
+                _WRITER.add(training)
+
+        final, crash = await attend(backend, ref, options, on_change=on_change, on_crash=progress.crash, read=read)
         if final is None:
             raise BackendUnavailable(f"the watch of TrainJob {self._ref()} ended without an event")
         return final, crash

@@ -1,0 +1,333 @@
+"""What a task stores about its training: the XCom `KEY`, from which Airflow's UI shows the training.
+
+The document outlives the job and its pods. It is stored after the launch, when the phase changes, while metrics change
+at most each 10 s (later each 5 % of the job's age, at most each 120 s), and at the end. Nothing is stored for a job
+whose state does not change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from trainjob import Diagnosis, Evidence, JobRef, Observation
+
+_log = logging.getLogger(__name__)
+
+KEY = "trainjob_training"
+_ATTEMPTS = "trainjob_attempts"  # in Airflow's task state, which a new try does not clear
+_FIRST, _SHARE, _LONGEST = 10.0, 0.05, 120.0
+_LIMIT = 100_000  # bytes of a document as JSON
+_SIZES = ((1500, 100, 256), (700, 50, 128), (300, 20, 64), (100, 5, 16), (0, 0, 0))  # points, events, ranks
+_EARLIER_POINTS = 500
+_PAUSE = 1.0  # seconds between two calls of Airflow by all triggers of a process
+_LAST_WRITE = 5.0
+
+
+class Task(NamedTuple):
+    """The task instance, in the document under ``airflow``: the page reads the job with it while the task runs."""
+
+    conn_id: str
+    try_number: int
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+
+    @classmethod
+    def of(cls, ti: Any, conn_id: str) -> Task:
+        """The task of a task instance."""
+        index = -1 if ti.map_index is None else ti.map_index
+        return cls(conn_id, ti.try_number, ti.dag_id, ti.run_id, ti.task_id, index)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Arguments that identify the task instance in calls of `XCom`."""
+        return {name: getattr(self, name) for name in ("dag_id", "run_id", "task_id", "map_index")}
+
+
+class Training:
+    """A job as its waiter observes it, and when its document is due.
+
+    Args:
+        ref: The job.
+        task: The task instance.
+        key: Key of the job; empty if it is unknown.
+        phase: Phase in the document that is stored already; empty if it is unknown.
+    """
+
+    __slots__ = ("_since", "_stored", "due", "history", "key", "observation", "phase", "ref", "stores_metrics", "task")
+
+    def __init__(self, ref: JobRef, task: Task, key: str = "", phase: str = "") -> None:
+        from trainjob.integration import MetricHistory
+
+        self.ref = ref
+        self.task = task
+        self.key = key
+        self.phase = phase
+        self.history = MetricHistory()
+        self.observation: Observation | None = None
+        self.stores_metrics = True
+        self.due: float | None = None  # monotonic time
+        self._since = self._stored = time.monotonic()
+
+    def observe(self, observation: Observation) -> None:
+        """Note an observation of the waiter."""
+        before, self.observation = self.observation, observation
+        changed = self.history.observe(observation, time.time())
+        phase = str(observation.phase)
+        if observation.phase.terminal or not (self.stores_metrics or phase != self.phase):
+            self.due = None  # the end is stored by the worker, with ranks and diagnosis
+        elif phase != self.phase:
+            if self.phase:
+                self.due = time.monotonic()
+            else:
+                self.phase = phase
+        elif self.due is None and (changed or (before is not None and before.progress != observation.progress)):
+            self.due = self._stored + self._interval(observation)
+
+    def _interval(self, observation: Observation) -> float:
+        age = time.monotonic() - self._since
+        if observation.created is not None:
+            age = max(age, (datetime.now(UTC) - observation.created).total_seconds())
+        return min(_LONGEST, max(_FIRST, _SHARE * age))
+
+    def take(self) -> dict[str, Any] | None:
+        """The current document, which is then no longer due; None before the first observation."""
+        from trainjob.integration import observed_document
+
+        self.due, observation = None, self.observation
+        if observation is None:
+            return None
+        self._stored, self.phase = time.monotonic(), str(observation.phase)
+        return observed_document(self.ref, observation, key=self.key, history=self.history, task=self.task.task_id)
+
+
+class TaskTraining(Training):
+    """The training of a task in its worker. Only the main thread stores: the connection to Airflow is not thread-safe.
+
+    Args:
+        context: Of the task.
+        ref: The job.
+        conn_id: The task's connection.
+        key: Key of the job.
+    """
+
+    __slots__ = ("_document", "_failed", "_state", "_ti")
+
+    def __init__(self, context: Context, ref: JobRef, conn_id: str, key: str) -> None:
+        self._ti = context["ti"]
+        super().__init__(ref, Task.of(self._ti, conn_id), key)
+        self._state: Any = context.get("task_state_store")  # None before Airflow 3.3
+        # Before, a write that fails because the API server cannot be reached ends the supervisor's handling of all
+        # requests of the task (`WatchedSubprocess.handle_requests` catches only `ServerResponseError`).
+        self.stores_metrics = self._state is not None
+        self._document: Mapping[str, Any] = {}
+        self._failed = False
+
+    def begin(self, evidence: Evidence) -> None:
+        """Store the first document of a try, from the TrainJob alone."""
+        with self._logged():
+            earlier = self._state.get(_ATTEMPTS) if self._state is not None else None
+            self._document = earlier if isinstance(earlier, Mapping) else {}
+        self._store_evidence(evidence)
+
+    def resume(self, points: object = None) -> None:
+        """Continue with what is stored, after the trigger's event.
+
+        Args:
+            points: History of the trigger.
+        """
+        from trainjob.integration import MetricHistory
+
+        with self._logged():
+            stored = self._ti.xcom_pull(task_ids=self.task.task_id, key=KEY, map_indexes=self.task.map_index)
+            self._document = stored if isinstance(stored, Mapping) else {}
+        self.history.merge(MetricHistory.of(points).points())
+
+    def store(self) -> None:
+        """Store the latest observation and the collected metrics."""
+        document = self.take()
+        if document is None and self._document and self.history:
+            document = {**self._document, "history": self.history.points()}
+        if document is not None:
+            self._write(document)
+
+    def end(self, evidence: Evidence | None, diagnosis: Diagnosis | None = None) -> None:
+        """Store the last document of a try.
+
+        Args:
+            evidence: Of the job; None if it cannot be read.
+            diagnosis: Why the job failed; None if it did not.
+        """
+        if evidence is None:
+            self.store()
+        else:
+            self._store_evidence(evidence, diagnosis)
+        if self._state is not None and self._document:
+            with self._logged():
+                self._state.set(_ATTEMPTS, _compact(self._document))
+
+    def _store_evidence(self, evidence: Evidence, diagnosis: Diagnosis | None = None) -> None:
+        from trainjob.integration import examine, observe, training_document
+
+        with self._logged():
+            report = examine(self.ref, evidence, datetime.now(UTC))
+            if self.observation is not None:  # what a waiter knows of a job that was deleted
+                report = replace(report, observation=observe(evidence.trainjob, self.observation))
+            if diagnosis is not None:
+                report = replace(report, diagnosis=diagnosis)
+            self.observation = report.observation
+            self.due, self._stored, self.phase = None, time.monotonic(), str(report.observation.phase)
+            self._write(training_document(report, history=self.history, source="kept", task=self.task.task_id))
+
+    def _write(self, document: dict[str, Any]) -> None:
+        with self._logged(), _no_timer():
+            self._document = _complete(self._document, document, self.task)
+            self._ti.xcom_push(key=KEY, value=self._document)
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Log the first error: a document that is not stored does not fail the task."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - of Airflow, of its XCom backend
+            if not self._failed:
+                _log.warning("the page of the training cannot be stored: %s: %s", type(error).__name__, error)
+            self._failed = True
+
+
+class Writer:
+    """Stores the documents of all triggers of a process: at most one call of Airflow per second."""
+
+    def __init__(self) -> None:
+        self._waiting: set[Training] = set()
+        self._current: Training | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._failed = False
+
+    def add(self, training: Training) -> None:
+        """Store the document of a training when it is due."""
+        if training.due is None:
+            return
+        self._waiting.add(training)
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+
+    def discard(self, training: Training) -> None:
+        """Store nothing more of a training: the worker stores its end."""
+        self._waiting.discard(training)
+        training.due = None
+
+    async def until_written(self, training: Training) -> None:
+        """Wait for a call in progress, at most 5 s, so that it does not overwrite what the worker stores."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WRITE):
+                while self._current is training:  # noqa: ASYNC110 - a call takes a few ms
+                    await asyncio.sleep(0.05)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            now = time.monotonic()
+            due = [(each.due, each) for each in self._waiting if each.due is not None and each.due <= now]
+            if due:
+                self._current = min(due, key=lambda each: each[0])[1]
+                self._waiting.discard(self._current)
+                try:
+                    await self._write(self._current)
+                except Exception as error:  # noqa: BLE001 - of Airflow: it must not fail a trigger
+                    if not self._failed:
+                        _log.warning("pages of trainings cannot be stored: %s: %s", type(error).__name__, error)
+                    self._failed = True
+                finally:
+                    self._current = None
+            await asyncio.sleep(_PAUSE)
+
+    async def _write(self, training: Training) -> None:
+        """Complete what is stored: another triggerer may have stored it, and memory holds no history twice."""
+        from airflow.providers.common.compat.sdk import XCom
+        from asgiref.sync import sync_to_async
+
+        place = training.task.place
+        stored = await sync_to_async(XCom.get_one)(key=KEY, **place)
+        await asyncio.sleep(_PAUSE)
+        document = training.take()
+        if document is not None:
+            kept = stored if isinstance(stored, Mapping) else {}
+
+            def write() -> None:
+                XCom.set(key=KEY, value=_complete(kept, document, training.task), **place)
+
+            await sync_to_async(write)()
+
+
+def _complete(stored: Mapping[str, Any], document: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """The document with what only the stored one has, of bounded size."""
+    from trainjob.integration import merge_documents
+
+    return bounded({**merge_documents(stored, document), "airflow": task._asdict()})
+
+
+def bounded(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with at most 100 KB of JSON: without log lines, and with fewer points, events and ranks."""
+    import json
+
+    made: dict[str, Any] = {}
+    for points, events, ranks in _SIZES:
+        made = _sized(document, points, events, ranks)
+        if len(json.dumps(made)) <= _LIMIT:
+            break
+    return made
+
+
+def _sized(document: Mapping[str, Any], points: int, events: int, ranks: int) -> dict[str, Any]:
+    attempts, every = document["attempts"], document["ranks"]
+    share = min(points, _EARLIER_POINTS) // max(1, len(attempts))
+    important = sorted(every, key=lambda rank: not (rank["culprit"] or rank["bad"]))[:ranks]
+    hidden = len(every) - len(important)
+    return {
+        **document,
+        "logs": [],
+        "history": _thinned(document["history"], points),
+        "attempts": [each | {"history": _thinned(each["history"], share)} for each in attempts],
+        "events": document["events"][-events:] if events else [],
+        "ranks": [rank for rank in every if rank in important] if hidden else every,
+        "unseen": [*document["unseen"], *([f"{hidden} more ranks"] if hidden else [])],
+    }
+
+
+def _compact(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What the next try needs of a document: its attempts with thinned histories."""
+    return {
+        "uid": document["uid"],
+        "history": _thinned(document["history"], _EARLIER_POINTS // 2),
+        "attempts": document["attempts"],
+    }
+
+
+def _thinned(points: object, limit: int) -> dict[str, Any]:
+    from trainjob.integration import MetricHistory
+
+    return MetricHistory.of(points).points(limit) if points and limit else {}
+
+
+@contextmanager
+def _no_timer() -> Iterator[None]:
+    """Delay the timer of ``execution_timeout``: an exception during a call of Airflow leaves its reply unread."""
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - begun)))

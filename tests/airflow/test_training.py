@@ -1,0 +1,302 @@
+"""What tasks store about their trainings: when, how large, and that nothing depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from tests.airflow.conftest import Run, python
+from tests.airflow.test_links import stored
+from tests.airflow.versions import since
+
+from trainjob import JobRef, Observation, Phase
+from trainjob.document import observed_document
+from trainjob_airflow import training as module
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.training import KEY, Task, Training, Writer, bounded
+
+both = pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
+REF = JobRef("team-a", "train-abc", "uid-1", 1)
+TASK = Task("trainjob_default", 1, "dag", "run", "train", -1)
+RUNNING = Observation(Phase.RUNNING, has_run=True)
+REPORT = """
+import os, time
+from trainjob.progress import report
+for step in range(3):
+    report(progress=30 * step, metrics={'loss': 1 / (step + 1)}, step=step)
+    time.sleep(0.3)
+print("tok" + "en=" + bytes.fromhex("68756e746572322d").decode() * 3, flush=True)  # a literal secret is refused
+"""
+
+
+def step(code: str = REPORT, **arguments: Any) -> TrainJobOperator:
+    return TrainJobOperator(task_id="train", runtime="trainjob-step", command=python(code), **arguments)
+
+
+class Clock:
+    """The monotonic clock of a test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("trainjob_airflow.training.time.monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def loss(value: float) -> Observation:
+    return replace(RUNNING, metrics={"loss": value})
+
+
+def test_a_phase_change_is_due_at_once(clock: Clock) -> None:
+    training = Training(REF, TASK, phase="Queued")
+    training.observe(Observation(Phase.QUEUED))
+    assert training.due is None, "this phase is stored already"
+    training.observe(RUNNING)
+    assert training.due == clock.now
+    document = training.take()
+    assert document is not None
+    assert (document["phase"], document["source"], training.due) == ("Running", "kept", None)
+
+
+def test_the_first_observation_of_a_new_triggerer_is_not_due(clock: Clock) -> None:
+    training = Training(REF, TASK)
+    training.observe(RUNNING)
+    assert training.due is None
+
+
+def test_nothing_is_due_for_a_job_whose_state_does_not_change(clock: Clock) -> None:
+    training = Training(REF, TASK, phase="Running")
+    for _ in range(100):
+        clock.now += 60
+        training.observe(replace(RUNNING, message="the same phase, another message"))
+    assert training.due is None
+
+
+@pytest.mark.parametrize(("age", "pause"), [(0, 10), (100, 10), (1000, 50), (100_000, 120)])
+def test_metrics_are_due_less_often_for_older_jobs(clock: Clock, age: float, pause: float) -> None:
+    training = Training(REF, TASK, phase="Running")
+    clock.now += age
+    training.observe(loss(1.0))
+    training.take()
+    begun = clock.now
+    for number in range(100):
+        clock.now += 0.5
+        training.observe(loss(1 / (number + 2)))
+    assert training.due == pytest.approx(begun + pause, abs=0.1)
+    assert training.history.points()["loss"][0][2] == 1.0
+
+
+def test_the_end_is_left_to_the_worker(clock: Clock) -> None:
+    training = Training(REF, TASK, phase="Running")
+    training.observe(loss(1.0))
+    training.observe(replace(loss(0.5), phase=Phase.COMPLETE))
+    assert training.due is None
+
+
+def due(number: int) -> Training:
+    training = Training(replace(REF, name=f"train-{number}"), TASK._replace(run_id=f"run-{number}"), phase="Queued")
+    training.observe(loss(number))
+    return training
+
+
+class Airflow:
+    """Stands for the connection of a triggerer to its supervisor."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from airflow.providers.common.compat.sdk import XCom
+
+        self.values: dict[str, Any] = {}
+        self.calls = 0
+        monkeypatch.setattr(XCom, "get_one", self.get_one)
+        monkeypatch.setattr(XCom, "set", self.set)
+
+    def get_one(self, *, key: str, run_id: str, **place: Any) -> Any:
+        self.calls += 1
+        assert (key, place["task_id"]) == (KEY, "train")
+        return self.values.get(run_id)
+
+    def set(self, *, key: str, value: Any, run_id: str, **place: Any) -> None:
+        self.calls += 1
+        self.values[run_id] = json.loads(json.dumps(value))
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Airflow:
+    return Airflow(monkeypatch)
+
+
+def test_a_thousand_triggers_call_airflow_once_a_pause(api: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSE", 0.02)
+
+    async def run() -> None:
+        writer = Writer()
+        for number in range(1000):
+            writer.add(due(number))
+        await asyncio.sleep(1)
+        writer._waiting.clear()
+
+    asyncio.run(run())
+    assert 10 <= api.calls <= 50 + 1
+
+
+def test_a_trigger_completes_what_another_process_has_stored(api: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSE", 0.01)
+    earlier = observed_document(due(7).ref, loss(9))
+    earlier["history"] = {"loss": [[1, 1769860800.0, 9.0]]}
+    earlier["spec"] = {"runtime": "torch-distributed"}
+    api.values["run-7"] = earlier
+
+    async def run() -> None:
+        writer, training = Writer(), due(7)
+        writer.add(training)
+        while not api.values["run-7"].get("airflow"):  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0.01)
+        await writer.until_written(training)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    document = api.values["run-7"]
+    assert [value for _, _, value in document["history"]["loss"]] == [9, 7]
+    assert document["spec"] == {"runtime": "torch-distributed"}
+    assert document["airflow"]["run_id"] == "run-7"
+
+
+def test_a_write_that_fails_is_logged_once(
+    api: Airflow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE", 0.01)
+    monkeypatch.setattr(api, "set", Mock(side_effect=RuntimeError("away")))
+    from airflow.providers.common.compat.sdk import XCom
+
+    monkeypatch.setattr(XCom, "set", api.set)
+
+    async def run() -> None:
+        writer = Writer()
+        for number in range(3):
+            writer.add(due(number))
+        while writer._waiting or writer._current:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert [record.message for record in caplog.records] == ["pages of trainings cannot be stored: RuntimeError: away"]
+
+
+def rank(number: int, *, culprit: bool = False) -> dict[str, Any]:
+    names = {"rank": f"node-{number}", "pod": "p" * 60, "node": "n" * 60, "state": "Running"}
+    return {**names, "exit_code": None, "culprit": culprit, "bad": culprit}
+
+
+def test_a_document_is_at_most_100_kb() -> None:
+    document = observed_document(REF, RUNNING)
+    series = [[i, 1769860800.0 + i, i / 7] for i in range(2000)]
+    document["history"] = {f"metric-{i}": series for i in range(50)}
+    document["logs"] = [{"rank": "node-0", "time": "", "text": "x" * 100}] * 500
+    document["events"] = [{"message": "x" * 2000}] * 100
+    document["ranks"] = [rank(i, culprit=i == 900) for i in range(1000)]
+    document["attempts"] = [{**document["attempts"][0], "uid": str(i), "history": {"loss": series}} for i in range(20)]
+    made = bounded(document)
+    assert len(json.dumps(made)) <= 100_000
+    assert made["logs"] == []
+    assert "node-900" in [each["rank"] for each in made["ranks"]], "the culprit is kept"
+    assert len(made["history"]) == 50
+    assert made["unseen"][-1].endswith("more ranks")
+
+
+@both
+def test_a_finished_task_stores_its_training(run: Run, deferrable: bool) -> None:
+    with DAG("keeps") as dag:
+        step(deferrable=deferrable)
+    ran = run(dag)
+    assert ran.state == "success"
+    document = stored(ran.run_id, "xcom")[KEY]
+    assert (document["kind"], document["source"], document["phase"]) == ("training", "kept", "Complete")
+    assert document["metrics"]["loss"] == pytest.approx(1 / 3, abs=1e-5)
+    assert [point[0] for point in document["history"]["loss"]] == [0, 1, 2]
+    assert document["ranks"][0]["state"] == "Completed"
+    assert document["airflow"] == {
+        "conn_id": "trainjob_default",
+        "try_number": 1,
+        "dag_id": "keeps",
+        "run_id": ran.run_id,
+        "task_id": "train",
+        "map_index": -1,
+    }
+    assert document["task"] == "train"
+    assert document["logs"] == []
+    assert "hunter2" not in json.dumps(document)
+
+
+@both
+def test_a_failed_task_stores_its_diagnosis(run: Run, deferrable: bool) -> None:
+    with DAG("keeps_failure") as dag:
+        step(REPORT + "raise ValueError('the data is wrong')", deferrable=deferrable)
+    ran = run(dag)
+    assert ran.state == "failed"
+    document = stored(ran.run_id, "xcom")[KEY]
+    assert document["phase"] == "Failed"
+    assert "the data is wrong" in document["diagnosis"]["summary"]
+    assert document["ranks"][0]["exit_code"] == 1
+    assert document["ranks"][0]["culprit"]
+    assert document["history"]["loss"][-1][2] == pytest.approx(1 / 3, abs=1e-5)
+    assert "hunter2" not in json.dumps(document)
+
+
+def test_a_job_that_exceeds_a_timeout_is_stored_before_it_is_deleted(run: Run) -> None:
+    with DAG("keeps_timeout") as dag:
+        step(REPORT + "time.sleep(60)", execution_timeout=timedelta(seconds=5))
+    ran = run(dag)
+    assert ran.state == "failed"
+    document = stored(ran.run_id, "xcom")[KEY]
+    assert document["phase"] == "Running"
+    assert document["ranks"][0]["state"] == "Running"
+
+
+def test_a_task_without_xcoms_stores_nothing(run: Run) -> None:
+    with DAG("keeps_nothing") as dag:
+        step("pass", do_xcom_push=False)
+    ran = run(dag)
+    assert ran.state == "success"
+    assert KEY not in stored(ran.run_id, "xcom")
+
+
+@since("3.3", "the state of a task that a new try does not clear")
+def test_a_later_try_has_the_earlier_attempts(run: Run, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    code = f"first = {str(first)!r}\n{REPORT}if not os.path.exists(first):\n    open(first, 'x')\n    assert 0, 'first'"
+    with DAG("keeps_attempts") as dag:
+        step(code, retries=1, retry_delay=timedelta(0))
+    ran = run(dag)
+    document = stored(ran.run_id, "xcom")[KEY]
+    first, second = document["attempts"]
+    assert (first["phase"], second["phase"]) == ("Failed", "Complete"), ran.log
+    assert first["history"]["loss"]
+    assert "first" in first["summary"]
+    assert document["airflow"]["try_number"] == 2
+
+
+def test_a_failing_store_does_not_fail_the_task(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    push = RuntimeTaskInstance.xcom_push
+
+    def fail(self: Any, key: str, value: Any) -> None:
+        if key == KEY:
+            raise RuntimeError("away")
+        push(self, key, value)
+
+    monkeypatch.setattr(RuntimeTaskInstance, "xcom_push", fail)
+    with DAG("keeps_not") as dag:
+        step("pass")
+    ran = run(dag)
+    assert ran.state == "success"
+    assert caplog.text.count("the page of the training cannot be stored: RuntimeError: away") == 1
