@@ -135,7 +135,18 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "string",
                         "example": "research",
                         "default": "",
-                    }
+                    },
+                    "xcom_backend_in_api_server": {
+                        "description": (
+                            "Whether the API server may call the XCom backend to show trainings. Needed only for a "
+                            "backend that stores values outside of the database. It then deserializes values that DAG "
+                            "authors chose."
+                        ),
+                        "version_added": "0.3.0",
+                        "type": "boolean",
+                        "example": "True",
+                        "default": "False",
+                    },
                 },
             }
         },

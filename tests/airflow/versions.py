@@ -54,7 +54,8 @@ def store(dags: list[DAG], session: Any) -> None:
         for dag in dags:
             dag.relative_fileloc = "testing.py"
         old = [LazyDeserializedDAG(data=dag_serialization().to_dict(dag)) for dag in dags]
-        update_dag_parsing_results_in_db("testing", None, old, {}, set(), session)  # type: ignore[call-arg, arg-type]
+        duration = () if older_than("3.1") else (None,)
+        update_dag_parsing_results_in_db("testing", None, old, {}, *duration, set(), session)  # type: ignore[call-arg, arg-type]
     else:
         found = [LazyDeserializedDAG.from_dag(dag) for dag in dags]
         update_dag_parsing_results_in_db("testing", None, found, {}, None, set(), session)

@@ -175,12 +175,15 @@ class TrainJobHook(BaseHook):
     def _resolve(self) -> Target:
         if self._known is None:
             try:
-                connection = self.get_connection(self.trainjob_conn_id)
+                connection = self._look_up()
             except AirflowNotFoundException:
                 self._known = self._without_connection()
             else:
                 self._known = _read(connection, connection.extra_dejson)
         return self._known
+
+    def _look_up(self) -> Connection:
+        return self.get_connection(self.trainjob_conn_id)
 
     async def _aresolve(self) -> Target:
         """Resolve on an event loop, where Airflow's synchronous calls would deadlock (apache/airflow#71891)."""

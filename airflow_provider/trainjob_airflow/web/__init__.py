@@ -1,0 +1,1 @@
+"""The pages of trainings, served by Airflow's API server."""

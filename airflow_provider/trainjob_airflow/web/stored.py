@@ -1,0 +1,251 @@
+"""What tasks have stored about their trainings, in Airflow's database. All functions block."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from airflow.models.dagrun import DagRun
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
+from airflow.providers.common.compat.sdk import XCom, conf
+from airflow.utils.session import create_session
+from sqlalchemy import Text, cast, select
+
+from trainjob import JobRef, Observation, Phase
+from trainjob.integration import observed_document
+from trainjob_airflow.training import KEY
+
+_log = logging.getLogger(__name__)
+
+RUNS = 20
+"""Earlier runs that are searched for a training to compare with."""
+_TRAININGS = 64  # of one run
+_SIBLINGS = 100
+_PROMOTED = 20  # return values that may be of an export
+_ACTIVE = ("running", "deferred")
+_WAITING = ("", "None", "scheduled", "queued", "up_for_retry", "up_for_reschedule", "restarting")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A task instance.
+
+    Attributes:
+        dag_id: Its DAG.
+        run_id: Its DAG run.
+        task_id: Its task.
+        map_index: Its map index; -1 if it is not mapped.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A task instance and the document that it has stored.
+
+    Attributes:
+        place: The task instance.
+        state: Its state in Airflow.
+        try_number: Its latest try.
+        document: The document; None if it has stored none.
+        unreadable: Why the document cannot be read; empty if it can.
+    """
+
+    place: Place
+    state: str
+    try_number: int
+    document: dict[str, Any] | None = None
+    unreadable: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether a worker or a trigger waits for the job."""
+        return self.state in _ACTIVE
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the task runs or will run."""
+        return self.active or self.state in _WAITING
+
+
+@dataclass(frozen=True)
+class Related:
+    """What other tasks have stored that a page of a training shows.
+
+    Attributes:
+        compared: Label -> task instance and document, such as the ``previous run``.
+        outputs: Outputs that the other tasks of the run returned.
+    """
+
+    compared: Mapping[str, tuple[Place, dict[str, Any]]] = field(default_factory=dict)
+    outputs: tuple[dict[str, Any], ...] = ()
+
+
+def training(place: Place) -> Stored | None:
+    """The task instance with its document; None if it does not exist."""
+    with create_session() as session:
+        found = session.execute(
+            select(TaskInstance.state, TaskInstance.try_number).where(
+                TaskInstance.dag_id == place.dag_id,
+                TaskInstance.run_id == place.run_id,
+                TaskInstance.task_id == place.task_id,
+                TaskInstance.map_index == place.map_index,
+            )
+        ).first()
+        if found is None:
+            return None
+        value = session.scalar(
+            select(XComModel.value).where(
+                XComModel.dag_id == place.dag_id,
+                XComModel.run_id == place.run_id,
+                XComModel.task_id == place.task_id,
+                XComModel.map_index == place.map_index,
+                XComModel.key == KEY,
+            )
+        )
+    document, unreadable = _document(value)
+    return Stored(place, str(found[0] or ""), found[1] or 0, document, unreadable)
+
+
+def trainings(dag_id: str, run_id: str) -> tuple[list[tuple[Place, dict[str, Any]]], bool] | None:
+    """The documents of a run, and whether it has more than are read; None if the run does not exist."""
+    with create_session() as session:
+        if session.scalar(select(DagRun.id).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)) is None:
+            return None
+        rows = session.execute(
+            select(XComModel.task_id, XComModel.map_index, XComModel.value)
+            .where(XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == KEY)
+            .order_by(XComModel.timestamp, XComModel.task_id, XComModel.map_index)
+            .limit(_TRAININGS + 1)
+        ).all()
+    found = [(Place(dag_id, run_id, task, index), _document(value)[0]) for task, index, value in rows[:_TRAININGS]]
+    return [(place, document) for place, document in found if document is not None], len(rows) > _TRAININGS
+
+
+def related(place: Place) -> Related:
+    """What the page of a training shows of other tasks: bounded, by at most five queries."""
+    with create_session() as session:
+        started = session.scalar(
+            select(DagRun.run_after).where(DagRun.dag_id == place.dag_id, DagRun.run_id == place.run_id)
+        )
+        siblings = session.scalars(
+            select(XComModel.value)
+            .where(
+                XComModel.dag_id == place.dag_id,
+                XComModel.run_id == place.run_id,
+                XComModel.key == "return_value",
+                cast(XComModel.value, Text).like("%outputs%"),
+            )
+            .limit(_SIBLINGS)
+        ).all()
+        compared = dict(_compared(session, place, started)) if started is not None else {}
+    outputs = tuple(found for value in siblings if (found := _outputs(value)))
+    return Related(compared, outputs)
+
+
+def _compared(session: Any, place: Place, started: datetime) -> Iterator[tuple[str, tuple[Place, dict[str, Any]]]]:
+    earlier = (
+        select(DagRun.run_id)
+        .where(DagRun.dag_id == place.dag_id, DagRun.run_after < started)
+        .order_by(DagRun.run_after.desc())
+        .limit(RUNS)
+        .subquery()
+    )
+    joined = select(DagRun.run_id, XComModel.value).join(
+        XComModel, (XComModel.dag_id == DagRun.dag_id) & (XComModel.run_id == DagRun.run_id)
+    )
+    of_runs = joined.where(DagRun.dag_id == place.dag_id).order_by(DagRun.run_after.desc())
+    documents = of_runs.where(
+        XComModel.task_id == place.task_id, XComModel.map_index == place.map_index, XComModel.key == KEY
+    )
+
+    def found(query: Any) -> tuple[Place, dict[str, Any]] | None:
+        row = session.execute(query.limit(1)).first()
+        document = _document(row[1])[0] if row is not None else None
+        if document is None:
+            return None
+        return Place(place.dag_id, row[0], place.task_id, place.map_index), document
+
+    recent = DagRun.run_id.in_(select(earlier.c.run_id))
+    if previous := found(documents.where(recent)):
+        yield "previous run", previous
+    values = session.execute(
+        of_runs.where(recent, XComModel.key == "return_value", cast(XComModel.value, Text).like("%promoted%")).limit(
+            _PROMOTED
+        )
+    ).all()
+    promoting = next((run_id for run_id, value in values if _outputs(value).get("promoted") is True), None)
+    if promoting is not None and (champion := found(documents.where(DagRun.run_id == promoting))):
+        yield "champion", champion
+
+
+def _outputs(value: Any) -> dict[str, Any]:
+    loaded = _loaded(value)
+    outputs = loaded.get("outputs") if isinstance(loaded, Mapping) else None
+    return dict(outputs) if isinstance(outputs, Mapping) else {}
+
+
+def _document(value: Any) -> tuple[dict[str, Any] | None, str]:
+    """The document in the value of an XCom, and why it cannot be read."""
+    loaded = _loaded(value)
+    if isinstance(loaded, str) and _may_call_backend():  # a custom XCom backend stores a reference in the database
+        try:
+            loaded = XCom.deserialize_value(SimpleNamespace(value=value, key=KEY))
+        except Exception as error:  # noqa: BLE001 - any error of the user's backend
+            _log.warning("the XCom backend cannot read %s", KEY, exc_info=True)
+            return None, f"The XCom backend cannot read it: {type(error).__name__}, see the log of the API server."
+    if document := _valid(loaded):
+        return document, ""
+    if isinstance(loaded, str):
+        return (
+            None,
+            "The XCom backend stores it elsewhere. Set [trainjob] xcom_backend_in_api_server = True to show it.",
+        )
+    return None, "" if value is None else f"The XCom {KEY} has another format."
+
+
+def _valid(loaded: Any) -> dict[str, Any] | None:
+    """The document with all keys; None if it is none. Everyone who may write XComs can have changed it."""
+    if not isinstance(loaded, Mapping) or loaded.get("kind") != "training":
+        return None
+    if not all(isinstance(loaded.get(name), str) and loaded[name] for name in ("namespace", "name", "uid", "phase")):
+        return None
+    empty = _empty()
+    parts = {
+        name: value
+        for name, value in loaded.items()
+        if not isinstance(empty.get(name), dict | list | str) or isinstance(value, type(empty[name]))
+    }
+    return {**empty, **parts}
+
+
+@cache
+def _empty() -> dict[str, Any]:
+    """A document with all keys of this version: a task may have stored it with an earlier one."""
+    return observed_document(JobRef("", "", ""), Observation(Phase.NOT_STARTED))
+
+
+def _may_call_backend() -> bool:
+    """Whether the API server may deserialize XComs: that can create objects of classes that a DAG author chose."""
+    return bool(conf.getboolean("trainjob", "xcom_backend_in_api_server", fallback=False))
+
+
+def _loaded(value: Any) -> Any:
+    """The value of an XCom without objects; Airflow 3.0 stores JSON as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
