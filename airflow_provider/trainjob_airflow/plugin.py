@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from airflow import __version__
-from airflow.providers.common.compat.sdk import AirflowPlugin, conf
+from airflow.providers.common.compat.sdk import AirflowPlugin
 from packaging.version import Version
 
-PREFIX = "/trainjob"
+from trainjob_airflow.addresses import PREFIX, root
+
 # Airflow 3.0 has no tabs. In 3.1.0 the browser's requests for them are not authenticated: the UI deletes the cookie
 # with the token and sends the token in a header, which a frame cannot.
 _HAS_TABS = Version(__version__) >= Version("3.1.1")
@@ -44,13 +44,8 @@ def _app() -> Any:
     return app()
 
 
-def root() -> str:
-    """Path of Airflow's UI, for an Airflow that is not at the root of its host."""
-    return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
-
-
 def _view(name: str, destination: str, route: str, path: str) -> dict[str, str]:
-    return {"name": name, "destination": destination, "url_route": route, "href": f"{root()}{PREFIX}{path}/page"}
+    return {"name": name, "destination": destination, "url_route": route, "href": f"{root()}{path}/page"}
 
 
 _APP = {"app": _Pages(), "url_prefix": PREFIX, "name": "TrainJob pages"}

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 KEY = "trainjob_training"
 _ATTEMPTS = "trainjob_attempts"  # in Airflow's task state, which a new try does not clear
 _FIRST, _SHARE, _LONGEST = 10.0, 0.05, 120.0
+_POINTS = 512  # of one waiting job in memory: at most 25 KB
 _LIMIT = 100_000  # bytes of a document as JSON
 _SIZES = ((1500, 100, 256), (700, 50, 128), (300, 20, 64), (100, 5, 16), (0, 0, 0))  # points, events, ranks
 _EARLIER_POINTS = 500
@@ -75,7 +76,7 @@ class Training:
         self.task = task
         self.key = key
         self.phase = phase
-        self.history = MetricHistory()
+        self.history = MetricHistory(_POINTS)
         self.observation: Observation | None = None
         self.stores_metrics = True
         self.due: float | None = None  # monotonic time

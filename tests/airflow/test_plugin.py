@@ -148,7 +148,7 @@ def test_the_plugin_imports_nothing_heavy(airflow_home: Path) -> None:
     new = in_a_process(code).split()
     assert {name.split(".")[0] for name in new} <= {"airflow", "trainjob_airflow", "packaging"}, new
     ours = [name for name in new if name.startswith("trainjob_airflow")]
-    assert set(ours) <= {"trainjob_airflow", "trainjob_airflow.plugin"}
+    assert set(ours) <= {"trainjob_airflow", "trainjob_airflow.addresses", "trainjob_airflow.plugin"}
 
 
 def test_the_address_has_the_path_of_the_base_url(airflow_home: Path) -> None:

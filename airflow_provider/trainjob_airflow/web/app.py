@@ -22,7 +22,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from trainjob.integration import merge_documents, page_html, with_comparison, with_lineage, workflow_document
-from trainjob_airflow.plugin import PREFIX, root
+from trainjob_airflow.addresses import root
 from trainjob_airflow.web import stored
 from trainjob_airflow.web.live import LiveJobs, Unavailable
 from trainjob_airflow.web.stored import Place, Related, Stored
@@ -217,7 +217,7 @@ async def _workflow(dag_id: str, run_id: str) -> dict[str, Any]:
 def _address(place: Place) -> str:
     """Path of the page of a training."""
     dag_id, run_id, task_id = (quote(text, safe="") for text in (place.dag_id, place.run_id, place.task_id))
-    return f"{root()}{PREFIX}/dags/{dag_id}/runs/{run_id}/tasks/{task_id}/{place.map_index}/page"
+    return f"{root()}/dags/{dag_id}/runs/{run_id}/tasks/{task_id}/{place.map_index}/page"
 
 
 async def _error(request: Request, error: Exception) -> Response:
