@@ -14,7 +14,7 @@ from typing import Any
 
 from trainjob.backends.base import TrainJob, Usage
 from trainjob.diagnosis import Category, Diagnosis, Evidence
-from trainjob.history import CHECKPOINT, METHOD, MetricHistory, thinned
+from trainjob.history import CHECKPOINT, METHOD, MetricHistory, Points, thinned
 from trainjob.kube_objects import mapping
 from trainjob.manifest import KEY, JobRef
 from trainjob.masking import public
@@ -30,6 +30,7 @@ MAX_POINTS = 20_000
 """Points in one document, of all metrics, attempts and compared trainings together: 700 KB."""
 
 _ATTEMPTS = 20  # latest
+_STEPS = 10  # latest points whose steps give the time of a step
 _CHECKPOINTS = 200  # latest of one attempt
 _LINES = 500
 _ESTIMATES = {"speed": "the speed of the latest half of the progress"}
@@ -87,7 +88,7 @@ def training_document(
         "history": thinned(series, MAX_POINTS // 2),
         "method": METHOD,
         "attempts": sorted([own, *(each for each in others if each["uid"] != own["uid"])], key=_order)[-_ATTEMPTS:],
-        "ranks": [_rank(each, report) for each in report.as_dict()["ranks"]],
+        "ranks": [_rank(each, report, series) for each in report.as_dict()["ranks"]],
         "logs": _logs(list(logs)[-_LINES:]),
         "resources": _resources(trainjob, used),
         "compare": [],
@@ -308,12 +309,25 @@ def _order(attempt: Mapping[str, Any]) -> tuple[int, str]:
     return attempt["attempt"], attempt["created"] or ""
 
 
-def _rank(rank: Mapping[str, Any], report: Report) -> dict[str, Any]:
+def _rank(rank: Mapping[str, Any], report: Report, series: Points) -> dict[str, Any]:
     found = next((each for each in report.ranks if each.pod == rank["pod"]), None)
     culprit = bool(report.diagnosis.rank) and rank["rank"] == report.diagnosis.rank
     first = rank["rank"] in ("node-0", "launcher-0")
-    step = report.observation.step if first else None
-    return {**rank, "step": step, "step_seconds": None, "culprit": culprit, "bad": found is not None and found.bad}
+    step, seconds = (report.observation.step, _step_seconds(series)) if first else (None, None)
+    bad = found is not None and found.bad
+    return {**rank, "step": step, "step_seconds": seconds, "culprit": culprit, "bad": bad}
+
+
+def _step_seconds(series: Points) -> float | None:
+    """Time of a step over the latest points of the metric with the latest step; None if it is unknown."""
+    stepped = [[point for point in points if point[0] is not None] for points in series.values()]
+    latest = max((points for points in stepped if len(points) > 1), key=lambda points: points[-1][0] or 0, default=[])
+    if not latest:
+        return None
+    (first, start, _), (last, end, _) = latest[-min(len(latest), _STEPS)], latest[-1]
+    if first is None or last is None or start is None or end is None or last <= first or end <= start:
+        return None  # a restart, or two reports within a tick of the clock
+    return round((end - start) / (last - first), 6)
 
 
 def _resources(trainjob: TrainJob, used: Sequence[Usage] | None) -> dict[str, Any]:

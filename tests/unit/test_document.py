@@ -247,3 +247,20 @@ def test_a_diagnosis_has_its_outlook() -> None:
     document = training_document(failed(["ValueError: no"]))
     assert document["diagnosis"]["outlook"] == "can be retried: the failure may not repeat"
     assert of()["diagnosis"] is None
+
+
+def test_the_time_of_a_step_is_that_of_the_latest_reports() -> None:
+    pod = {
+        "metadata": {"name": "x-node-0-0", "labels": {"jobset.sigs.k8s.io/replicatedjob-name": "node"}},
+        "status": {"containerStatuses": [{"name": "node", "state": {"running": {}}}]},
+    }
+    report = examine(REF, Evidence(trainjob(), [pod]), NOW)
+    collected = MetricHistory()
+    for step in range(1, 31):  # 10 s for each of the first steps, then 2 s
+        seconds = 10.0 * step if step <= 15 else 150 + 2.0 * (step - 15)
+        collected.add(1000 + seconds, {"loss": 1 / step}, step)
+    (rank,) = training_document(report, history=collected)["ranks"]
+    assert rank["step_seconds"] == 2.0
+    restarted = MetricHistory.of({"loss": [[50, 1000.0, 0.5], [10, 1010.0, 0.6]]})
+    assert training_document(report, history=restarted)["ranks"][0]["step_seconds"] is None
+    assert training_document(report)["ranks"][0]["step_seconds"] is None
