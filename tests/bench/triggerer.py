@@ -83,6 +83,7 @@ class Database(Airflow):
     """Airflow's database, without its other components."""
 
     def _start(self) -> None:
+        self._running.enter_context(self.database)
         self._prepare()
 
 
