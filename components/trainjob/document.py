@@ -1,4 +1,4 @@
-"""The JSON documents that pages show: of a training, of a list of jobs, of a workflow. `VERSION` is their version.
+"""The JSON documents that pages show: of a training, a list of jobs, a workflow, a study. `VERSION` is their version.
 
 A page, `trainjob report`, `trainjob ui`, the Airflow tab and the KFP artifact show nothing else. All texts are masked
 and free of control sequences. Every key is present in every document; what is unknown is null or empty. Keys are only
@@ -7,7 +7,9 @@ added within a version.
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -33,6 +35,16 @@ _ATTEMPTS = 20  # latest
 _STEPS = 10  # latest points whose steps give the time of a step
 _CHECKPOINTS = 200  # latest of one attempt
 _LINES = 500
+_SLICES = 200  # of an evaluation
+_LABELS = 100  # of a confusion matrix
+_METRICS = 100  # of an evaluation
+_COMPARED = 4000  # metrics of all slices together: 600 KB
+_CHECKS = 1000
+_TRIALS = 2000  # of a study
+_PARAMETERS = 100
+_STUDY_BYTES = 900_000  # of all trials of a study, as JSON
+_DETAILS = ((2000, 100, 20, 1000), (300, 100, 20, 40), (80, 50, 8, 20), (60, 30, 4, 10), (40, 12, 2, 4))
+"""Characters of a text, parameters, metrics (also outputs) and values of one trial: the first that fit are used."""
 _ESTIMATES = {"speed": "the speed of the latest half of the progress"}
 
 
@@ -92,6 +104,7 @@ def training_document(
         "logs": _logs(list(logs)[-_LINES:]),
         "resources": _resources(trainjob, used),
         "compare": [],
+        "evaluation": None,
         "lineage": _lineage(report),
     }
 
@@ -118,6 +131,9 @@ def merge_documents(kept: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[s
         history = MetricHistory.of(kept.get("history"), MAX_POINTS // 2)
         history.merge(MetricHistory.of(newer.get("history"), MAX_POINTS // 2).points())
         document["history"] = history.points()
+        evaluated = (kept.get("lineage") or {}).get("evaluation")
+        if evaluated and document.get("lineage") and not document["lineage"].get("evaluation"):
+            document["lineage"] = {**document["lineage"], "evaluation": evaluated}
     known = {each["uid"]: each for each in kept.get("attempts") or ()}
     if not same and kept.get("uid") in known:
         known[kept["uid"]] |= {"history": thinned(kept.get("history") or {}, MAX_POINTS // 10)}
@@ -168,6 +184,94 @@ def with_lineage(
             lineage["registered"] = {"registry": "", "model": model, "version": version, "alias": alias, "uri": uri}
     lineage["links"] = [*lineage["links"], *({"label": name, "href": href} for name, href in (links or {}).items())]
     return {**document, "lineage": lineage}
+
+
+def with_evaluation(document: Mapping[str, Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with an evaluation of its model, which becomes a part of ``lineage``, too.
+
+    Args:
+        document: Of a training.
+        evaluation: ``report``, an evaluation report as JSON values; ``decision``, that of the gate, or None; ``uri``
+            of the report.
+    """
+    report, decision = evaluation["report"], evaluation.get("decision")
+    notes: list[str] = []
+    shown = {
+        "report": _evaluation_report(report, notes),
+        "decision": _decision(decision, notes) if decision else None,
+        "uri": short_text(public(str(evaluation.get("uri") or ""))),
+    }
+    judged = shown["decision"] or {"passed": None, "reason": "not judged: the evaluation has no gate"}
+    lineage = {**document["lineage"], "evaluation": {"passed": judged["passed"], "summary": judged["reason"]}}
+    new = [each for each in notes if each not in document["notes"]]
+    return {**document, "notes": [*document["notes"], *new], "evaluation": shown, "lineage": lineage}
+
+
+def study_document(
+    title: str,
+    namespace: str,
+    key: str,
+    study: Mapping[str, Any],
+    trials: Iterable[Mapping[str, Any]],
+    *,
+    importances: Mapping[str, float] | None = None,
+    ended: bool = False,
+    reason: str = "",
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The document of a study: a hyperparameter search.
+
+    Args:
+        title: Name of the study for readers.
+        namespace: Namespace of the trials.
+        key: Key of the study.
+        study: ``metric``, ``direction``, ``max_trials``, ``parallel``, and ``space``: the fields of a study as it was
+            given to `tune`.
+        trials: Of each trial the fields of `Trial.as_dict`, and ``href``: the address of its page.
+        importances: Parameter -> its importance, 0 to 1.
+        ended: Whether the study has ended.
+        reason: Why it ended.
+        notes: What is missing in the document, and why.
+    """
+    found = sorted(trials, key=lambda each: int(each["number"]))
+    maximize = study["direction"] == "maximize"
+    complete = [each for each in found if each.get("state") == "complete" and _finite(each.get("value")) is not None]
+    ranked = sorted(complete, key=lambda each: -each["value"] if maximize else each["value"])
+    notes = list(notes)
+    shown = found
+    if len(found) > _TRIALS:
+        kept = {each["number"] for each in (*ranked[: _TRIALS // 2], *found[-_TRIALS // 2 :])}
+        shown = [each for each in found if each["number"] in kept]
+        notes.append(f"{len(shown)} of {len(found)} trials are shown: the {_TRIALS // 2} best and the latest")
+    made, thinner = _trials(shown)
+    notes += thinner
+    return {
+        "version": VERSION,
+        "kind": "study",
+        "taken": iso(datetime.now(UTC)),
+        "notes": notes,
+        "title": short_text(title),
+        "namespace": short_text(namespace),
+        "key": short_text(key),
+        "metric": short_text(study["metric"]),
+        "direction": "maximize" if maximize else "minimize",
+        "state": "ended" if ended else "running",
+        "reason": short_text(reason),
+        "limits": {name: study.get(name) for name in ("max_trials", "parallel")},
+        "space": {
+            short_text(name): {"type": short_text(mapping(each).get("type")), "log": mapping(each).get("log") is True}
+            for name, each in list((study.get("space") or {}).items())[:_PARAMETERS]
+        },
+        "best": ranked[0]["number"] if ranked else None,
+        "importances": {
+            short_text(name): _rounded(each)
+            for name, each in list((importances or {}).items())[:_PARAMETERS]
+            if _finite(each) is not None
+        },
+        "counts": dict(Counter(short_text(each.get("state")) for each in found)),
+        "method": METHOD,
+        "trials": made,
+    }
 
 
 def list_document(jobs: Iterable[TrainJob], namespace: str, notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -361,3 +465,153 @@ def _lineage(report: Report) -> dict[str, Any]:
 
 def _named(source: Mapping[str, str]) -> dict[str, str]:
     return {"name": short_text(source["name"]), "uri": short_text(public(source["uri"])), "digest": ""}
+
+
+def _evaluation_report(report: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    slices = mapping(report, "slices")
+    shown = dict(list(slices.items())[:_SLICES])
+    if len(slices) > _SLICES:
+        notes.append(f"{_SLICES} of {len(slices)} slices of the evaluation are shown")
+    limit = max(1, _COMPARED // max(1, len(shown)))
+    if any(len(mapping(each, "metrics")) > limit for each in shown.values()):
+        notes.append(f"{limit} metrics of each slice of the evaluation are shown")
+    return {
+        "version": report.get("version"),
+        "level": _finite(report.get("level")),
+        **{name: _texts(report.get(name)) for name in ("candidate", "dataset", "code")},
+        "champion": _texts(report.get("champion")) if report.get("champion") is not None else None,
+        "examples": report.get("examples"),
+        "metrics": _compared(mapping(report, "metrics"), _METRICS),
+        "slices": {
+            short_text(name): {"examples": each.get("examples"), "metrics": _compared(mapping(each, "metrics"), limit)}
+            for name, each in shown.items()
+        },
+        "confusion": _confusion(report.get("confusion"), notes),
+        "roc": {name: [_rounded(rate) for rate in rates] for name, rates in (report.get("roc") or {}).items()} or None,
+    }
+
+
+def _texts(values: Mapping[str, Any] | None) -> dict[str, str]:
+    return {short_text(name): short_text(public(str(each))) for name, each in (values or {}).items()}
+
+
+def _compared(metrics: Mapping[str, Mapping[str, Any]], limit: int) -> dict[str, dict[str, Any]]:
+    return {
+        short_text(name): {
+            **{part: _rounded(each.get(part)) for part in ("candidate", "champion", "difference")},
+            "interval": [_rounded(end) for end in each["interval"]] if each.get("interval") else None,
+            "method": short_text(each.get("method")),
+        }
+        for name, each in list(metrics.items())[:limit]
+    }
+
+
+def _confusion(confusion: Mapping[str, Any] | None, notes: list[str]) -> dict[str, Any] | None:
+    if not confusion:
+        return None
+    labels = confusion["labels"]
+    if len(labels) > _LABELS:
+        notes.append(f"{_LABELS} of {len(labels)} labels of the confusion matrix are shown")
+    return {
+        "labels": [short_text(each) for each in labels[:_LABELS]],
+        "counts": [[_rounded(count) for count in counts[:_LABELS]] for counts in confusion["counts"][:_LABELS]],
+    }
+
+
+def _decision(decision: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    checks = decision.get("checks") or ()
+    if len(checks) > _CHECKS:
+        notes.append(f"{_CHECKS} of {len(checks)} checks of the gate are shown, those that failed first")
+        checks = sorted(checks, key=lambda each: bool(each["passed"]))[:_CHECKS]
+    return {
+        "passed": decision["passed"] is True,
+        "rule": short_text(decision.get("rule")),
+        "reason": short_text(decision.get("reason")),
+        "checks": [
+            {"rule": short_text(each["rule"]), "passed": each["passed"] is True, "reason": short_text(each["reason"])}
+            for each in checks
+        ],
+    }
+
+
+def _trials(trials: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The trials with as many details as a page can have, and notes of what is left out."""
+    for details in _DETAILS:
+        made = _Details(*details, MAX_POINTS // max(1, len(trials)))
+        shown = [made.trial(each) for each in trials]
+        if len(json.dumps(shown)) <= _STUDY_BYTES:
+            break
+    return shown, made.notes
+
+
+class _Details:
+    """Makes trials of a study with bounded texts, parameters, metrics and values."""
+
+    def __init__(self, length: int, parameters: int, fields: int, points: int, share: int) -> None:
+        self._length, self._parameters, self._fields = length, parameters, fields
+        self._points = max(4, min(points, share))
+        self._texts: dict[str, str] = {}
+        self._left_out: dict[str, str] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What is left out."""
+        return list(self._left_out.values())
+
+    def trial(self, trial: Mapping[str, Any]) -> dict[str, Any]:
+        values = [[step, step, value] for step, value in trial.get("values") or ()]  # a series has steps and times
+        if len(values) > self._points:
+            self._left_out["values"] = f"the values during a trial are thinned to {self._points} points: {METHOD}"
+        return {
+            "number": int(trial["number"]),
+            "parameters": self._scalars(trial, "parameters", self._parameters),
+            "state": self._text(trial.get("state")),
+            "value": _rounded(trial.get("value")),
+            "reason": self._text(trial.get("reason"), 3 * self._length),
+            "job": short_text(trial.get("job")),
+            "href": short_text(trial.get("href")),
+            "metrics": self._scalars(trial, "metrics", self._fields),
+            "outputs": self._scalars(trial, "outputs", self._fields),
+            "values": [[step, _rounded(each)] for step, _, each in thinned({"": values}, self._points).get("", [])],
+            "seconds": _rounded(trial.get("seconds")),
+        }
+
+    def _scalars(self, trial: Mapping[str, Any], part: str, limit: int) -> dict[str, Any]:
+        found = list((trial.get(part) or {}).items())
+        if len(found) > limit:
+            self._left_out[part] = f"{limit} {part} of each trial are shown"
+        return {self._text(name): self._scalar(value) for name, value in found[:limit]}
+
+    def _scalar(self, value: object) -> bool | float | str:
+        if isinstance(value, bool):
+            return value
+        number = _rounded(value)
+        return self._text(value) if number is None else number
+
+    def _text(self, value: object, length: int | None = None) -> str:
+        given, length = "" if value is None else str(value), length or self._length
+        if (found := self._texts.get(given)) is None:
+            found = self._texts[given] = short_text(given)
+        if len(found) > length:
+            self._left_out["texts"] = f"texts of a trial are cut to {self._length} characters"
+            return f"{found[: length - 1]}…"
+        return found
+
+
+def _finite(value: object) -> float | None:
+    """The value if it is a finite number."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # a whole number that no float can hold
+        return None
+
+
+def _rounded(value: object) -> float | None:
+    """The value with seven digits, which no chart can show; None if it is no finite number."""
+    number = _finite(value)
+    if number is None or isinstance(number, int):
+        return number
+    short = float(f"{number:.7g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short

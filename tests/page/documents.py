@@ -1,4 +1,4 @@
-"""Documents of trainings, of a list and of a workflow, as `trainjob.document` makes them, one for each state."""
+"""Documents of trainings, a list, a workflow and studies, as `trainjob.document` makes them, one for each state."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from trainjob.document import study_document, with_evaluation
 
 Document = dict[str, Any]
 TAKEN = datetime(2026, 11, 26, 2, 0, tzinfo=UTC)
@@ -88,6 +90,7 @@ def training(phase: str = "Running", **changes: Any) -> Document:
             "used": None,
         },
         "compare": [],
+        "evaluation": None,
         "lineage": {
             "datasets": [],
             "base_model": None,
@@ -662,6 +665,208 @@ def workflow() -> Document:
     }
 
 
+def compared(candidate: float, champion: float | None, half: float | None = None) -> Document:
+    """One metric of an evaluation, with an interval of `half` on each side of the difference."""
+    difference = None if champion is None else candidate - champion
+    interval = None if half is None or difference is None else [difference - half, difference + half]
+    return {
+        "candidate": candidate,
+        "champion": champion,
+        "difference": difference,
+        "interval": interval,
+        "method": "paired bootstrap, 2000 resamples" if interval else "",
+    }
+
+
+def evaluation_report(*, champion: bool = True, labels: int = 10, change: float = 0.012) -> Document:
+    def of(value: float, change: float, half: float | None = None) -> Document:
+        return compared(value, value - change if champion else None, half)
+
+    counts = [[max(0, 40 - 37 * min(1, abs(i - j)) - (i * j) % 5) for j in range(labels)] for i in range(labels)]
+    rates = [index / 40 for index in range(41)]
+    return {
+        "version": 1,
+        "level": 0.95,
+        "candidate": {"uri": "s3://models/digits/ab12cd/", "digest": "sha256:" + "c0ffee12" * 8},
+        "champion": {
+            "uri": "models:/digits/14",
+            "digest": "sha256:" + "beef0014" * 8,
+            "name": "digits",
+            "version": "14",
+        }
+        if champion
+        else None,
+        "dataset": {"uri": "s3://data/digits-held-out/2026-11/", "digest": "sha256:" + "da7a5e70" * 8},
+        "code": {"uri": "git+https://git.example/team/digits", "revision": "8d3f0a1c" * 5, "digest": ""},
+        "examples": 360,
+        "metrics": {
+            "accuracy": of(0.953, change, 0.009),
+            "loss": of(0.182, -0.02, 0.011),
+            "latency_ms": of(3.4, 0.2),
+        },
+        "slices": {
+            f"digit={index}": {
+                "examples": 36 - index % 3,
+                "metrics": {"accuracy": of(0.95 - index / 200, 0.03 - index / 120, 0.02 + index / 500)},
+            }
+            for index in range(10)
+        }
+        | {"digit=rare": {"examples": 0, "metrics": {}}},
+        "confusion": {"labels": [str(index) for index in range(labels)], "counts": counts},
+        "roc": {"false_positive_rate": rates, "true_positive_rate": [rate**0.25 for rate in rates]},
+    }
+
+
+def decision(*, passed: bool = True) -> Document:
+    def check(rule: str, reason: str, passed: bool = True) -> Document:
+        return {"rule": rule, "passed": passed, "reason": reason}
+
+    improvement = "accuracy: candidate 0.953, champion 0.941; an improvement of 0.005 is required"
+    slice_9 = "accuracy of digit=9: candidate 0.905, champion 0.95; 0.02 worse is allowed"
+    checks = [
+        check("required.champion", "the evaluation has champion"),
+        check("min_examples", "360 examples; 300 are required"),
+        check("metrics.accuracy.min_improvement", improvement),
+        check("metrics.accuracy.interval_above_zero", "accuracy: the improvement is between 0.003 and 0.021 (95 %)"),
+        check("slices.digit=9.accuracy.max_regression", slice_9, passed),
+    ]
+    return {"passed": passed, "rule": checks[-1]["rule"], "reason": checks[-1]["reason"], "checks": checks}
+
+
+def evaluated(*, passed: bool = True) -> Document:
+    """A training whose model has passed the gate."""
+    evaluation = {"report": evaluation_report(), "decision": decision(passed=passed), "uri": "s3://models/digits/evaluation.json"}
+    return with_evaluation(complete(), evaluation)
+
+
+def evaluation_failed() -> Document:
+    return evaluated(passed=False)
+
+
+def first_evaluation() -> Document:
+    """Without a champion, and without a gate."""
+    report = evaluation_report(champion=False, labels=60)
+    return with_evaluation(complete(), {"report": report, "decision": None, "uri": ""})
+
+
+def hostile_evaluation() -> Document:
+    report = evaluation_report()
+    report |= {
+        "metrics": {name: compared(0.5, 0.4, 0.01) for name in HOSTILE},
+        "slices": {name: {"examples": 3, "metrics": {each: compared(1, 2, 3) for each in HOSTILE}} for name in HOSTILE},
+        "confusion": {"labels": list(HOSTILE), "counts": [[1] * len(HOSTILE)] * len(HOSTILE)},
+        "code": {name: name for name in ("uri", "digest", "revision")} | {"uri": HOSTILE[3]},
+        "dataset": {"uri": HOSTILE[0], "digest": HOSTILE[7]},
+        "champion": {"name": HOSTILE[1], "version": HOSTILE[4], "uri": HOSTILE[2]},
+    }
+    checks = [{"rule": text, "passed": False, "reason": text} for text in HOSTILE]
+    judged = {"passed": False, "rule": HOSTILE[0], "reason": HOSTILE[8], "checks": checks}
+    return with_evaluation(hostile(), {"report": report, "decision": judged, "uri": HOSTILE[3]})
+
+
+def trial(number: int, state: str = "complete", **changes: Any) -> Document:
+    """A trial whose value depends on its parameters, which are the same in each run."""
+    noise = [abs(math.sin((number + 1) * factor) * 43758.5453) % 1 for factor in (12.9898, 78.233, 37.719, 4.581)]
+    optimizer = ("adam", "sgd", "adamw")[int(noise[1] * 3)]
+    parameters: Document = {
+        "lr": 10 ** (-5 + 4 * noise[0]),
+        "batch_size": 2 ** int(4 + 4 * noise[2]),
+        "optimizer": optimizer,
+        "dropout": round(noise[3] * 0.5, 3),
+        "nesterov": noise[2] > 0.5,
+    }
+    if optimizer == "sgd":
+        parameters["momentum"] = 0.8 + 0.19 * noise[3]
+    value = 0.08 + 0.25 * abs(math.log10(parameters["lr"]) + 2.6) + 0.15 * noise[3] + (0.1 if optimizer == "sgd" else 0)
+    steps = {"complete": 20, "pruned": 4 + number % 4, "running": 9, "failed": number % 3, "stopped": 6}[state]
+    values = [[10 * step, value + 1.6 * math.exp(-step / 5) + 0.02 * math.sin(step * noise[0] * 9)] for step in range(1, steps + 1)]
+    last = values[-1][1] if values else None
+    reasons = {
+        "pruned": f"pruned at step {10 * steps}: worse than the median of the other trials",
+        "failed": "node-0 exited with code 1",
+        "stopped": "the study ended",
+    }
+    return {
+        "number": number,
+        "parameters": parameters,
+        "state": state,
+        "value": {"complete": value, "pruned": last}.get(state),
+        "reason": reasons.get(state, ""),
+        "job": f"digits-study-{number:03}",
+        "href": f"trainings/{number}",
+        "metrics": {"loss": value, "accuracy": 1 - value / 3} if state == "complete" else {},
+        "outputs": {"model": f"s3://models/digits/{number}/"} if state == "complete" else {},
+        "values": values,
+        "seconds": 11.0 * steps,
+        **changes,
+    }
+
+
+SPACE: Document = {
+    "lr": {"type": "float", "low": 1e-5, "high": 0.1, "log": True},
+    "batch_size": {"type": "int", "low": 16, "high": 128, "log": True},
+    "optimizer": {"type": "categorical", "choices": ["adam", "sgd", "adamw"]},
+    "momentum": {"type": "float", "low": 0.8, "high": 0.99, "when": {"optimizer": "sgd"}},
+}
+
+
+def study(trials: list[Document], title: str = "digits", limit: int = 50, **changes: Any) -> Document:
+    fields = {"metric": "loss", "direction": "minimize", "max_trials": limit, "parallel": 4, "space": SPACE}
+    made = study_document(title, "team-a", "airflow/tune_digits/manual__2026-11-26/tune", fields | changes.pop("study", {}), trials, **changes)
+    return made | {"taken": iso(TAKEN)}
+
+
+def study_running() -> Document:
+    states = ["complete"] * 14 + ["running"] * 4
+    states[3] = states[9] = states[11] = "pruned"
+    states[6] = "failed"
+    return study([trial(number, state) for number, state in enumerate(states)])
+
+
+def trials(count: int) -> list[Document]:
+    """Trials of an ended study: two fifths are pruned, some have failed."""
+    states = ["pruned" if number % 5 in (2, 4) else "failed" if number % 17 == 6 else "complete" for number in range(count)]
+    return [trial(number, state) for number, state in enumerate(states)]
+
+
+IMPORTANCES = {"lr": 0.7213, "optimizer": 0.1402, "dropout": 0.0911, "batch_size": 0.0352, "nesterov": 0.0101, "momentum": 0.0021}
+
+
+def study_ended(count: int = 100) -> Document:
+    return study(trials(count), limit=count, importances=IMPORTANCES, ended=True, reason=f"{count} trials have ended")
+
+
+def study_failed() -> Document:
+    """All trials have failed."""
+    failed = [trial(number, "failed", values=[]) for number in range(5)]
+    return study(failed, ended=True, reason="5 trials have failed; max_failed_trials is 4")
+
+
+def study_empty() -> Document:
+    return study([])
+
+
+def study_hostile() -> Document:
+    """Names, values, states and reasons are hostile."""
+    made = [
+        trial(
+            number,
+            parameters={name: [HOSTILE[number], 10.0**number, True][index % 3] for index, name in enumerate(HOSTILE)},
+            value=10.0 ** (number - 4) if number != 4 else math.nan,
+            reason=HOSTILE[number],
+            job=HOSTILE[number],
+            href=HOSTILE[3] if number % 2 else HOSTILE[0],
+            metrics=dict.fromkeys(HOSTILE, HOSTILE[number]),
+            outputs=dict.fromkeys(HOSTILE, math.inf),
+            values=[[step, 10.0 ** (number - step)] for step in range(5)] + [[6, math.inf]],
+        )
+        | ({"state": HOSTILE[number]} if number % 3 == 2 else {})
+        for number in range(len(HOSTILE))
+    ]
+    fields = {"metric": HOSTILE[1], "direction": "maximize", "space": {name: {} for name in HOSTILE}}
+    return study(made, HOSTILE[4], study=fields, importances=dict.fromkeys(HOSTILE, 0.1), reason=HOSTILE[8], notes=HOSTILE)
+
+
 ALL: Mapping[str, Callable[[], Document]] = {
     "queued": queued,
     "running": running,
@@ -673,5 +878,14 @@ ALL: Mapping[str, Callable[[], Document]] = {
     "hostile": hostile,
     "list": listed,
     "workflow": workflow,
+    "evaluation": evaluated,
+    "evaluation-failed": evaluation_failed,
+    "evaluation-first": first_evaluation,
+    "evaluation-hostile": hostile_evaluation,
+    "study": study_running,
+    "study-ended": study_ended,
+    "study-failed": study_failed,
+    "study-empty": study_empty,
+    "study-hostile": study_hostile,
 }
 """Name -> function that makes the document."""

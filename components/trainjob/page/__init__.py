@@ -1,4 +1,4 @@
-"""The page that shows a training, a list of trainings or a workflow: one HTML file without external resources.
+"""The page that shows a training, a list of trainings, a workflow or a study: one HTML file without external resources.
 
 Its input is the JSON document of `trainjob.document`. All texts of the document are hostile: names, logs and URIs can
 contain markup. Therefore the document is embedded as JSON without any character that could end the element, and the
@@ -23,6 +23,7 @@ from trainjob.version import __version__
 
 _LONGEST = 2000  # characters of a text outside of the JSON
 _SHOWN = 200  # trainings of a list or a workflow that are named outside of the JSON
+_PARTS = ("charts", "evaluation", "study")  # of the script
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _IN_JSON = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
@@ -31,7 +32,7 @@ def page_html(document: Mapping[str, Any], live: Mapping[str, Any] | None = None
     """The page of a document, as HTML.
 
     Args:
-        document: The JSON document of a training, a list or a workflow.
+        document: The JSON document of a training, a list, a workflow or a study.
         live: How the page follows changes: ``document`` is the URL of the document, which may be relative, and
             ``seconds`` the time between two requests. Without it, the page makes no request.
     """
@@ -61,7 +62,7 @@ def _asset(name: str) -> str:
 def _assets() -> dict[str, str]:
     return {
         "style": _asset("page.css"),
-        "script": _asset("page.js"),
+        "script": _asset("page.js").replace("/* parts */", "".join(_asset(f"{name}.js") for name in _PARTS)),
         "uplot": _asset("uplot.iife.min.js"),
         "license": _asset("uplot.LICENSE"),
     }
@@ -128,6 +129,8 @@ def _title(document: Mapping[str, Any]) -> str:
             return one_line(f"Trainings in {_line(document.get('namespace')) or 'all namespaces'}", _LONGEST)
         case "workflow":
             return one_line(f"Trainings of {_line(document.get('title'))}", _LONGEST)
+        case "study":
+            return one_line(f"Study {_line(document.get('title'))}: {_line(document.get('state'))}", _LONGEST)
         case _:
             return one_line(f"{_name(document)}: {_line(document.get('phase'))}", _LONGEST)
 
@@ -142,6 +145,9 @@ def _facts(document: Mapping[str, Any]) -> Iterator[str]:
             for training in trainings[:_SHOWN]:
                 yield f"<li>{_text(_name(training))}: {_text(training.get('phase'))}</li>"
             yield "</ul>"
+        return
+    if document.get("kind") == "study":
+        yield from _study_facts(document)
         return
     yield f"<h1>{_text(_name(document))}</h1>"
     yield f"<p><strong>{_text(document.get('phase'))}</strong></p>"
@@ -158,9 +164,23 @@ def _facts(document: Mapping[str, Any]) -> Iterator[str]:
                 yield f"<p>{_text(text)}</p>"
 
 
+def _study_facts(study: Mapping[str, Any]) -> Iterator[str]:
+    yield f"<h1>{_text(_title(study))}</h1>"
+    counts = ", ".join(f"{count} {_line(state)}" for state, count in study["counts"].items())
+    yield f"<p>{_text(f'Trials: {counts}' if counts else 'No trials.')}</p>"
+    best = next((each for each in study["trials"] if each["number"] == study["best"]), None)
+    if best is not None:
+        parameters = ", ".join(f"{name}={value}" for name, value in best["parameters"].items())
+        value = f"best {_line(study['metric'])}: {best['value']} in trial {best['number']}"
+        yield f"<p><strong>{_text(value)}</strong></p>"
+        yield f"<p>{_text(parameters)}</p>"
+    if study["reason"]:
+        yield f"<p>{_text(study['reason'])}</p>"
+
+
 def _footer(document: Mapping[str, Any]) -> str:
     parts = [f'<span>Taken <span id="taken">{_text(document.get("taken"))}</span></span>']
-    if document.get("kind") not in ("list", "workflow"):
+    if document.get("kind") not in ("list", "workflow", "study"):
         parts.append(f"<span>uid {_text(document.get('uid') or 'unknown: the TrainJob was deleted')}</span>")
     parts.append(f"<span>trainjob {escape(__version__)}</span>")
     parts.append("<span>Values of environment variables are left out.</span>")

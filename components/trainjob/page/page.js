@@ -1189,7 +1189,8 @@ function lineage(training) {
     ["Registry", [
       registered && h("li", null, h("p.kind", null, "registered version"), h("p.name", null, named(registered.model), " ", h("b", null, named(registered.version)), registered.alias && h("span.tag.info", null, named(registered.alias))),
         registered.uri && h("p.uri", null, uri(registered.uri)), registered.registry && h("p.dim", null, bdi(registered.registry))),
-      evaluation && h("li", null, h("p.kind", null, "evaluation"), h("p.name", null, h(`span.tag.${evaluation.passed ? "good" : "bad"}`, null, icon(evaluation.passed ? "good" : "bad"), evaluation.passed ? "passed" : "not passed")),
+      evaluation && h("li", null, h("p.kind", null, "evaluation"), h("p.name", null, evaluation.passed === null ? h("span.tag.info", null, "no gate")
+        : h(`span.tag.${evaluation.passed ? "good" : "bad"}`, null, icon(evaluation.passed ? "good" : "bad"), evaluation.passed ? "passed" : "not passed")),
         evaluation.summary && h("p", null, bdi(evaluation.summary))),
       found.links.length > 0 && h("li", null, h("p.kind", null, "links"), found.links.map(each => h("p", null, link(each.href, bdi(each.label || each.href))))),
     ]],
@@ -1210,6 +1211,9 @@ function events({ events: found }) {
     h("td.wide", null, bdi(each.message), " ", h("span.dim", null, bdi(each.about))))), found.length > 12 ? "tall" : "") };
 }
 
+// The next line is replaced by charts.js, evaluation.js and study.js.
+/* parts */
+
 // ---------------------------------------------------------------- the pages
 
 class TrainingPage {
@@ -1222,14 +1226,15 @@ class TrainingPage {
     this.curves = new Curves();
     this.log = new Log(rank => live.choose(rank), Boolean(live.options));
     this.ranks = new Ranks();
+    this.evaluation = new Evaluation();
     this.parts = [["metrics", "Metrics", metricRows], ["timeline", "Timeline", timeline], ["resources", "Resources", each => resources(each.resources)],
       ["lineage", "Lineage", lineage], ["spec", "Spec", spec], ["events", "Events", events],
       ["missing", "Missing evidence", each => ({ visible: each.unseen.length > 0, content: notes(each.unseen) })]]
       .map(([id, title, make]) => ({ section: new Section(id, title), make }));
     const [metrics, phases, used, origin, wanted, ...rest] = this.parts.map(each => each.section);
     const elements = sections => sections.map(each => each.element);
-    this.sections = [this.curves, metrics, this.ranks, this.log, phases, origin, used, wanted, ...rest];
-    root.replaceChildren(this.head, this.notes, this.problem, this.nav, this.silent, ...elements(this.sections.slice(0, 6)),
+    this.sections = [this.curves, metrics, this.evaluation, this.ranks, this.log, phases, origin, used, wanted, ...rest];
+    root.replaceChildren(this.head, this.notes, this.problem, this.nav, this.silent, ...elements(this.sections.slice(0, 7)),
       h("div.columns", null, elements([used, wanted])), ...elements(rest));
   }
 
@@ -1251,6 +1256,7 @@ class TrainingPage {
     render(this.problem, problem(training));
     this.curves.update(linesOfTraining(training));
     this.silent.hidden = !this.curves.element.hidden || Object.keys(training.metrics).length > 0 || !training.running;
+    this.evaluation.update(training.evaluation ?? null);
     this.ranks.update(training.ranks);
     this.log.update(training.logs, training.ranks.map(rank => rank.rank));
     for (const { section, make } of this.parts) {
@@ -1428,7 +1434,7 @@ class Live {
 
   take(document_) {
     const phases = this.page.phases(document_);
-    if (this.announced !== undefined && phases !== this.announced) announce(`Phase: ${phases}`);
+    if (this.announced !== undefined && phases !== this.announced) announce(`${this.page.subject || "Phase"}: ${phases}`);
     this.announced = phases;
     this.document = document_;
     this.stopped = this.page.terminal(document_);
@@ -1512,7 +1518,7 @@ function start() {
   const root = h("main", { id: "page" });
   document.getElementById("page").replaceWith(root);
   if (live.options?.list) root.before(h("nav.up", { "aria-label": "Pages" }, link(live.options.list, "All trainings")));
-  const pages = { list: ListPage, workflow: WorkflowPage };
+  const pages = { list: ListPage, workflow: WorkflowPage, study: StudyPage };
   live.start(new (pages[shown.kind] || TrainingPage)(root, live), shown);
 }
 
