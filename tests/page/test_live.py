@@ -148,3 +148,32 @@ def test_a_list_is_followed_and_keeps_its_filter(show: Show, server: Server) -> 
     page.get_by_role("button", name="Queued 2").wait_for()
     assert page.locator("#jobs tbody tr").count() == 2
     assert "Queued" in page.evaluate("document.activeElement.textContent")
+
+
+def test_a_study_is_followed_until_its_end(show: Show, server: Server) -> None:
+    page = show(documents.study_running(), LIVE)
+    assert page.get_by_text("14 of 50 trials ended").is_visible()
+    page.get_by_role("button", name="complete 10").click()
+    page.locator("#trials .scroll").evaluate("each => { each.scrollTop = 30; }")
+    trials = documents.trials(17)
+    server.document = documents.study([*trials, documents.trial(17, "running")]) | {"taken": LATER}
+    page.get_by_text("17 of 50 trials ended").wait_for()
+    assert page.locator(".marks > *").count() == 18
+    assert page.locator("#trials tbody tr").count() == 10, "the filter stays"
+    assert page.locator("#trials .scroll").evaluate("each => each.scrollTop") == 30
+    server.document = documents.study_ended() | {"taken": LATER}
+    page.get_by_text("100 of 100 trials ended").wait_for()
+    expect(page.locator("#announcement")).to_have_text("Study: ended, best trial 28")
+    assert page.get_by_text("Final, as of").is_visible()
+    assert requests(page, server) == 0
+
+
+def test_an_evaluation_appears_when_it_is_known(show: Show, server: Server) -> None:
+    page = show(documents.running(), LIVE)
+    assert page.locator("#evaluation").is_hidden()
+    server.document = documents.evaluated() | {"phase": "Running", "taken": LATER}
+    page.get_by_role("group", name="Verdict").wait_for()
+    page.get_by_role("button", name="Table of values: loss").last.click()
+    server.document = documents.evaluated() | {"phase": "Running", "progress": 99, "taken": LATER}
+    page.get_by_text("99 %").wait_for()
+    assert page.get_by_role("group", name="Values of loss").is_visible(), "an open table stays open"

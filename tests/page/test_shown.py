@@ -190,3 +190,107 @@ def test_a_workflow_compares_its_trainings(show: Show) -> None:
     assert head == ["step", "train[lr=3e-4]", "train[lr=1e-3]", "train[lr=3e-3]", "train[lr=1e-2]"]
     page.locator(".legend").get_by_role("button", name="train[lr=1e-2]").click()
     assert page.get_by_role("group", name="Values of loss").locator("thead th").count() == 4
+
+
+def test_an_evaluation_shows_its_verdict_and_numbers(show: Show) -> None:
+    page = show(documents.evaluation_failed())
+    verdict = page.get_by_role("group", name="Verdict").inner_text()
+    assert verdict.startswith("Not passed: accuracy of digit=9")
+    assert "decided by slices.digit=9.accuracy.max_regression" in verdict
+    assert "1 of 5 checks failed" in verdict
+    assert page.get_by_role("group", name="Checks of the gate").locator("tbody tr").count() == 5
+    row = page.get_by_role("group", name="Evaluated metrics").locator("tbody tr").first
+    assert row.locator("td").all_inner_texts() == ["0.953", "0.941", "+0.012", "+0.003 to +0.021"]
+    bars = page.get_by_role("img", name="Difference of accuracy, candidate minus champion: all examples +0.012 (+0.003")
+    assert bars.locator(".bar").count() == 11, "slices without examples have no bar"
+    assert bars.locator(".clear").count() == 4
+    page.get_by_role("button", name="Table of values: accuracy").last.click()
+    slices = page.get_by_role("group", name="Values of accuracy").last.locator("tbody tr")
+    assert slices.count() == 11
+    assert slices.nth(1).inner_text().split("\t") == ["digit=9", "36", "0.905", "0.95", "-0.045", "-0.083 to -0.007"]
+    matrix = page.get_by_role("group", name="Confusion matrix")
+    assert matrix.locator("tbody td").count() == 100
+    assert matrix.locator("tbody tr").nth(2).locator("td.diagonal").inner_text() == "36"
+    assert page.get_by_role("img", name="ROC curve: area 0.79").count() == 1
+    objects = page.get_by_role("group", name="Evaluated objects").inner_text()
+    for expected in ("360", "s3://data/digits-held-out", "da7a5e70", "c0ffee12", "digits 14", "beef0014", "8d3f0a1c"):
+        assert expected in objects
+    assert "not passed" in page.locator("#lineage").inner_text()
+
+
+def test_an_evaluation_without_champion_and_gate_says_so(show: Show) -> None:
+    page = show(documents.first_evaluation())
+    text = page.locator("#evaluation").inner_text()
+    assert "No gate has judged this evaluation." in text
+    assert "There is no champion to compare with." in text
+    assert page.get_by_role("group", name="Confusion matrix").locator("tbody td").count() == 3600
+    assert page.get_by_role("img", name="accuracy of the candidate: all examples 0.953, digit=9 0.905").count() == 1
+    assert "no gate" in page.locator("#lineage").inner_text()
+
+
+def test_a_study_shows_its_best_trial_and_all_trials(show: Show) -> None:
+    page = show(documents.study_ended())
+    assert page.title() == "Study digits: ended"
+    head = page.locator("#head").inner_text()
+    for expected in ("100 of 100 trials ended", "56 complete", "40 pruned", "4 failed", "0.178784 in trial 28", "adamw"):
+        assert expected in head, expected
+    assert page.locator(".marks > *").count() == 100
+    assert page.locator(".marks path.state-pruned").count() == 40
+    assert page.locator("#importances tbody th").all_inner_texts()[:2] == ["lr", "optimizer"]
+    curves = page.get_by_role("img", name="Learning curves")
+    assert curves.locator(".lines path.best").count() == 1
+    assert curves.locator(".lines > .pruned").count() == 40
+    rows = page.locator("#trials tbody tr")
+    assert rows.count() == 100
+    assert rows.first.locator("a").get_attribute("href") == "trainings/28"
+    page.get_by_role("button", name="failed 4").click()
+    assert rows.count() == 4
+    assert "node-0 exited with code 1" in rows.first.inner_text()
+    assert page.get_by_text("4 trials of 100").is_visible()
+
+
+def test_a_parameter_that_does_not_apply_is_not_used(show: Show) -> None:
+    page = show(documents.study_ended())
+    chart = page.get_by_role("img", name="Parallel coordinates of 6 parameters and loss")
+    names = chart.locator(".axis .name").evaluate_all("all => all.map(each => each.lastChild.data)")
+    assert names == ["lr", "optimizer", "dropout", "batch_size", "nesterov", "momentum", "loss"]
+    assert chart.get_by_text("not used").count() == 1
+    labels = chart.locator(".axis").first.locator(".halo").all_text_contents()
+    assert labels == ["1e-5", "1e-4", "0.001", "0.01", "0.1"]
+
+
+def test_a_study_without_a_complete_trial_says_why(show: Show) -> None:
+    page = show(documents.study_failed())
+    text = page.get_by_role("group", name="Failures").inner_text()
+    assert "No trial has completed." in text
+    assert "5 trials failed: node-0 exited with code 1" in text
+    assert page.get_by_text("5 trials have failed; max_failed_trials is 4").is_visible()
+
+
+def test_a_study_without_trials_is_shown(show: Show) -> None:
+    page = show(documents.study_empty())
+    assert page.get_by_text("0 of 50 trials ended").is_visible()
+    assert page.locator("section:visible").count() == 0
+
+
+def test_hostile_text_of_studies_and_evaluations_stays_text(show: Show) -> None:
+    for document in (documents.study_hostile(), documents.hostile_evaluation()):
+        page = show(document)
+        assert page.evaluate("window.__pwned") is None
+        assert page.locator("#page img, #page script, #page iframe").count() == 0
+        schemes = page.evaluate("[...document.querySelectorAll('a')].map(each => each.protocol)")
+        assert set(schemes) <= {"http:", "https:"}
+        assert page.get_by_text("<script>window.__pwned = 1</script>").count() > 3
+
+
+def test_a_thousand_trials_open_quickly(show: Show) -> None:
+    document = documents.study_ended(1000)
+    assert len(page_html(document)) < 1_000_000
+    page = show(document)
+    page.locator(".marks > *").first.wait_for()
+    milliseconds = page.evaluate("performance.getEntriesByName('trainjob-study')[0].startTime")
+    assert milliseconds < 4000, "0.4 s on an idle machine"
+    assert page.locator(".marks > *").count() == 1000
+    assert page.locator("#trials tbody tr").count() == 100
+    page.get_by_role("button", name="Show all 1,000 trials").click()
+    assert page.locator("#trials tbody tr").count() == 1000

@@ -239,3 +239,66 @@ def test_colors_follow_the_preference(show: Show) -> None:
 def test_reduced_motion_stops_animations(show: Show) -> None:
     page = show(documents.running(), {"document": "document.json", "seconds": 60}, reduced_motion="reduce")
     assert page.locator(".pulse").evaluate("each => getComputedStyle(each).animationName") == "none"
+
+
+def test_trials_are_visited_with_the_keyboard(show: Show) -> None:
+    page = show(documents.study_ended())
+    said = page.locator("#announcement")
+    page.get_by_role("img", name="Optimization history").focus()
+    page.keyboard.press("Home")
+    expect(said).to_contain_text("trial 0, complete, loss 0.459449, lr=0.048614, batch_size=16, optimizer=adam")
+    page.keyboard.press("ArrowRight")
+    expect(said).to_contain_text("trial 1, complete")
+    assert page.locator(".hot .ring").count() == 3, "the trial is shown in all charts"
+    page.get_by_role("img", name="Parallel coordinates").focus()
+    page.keyboard.press("ArrowRight")
+    expect(said).to_contain_text("trial 28, complete")
+    page.keyboard.press("ArrowRight")
+    expect(said).to_contain_text("trial 65")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.dataset.trial") == "65"
+    assert page.locator(".tip:visible").count() == 0
+
+
+def test_the_pointer_shows_a_trial_and_a_click_its_row(show: Show) -> None:
+    page = show(documents.study_ended())
+    page.get_by_role("button", name="failed 4").click()
+    best = page.get_by_role("img", name="Optimization history").locator(".marks > *").nth(28)
+    best.hover()
+    tip = page.locator(".tip:visible").inner_text()
+    assert "trial 28" in tip
+    assert "optimizer" in tip
+    best.click()
+    assert page.evaluate("document.activeElement.dataset.trial") == "28"
+    assert page.locator("#trials tbody tr").count() == 100
+
+
+def test_trials_are_sorted(show: Show) -> None:
+    page = show(documents.study_ended())
+    names = page.locator("#trials tbody th a")
+    assert names.all_inner_texts()[:3] == ["trial 28", "trial 65", "trial 5"]
+    page.get_by_role("button", name="trial", exact=True).click()
+    assert names.all_inner_texts()[:3] == ["trial 0", "trial 1", "trial 2"]
+    page.get_by_role("button", name="trial", exact=True).click()
+    assert names.first.inner_text() == "trial 99"
+    page.get_by_role("button", name="momentum").click()
+    momentum = page.locator("#trials tbody tr").first.locator("td").nth(7).inner_text()
+    assert momentum.startswith("0.80")
+    assert page.locator("th[aria-sort=ascending]").inner_text().startswith("momentum")
+
+
+def test_a_log_scale_of_a_study(show: Show) -> None:
+    page = show(documents.study_hostile())
+    assert page.get_by_label("Log scale").is_checked(), "the values span more than three decades"
+    page.get_by_label("Log scale").uncheck()
+    assert page.locator(".marks > *").count() == len(documents.HOSTILE)
+
+
+def test_print_of_a_study_and_of_an_evaluation(show: Show) -> None:
+    for document in (documents.study_ended(), documents.evaluated()):
+        page = show(document, color_scheme="dark")
+        assert page.pdf().startswith(b"%PDF")
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.locator(".controls:visible, nav:visible, .chips:visible, .small:visible").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280

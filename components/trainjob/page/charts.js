@@ -65,8 +65,8 @@ class Scale {
     }
     const rough = (this.most - this.least) / Math.max(1, count);
     const power = 10 ** Math.floor(Math.log10(rough));
-    let step = [1, 2, 5, 10].find(each => each * power >= rough * 0.999) * power;
-    if (whole) step = Math.max(1, step);
+    let step = [1, 2, 2.5, 5, 10].find(each => each * power >= rough * 0.999) * power;
+    if (whole) step = Math.max(1, Math.ceil(step));
     for (let index = Math.ceil(this.least / step - 1e-9); index * step <= this.most + step * 1e-9 && found.length < 50; index += 1) {
       found.push(Number((index * step).toPrecision(12)));
     }

@@ -5,6 +5,7 @@ const ROW_HEIGHT = 26;     // pixels of a bar
 
 const number = each => (isNumber(each) ? value(each) : "");
 const signed = each => (isNumber(each) ? `${each > 0 ? "+" : ""}${value(each)}` : "");
+const brief = each => Number(each.toPrecision(3));
 const limits = each => (each.interval ? `${signed(each.interval[0])} to ${signed(each.interval[1])}` : "");
 
 /** A number of one metric of all examples and of the slices. */
@@ -42,7 +43,7 @@ function bars(report, metric) {
   return h("div.forest", { tabindex: "0", role: "group", "aria-label": `Bars of ${cut(metric)}` },
     h("div.names", null, rows.map(bar => h(`div${bar.all ? ".all" : ""}`, null, named(bar.label), bar.examples != null && h("span.dim", null, ` ${bar.examples.toLocaleString("en-US")}`)))),
     chart,
-    h("div.numbers", { "aria-hidden": "true" }, rows.map(bar => h("div", null, compared ? signed(of(bar)) : number(of(bar))))));
+    h("div.numbers", { "aria-hidden": "true" }, rows.map(bar => h("div", null, compared ? signed(brief(of(bar))) : number(brief(of(bar)))))));
 }
 
 function barValues(report, metric) {
@@ -59,7 +60,7 @@ function verdict({ decision }) {
   const checks = decision.checks.length > 0 && table("Checks of the gate", ["result", "rule", "reason"], decision.checks.map(each => h("tr", null,
     h("td", null, h(`span.state.${each.passed ? "good" : "bad"}`, null, icon(each.passed ? "good" : "bad"), each.passed ? " passed" : " failed")),
     h("td.wide", null, h("code", null, bdi(each.rule)), each.rule === decision.rule && h("span.tag.info", null, "decided")),
-    h("td.wide", null, bdi(each.reason)))), decision.checks.length > 12 ? "tall" : "");
+    h("td.wide", null, bdi(each.reason)))), decision.checks.length > 12 ? "checks.tall" : "checks");
   return [h(`div.card.${tone}.verdict`, { role: "group", "aria-label": "Verdict" },
     h("p.what", null, icon(tone), h("span", null, decision.passed ? "Passed: " : "Not passed: ", bdi(decision.reason))),
     h("p.dim", null, joined(h("span", null, "decided by ", h("code", null, bdi(decision.rule))),
@@ -142,9 +143,12 @@ class Evaluation extends Section {
     const names = Object.keys(report.metrics).filter(name => report.champion !== null || sliced);
     const drawn = names.slice(0, SHOWN_CHARTS);
     const level = report.champion === null ? "" : "candidate minus champion";
+    const inSlices = drawn.filter(name => barsOf(report, name).length > 1);
+    const charts = (metrics, kind) => metrics.length > 0 && h(`div.charts${kind}`, null,
+      metrics.map(name => figure(name, level, bars(report, name), () => barValues(report, name))));
     this.body.replaceChildren();
     add(this.body, [verdict(evaluation), h("h3", null, "Metrics"), comparedMetrics(report),
-      drawn.length > 0 && h("div.charts.pairwise", null, drawn.map(name => figure(name, level, bars(report, name), () => barValues(report, name)))),
+      charts(inSlices, inSlices.length === 1 ? ".single" : ".pairwise"), charts(drawn.filter(name => !inSlices.includes(name)), ""),
       drawn.length < names.length && h("p.dim", null, `Bars of the first ${drawn.length} of ${names.length} metrics.`),
       drawn.length > 0 && report.champion !== null && h("p.dim.count", null, "Strong bars: the interval of the difference does not include 0. Slices are in the order of their differences."),
       (report.confusion || report.roc) && h("div.charts.pairwise", null, report.confusion && confusion(report.confusion), report.roc && roc(report.roc)),

@@ -140,7 +140,7 @@ class TrialChart {
   show(number, source) {
     const trial = number === null ? null : this.trials?.trial(number);
     this.hot.replaceChildren();
-    if (trial) add(this.hot, this.highlight(trial));
+    if (trial) add(this.hot, [this.highlight(trial)]);
     this.tip.hidden = !trial || source !== this;
     if (this.tip.hidden) return;
     render(this.tip, this.page.describe(trial));
@@ -221,6 +221,7 @@ class Axis {
       const gap = this.categories.length > 1 ? (lowest - top) / (this.categories.length - 1) : 0;
       this.places = new Map(this.categories.map((each, index) => [each, near(this.categories.length > 1 ? lowest - index * gap : (top + lowest) / 2)]));
     } else {
+      this.few = known.length <= 6 ? known.sort((a, b) => b - a) : null;
       this.scale = new Scale(known, lowest, top, { log: known.every(each => each > 0) && (log || spansDecades(known)), space: 0.03 });
     }
   }
@@ -233,7 +234,8 @@ class Axis {
   labels() {
     if (!this.categories) {
       let last = Infinity;
-      return this.scale.ticks(6).filter(each => last - this.scale.at(each) >= 13 && ((last = this.scale.at(each)), true)).map(each => [compactNumber(each), this.scale.at(each)]);
+      const ticks = this.few ? [...this.few].reverse() : this.scale.ticks(6);
+      return ticks.filter(each => last - this.scale.at(each) >= 13 && ((last = this.scale.at(each)), true)).map(each => [compactNumber(each), this.scale.at(each)]);
     }
     const every = Math.ceil(this.categories.length / SHOWN_CATEGORIES);
     return this.categories.filter((_, index) => index % every === 0).map(each => [cut(value(each)), this.places.get(each)]);
@@ -263,7 +265,7 @@ class Parallel extends TrialChart {
   }
 
   content(width) {
-    const { all, study, values, ranked } = this.trials;
+    const { all, study, ranked } = this.trials;
     const [top, bottom] = [44, this.height - 16];
     const space = own(study, "space") || {};
     const made = this.shown().map(name => {
@@ -271,13 +273,14 @@ class Parallel extends TrialChart {
       const { type, log } = own(space, name) || {};
       return new Axis(name, found.filter(each => each !== undefined && each !== null), { top, bottom, type, log, missing: found.some(each => each === undefined) });
     });
-    const objective = new Axis(study.metric, values.length ? values : [0], { top, bottom, log: this.page.log, type: "float", missing: false });
+    // Values of trials that have not completed belong to earlier steps.
+    const objective = new Axis(study.metric, ranked.length ? ranked.map(each => each.value) : [0], { top, bottom, log: this.page.log, type: "float", missing: false });
     this.axes = [...made, objective];
     const [first, last] = [50, width - 52];
     this.places = this.axes.map((_, index) => near(first + (index * (last - first)) / (this.axes.length - 1 || 1)));
     this.lines = new Map();
     for (const trial of all) {
-      const points = this.axes.map((axis, index) => [this.places[index], index < made.length ? axis.at(own(trial.parameters, axis.name)) : isNumber(trial.value) ? axis.at(trial.value) : null]);
+      const points = this.axes.map((axis, index) => [this.places[index], index < made.length ? axis.at(own(trial.parameters, axis.name)) : this.trials.rank.has(trial.number) ? axis.at(trial.value) : null]);
       this.lines.set(trial.number, points.filter(each => each[1] !== null));
     }
     for (const [number, points] of this.lines) points.forEach(each => this.hits.push([...each, number]));
@@ -344,9 +347,10 @@ class LearningCurves extends TrialChart {
     const x = new Scale(points.map(each => each[0]), room(y), width - 14, { space: 0.01 });
     this.lines = new Map(drawn.map(trial => [trial.number, trial.values.map(([step, each]) => [x.at(step), y.at(each)]).filter(each => each[0] !== null && each[1] !== null)]));
     for (const [number, line] of this.lines) line.forEach(each => this.hits.push([...each, number]));
-    const weight = trial => (trial === best ? 3 : { complete: 2, running: 2 }[trial.state] || 1);
+    const { rank } = this.trials;
+    const weight = trial => (rank.has(trial.number) ? drawn.length - rank.get(trial.number) : trial.state === "running" ? 0 : -1);
     return [axes(x, y, { xTitle: "step", yTitle: study.metric }),
-      s(`g.lines${drawn.length > FAINT_FROM ? ".faint" : ""}`, null, [...drawn].sort((a, b) => weight(a) - weight(b)).map(trial => this.line(trial, trial === best ? "best" : `state-${stateClass(trial)}`)))];
+      s(`g.lines${drawn.length > FAINT_FROM ? ".faint" : ""}`, null, [...drawn].sort((a, b) => weight(a) - weight(b)).map(trial => this.line(trial, trial === best ? "best" : this.trials.tone(trial))))];
   }
 
   line(trial, tone) {
@@ -382,12 +386,12 @@ class TrialTable extends Section {
     const { study, all, parameters } = this.trials;
     const columns = parameters.slice(0, SHOWN_COLUMNS);
     const others = parameters.slice(SHOWN_COLUMNS);
-    const has = name => all.some(each => each[name]);
     const metrics = [...new Set(all.flatMap(each => Object.keys(each.metrics)))].filter(name => name !== study.metric).slice(0, 6);
     return [
-      ["trial", trial => trial.number, trial => [h("p.name", null, link(trial.href, `trial ${trial.number}`), trial === this.trials.best && h("span.tag.good", null, "best"))], ""],
-      ["state", trial => trial.state, statePill, ""],
+      ["trial", trial => trial.number, trial => [h("p.name", null, link(trial.href, `trial ${trial.number}`), trial === this.trials.best && h("span.tag.good", null, "best")),
+        trial.job && h("p.dim.key", null, named(trial.job))], ""],
       ["value", trial => trial.value, trial => number(trial.value), "number"],
+      ["state", trial => trial.state, trial => [statePill(trial), trial.reason && h("p.dim.key.reason", null, bdi(trial.reason))], ""],
       ...columns.map(name => [`parameter ${name}`, trial => own(trial.parameters, name), trial => {
         const each = own(trial.parameters, name);
         return each === undefined ? h("span.dim", null, "–") : named(value(each));
@@ -395,8 +399,6 @@ class TrialTable extends Section {
       others.length > 0 && ["other parameters", null, trial => bdi(others.filter(name => own(trial.parameters, name) !== undefined).map(name => `${name}=${value(own(trial.parameters, name))}`).join(", ")), "wide"],
       ...metrics.map(name => [`metric ${name}`, trial => own(trial.metrics, name), trial => (own(trial.metrics, name) === undefined ? "" : named(value(own(trial.metrics, name)))), "number", name]),
       all.some(each => each.seconds > 0) && ["duration", trial => trial.seconds, trial => (trial.seconds > 0 ? short(trial.seconds) : ""), "number"],
-      has("reason") && ["reason", null, trial => bdi(trial.reason), "wide"],
-      has("job") && ["job", null, trial => h("span.dim", null, named(trial.job)), ""],
     ].filter(Boolean);
   }
 
@@ -581,7 +583,7 @@ class StudyPage {
   showImportances(study) {
     const found = Object.entries(study.importances).filter(each => isNumber(each[1])).sort((a, b) => b[1] - a[1]);
     const most = Math.max(1e-9, ...found.map(each => each[1]));
-    this.importances.show([table("Parameter importance", ["parameter", "importance", ["", "number"]], found.map(([name, each]) => h("tr", null,
+    this.importances.show([table("Parameter importance", ["parameter", "importance", ["share", "number"]], found.map(([name, each]) => h("tr", null,
       h("th", { scope: "row" }, named(name)),
       h("td.use", null, h("div.meter", { "aria-hidden": "true" }, h("div", { style: { width: `${(100 * Math.max(0, each)) / most}%` } }))),
       h("td.number", null, value(Number(each.toPrecision(3)))))), "importances"),
