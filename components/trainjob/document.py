@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainjob.backends.base import TrainJob, Usage
 from trainjob.diagnosis import Category, Diagnosis, Evidence
@@ -43,8 +43,6 @@ _CHECKS = 1000
 _TRIALS = 2000  # of a study
 _PARAMETERS = 100
 _STUDY_BYTES = 900_000  # of all trials of a study, as JSON
-_DETAILS = ((2000, 100, 20, 1000), (300, 100, 20, 40), (80, 50, 8, 20), (60, 30, 4, 10), (40, 12, 2, 4))
-"""Characters of a text, parameters, metrics (also outputs) and values of one trial: the first that fit are used."""
 _ESTIMATES = {"speed": "the speed of the latest half of the progress"}
 
 
@@ -131,9 +129,9 @@ def merge_documents(kept: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[s
         history = MetricHistory.of(kept.get("history"), MAX_POINTS // 2)
         history.merge(MetricHistory.of(newer.get("history"), MAX_POINTS // 2).points())
         document["history"] = history.points()
-        evaluated = (kept.get("lineage") or {}).get("evaluation")
-        if evaluated and document.get("lineage") and not document["lineage"].get("evaluation"):
-            document["lineage"] = {**document["lineage"], "evaluation": evaluated}
+        evaluated, lineage = mapping(kept, "lineage").get("evaluation"), mapping(document, "lineage")
+        if evaluated and lineage and not lineage.get("evaluation"):
+            document["lineage"] = {**lineage, "evaluation": evaluated}
     known = {each["uid"]: each for each in kept.get("attempts") or ()}
     if not same and kept.get("uid") in known:
         known[kept["uid"]] |= {"history": thinned(kept.get("history") or {}, MAX_POINTS // 10)}
@@ -196,13 +194,14 @@ def with_evaluation(document: Mapping[str, Any], evaluation: Mapping[str, Any]) 
     """
     report, decision = evaluation["report"], evaluation.get("decision")
     notes: list[str] = []
+    judged = _decision(decision, notes) if decision else None
     shown = {
         "report": _evaluation_report(report, notes),
-        "decision": _decision(decision, notes) if decision else None,
+        "decision": judged,
         "uri": short_text(public(str(evaluation.get("uri") or ""))),
     }
-    judged = shown["decision"] or {"passed": None, "reason": "not judged: the evaluation has no gate"}
-    lineage = {**document["lineage"], "evaluation": {"passed": judged["passed"], "summary": judged["reason"]}}
+    verdict = judged or {"passed": None, "reason": "not judged: the evaluation has no gate"}
+    lineage = {**document["lineage"], "evaluation": {"passed": verdict["passed"], "summary": verdict["reason"]}}
     new = [each for each in notes if each not in document["notes"]]
     return {**document, "notes": [*document["notes"], *new], "evaluation": shown, "lineage": lineage}
 
@@ -235,7 +234,7 @@ def study_document(
     """
     found = sorted(trials, key=lambda each: int(each["number"]))
     maximize = study["direction"] == "maximize"
-    complete = [each for each in found if each.get("state") == "complete" and _finite(each.get("value")) is not None]
+    complete = [each for each in found if each.get("state") == "complete" and _number(each.get("value")) is not None]
     ranked = sorted(complete, key=lambda each: -each["value"] if maximize else each["value"])
     notes = list(notes)
     shown = found
@@ -266,7 +265,7 @@ def study_document(
         "importances": {
             short_text(name): _rounded(each)
             for name, each in list((importances or {}).items())[:_PARAMETERS]
-            if _finite(each) is not None
+            if _number(each) is not None
         },
         "counts": dict(Counter(short_text(each.get("state")) for each in found)),
         "method": METHOD,
@@ -477,7 +476,7 @@ def _evaluation_report(report: Mapping[str, Any], notes: list[str]) -> dict[str,
         notes.append(f"{limit} metrics of each slice of the evaluation are shown")
     return {
         "version": report.get("version"),
-        "level": _finite(report.get("level")),
+        "level": _number(report.get("level")),
         **{name: _texts(report.get(name)) for name in ("candidate", "dataset", "code")},
         "champion": _texts(report.get("champion")) if report.get("champion") is not None else None,
         "examples": report.get("examples"),
@@ -536,21 +535,55 @@ def _decision(decision: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
 
 def _trials(trials: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """The trials with as many details as a page can have, and notes of what is left out."""
-    for details in _DETAILS:
-        made = _Details(*details, MAX_POINTS // max(1, len(trials)))
+    texts: dict[str, str] = {}
+    share = max(4, MAX_POINTS // max(1, len(trials)))
+    trials = [{**each, "values": _values(each, share), "given": len(each.get("values") or ())} for each in trials]
+    for limits in _LIMITS:
+        made = _Details(limits, share, texts)
         shown = [made.trial(each) for each in trials]
-        if len(json.dumps(shown)) <= _STUDY_BYTES:
+        if len(json.dumps(shown, separators=(",", ":"))) <= _STUDY_BYTES:
             break
     return shown, made.notes
 
 
-class _Details:
-    """Makes trials of a study with bounded texts, parameters, metrics and values."""
+def _values(trial: Mapping[str, Any], limit: int) -> list[tuple[float, float]]:
+    """At most `limit` values during the trial."""
+    series = [[step, step, value] for step, value in trial.get("values") or ()]  # a series has steps and times
+    return [(step, value) for step, _, value in thinned({"": series}, limit).get("", [])]
 
-    def __init__(self, length: int, parameters: int, fields: int, points: int, share: int) -> None:
-        self._length, self._parameters, self._fields = length, parameters, fields
-        self._points = max(4, min(points, share))
-        self._texts: dict[str, str] = {}
+
+class _Limits(NamedTuple):
+    """Limits of one trial of a study."""
+
+    length: int  # of a text
+    parameters: int
+    fields: int  # metrics, and outputs
+    points: int  # values during the trial
+
+
+_LIMITS = (
+    _Limits(2000, _PARAMETERS, 20, 1000),
+    _Limits(300, _PARAMETERS, 20, 40),
+    _Limits(80, 50, 8, 20),
+    _Limits(60, 30, 4, 10),
+    _Limits(24, 8, 2, 4),
+)
+"""The first with which all trials fit into `_STUDY_BYTES` are used."""
+
+
+class _Details:
+    """Makes trials of a study with bounded texts, parameters, metrics and values.
+
+    Args:
+        limits: Limits of one trial.
+        points: Values of one trial so that all trials have at most `MAX_POINTS`.
+        texts: Text -> the same without secrets; names and many values repeat.
+    """
+
+    def __init__(self, limits: _Limits, points: int, texts: dict[str, str]) -> None:
+        self._length, self._parameters, self._fields, self._points = limits
+        self._points = min(self._points, points)
+        self._texts = texts
         self._left_out: dict[str, str] = {}
 
     @property
@@ -559,8 +592,7 @@ class _Details:
         return list(self._left_out.values())
 
     def trial(self, trial: Mapping[str, Any]) -> dict[str, Any]:
-        values = [[step, step, value] for step, value in trial.get("values") or ()]  # a series has steps and times
-        if len(values) > self._points:
+        if trial["given"] > self._points:
             self._left_out["values"] = f"the values during a trial are thinned to {self._points} points: {METHOD}"
         return {
             "number": int(trial["number"]),
@@ -572,7 +604,7 @@ class _Details:
             "href": short_text(trial.get("href")),
             "metrics": self._scalars(trial, "metrics", self._fields),
             "outputs": self._scalars(trial, "outputs", self._fields),
-            "values": [[step, _rounded(each)] for step, _, each in thinned({"": values}, self._points).get("", [])],
+            "values": [[step, _rounded(each)] for step, each in _values(trial, self._points)],
             "seconds": _rounded(trial.get("seconds")),
         }
 
@@ -598,7 +630,7 @@ class _Details:
         return found
 
 
-def _finite(value: object) -> float | None:
+def _number(value: object) -> float | None:
     """The value if it is a finite number."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
@@ -610,7 +642,7 @@ def _finite(value: object) -> float | None:
 
 def _rounded(value: object) -> float | None:
     """The value with seven digits, which no chart can show; None if it is no finite number."""
-    number = _finite(value)
+    number = _number(value)
     if number is None or isinstance(number, int):
         return number
     short = float(f"{number:.7g}")

@@ -735,7 +735,11 @@ def decision(*, passed: bool = True) -> Document:
 
 def evaluated(*, passed: bool = True) -> Document:
     """A training whose model has passed the gate."""
-    evaluation = {"report": evaluation_report(), "decision": decision(passed=passed), "uri": "s3://models/digits/evaluation.json"}
+    evaluation = {
+        "report": evaluation_report(),
+        "decision": decision(passed=passed),
+        "uri": "s3://models/digits/evaluation.json",
+    }
     return with_evaluation(complete(), evaluation)
 
 
@@ -779,7 +783,10 @@ def trial(number: int, state: str = "complete", **changes: Any) -> Document:
         parameters["momentum"] = 0.8 + 0.19 * noise[3]
     value = 0.08 + 0.25 * abs(math.log10(parameters["lr"]) + 2.6) + 0.15 * noise[3] + (0.1 if optimizer == "sgd" else 0)
     steps = {"complete": 20, "pruned": 4 + number % 4, "running": 9, "failed": number % 3, "stopped": 6}[state]
-    values = [[10 * step, value + 1.6 * math.exp(-step / 5) + 0.02 * math.sin(step * noise[0] * 9)] for step in range(1, steps + 1)]
+    values = [
+        [10 * step, value + 1.6 * math.exp(-step / 5) + 0.02 * math.sin(step * noise[0] * 9)]
+        for step in range(1, steps + 1)
+    ]
     last = values[-1][1] if values else None
     reasons = {
         "pruned": f"pruned at step {10 * steps}: worse than the median of the other trials",
@@ -812,7 +819,14 @@ SPACE: Document = {
 
 def study(trials: list[Document], title: str = "digits", limit: int = 50, **changes: Any) -> Document:
     fields = {"metric": "loss", "direction": "minimize", "max_trials": limit, "parallel": 4, "space": SPACE}
-    made = study_document(title, "team-a", "airflow/tune_digits/manual__2026-11-26/tune", fields | changes.pop("study", {}), trials, **changes)
+    made = study_document(
+        title,
+        "team-a",
+        "airflow/tune_digits/manual__2026-11-26/tune",
+        fields | changes.pop("study", {}),
+        trials,
+        **changes,
+    )
     return made | {"taken": iso(TAKEN)}
 
 
@@ -825,11 +839,20 @@ def study_running() -> Document:
 
 def trials(count: int) -> list[Document]:
     """Trials of an ended study: two fifths are pruned, some have failed."""
-    states = ["pruned" if number % 5 in (2, 4) else "failed" if number % 17 == 6 else "complete" for number in range(count)]
+    states = [
+        "pruned" if number % 5 in (2, 4) else "failed" if number % 17 == 6 else "complete" for number in range(count)
+    ]
     return [trial(number, state) for number, state in enumerate(states)]
 
 
-IMPORTANCES = {"lr": 0.7213, "optimizer": 0.1402, "dropout": 0.0911, "batch_size": 0.0352, "nesterov": 0.0101, "momentum": 0.0021}
+IMPORTANCES = {
+    "lr": 0.7213,
+    "optimizer": 0.1402,
+    "dropout": 0.0911,
+    "batch_size": 0.0352,
+    "nesterov": 0.0101,
+    "momentum": 0.0021,
+}
 
 
 def study_ended(count: int = 100) -> Document:
@@ -864,7 +887,9 @@ def study_hostile() -> Document:
         for number in range(len(HOSTILE))
     ]
     fields = {"metric": HOSTILE[1], "direction": "maximize", "space": {name: {} for name in HOSTILE}}
-    return study(made, HOSTILE[4], study=fields, importances=dict.fromkeys(HOSTILE, 0.1), reason=HOSTILE[8], notes=HOSTILE)
+    return study(
+        made, HOSTILE[4], study=fields, importances=dict.fromkeys(HOSTILE, 0.1), reason=HOSTILE[8], notes=HOSTILE
+    )
 
 
 ALL: Mapping[str, Callable[[], Document]] = {

@@ -232,7 +232,14 @@ def test_a_study_shows_its_best_trial_and_all_trials(show: Show) -> None:
     page = show(documents.study_ended())
     assert page.title() == "Study digits: ended"
     head = page.locator("#head").inner_text()
-    for expected in ("100 of 100 trials ended", "56 complete", "40 pruned", "4 failed", "0.178784 in trial 28", "adamw"):
+    for expected in (
+        "100 of 100 trials ended",
+        "56 complete",
+        "40 pruned",
+        "4 failed",
+        "0.178784 in trial 28",
+        "adamw",
+    ):
         assert expected in head, expected
     assert page.locator(".marks > *").count() == 100
     assert page.locator(".marks path.state-pruned").count() == 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,15 +20,21 @@ from trainjob.document import (
     list_document,
     merge_documents,
     observed_document,
+    study_document,
     training_document,
     with_comparison,
+    with_evaluation,
     with_lineage,
     workflow_document,
 )
+from trainjob.evaluation.comparison import compare
+from trainjob.evaluation.gate import Gate
+from trainjob.evaluation.scores import Scores
 from trainjob.history import CHECKPOINT, MetricHistory
 from trainjob.masking import MASK
 from trainjob.report import examine
 from trainjob.status import QUEUE_LABEL, Observation, Phase
+from trainjob.tuning.search import Trial
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "page-document.md"
 
@@ -264,3 +271,150 @@ def test_the_time_of_a_step_is_that_of_the_latest_reports() -> None:
     restarted = MetricHistory.of({"loss": [[50, 1000.0, 0.5], [10, 1010.0, 0.6]]})
     assert training_document(report, history=restarted)["ranks"][0]["step_seconds"] is None
     assert training_document(report)["ranks"][0]["step_seconds"] is None
+
+
+def evaluation(**changes: Any) -> dict[str, Any]:
+    metric = {"candidate": 0.9, "champion": 0.8, "difference": 0.1, "interval": [0.05, 0.15], "method": "bootstrap"}
+    report = {
+        "version": 1,
+        "level": 0.95,
+        "candidate": {"uri": "s3://b/m", "digest": "sha256:1"},
+        "champion": {"uri": "s3://b/c", "digest": "sha256:2", "name": "digits", "version": "3"},
+        "dataset": {"uri": f"https://user:{SECRET}@h/d", "digest": "sha256:3"},
+        "code": {"uri": "git+https://g/r", "revision": "abc"},
+        "examples": 100,
+        "metrics": {"accuracy": metric},
+        "slices": {"digit=3": {"metrics": {"accuracy": metric}, "examples": 10}},
+        "confusion": {"labels": ["0", "1"], "counts": [[50.0, 1.0], [2.0, 47.0]]},
+        "roc": {"false_positive_rate": [0.0, 1.0], "true_positive_rate": [0.0, 1.0]},
+        **changes,
+    }
+    check = {"rule": "metrics.accuracy.min", "passed": True, "reason": "accuracy is 0.9; at least 0.8"}
+    return {"report": report, "decision": {**check, "checks": [check]}, "uri": f"s3://b/e?token={SECRET}"}
+
+
+def test_an_evaluation_becomes_a_part_of_the_lineage() -> None:
+    document = with_evaluation(of(), evaluation())
+    assert document["lineage"]["evaluation"] == {"passed": True, "summary": "accuracy is 0.9; at least 0.8"}
+    assert document["evaluation"]["report"]["confusion"] == {"labels": ["0", "1"], "counts": [[50, 1], [2, 47]]}
+    assert document["evaluation"]["report"]["metrics"] == evaluation()["report"]["metrics"]
+    assert SECRET not in json.dumps(document)
+    assert document["notes"] == []
+    without = with_evaluation(of(), evaluation() | {"decision": None})
+    assert without["evaluation"]["decision"] is None
+    assert without["lineage"]["evaluation"]["passed"] is None
+    assert of()["evaluation"] is None
+
+
+def test_an_evaluation_report_is_shown_as_it_was_made() -> None:
+    models = ({"uri": "s3://b/m", "digest": "sha256:1"}, {"uri": "s3://b/c", "digest": "sha256:2"})
+    one = {"metrics": {"f1": 0.5}, "scores": {"f1": [1, 0]}, "slice_of": {"x": ["a", "b"]}}
+    other = {"metrics": {"f1": 0}, "scores": {"f1": [0, 0]}, "slice_of": {"x": ["a", "b"]}}
+    scores = [Scores.parse(each, "candidate") for each in (one, other)]
+    made = compare(*scores, models=models, dataset={"uri": "d"})
+    decision = Gate.model_validate({"metrics": {"f1": {"min_improvement": 0.1}}}).decide(made)
+    document = with_evaluation(of(), {"report": made.as_dict(), "decision": decision.as_dict(), "uri": ""})
+    assert document["evaluation"] == {"report": made.as_dict(), "decision": decision.as_dict(), "uri": ""}
+
+
+def test_an_evaluation_is_bounded() -> None:
+    metrics = {f"m{index}": evaluation()["report"]["metrics"]["accuracy"] for index in range(150)}
+    given = evaluation(
+        metrics=metrics,
+        slices={f"s{index}": {"metrics": metrics, "examples": 1} for index in range(300)},
+        confusion={"labels": list(range(130)), "counts": [[1] * 130] * 130},
+    )
+    given["decision"]["checks"] = [given["decision"]["checks"][0]] * 2000
+    document = with_evaluation(with_evaluation(of(), given), given)
+    shown = document["evaluation"]["report"]
+    assert (len(shown["slices"]), len(shown["slices"]["s0"]["metrics"]), len(shown["metrics"])) == (200, 20, 100)
+    assert {len(row) for row in shown["confusion"]["counts"]} == {100}
+    assert len(document["notes"]) == 4
+    assert len(json.dumps(document)) < 1_000_000
+
+
+def test_a_newer_document_keeps_the_evaluation_of_the_same_job() -> None:
+    kept = with_evaluation(training_document(failed(["boom"])), evaluation())
+    newer = observed_document(replace_ref(kept), Observation(Phase.COMPLETE))
+    merged = merge_documents(kept, newer)
+    assert merged["evaluation"] == kept["evaluation"]
+    assert merged["lineage"]["evaluation"] == kept["lineage"]["evaluation"]
+    other = observed_document(replace(REF, uid="uid-9", attempt=9), Observation(Phase.RUNNING))
+    merged = merge_documents(kept, other)
+    assert merged["evaluation"] is None
+    assert merged["lineage"]["evaluation"] is None
+
+
+STUDY = {"metric": "loss", "direction": "minimize", "max_trials": 50, "parallel": 4}
+
+
+def study_trial(number: int, **changes: Any) -> dict[str, Any]:
+    return Trial(number, {"lr": 0.1}, "complete", float(number), values=[(1, 2.0)], job="j").as_dict() | changes
+
+
+def test_the_best_trial_is_the_best_complete_one() -> None:
+    trials = [
+        study_trial(3, value=0.5),
+        study_trial(0, value=0.1, state="pruned"),
+        study_trial(1, value=0.5),
+        study_trial(2, value=math.nan),
+        study_trial(4, value=None, state="running"),
+    ]
+    document = study_document("digits", "ns", "k", STUDY, trials)
+    assert document["best"] == 1
+    assert [each["number"] for each in document["trials"]] == [0, 1, 2, 3, 4]
+    assert document["trials"][2]["value"] is None
+    assert document["counts"] == {"pruned": 1, "complete": 3, "running": 1}
+    assert (document["state"], document["limits"]) == ("running", {"max_trials": 50, "parallel": 4})
+    maximized = study_document(
+        "digits", "ns", "k", STUDY | {"direction": "maximize"}, [*trials, study_trial(9)], ended=True
+    )
+    assert (maximized["best"], maximized["state"]) == (9, "ended")
+    assert study_document("digits", "ns", "k", STUDY, [])["best"] is None
+    json.dumps(document, allow_nan=False)
+
+
+def test_the_fields_of_a_study_are_documented_and_those_of_a_trial_complete() -> None:
+    space = {"lr": {"type": "float", "low": 1e-5, "high": 1, "log": True}, "n": {"type": "int", "low": 1, "high": 2}}
+    document = study_document("t", "ns", "k", STUDY | {"space": space}, [study_trial(0)], importances={"lr": 1.0})
+    assert document["trials"][0] == study_trial(0) | {"href": "", "value": 0, "values": [[1, 2]], "seconds": 0}
+    assert document["space"] == {"lr": {"type": "float", "log": True}, "n": {"type": "int", "log": False}}
+    documented = set(re.findall(r"`([a-z_.]+)`", REFERENCE.read_text()))
+    evaluated = with_evaluation(of(), evaluation())["evaluation"]
+    found = {*document, *document["trials"][0], *document["limits"], *document["space"]["lr"]}
+    found |= {each.rpartition(".")[2] for each in keys(evaluated)} - {"accuracy", "digit=3"}
+    assert found <= documented
+
+
+def test_trials_of_a_study_are_masked_and_bounded() -> None:
+    def trial(number: int, text: str) -> dict[str, Any]:
+        return study_trial(
+            number,
+            parameters={f"p{index}": text for index in range(30)},
+            reason=f"token {SECRET} {text}",
+            metrics={f"m{index}": number * 1.23456789 for index in range(50)},
+            outputs={"model": text},
+            values=[[step, math.sin(step)] for step in range(60)],
+            href=f"trainings/{number}",
+        )
+
+    for count, text in ((2, "x"), (1000, "x" * 500), (2100, "x" * 500)):
+        document = study_document("t", "ns", "k", STUDY | {"max_trials": count}, [trial(n, text) for n in range(count)])
+        assert SECRET not in json.dumps(document)
+        assert sum(len(each["values"]) for each in document["trials"]) <= MAX_POINTS
+        assert document["counts"] == {"complete": count}
+        if count == 1000:
+            assert len(json.dumps(document, separators=(",", ":"))) < 1_000_000
+        if count > 2:
+            assert len(document["notes"]) >= 3
+            assert document["notes"][0 if count < 2100 else 1].endswith(
+                ("are shown", "characters", "min-max decimation")
+            )
+    assert len(document["trials"]) == 2000
+    assert document["notes"][0] == "2000 of 2100 trials are shown: the 1000 best and the latest"
+
+
+def test_hostile_texts_of_a_study_are_plain() -> None:
+    trials = [study_trial(n, parameters={text: text}, reason=text, state=text) for n, text in enumerate(HOSTILE)]
+    text = json.dumps(study_document(HOSTILE[0], HOSTILE[1], HOSTILE[0], STUDY, trials))
+    assert not re.search(r"\\u00[01][0-9a-f]|\\u202e|\\ud[89a-f]", text)

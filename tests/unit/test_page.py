@@ -107,6 +107,16 @@ def test_the_main_facts_can_be_read_without_the_script() -> None:
     assert "queue gpu" in Parsed(page_html(documents.queued())).text
     assert "digits-0003: Failed" in Parsed(page_html(documents.listed())).text
     assert "team-a/digits-lr-3: Failed" in Parsed(page_html(documents.workflow())).text
+    study = Parsed(page_html(documents.study_ended())).text
+    for text in (
+        "Study digits: ended",
+        "56 complete, 40 pruned, 4 failed",
+        "best loss: 0.17878",
+        "in trial 28",
+        "optimizer=adamw",
+    ):
+        assert text in study
+    assert "uid" not in study
     assert "the TrainJob was deleted" in Parsed(page_html(documents.training("Deleted", uid=""))).text
 
 
@@ -120,7 +130,7 @@ def test_only_a_live_page_makes_requests() -> None:
     assert page.data["live"] == live
 
 
-@pytest.mark.parametrize("kind", ["training", "list", "workflow"])
+@pytest.mark.parametrize("kind", ["training", "list", "workflow", "study"])
 @given(name=TEXTS, text=TEXTS)
 def test_no_text_leaves_its_place(kind: str, name: str, text: str) -> None:
     document = {
@@ -128,6 +138,9 @@ def test_no_text_leaves_its_place(kind: str, name: str, text: str) -> None:
             text, name=name, metrics={name: text}, blocker={"message": text, "advice": name}
         ),
         "list": documents.listed() | {"namespace": name, "jobs": [documents.job(0, text, name=name)]},
+        "study": documents.study_failed()
+        | {"title": text, "metric": name, "reason": text, "counts": {name: 1}, "best": 0}
+        | {"trials": [documents.trial(0, parameters={name: text})]},
         "workflow": documents.workflow() | {"title": text, "trainings": [documents.training(text, name=name)]},
     }[kind]
     html = page_html(document)

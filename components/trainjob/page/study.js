@@ -125,6 +125,7 @@ class TrialChart {
 
   point(event) {
     const [x, y] = this.position(event);
+    this.pointed = x;
     this.page.hover(this.nearest(x, y), this);
   }
 
@@ -144,8 +145,8 @@ class TrialChart {
     this.tip.hidden = !trial || source !== this;
     if (this.tip.hidden) return;
     render(this.tip, this.page.describe(trial));
-    const hit = this.hits.find(each => each[2] === number) || [this.width / 2, 0];
-    const left = hit[0] - (this.frame.querySelector(".scroll")?.scrollLeft || 0);
+    const place = this.pointed ?? this.hits.find(each => each[2] === number)?.[0] ?? this.width / 2;
+    const left = place - (this.frame.querySelector(".scroll")?.scrollLeft || 0);
     this.tip.style.setProperty("left", `${Math.max(0, left + 14 + this.tip.offsetWidth > this.width ? left - 14 - this.tip.offsetWidth : left + 14)}px`);
   }
 
@@ -158,6 +159,7 @@ class TrialChart {
     else if (event.key === "Enter" && this.page.hovered !== null) this.page.reveal(this.page.hovered);
     else if (event.key in moves && order.length) {
       const current = order.indexOf(this.page.hovered);
+      this.pointed = null;
       const start = current >= 0 ? current : moves[event.key] < 0 ? order.length : -1;
       const next = order[Math.min(order.length - 1, Math.max(0, start + moves[event.key]))];
       this.page.hover(next, this);
