@@ -28,6 +28,7 @@ CHECKPOINT = RESERVED + "checkpoint"
 """Series of the steps at which a checkpoint was complete."""
 
 _SAME_SECONDS = 10.0  # a waiter sees a report later than the training made it
+_LATE_SECONDS = 3.0  # the same for reports of different steps
 
 
 class MetricHistory:
@@ -171,7 +172,22 @@ def _joined(points: Iterable[Point]) -> list[Point]:
             seen.add((step, _rounded(value)))
         if not known:
             kept.append((step, time, value))
+            _place(kept)
     return kept
+
+
+def _place(points: list[Point]) -> None:
+    """Move the last point before those of later steps that a waiter has seen a moment earlier.
+
+    The steps of a training that was restarted go back, too, but not within seconds.
+    """
+    i = len(points) - 1
+    while i > 0:
+        (before, earlier, _), (step, time, value) = points[i - 1], points[i]
+        if step is None or before is None or before <= step or time - earlier > _LATE_SECONDS:
+            return
+        points[i - 1 : i + 1] = [(step, earlier, value), points[i - 1]]
+        i -= 1
 
 
 def _rounded(value: float) -> float:

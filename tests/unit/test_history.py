@@ -97,6 +97,22 @@ def test_a_waiter_that_starts_late_adds_no_point_for_an_old_report() -> None:
     assert history.points()["loss"][-1] == [None, 910.0, 0.7], "a new value, also if it has been seen before"
 
 
+def test_a_report_that_a_waiter_sees_late_keeps_its_place() -> None:
+    """The training has thinned its own points; the waiter has seen those between them a moment later."""
+    training = {"loss": [[step, 100.0 + step / 4, 1 / step] for step in range(1, 40, 2)]}
+    waiter = {"loss": [[step, 100.9 + step / 4, 1 / step] for step in range(2, 40, 2)]}
+    history = MetricHistory.of(training)
+    history.merge(waiter)
+    points = history.points()["loss"]
+    assert [point[0] for point in points] == list(range(1, 40))
+    assert [point[1] for point in points] == sorted(point[1] for point in points)
+
+
+def test_a_restart_is_no_late_report() -> None:
+    restarted = {"loss": [[10, 100.0, 0.5], [11, 101.0, 0.4], [6, 106.0, 0.6], [7, 107.0, 0.55]]}
+    assert [point[0] for point in MetricHistory.of(restarted).points()["loss"]] == [10, 11, 6, 7]
+
+
 def test_merging_twice_is_merging_once() -> None:
     history, _ = collected(5000, 200)
     points = history.points()
