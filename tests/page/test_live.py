@@ -41,7 +41,7 @@ def test_a_page_follows_the_training_until_its_end(show: Show, server: Server) -
     assert page.locator(".chart .value").first.inner_text() != before
     assert page.get_by_text("02:00:30 UTC").first.is_visible()
     server.document = documents.complete() | {"source": "live"}
-    page.get_by_text("Complete for").wait_for()
+    page.get_by_text("Complete since").wait_for()
     expect(page.locator("#announcement")).to_have_text("Phase: Complete")
     assert page.title() == "team-a/digits-ab12cd: Complete"
     assert page.get_by_text("Final, as of").is_visible()

@@ -77,7 +77,19 @@ def test_a_page_works_in_a_sandboxed_frame(show: Show, server: Server, sandbox: 
     frame.locator("canvas").first.wait_for()
     frame.get_by_role("button", name="Lineage").click()
     assert frame.locator("h2:focus").inner_text() == "Lineage"
-    assert frame.get_by_text("Complete for").is_visible()
+    assert frame.get_by_text("Complete since").is_visible()
+
+
+def test_an_external_link_opens_outside_of_a_frame_that_may_open_no_window(show: Show, server: Server) -> None:
+    page = show(documents.training())
+    source = escape(page_html(documents.complete()).replace("https://mlflow.example", server.url.rstrip("/")))
+    sandbox = "allow-scripts allow-same-origin allow-forms allow-downloads"  # Airflow's
+    server.html = f'<iframe sandbox="{sandbox}" width="900" height="800" srcdoc="{source}"></iframe>'
+    page.goto(server.url)
+    with page.context.expect_page() as opened:
+        page.frame_locator("iframe").get_by_role("link", name="MLflow run").click()
+    assert opened.value.url.startswith(server.url)
+    assert opened.value.evaluate("window.opener") is None
 
 
 def test_a_page_without_javascript_has_the_main_facts(browser: Browser) -> None:

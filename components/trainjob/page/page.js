@@ -137,7 +137,18 @@ function link(address, ...children) {
   const url = safe(address);
   if (!url) return h("span", null, children);
   const elsewhere = url.hostname !== "relative.invalid";
-  return h("a", { href: address, ...(elsewhere && { target: "_blank", rel: "noopener noreferrer" }) }, children);
+  return h("a", { href: address, ...(elsewhere && { target: "_blank", rel: "noopener noreferrer", click: openOutside }) }, children);
+}
+
+/** Airflow shows the page in a frame that may open no window. The page around it, of the same origin, opens it instead. */
+function openOutside(event) {
+  if (window.parent === window) return;
+  try {
+    const outside = window.parent.document.createElement("a");
+    Object.assign(outside, { href: event.currentTarget.href, target: "_blank", rel: "noopener noreferrer" });
+    outside.click();
+    event.preventDefault();
+  } catch { /* the page around it is of another origin: the browser decides */ }
 }
 
 // ---------------------------------------------------------------- texts
@@ -1057,7 +1068,8 @@ function head(training, state) {
       `attempt ${training.attempt}`,
       training.key && h("span", null, "key ", bdi(training.key)),
       safe(training.href) && link(training.href, "details"))),
-    since !== null && h("p.since", null, h("b", null, `${phase} for ${short(since)}`), h("span.dim", null, ", since "), moment(training.since, taken)),
+    since !== null && h("p.since", null, h("b", null, TERMINAL.has(phase) ? phase : `${phase} for ${short(since)}`),
+      h("span.dim", null, TERMINAL.has(phase) ? " since " : ", since "), moment(training.since, taken)),
     message && !repeated && h("p.message", null, bdi(message)),
     training.progress != null && progress(training),
     facts.length > 0 && h("dl.facts", null, facts.map(([name, each]) => h("div", null, h("dt", null, name), h("dd", null, each)))),
