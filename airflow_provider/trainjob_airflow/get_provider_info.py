@@ -35,6 +35,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "trainjob_airflow.operators.trainjob",
                     "trainjob_airflow.operators.data",
+                    "trainjob_airflow.operators.evaluation",
                     "trainjob_airflow.operators.cancel",
                 ],
             }

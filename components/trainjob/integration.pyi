@@ -56,6 +56,7 @@ from trainjob.serialization import (
 )
 from trainjob.spec import for_every_node as for_every_node
 from trainjob.spec.checks import RESERVED_PREFIX as RESERVED_PREFIX, metadata_problems as metadata_problems
+from trainjob.spec.function import Function as Function
 from trainjob.spec.literals import check_literals as check_literals, has_open as has_open
 from trainjob.spec.parts import field_name as field_name
 from trainjob.spec.reading import check_limits as check_limits, load_spec as load_spec, read_spec_file as read_spec_file

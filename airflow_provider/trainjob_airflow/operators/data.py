@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from trainjob.integration import Step
 
 
-class _DataOperator(TrainJobOperator):
+class DataOperator(TrainJobOperator):
     """A TrainJob that runs one of the programs of `trainjob.data`."""
 
     step: ClassVar[Step]
+    refused: ClassVar[Sequence[str]] = ("spec", "command", "args", "torchtune")
+    """Arguments of `TrainJobOperator` that the operator sets."""
 
     def __init__(self, *, runtime: str = "trainjob-step", registry: str | None = None, **kwargs: Any) -> None:
-        for field in {"spec", "command", "args", "torchtune"} & set(kwargs):
+        for field in set(self.refused) & set(kwargs):
             raise TypeError(f"{type(self).__name__} sets the command of the job: remove {field}")
         self.registry = registry
         super().__init__(runtime=runtime, **kwargs)  # calls check_literals(), which reads the attributes
@@ -72,7 +74,7 @@ class _DataOperator(TrainJobOperator):
         return super().spec_fields(key) | {"command": step_command(self.step, options)}
 
 
-class DatasetInitializerOperator(_DataOperator):
+class DatasetInitializerOperator(DataOperator):
     """Downloads a dataset to a directory for training and verifies it.
 
     Args:
@@ -163,7 +165,7 @@ class ModelInitializerOperator(DatasetInitializerOperator):
         return super().options(key) | {"if_missing": self.if_missing}
 
 
-class ModelExportOperator(_DataOperator):
+class ModelExportOperator(DataOperator):
     """Stores a trained model, registers it as a version, and moves an alias to the version if it is better.
 
     A retry is the same export and returns the same version.
@@ -185,6 +187,10 @@ class ModelExportOperator(_DataOperator):
         export_id: Identity of the export, the same for all its tries and different from that of any other export. The
             default is the identity of this task in this run, plus that of the training's job if `metrics` is an XCom:
             after another training it is another export.
+        evaluation: Evaluation of this model: the XCom of a `ModelEvaluationOperator` task, or the location of its
+            directory. Its metrics replace `metrics`, and its gate decides alone about the alias; `metric` and
+            `min_improvement` must be left out. The default `export_id` then also has the digest of the evaluation, if
+            it is an XCom: after another evaluation it is another export.
         allow_pickle: Accept all file formats, including pickles and others that can run code when loaded.
         sign: Path, in the pod, of the private key that signs the model, for example mounted from a Secret.
         runtime: Runtime of one node whose image contains this package.
@@ -204,7 +210,7 @@ class ModelExportOperator(_DataOperator):
     template_fields: Sequence[str] = (
         *TrainJobOperator.template_fields,
         *("source", "target", "name", "metrics", "alias", "metric", "mode", "min_improvement"),
-        *("datasets", "base_model", "provenance", "export_id", "sign", "registry"),
+        *("datasets", "base_model", "provenance", "export_id", "evaluation", "sign", "registry"),
     )
 
     def __init__(
@@ -222,6 +228,7 @@ class ModelExportOperator(_DataOperator):
         base_model: Mapping[str, Any] | XComArg | None = None,
         provenance: Mapping[str, Any] | None = None,
         export_id: str | None = None,
+        evaluation: Mapping[str, Any] | XComArg | str | None = None,
         allow_pickle: bool = False,
         sign: str | None = None,
         **kwargs: Any,
@@ -238,6 +245,7 @@ class ModelExportOperator(_DataOperator):
         self.base_model = base_model
         self.provenance = provenance
         self.export_id = export_id
+        self.evaluation = evaluation
         if not kwargs.get("_airflow_from_mapped"):
             check_switches(allow_pickle=allow_pickle)
         self.allow_pickle = allow_pickle
@@ -248,12 +256,13 @@ class ModelExportOperator(_DataOperator):
         """Options of the program."""
         metrics = self.metrics if isinstance(self.metrics, Mapping) else {}
         training = _job(metrics)
+        evaluation, evaluated = _evaluation(self.evaluation)
         provenance = {"run": key, "trainjob": training, **self._origins(), **(self.provenance or {})}
         return {
             "source": self.source,
             "target": self.target,
             "name": self.name,
-            "export_id": self.export_id or "/".join([key, *([training["uid"]] if training else [])]),
+            "export_id": self.export_id or "/".join([key, *([training["uid"]] if training else []), *evaluated]),
             "metrics": self.metrics_of({}),
             "alias": self.alias,
             "metric": self.metric,
@@ -261,6 +270,7 @@ class ModelExportOperator(_DataOperator):
             "min_improvement": self.min_improvement,
             "provenance": {name: value for name, value in provenance.items() if value},
             "history": metrics.get("history") if training else None,
+            "evaluation": evaluation,
             "allow_pickle": self.allow_pickle,
             "sign": self.sign,
         }
@@ -283,8 +293,12 @@ class ModelExportOperator(_DataOperator):
         super().check_literals()
 
     def checked_options(self) -> dict[str, Any]:
-        """The options in `checked`, the registry and the metrics."""
-        return super().checked_options() | {"metrics": self.metrics if is_open(self.metrics) else self.metrics_of({})}
+        """The options in `checked`, the registry, the metrics, and the location of the evaluation."""
+        more: dict[str, Any] = {"metrics": self.metrics if is_open(self.metrics) else self.metrics_of({})}
+        if self.evaluation is not None:
+            # With a location that only a run knows, the rules that exclude each other are still checked.
+            more["evaluation"] = _UNKNOWN if is_open(self.evaluation) else _evaluation(self.evaluation)[0]
+        return super().checked_options() | more
 
     def version_of(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """The registered version, for the link to the registry."""
@@ -295,6 +309,8 @@ class ModelExportOperator(_DataOperator):
         from trainjob.integration import numeric
 
         del result
+        if _job(self.evaluation) and isinstance(self.evaluation, Mapping):
+            return numeric(self.evaluation["metrics"])
         metrics = self.metrics if isinstance(self.metrics, Mapping) else {}
         return numeric(metrics.get("metrics", metrics) if _job(metrics) else metrics)
 
@@ -311,6 +327,23 @@ def _job(xcom: object) -> dict[str, Any]:
     """The job that an XCom comes from; empty if it is not the XCom of a TrainJob."""
     names = ("namespace", "name", "uid", "attempt")
     return {name: xcom[name] for name in names} if isinstance(xcom, Mapping) and set(names) <= set(xcom) else {}
+
+
+_UNKNOWN = "file:///evaluation"
+
+
+def _evaluation(given: object) -> tuple[str | None, list[str]]:
+    """Location of an evaluation, and its digest if it is an XCom.
+
+    Raises:
+        ValueError: It is neither an XCom of a `ModelEvaluationOperator` task nor a location.
+    """
+    if given is None or isinstance(given, str):
+        return given or None, []
+    outputs = given.get("outputs") if _job(given) and isinstance(given, Mapping) else None
+    if not isinstance(outputs, Mapping) or not outputs.get("uri") or not outputs.get("digest"):
+        raise ValueError(f"evaluation must be the XCom of a ModelEvaluationOperator or a location, not {given!r}")
+    return outputs["uri"], [outputs["digest"]]
 
 
 def _origin(given: object) -> dict[str, str]:

@@ -218,7 +218,7 @@ def _read(path: Path, of: str) -> Any:
 
 
 def _program(work: Path, function: Function) -> list[str]:
-    script = work / f"{function.name}.py"
+    script = work / f"function_{function.name}.py"  # the name alone could hide a module, such as json
     script.write_text(
         f"from __future__ import annotations\n\n{function.source}\n\n{_CALL.format(name=function.name)}",
         encoding="utf-8",

@@ -25,8 +25,12 @@ class Function(Part):
     source: Annotated[str, Field(min_length=1, max_length=96 * 1024)]  # an argument has at most 128 KiB on Linux
 
     @classmethod
-    def of(cls, function: Callable[..., object]) -> Self:
+    def of(cls, function: Callable[..., object], *, arguments: str = ", or pass it in func_args") -> Self:
         """Read the source of `function`.
+
+        Args:
+            function: The function.
+            arguments: Another way to give it a value, for the error about names from outside itself.
 
         Raises:
             ValueError: The function cannot run on the nodes; with the reason.
@@ -51,7 +55,7 @@ class Function(Part):
         if foreign:
             raise ValueError(
                 f"{name}() uses {', '.join(sorted(foreign))} from outside itself, which does not exist on the nodes: "
-                "import or define it inside the function, or pass it in func_args"
+                f"import or define it inside the function{arguments}"
             )
         return cls(name=name, source=source)
 

@@ -1,0 +1,274 @@
+"""Evaluate, gate and export in DAGs: real jobs, a real registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, Asset, TaskGroup
+from tests.airflow.conftest import Run
+
+from trainjob.errors import ConfigurationError, InvalidGate, TrainJobError
+from trainjob.registry import connect
+from trainjob_airflow.exceptions import TrainJobFatal
+from trainjob_airflow.operators.data import ModelExportOperator
+from trainjob_airflow.operators.evaluation import ModelEvaluationOperator, ModelGateOperator
+
+GATE = {"metrics": {"accuracy": {"min_improvement": 0, "min": 0.2}}}
+KEY = "airflow/x/dag/run/-1/export"
+SCORED = {
+    "namespace": "ns", "name": "evaluate-1", "uid": "u-2", "attempt": 1, "seconds": {}, "metrics": {"accuracy": 0.9},
+    "outputs": {
+        "uri": "file:///w/evaluation", "digest": "sha256:ee", "candidate": "sha256:cc", "champion": "1",
+        "passed": True, "rule": "metrics.accuracy.min", "reason": "accuracy is 0.9; at least 0.2",
+    },
+}  # fmt: skip
+FAILED = {**SCORED, "outputs": {**SCORED["outputs"], "passed": False}}  # type: ignore[dict-item]
+OUTSIDE = 3
+
+registry = pytest.mark.skipif(
+    find_spec("mlflow") is None, reason="the registry needs SQLAlchemy 2, Airflow 3.0 does not take it"
+)
+
+
+def score(model: str, dataset: str) -> dict[str, Any]:
+    """The last byte of the "model" is how many of ten examples it gets right."""
+    from pathlib import Path
+
+    right = Path(model, "model.safetensors").read_bytes()[-1]
+    each = [int(number < right) for number, _ in enumerate(Path(dataset).read_text().split())]
+    print("scored", right)
+    return {"metrics": {"accuracy": sum(each) / len(each)}, "scores": {"accuracy": each}}
+
+
+def model(path: Path, right: int) -> str:
+    """A small, valid model."""
+    path.mkdir(exist_ok=True)
+    head = b'{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    (path / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes([right]))
+    (path / "config.json").write_text("{}")
+    return str(path)
+
+
+def evaluation(**fields: Any) -> ModelEvaluationOperator:
+    given = {"candidate": "file:///m", "dataset": "file:///d", "target": "file:///e", "function": score}
+    return ModelEvaluationOperator(task_id="evaluate", **{**given, **fields})
+
+
+def retraining(directory: Path, right: int, **gate: Any) -> DAG:
+    """evaluate, gate, export, as an author writes them; and a task for a model that is not good enough."""
+    test = directory / "test.txt"
+    test.write_text("0 1 2 3 4 5 6 7 8 9\n")
+    with DAG(f"retraining_{right}_{'_'.join(gate)}") as dag:
+        evaluate = ModelEvaluationOperator(
+            task_id="evaluate",
+            candidate=model(directory / f"model-{right}", right),
+            dataset=test.as_uri(),
+            target=f"{directory}/evaluation/{{{{ run_id }}}}",
+            champion="models:/m@champion",
+            function=score,
+            gate=GATE,
+            outlets=[Asset("evaluated")],
+        )
+        decide = ModelGateOperator(task_id="gate", evaluation=evaluate.output, **gate)
+        export = ModelExportOperator(
+            task_id="export",
+            source=model(directory / f"model-{right}", right),
+            target=str(directory / "models"),
+            name="m",
+            alias="champion",
+            evaluation=evaluate.output,
+        )
+        decide >> export
+        if gate.get("if_failed"):
+            decide >> EmptyOperator(task_id="report")
+    return dag
+
+
+@registry
+@pytest.mark.timeout(300)
+def test_only_a_model_that_passes_becomes_the_champion(run: Run, tmp_path: Path) -> None:
+    first = run(retraining(tmp_path, 5))
+    assert first.state == "success", first.log[-6000:]
+    outputs = first.xcoms["evaluate"]["outputs"]
+    assert (outputs["passed"], outputs["champion"]) == (True, "")
+    assert outputs["reason"] in first.log
+    assert first.xcoms["evaluate"]["metrics"] == {"accuracy": 0.5}
+    assert first.xcoms["export"]["outputs"]["promoted"] is True
+
+    worse = run(retraining(tmp_path, 3, if_passed="export", if_failed=["report"]))
+    assert (worse.states["export"], worse.states["report"]) == ("skipped", "success"), worse.log[-6000:]
+    assert worse.xcoms["gate"]["passed"] is False
+    assert worse.xcoms["evaluate"]["outputs"]["champion"] == "1"
+
+    better = run(retraining(tmp_path, 8, if_failed="report"))
+    assert (better.states["export"], better.states["report"]) == ("success", "skipped"), better.log[-6000:]
+    assert better.xcoms["gate"]["rule"] == "metrics.accuracy.min_improvement"
+    assert "scored 8" in better.log
+    assert "scored 5" in better.log
+
+    stopped = run(retraining(tmp_path, 2))
+    assert stopped.states["export"] == "upstream_failed"
+    error = stopped.errors["gate"]
+    assert isinstance(error, TrainJobFatal), "no retry"
+    assert str(error).startswith("the gate did not pass: metrics.accuracy.min_improvement: accuracy: candidate 0.2")
+    assert [each.tags["trainjob.evaluation.passed"] for each in connect().list("m")] == ["true", "true"]
+    assert connect().resolve("m", "champion").metrics == {"accuracy": 0.8}
+
+
+def gated(evaluation: Any, **gate: Any) -> DAG:
+    with DAG("gated") as dag:
+        decide = ModelGateOperator(task_id="gate", evaluation=evaluation, **gate)
+        with TaskGroup("release"):
+            decide >> [EmptyOperator(task_id="one"), EmptyOperator(task_id="two")]
+        decide >> EmptyOperator(task_id="export") >> EmptyOperator(task_id="deploy")
+    return dag
+
+
+def ended(run: Run, dag: DAG) -> str:
+    """First letter of the state of each task after the gate."""
+    done = run(dag)
+    names = ("release.one", "release.two", "export", "deploy")
+    return "".join(str(done.states.get(name))[:2] for name in names)
+
+
+def test_the_verdict_skips_tasks(run: Run) -> None:
+    done, skipped = "su", "sk"
+    assert ended(run, gated(SCORED)) == done * 4
+    assert ended(run, gated(FAILED, skip=True)) == skipped * 4
+    assert ended(run, gated(SCORED, skip=True)) == done * 4
+    assert ended(run, gated(FAILED, if_failed="release")) == done * 2 + skipped * 2
+    assert ended(run, gated(SCORED, if_failed="release")) == skipped * 2 + done * 2
+    assert ended(run, gated(SCORED, if_passed=["export"], skip=True)) == skipped * 2 + done * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({**SCORED, "outputs": {}}, "evaluation has no verdict; set gate in the ModelEvaluationOperator"),
+        ({**SCORED, "outputs": {"passed": "false"}}, "evaluation has no verdict"),
+        ({}, "evaluation has no verdict"),
+    ],
+)
+def test_a_gate_without_a_verdict_fails(run: Run, given: Any, problem: str) -> None:
+    error = run(gated(given)).errors["gate"]
+    assert isinstance(error, TrainJobFatal)
+    assert problem in str(error)
+
+
+def test_unknown_branches_fail(run: Run) -> None:
+    error = run(gated(SCORED, if_passed="deploy")).errors["gate"]
+    assert str(error) == "if_passed and if_failed must name tasks directly after gate; deploy is not"
+
+
+def gate(**fields: Any) -> Callable[[], object]:
+    return lambda: ModelGateOperator(task_id="t", **{"evaluation": SCORED, **fields})
+
+
+def export(**fields: Any) -> ModelExportOperator:
+    given = {"source": "file:///m", "target": "s3://models", "name": "m", "evaluation": SCORED}
+    return ModelExportOperator(task_id="t", **{**given, **fields})
+
+
+def _closure(model: str, dataset: str) -> dict[str, Any]:
+    return {"metrics": {"accuracy": OUTSIDE}}
+
+
+def _one(model: str) -> dict[str, Any]:
+    return {}
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "no command": (lambda: evaluation(function=None), "set exactly one of command and function"),
+    "both": (lambda: evaluation(command=["x"]), "set exactly one of command and function"),
+    "command as text": (lambda: evaluation(function=None, command="python x.py"), "command must be a list of words"),
+    "lambda": (lambda: evaluation(function=lambda model, dataset: {}), "function must be a function defined with def"),
+    "function as text": (lambda: evaluation(function="score"), "function must be a function defined with def"),
+    "outside": (
+        lambda: evaluation(function=_closure),
+        "_closure() uses OUTSIDE from outside itself, which does not exist on the nodes: import or define it inside the"
+        " function",
+    ),
+    "parameters": (lambda: evaluation(function=_one), "_one() must accept two paths, model and dataset"),
+    "gate": (lambda: evaluation(gate={"metrics": {"accuracy": {"minimum": 1}}}), "gate.metrics.accuracy.minimum"),
+    "empty gate": (lambda: evaluation(gate={}), "invalid gate: has no rule"),
+    "gate as text": (lambda: evaluation(gate="accuracy > 1"), "must be a mapping of rules"),
+    "code": (lambda: evaluation(code="git"), "code must be a mapping with uri and revision"),
+    "no dataset": (lambda: evaluation(dataset=""), "dataset must not be empty"),
+    "dataset": (lambda: evaluation(dataset="ftp://host/d"), "ftp"),
+    "champion": (lambda: evaluation(champion="models:/"), "models:/"),
+    "digest": (lambda: evaluation(dataset_digest="md5:1"), "digest"),
+    "args": (lambda: evaluation(args=["x"]), "ModelEvaluationOperator sets the command of the job: remove args"),
+    "export metric": (lambda: export(metric="accuracy"), "metric and min_improvement cannot be combined with"),
+    "export improvement": (lambda: export(min_improvement=0.1), "metric and min_improvement cannot be combined with"),
+    "export rule of an XCom": (
+        lambda: export(evaluation=evaluation().output, metric="accuracy"),
+        "metric and min_improvement cannot be combined with",
+    ),
+    "export XCom": (
+        lambda: export(evaluation={"outputs": {}}),
+        "evaluation must be the XCom of a ModelEvaluationOperator or a location",
+    ),
+    "export location": (lambda: export(evaluation="ftp://host/e"), "ftp"),
+    "gate evaluation": (gate(evaluation="file:///e"), "evaluation must be the XCom of a ModelEvaluationOperator"),
+    "gate branches": (gate(if_passed=[]), "if_passed must be a task ID or a list of task IDs, not []"),
+    "gate branch": (gate(if_failed=3), "if_failed must be a task ID or a list of task IDs, not 3"),
+    "gate skip": (gate(skip="no"), "skip must be True or False"),
+    "gate skip and branch": (gate(skip=True, if_failed="x"), "skip cannot be combined with if_failed"),
+    "gate same branch": (gate(if_passed="x", if_failed="x"), "if_passed and if_failed both have x"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_invalid_literals_are_refused_when_the_dag_is_parsed(name: str) -> None:
+    make, problem = WRONG[name]
+    with DAG("d"), pytest.raises((ValueError, TypeError, TrainJobError, ConfigurationError, InvalidGate)) as raised:
+        make()
+    assert problem in str(raised.value)
+
+
+def test_templates_are_not_checked_when_the_dag_is_parsed() -> None:
+    with DAG("templates"):
+        first = evaluation()
+        ModelEvaluationOperator(
+            task_id="e",
+            candidate="{{ params.model }}",
+            dataset="{{ params.data }}",
+            target="{{ params.target }}",
+            champion="{{ params.champion }}",
+            command=["python", "{{ params.script }}", "{model}", "{dataset}", "{scores}"],
+            gate={"metrics": {"accuracy": {"min": "{{ params.min }}"}}},
+        )
+        ModelGateOperator(task_id="g", evaluation=first.output)
+        ModelGateOperator(task_id="g2", evaluation="{{ ti.xcom_pull('evaluate') }}")
+        export(evaluation="{{ params.evaluation }}", metric="{{ params.metric }}")
+        ModelEvaluationOperator.partial(task_id="m", dataset="/d", target="/e", function=score).expand(
+            candidate=["/a", "/b"]
+        )
+
+
+def test_the_job_gets_the_function_and_the_rules() -> None:
+    command = evaluation(gate=GATE, code={"revision": "c" * 40}).spec_fields(KEY)["command"]
+    given = dict(word.removeprefix("--").split("=", 1) for word in command[4:])
+    assert given["function"] == "score"
+    assert given["function-source"].startswith("def score(model: str, dataset: str)")
+    assert json.loads(given["gate"]) == GATE
+    words = ["python", "evaluate.py", "{model}", "--price=$5"]
+    command = evaluation(function=None, command=words).spec_fields(KEY)["command"]
+    assert command[-5:] == ["--", "python", "evaluate.py", "{model}", "--price=$$5"]
+
+
+def test_an_export_takes_the_evaluation_of_an_xcom() -> None:
+    made = export(metrics={**SCORED, "uid": "u-1", "metrics": {"accuracy": 0.7}}).options(KEY)
+    assert made["evaluation"] == "file:///w/evaluation"
+    assert made["export_id"] == f"{KEY}/u-1/sha256:ee", "another evaluation is another export"
+    assert made["provenance"]["trainjob"]["uid"] == "u-1"
+    assert export().options(KEY)["metrics"] == {"accuracy": 0.9}
+    located = export(evaluation="s3://w/e").options(KEY)
+    assert (located["evaluation"], located["export_id"]) == ("s3://w/e", KEY)
+    assert export(export_id="mine").options(KEY)["export_id"] == "mine"
