@@ -74,7 +74,7 @@ class Decision:
 
     Attributes:
         passed: Whether all rules passed.
-        rule: The rule that decided: the first that failed, else the last.
+        rule: The rule that decided: the first that failed, else the last about a metric of all examples.
         reason: Why, in one sentence.
         checks: All rules.
     """
@@ -142,7 +142,8 @@ class Gate(Part):
         """Apply all rules to an evaluation."""
         checks = tuple(self._checks(report))
         failed = [each for each in checks if not each.passed]
-        deciding = failed[0] if failed else checks[-1]
+        about_all = [each for each in checks if each.rule.startswith("metrics.")] or checks
+        deciding = failed[0] if failed else about_all[-1]
         return Decision(not failed, deciding.rule, deciding.reason, checks)
 
     def _checks(self, report: EvaluationReport) -> Iterator[Check]:

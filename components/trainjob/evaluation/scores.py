@@ -12,6 +12,7 @@
 
 Only ``metrics`` is required. ``scores`` has one value for each example, in the order of the dataset: the value of the
 metric is their mean. ``slice_of`` names the slices of each example; slices of metrics with ``scores`` are computed.
+``roc`` may also have ``threshold``, a value for each point.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Scores:
         scores: Metric -> values of the examples, in the order of the dataset.
         slices: Name -> a part of the examples.
         confusion: ``labels`` and ``counts``, with a row for each true label; None if not reported.
-        roc: ``false_positive_rate`` and ``true_positive_rate``; None if not reported.
+        roc: ``false_positive_rate``, ``true_positive_rate`` and, if reported, ``threshold``; None if not reported.
     """
 
     metrics: Mapping[str, float]
@@ -168,13 +169,15 @@ class _Reader:
     def _roc(self, value: object) -> dict[str, Any] | None:
         if value is None:
             return None
-        given = self._mapping("roc", value, 2)
+        given = self._mapping("roc", value, 3)
         names = ("false_positive_rate", "true_positive_rate")
         rates = {name: self._numbers(f"roc.{name}", given.get(name)) for name in names}
-        if len({len(each) for each in rates.values()}) != 1 or len(rates[names[0]]) > MAX_POINTS:
-            raise self._error("roc", f"must have two lists of the same length, at most {MAX_POINTS}")
         if any(not 0 <= rate <= 1 for each in rates.values() for rate in each):
             raise self._error("roc", "has a rate that is not between 0 and 1")
+        if "threshold" in given:
+            rates["threshold"] = self._numbers("roc.threshold", given["threshold"])
+        if len({len(each) for each in rates.values()}) != 1 or len(rates[names[0]]) > MAX_POINTS:
+            raise self._error("roc", f"must have lists of the same length, at most {MAX_POINTS}")
         return rates
 
     def _metrics(self, path: str, value: object, *, empty: bool = False) -> dict[str, float]:
