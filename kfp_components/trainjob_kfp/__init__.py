@@ -17,6 +17,7 @@ if os.environ.get("_KFP_RUNTIME") != "true":
     from trainjob_kfp.cleanup import cleanup
     from trainjob_kfp.component import LostByKfp, UnseenByCache
     from trainjob_kfp.distributed import distributed
+    from trainjob_kfp.evaluate_model import evaluate_model
     from trainjob_kfp.export_model import export_model
     from trainjob_kfp.image import STEP_IMAGE
     from trainjob_kfp.initialize_dataset import initialize_dataset
@@ -32,6 +33,7 @@ if os.environ.get("_KFP_RUNTIME") != "true":
         "UnseenByCache",
         "cleanup",
         "distributed",
+        "evaluate_model",
         "export_model",
         "initialize_dataset",
         "initialize_model",

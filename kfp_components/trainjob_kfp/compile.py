@@ -15,7 +15,15 @@ from kfp import compiler
 import trainjob_kfp
 from trainjob_kfp.readme import readme
 
-COMPONENTS = ("cleanup", "export_model", "initialize_dataset", "initialize_model", "train", "wait")
+COMPONENTS = (
+    "cleanup",
+    "evaluate_model",
+    "export_model",
+    "initialize_dataset",
+    "initialize_model",
+    "train",
+    "wait",
+)
 PACKAGE = Path(__file__).parent
 COMPILED = PACKAGE / "compiled"
 

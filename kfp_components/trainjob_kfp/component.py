@@ -13,7 +13,7 @@ from kfp.dsl.pipeline_channel import PipelineParameterChannel
 from kfp.dsl.pipeline_task import TaskState
 
 from trainjob_kfp.image import STEP_IMAGE
-from trainjob_kfp.literals import check_arguments
+from trainjob_kfp.literals import check_arguments, source_of
 
 NOT_IN_CACHE_KEY = ("set_env_variable", "set_accelerator_type", "set_accelerator_limit")
 """Settings of a task that affect the training but are not part of the key of KFP's cache. Measured on 2.17: after a
@@ -86,6 +86,7 @@ def _call(original: Callable[..., Any], from_this_package: bool) -> Callable[...
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if from_this_package:
+            kwargs = {name: source_of(value) if callable(value) else value for name, value in kwargs.items()}
             check_arguments(self.name, kwargs)
         task = original(self, *args, **kwargs)
         # Outside a pipeline, kfp.local has already run the task, without a cache.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kfp.dsl.pipeline_channel import PipelineChannel
@@ -11,6 +11,7 @@ from trainjob import ConfigurationError
 from trainjob.integration import (
     BACKENDS,
     STEP_RUNTIME,
+    Function,
     Step,
     check_limits,
     check_literals,
@@ -26,10 +27,12 @@ _PLACEHOLDERS = ("{{channel:", "{{$.")  # the first: parameters and step outputs
 _STEPS: dict[str, Step] = {
     "initialize-dataset": "initialize-dataset",
     "initialize-model": "initialize-model",
+    "evaluate-model": "evaluate",
     "export-model": "export",
 }
 _REQUIRED = {
     **dict.fromkeys(("initialize-dataset", "initialize-model"), ("source",)),
+    "evaluate-model": ("candidate", "dataset"),
     "export-model": ("source", "name"),
     "wait": ("name", "run_id"),
     "cleanup": ("run_id",),
@@ -52,7 +55,21 @@ _OPTIONS = (
     "metric",
     "mode",
     "min_improvement",
+    "evaluation",
+    "metrics",
 )
+_EVALUATION = (
+    "candidate",
+    "champion",
+    "dataset",
+    "dataset_digest",
+    "target",
+    "gate",
+    "registry",
+    "command",
+    "function",
+)
+_UNKNOWN = "file:///evaluation"
 
 
 def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
@@ -84,11 +101,26 @@ def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
     if component == "train" or component in _STEPS:
         _check_spec(component, given)
     if component in _STEPS:
-        options = {name: given.get(name) for name in (*_OPTIONS, "metrics")}
+        names_of = _EVALUATION if component == "evaluate-model" else _OPTIONS
+        options = {name: given.get(name) for name in names_of}
         known = {name: value for name, value in options.items() if not has_open(value, is_runtime_value)}
         if "metrics" in (known.get("metrics") or {}):  # the result of `train`
             del known["metrics"]
+        if is_runtime_value(options.get("evaluation")):  # the rules that exclude each other are still checked
+            known["evaluation"] = _UNKNOWN
         check_options(_STEPS[component], known)
+
+
+def source_of(function: Callable[..., Any]) -> dict[str, str]:
+    """Name and source of a function that an author gives to a component.
+
+    Raises:
+        ConfigurationError: the function cannot run in a job.
+    """
+    try:
+        return Function.of(function, arguments="").model_dump()
+    except ValueError as error:
+        raise ConfigurationError(f"function {error}") from None
 
 
 def _check(name: str, value: object) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainjob import InvalidSpec, Problem, TrainJobResult, TrainJobSpec
+from trainjob import InvalidSpec, Problem, TrainJobError, TrainJobResult, TrainJobSpec
 from trainjob.integration import (
     STEP_RUNTIME,
     CancelAction,
@@ -125,6 +125,58 @@ def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> Outc
     return outcome
 
 
+def run_evaluate(given: Parameters) -> tuple[str, str, bool, str, str, str, dict[str, Any]]:
+    """Run ``evaluate_model``; return evaluation, digest, passed, rule, reason, champion_version, result."""
+    with report_failures():
+        execution, parameters = _read(given)
+        artifact, function = given["evaluated"], given["function"]
+        options = {
+            "candidate": location(parameters["candidate"]),
+            "dataset": location(parameters["dataset"]),
+            "target": location(parameters["target"]) or artifact_location(artifact.uri),
+            "champion": location(parameters["champion"]),
+            "dataset_digest": parameters["dataset_digest"],
+            "gate": parameters["gate"] or None,
+            "code": parameters["code"],
+            "registry": parameters["registry"],
+            "function": function.get("name", ""),
+            "function_source": function.get("source", ""),
+            "command": [as_text(word) for word in parameters["command"]],
+        }
+        fields = {"runtime": parameters["runtime"] or STEP_RUNTIME, "image": parameters["image"]}
+        done = _run_step(execution, "evaluate", options, parameters, fields, report=Path(given["report"].path))
+        outputs = {name: str(done.outputs.get(name, "")) for name in ("uri", "digest", "rule", "reason", "champion")}
+        passed = done.outputs.get("passed") is True
+        result = done.as_dict()
+        _log_metrics(given["metrics"], result)
+        _log_evaluation(outputs["uri"], given["metrics"], given["classification"])
+        verdict = {name: outputs[name] for name in ("uri", "digest", "rule", "reason")} | {"passed": passed}
+        _describe(artifact, verdict | {"trainjob": done.name, "trainjob_uid": done.uid})
+        if not outputs["uri"].startswith(location(artifact.uri)):
+            _write_reference(artifact)
+    return outputs["uri"], outputs["digest"], passed, outputs["rule"], outputs["reason"], outputs["champion"], result
+
+
+def _log_evaluation(uri: str, metrics: Any, classification: Any) -> None:
+    """Log the champion's metrics, the confusion matrix and the ROC curve from the report."""
+    from trainjob.data.promotion import Evaluation  # noqa: PLC0415 - its imports may be missing in a step image
+
+    try:
+        report = Evaluation.read(uri).report
+    except (TrainJobError, ImportError) as error:
+        # The job has read and written everything; this pod may have no access to its storage.
+        write_line(f"this step cannot read {uri}, so the artifact classification is empty: {error}")
+        return
+    for name, each in report.metrics.items():
+        if each.champion is not None:
+            metrics.log_metric(f"champion.{name}", each.champion)
+    if report.confusion is not None:
+        classification.log_confusion_matrix(report.confusion["labels"], report.confusion["counts"])
+    if report.roc is not None:
+        rates = report.roc["false_positive_rate"], report.roc["true_positive_rate"]
+        classification.log_roc_curve(*rates, report.roc.get("threshold") or [0.0] * len(rates[0]))
+
+
 def run_export(given: Parameters) -> Outcome:
     """Run ``export_model``; return uri, digest, version, promoted, reason."""
     with report_failures():
@@ -150,6 +202,7 @@ def run_export(given: Parameters) -> Outcome:
             "min_improvement": float(parameters["min_improvement"]),
             "provenance": origin | parameters["provenance"],
             "history": history,
+            "evaluation": location(parameters["evaluation"]),
             "allow_pickle": parameters["allow_pickle"],
         }
         if parameters["in_pod"]:
@@ -215,12 +268,25 @@ def _workspace_is_missing(given: Parameters, added: Parameters, config: Paramete
 
 def _as_job(execution: Execution, program: Step, options: Parameters, parameters: Parameters) -> Outcome:
     """Run ``python -m trainjob.data`` as a TrainJob of one node; return its outputs."""
+    others = {"runtime": STEP_RUNTIME, **parameters["spec"]}
+    result = _run_step(execution, program, options, {**parameters, "spec": others}, {})
+    return _outcome({**result.outputs, **{name: result.metrics.get(name) for name in ("bytes", "files")}}, result)
+
+
+def _run_step(
+    execution: Execution,
+    program: Step,
+    options: Parameters,
+    parameters: Parameters,
+    fields: Parameters,
+    *,
+    report: Path | None = None,
+) -> TrainJobResult:
+    """Run ``python -m trainjob.data`` as a TrainJob with these fields of its spec."""
     check_options(program, options)
     env = {name: as_text(value) for name, value in parameters["env"].items()}
-    fields = {"command": step_command(program, options), "env": env}
-    others = {"runtime": STEP_RUNTIME, **parameters["spec"]}
-    result = run_job(execution, spec_of(execution, fields, {**parameters, "spec": others}), parameters)
-    return _outcome({**result.outputs, **{name: result.metrics.get(name) for name in ("bytes", "files")}}, result)
+    spec = spec_of(execution, {"command": step_command(program, options), "env": env, **fields}, parameters)
+    return run_job(execution, spec, parameters, report)
 
 
 def _in_pod(step: Literal["initialize", "export"], options: Parameters) -> Outcome:

@@ -31,6 +31,11 @@ GIVEN: dict[str, dict[str, Any]] = {
     "initialize_model": {"source": "s3://digits/components/model/"},
     "train": {"runtime": "trainjob-step", "command": ["python", "-c", TRAINING]},
     "cleanup": {"run_id": "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"},
+    "evaluate_model": {
+        "candidate": "s3://digits/components/model/", "dataset": "s3://digits/components/data.csv",
+        "target": "s3://digits/components/evaluation", "gate": {"metrics": {"accuracy": {"min": 0.5}}},
+        "command": ["sh", "-c", "echo '{\"metrics\": {\"accuracy\": 1}}' > $0", "{scores}"],
+    },
     "export_model": {
         "source": "s3://digits/components/model/", "target": "s3://digits/components/exported", "name": "component",
     },
@@ -40,7 +45,7 @@ CASES = [
     pytest.param(component, {**GIVEN[component], **more}, id=f"{component}, {where}")
     for component in sorted(file.stem for file in COMPILED.glob("*.yaml") if file.stem != "wait")
     for where, more in {"as a TrainJob": {}, "in its own pod": {"in_pod": True}}.items()
-    if not (component in ("train", "cleanup") and more)
+    if not (component in ("train", "cleanup", "evaluate_model") and more)
 ]
 
 
@@ -63,6 +68,9 @@ def test_each_component_runs_in_the_step_image(
         assert outputs["result"]["metrics"] == {"answer": 42}
     elif component == "cleanup":
         assert outputs["stopped"] == []
+    elif component == "evaluate_model":
+        assert (outputs["passed"], outputs["evaluation"]) == (True, "s3://digits/components/evaluation/")
+        assert outputs["result"]["metrics"] == {"accuracy": 1}
     elif component == "export_model":
         assert outputs["uri"].startswith("s3://digits/components/exported/")
         assert registry.connect(f"mlflow+{servers.mlflow}").list("component")[-1].uri == outputs["uri"]

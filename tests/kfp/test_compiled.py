@@ -70,7 +70,9 @@ def test_loaded_and_imported_components_compile_to_the_same(name: str, tmp_path:
     }.items():
         required = [n for n, spec in component.component_spec.inputs.items() if not spec.optional]
         path = tmp_path / f"{how}.yaml"
-        compiler.Compiler().compile(pipeline_of(component, required), str(path))
+        compiler.Compiler().compile(
+            pipeline_of(component, dict.fromkeys(required, "x") | MORE.get(name, {})), str(path)
+        )
         specs[how] = load(path)
         for compiled in specs[how]["components"].values():
             for definitions in (compiled["inputDefinitions"], compiled["outputDefinitions"]):
@@ -79,10 +81,13 @@ def test_loaded_and_imported_components_compile_to_the_same(name: str, tmp_path:
     assert specs["loaded"] == specs["imported"]
 
 
-def pipeline_of(component: Any, required: list[str]) -> Any:
+MORE = {"evaluate_model": {"command": ["x"]}}  # required, unless there is a function
+
+
+def pipeline_of(component: Any, given: dict[str, Any]) -> Any:
     @dsl.pipeline(name="wrapper")  # type: ignore[untyped-decorator]
     def wrapper() -> None:
-        component(**dict.fromkeys(required, "x"))
+        component(**given)
 
     return wrapper
 
@@ -93,5 +98,11 @@ def test_the_example_compiles_to_a_valid_pipeline(tmp_path: Path) -> None:
     subprocess.run(command, check=True, cwd=tmp_path)
     spec = load(path)
     json_format.ParseDict(spec, pipeline_spec_pb2.PipelineSpec())
-    assert set(spec["root"]["dag"]["tasks"]) == {"initialize-dataset", "initialize-model", "train", "export-model"}
+    assert set(spec["root"]["dag"]["tasks"]) == {
+        "initialize-dataset",
+        "initialize-model",
+        "train",
+        "evaluate-model",
+        "export-model",
+    }
     assert spec["root"]["inputDefinitions"]["parameters"]["runtime"]["defaultValue"] == "torch-distributed"

@@ -26,6 +26,7 @@ OTHER_NAMES = {("airflow", "run_timeout"): "execution_timeout"}
 OMITTED = {
     ("initialize_dataset", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
     ("initialize_model", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
+    ("evaluate_model", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
     ("export_model", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
 }
 """Options that a component does not have, and why."""
@@ -71,6 +72,7 @@ def test_the_command_line_has_every_option(command: str) -> None:
         ("distributed.py", "distributed"),
         ("initialize_dataset/component.py", "initialize_dataset"),
         ("initialize_model/component.py", "initialize_model"),
+        ("evaluate_model/component.py", "evaluate_model"),
         ("export_model/component.py", "export_model"),
     ],
 )

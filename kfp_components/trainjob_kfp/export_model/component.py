@@ -26,6 +26,7 @@ def export_model(
     datasets: list = [],
     base_model: dict = {},
     provenance: dict = {},
+    evaluation: str = "",
     registry: str = "",
     allow_pickle: bool = False,
     in_pod: bool = False,
@@ -61,6 +62,8 @@ def export_model(
         datasets: Datasets of the training, each as {"uri": ..., "digest": ...}.
         base_model: Base model of the training, in the same form; ignored if its uri or digest is empty.
         provenance: Other facts about the model's origin, stored beside the model.
+        evaluation: Location of an evaluation of this model, the output evaluation of evaluate_model. Its metrics
+            replace metrics, and its gate decides alone about the alias: leave out metric and min_improvement.
         registry: Registry, such as mlflow+https://host; the value of TRAINJOB_REGISTRY if empty.
         allow_pickle: Accept all file formats, including pickle and others that can run code when they are loaded.
         in_pod: Do the work in this step's pod instead of in a TrainJob of one node.
