@@ -80,6 +80,29 @@ def test_register_promote_list_and_show(uri: str, trainjob: Any, tmp_path: Path)
     assert json.loads(trainjob("show", "digits", "2", "--json")[1])["digest"] == DIGEST
 
 
+@pytest.mark.usefixtures("uri")
+def test_the_verdict_of_each_version_is_shown(trainjob: Any) -> None:
+    def register(number: int, **tags: str) -> None:
+        words = [word for name, text in tags.items() for word in ("--tag", f"trainjob.evaluation.{name}={text}")]
+        trainjob("register", "digits", f"s3://b/{number}", "--digest", "a" * 64, "--metric", "acc=0.8", *words)
+
+    register(1, digest="sha256:1", passed="true", rule="metrics.acc.min", reason="acc is 0.8; at least 0.5")
+    register(2, digest="sha256:2", passed="false", rule="metrics.acc.min", reason="acc is 0.8; at least 0.9")
+    register(3, digest="sha256:3")
+    register(4)
+    head, *rows = (line.split() for line in trainjob("list", "digits")[1].splitlines())
+    assert head == ["VERSION", "ALIASES", "GATE", "METRICS", "CREATED", "URI"]
+    assert [row[1] for row in rows] == ["passed", "failed", "none", "acc"]
+    lines = [trainjob("show", "digits", str(number))[1].splitlines() for number in range(1, 5)]
+    shown = [dict(line.split(maxsplit=1) for line in each) for each in lines]
+    assert shown[1]["gate"] == "failed: metrics.acc.min: acc is 0.8; at least 0.9"
+    assert shown[1]["trainjob.evaluation.digest"] == "sha256:2"
+    assert "trainjob.evaluation.passed" not in shown[1]
+    assert [each.get("gate", "")[:6] for each in shown] == ["passed", "failed", "none", ""]
+    tags = json.loads(trainjob("show", "digits", "2", "--json")[1])["tags"]
+    assert tags["trainjob.evaluation.passed"] == "false"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [

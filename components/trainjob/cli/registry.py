@@ -54,7 +54,10 @@ def _rule(command: Callable[..., int]) -> Callable[..., int]:
 @click.argument("name")
 @_options
 def list_(target: Target, /, *, name: str, uri: str | None) -> int:
-    """List the versions of model NAME, oldest first; none if there is no such model."""
+    """List the versions of model NAME, oldest first; none if there is no such model.
+
+    The column GATE shows the verdicts of evaluations: `passed`, `failed`, or `none` for an evaluation without a gate.
+    """
     from trainjob.cli import texts
     from trainjob.registry import connect
 
@@ -63,10 +66,15 @@ def list_(target: Target, /, *, name: str, uri: str | None) -> int:
         return _print(texts.as_json({"versions": [_fields(version) for version in versions]}))
     if not versions:
         echo(f"no versions of a model {name} in this registry", err=True)
-    rows = [["VERSION", "ALIASES", "METRICS", "CREATED", "URI"]]
+    # The column is there only if a version was exported with an evaluation.
+    gates = [_gate(each)[0] for each in versions]
+    rows = [["VERSION", "ALIASES", *(["GATE"] if any(gates) else []), "METRICS", "CREATED", "URI"]]
     rows += [
-        [each.version, ", ".join(each.aliases), texts.joined(each.metrics), _moment(each), each.uri]
-        for each in versions
+        [
+            *(each.version, ", ".join(each.aliases), *([gate] if any(gates) else [])),
+            *(texts.joined(each.metrics), _moment(each), each.uri),
+        ]
+        for each, gate in zip(versions, gates, strict=True)
     ]
     return _print("\n".join(texts.columns(rows)))
 
@@ -240,15 +248,29 @@ def _show(target: Target, version: ModelVersion) -> int:
 
     if target.as_json:
         return _print(texts.as_json(_fields(version)))
+    gate, reason = _gate(version)
+    tags = {name: text for name, text in sorted(version.tags.items()) if name not in _VERDICT}
     shown = {
         "uri": version.uri,
         "digest": version.digest,
         "aliases": ", ".join(version.aliases),
         "metrics": texts.joined(version.metrics),
         "created": _moment(version),
-        **dict(sorted(version.tags.items())),
+        "gate": f"{gate}: {reason}" if reason else gate,
+        **tags,
     }
     return _print("\n".join([click.style(f"{version.name} {version.version}", bold=True), *_aligned(shown)]))
+
+
+_VERDICT = [f"trainjob.evaluation.{name}" for name in ("passed", "rule", "reason")]
+
+
+def _gate(version: ModelVersion) -> tuple[str, str]:
+    """``passed``, ``failed``, ``none`` or, without an evaluation, an empty text; and the rule with its reason."""
+    passed, rule, reason = (version.tags.get(name, "") for name in _VERDICT)
+    if not passed:
+        return "none" if "trainjob.evaluation.digest" in version.tags else "", ""
+    return "passed" if passed == "true" else "failed", f"{rule}: {reason}"
 
 
 def _aligned(shown: Mapping[str, str]) -> list[str]:
