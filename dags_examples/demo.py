@@ -1,8 +1,9 @@
 """``make demo``: runs the retraining workflow from Airflow and from Kubeflow Pipelines on this machine.
 
-Both run the same four steps on the local backend, with MLflow on a SQLite file as the registry. The first run starts
-fresh and its model becomes the champion. The second starts from that champion and replaces it only if its model is
-better. All files are under ``.demo``, which the next start deletes.
+Both run the same five steps on the local backend, with MLflow on a SQLite file as the registry. The first run starts
+fresh and its model becomes the champion. The second starts from that champion, evaluates both models on held-out
+images, and replaces the champion only if its model passes the gate. All files are under ``.demo``, which the next start
+deletes.
 """
 
 from __future__ import annotations
@@ -90,12 +91,17 @@ def summary() -> None:
     console.print(steps)
 
     versions = Table(title="Registered versions of 'digits'", title_justify="left")
-    for column in ("version", "aliases", "accuracy", "model"):
+    for column in ("version", "aliases", "accuracy", "gate", "model"):
         versions.add_column(column, overflow="fold")
     registered = sorted(connect_registry().list("digits"), key=lambda version: int(version.version))
     for version in registered:
-        versions.add_row(version.version, ", ".join(version.aliases), f"{version.metrics['accuracy']:.4f}", version.uri)
+        measured, passed = f"{version.metrics['accuracy']:.4f}", version.tags["trainjob.evaluation.passed"] == "true"
+        gate = "[green]passed[/]" if passed else "[red]did not pass[/]"
+        versions.add_row(version.version, ", ".join(version.aliases), measured, gate, version.uri)
     console.print(versions)
+    for version in registered:
+        rule, reason = (version.tags[f"trainjob.evaluation.{name}"] for name in ("rule", "reason"))
+        console.print(f"Gate of version {version.version}: {rule}: {reason}", highlight=False)
     console.print(
         "To look at the jobs:\n"
         f"  export TRAINJOB_BACKEND=local TRAINJOB_HOME={DEMO.relative_to(ROOT)}/home\n"
@@ -104,8 +110,9 @@ def summary() -> None:
     )
     champions = [version for version in registered if "champion" in version.aliases]
     good = all(version.metrics["accuracy"] > 0.95 for version in registered)
-    if len(registered) != 2 or len(champions) != 1 or not good:
-        sys.exit("expected two versions, one champion, and accuracies above 0.95")
+    earned = all(version.tags["trainjob.evaluation.passed"] == "true" for version in champions)
+    if len(registered) != 2 or len(champions) != 1 or not good or not earned:
+        sys.exit("expected two versions, one champion that passed its gate, and accuracies above 0.95")
 
 
 def _name(job: Mapping[str, Any]) -> str:

@@ -2,10 +2,12 @@
 
 ::
 
-    train ── compare ── approve ── export_model
+    train ── evaluate_model ── gate ── approve ── export_model
 
-``approve`` waits without a worker until a person responds in Airflow's UI (*Required actions*) or by its API. No
-response within three days counts as a rejection. After a rejection nothing is exported and the champion stays. To try
+``evaluate_model`` evaluates challenger and champion on the same held-out images. If the challenger does not pass the
+gate, the remaining tasks are skipped, and no person is asked. ``approve`` waits without a worker until a person
+responds in Airflow's UI (*Required actions*) or by its API. No response within three days counts as a rejection. After
+a rejection nothing is exported and the champion stays. To try
 it on this machine (a response needs Airflow's API server: `airflow standalone`, not `airflow dags test`)::
 
     export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
@@ -17,15 +19,14 @@ Needs Airflow 3.1.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk import DAG, Param, task
+from airflow.sdk import DAG, Param
 
 from trainjob_airflow.operators.data import ModelExportOperator
+from trainjob_airflow.operators.evaluation import ModelEvaluationOperator, ModelGateOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
 # As in retrain_digits.py; on a cluster, set the variables to locations that its nodes can reach.
@@ -57,23 +58,29 @@ with DAG(
         deferrable=True,
     )
 
-    @task
-    def compare(challenger: Any) -> str:
-        """Compare challenger and champion in a Markdown table, for the person who decides."""
-        from trainjob.errors import ModelNotFound
-        from trainjob.registry import connect
+    evaluate = ModelEvaluationOperator(
+        task_id="evaluate_model",
+        candidate=f"{WORKSPACE}/{{{{ run_id }}}}",
+        champion="models:/digits@champion",
+        dataset=(EXAMPLES / "data" / "digits.csv.gz").as_uri(),
+        target=f"{WORKSPACE}/{{{{ run_id }}}}-evaluation",
+        command=["python", f"{EXAMPLES}/training/evaluate_digits.py", "{model}", "{dataset}", "{scores}"],
+        gate={"metrics": {"accuracy": {"min_improvement": 0}}},
+        runtime=RUNTIME,
+        num_nodes=1,
+        deferrable=True,
+    )
 
-        accuracies = {"challenger": challenger["metrics"]["accuracy"]}
-        with suppress(ModelNotFound):  # there is no champion before the first approval
-            champion = connect().resolve("digits", "champion")
-            accuracies[f"champion (version {champion.version})"] = champion.metrics["accuracy"]
-        rows = [f"| {name} | {accuracy:.3f} |" for name, accuracy in accuracies.items()]
-        return "\n".join(["| model | accuracy |", "|---|---|", *rows])
+    gate = ModelGateOperator(task_id="gate", evaluation=evaluate.output, skip=True)
 
     approve = ApprovalOperator(
         task_id="approve",
         subject="Should the model of {{ run_id }} become the champion?",
-        body="{{ ti.xcom_pull(task_ids='compare') }}",
+        body=(
+            "| model | accuracy |\n|---|---|\n"
+            "| challenger | {{ '%.3f' % ti.xcom_pull(task_ids='evaluate_model')['metrics']['accuracy'] }} |\n\n"
+            "{{ ti.xcom_pull(task_ids='gate')['rule'] }}: {{ ti.xcom_pull(task_ids='gate')['reason'] }}"
+        ),
         defaults=ApprovalOperator.REJECT,
         response_timeout=timedelta(days=3),
     )
@@ -84,8 +91,9 @@ with DAG(
         target=MODELS,
         name="digits",
         metrics=challenger.output,
-        alias="champion",  # without metric, which would require an improvement: a person has decided
+        evaluation=evaluate.output,
+        alias="champion",  # stays if another model has become the champion while the approval was pending
         provenance={"approved_by": "{{ ti.xcom_pull(task_ids='approve')['responded_by_user']['name'] }}"},
     )
 
-    compare(challenger.output) >> approve >> export
+    challenger >> evaluate >> gate >> approve >> export

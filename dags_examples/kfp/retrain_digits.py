@@ -8,7 +8,7 @@ For a cluster, as a file to upload to Kubeflow Pipelines::
 
     python dags_examples/kfp/retrain_digits.py --compile retrain_digits.yaml
 
-It has the same four steps as ``dags_examples/airflow/retrain_digits.py``. The Airflow DAG has a workspace; here every
+It has the same five steps as ``dags_examples/airflow/retrain_digits.py``. The Airflow DAG has a workspace; here every
 step writes below the URIs that KFP gives to its artifacts, which with ``--local`` are below ``TRAINJOB_WORKSPACE``.
 ``--local`` can also launch on a cluster: set ``TRAINJOB_BACKEND=kubernetes`` and a kubeconfig (docs/how-to/cluster.md).
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 from kfp import compiler, dsl, local
 
-from trainjob_kfp import export_model, initialize_dataset, initialize_model, train
+from trainjob_kfp import evaluate_model, export_model, initialize_dataset, initialize_model, train
 
 EXAMPLES = Path(__file__).resolve().parents[1]
 DATASET_DIGEST = (EXAMPLES / "data" / "SHA256SUMS").read_text().split()[0]
@@ -37,6 +37,10 @@ FRAMEWORKS: dict[str, dict[str, Any]] = {
     }
     for framework, program in {"jax": "python", "torch": "torchrun"}.items()
 }
+GATE = {
+    "metrics": {"accuracy": {"min_improvement": 0}},
+    "slices": {"digit=*": {"accuracy": {"max_regression": 0.1}}},
+}
 
 
 @dsl.pipeline(  # type: ignore[untyped-decorator]
@@ -51,6 +55,7 @@ def retrain_digits(  # noqa: PLR0917 - KFP calls it by position
     command: list[str] = FRAMEWORKS["jax"]["command"],
     image: str = "",
     epochs: int = 8,
+    evaluation_runtime: str = FRAMEWORKS["jax"]["runtime"],
 ) -> None:
     data = initialize_dataset(source=dataset, digest=dataset_digest)
     champion = initialize_model(source="models:/digits@champion", if_missing="fresh", registry=registry)
@@ -69,13 +74,28 @@ def retrain_digits(  # noqa: PLR0917 - KFP calls it by position
         inputs={"dataset": data.outputs["uri"], "model": champion.outputs["uri"]},
     )
 
+    evaluated = evaluate_model(
+        candidate=trained.outputs["model_uri"],
+        champion="models:/digits@champion",
+        dataset=data.outputs["uri"],
+        dataset_digest=data.outputs["digest"],
+        command=["python", str(ON_NODES / "training" / "evaluate_digits.py"), "{model}", "{dataset}", "{scores}"],
+        gate=GATE,
+        # The script needs NumPy, which the image of the runtime trainjob-step does not have.
+        runtime=evaluation_runtime,
+        image=image,
+        spec={"num_nodes": 1},
+        registry=registry,
+    )
+
+    # Registers the model with the verdict, and moves the alias only if the gate has passed.
     export_model(
         source=trained.outputs["model_uri"],
         target=models,
         name="digits",
         metrics=trained.outputs["result"],
+        evaluation=evaluated.outputs["evaluation"],
         alias="champion",
-        metric="accuracy",
         registry=registry,
         datasets=[{"uri": dataset, "digest": data.outputs["digest"]}],
         base_model={"uri": "models:/digits@champion", "digest": champion.outputs["digest"]},

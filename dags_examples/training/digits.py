@@ -52,7 +52,10 @@ MOMENTUM = 0.9
 
 # Not --seed: a model that is trained further with another seed would be tested on images that it was trained on.
 SPLIT_SEED = 20
-TEST_IMAGES = 360
+HELD_OUT_IMAGES = 180
+"""Images that no training reads; `evaluate_digits.py` evaluates models on them."""
+TEST_IMAGES = 180
+"""Images on which the trainings measure the accuracy, and by which a further training decides which weights to keep."""
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -104,18 +107,25 @@ class Data:
 
 
 def load(dataset: str) -> Data:
+    """The images for training and for its accuracy, without the held-out images."""
+    images, labels, sha256 = _read(dataset)
+    test, training = slice(HELD_OUT_IMAGES, HELD_OUT_IMAGES + TEST_IMAGES), slice(HELD_OUT_IMAGES + TEST_IMAGES, None)
+    return Data(images[training], labels[training], images[test], labels[test], sha256)
+
+
+def held_out(dataset: str) -> tuple[Floats, Labels]:
+    """Images and labels that no training reads."""
+    images, labels, _ = _read(dataset)
+    return images[:HELD_OUT_IMAGES], labels[:HELD_OUT_IMAGES]
+
+
+def _read(dataset: str) -> tuple[Floats, Labels, str]:
+    """All images and labels in the order of the split, and the SHA-256 of the file."""
     path = local(dataset)
     packed = (path / "digits.csv.gz" if path.is_dir() else path).read_bytes()
     rows = np.loadtxt(io.BytesIO(gzip.decompress(packed)), delimiter=",", dtype=np.int32)
     rows = np.random.default_rng(SPLIT_SEED).permutation(rows)
-    images, labels = (rows[:, :PIXELS] / 16).astype(np.float32), rows[:, PIXELS]
-    return Data(
-        images[TEST_IMAGES:],
-        labels[TEST_IMAGES:],
-        images[:TEST_IMAGES],
-        labels[:TEST_IMAGES],
-        hashlib.sha256(packed).hexdigest(),
-    )
+    return (rows[:, :PIXELS] / 16).astype(np.float32), rows[:, PIXELS], hashlib.sha256(packed).hexdigest()
 
 
 def batches(count: int, options: argparse.Namespace, epoch: int, rank: int, world: int) -> NDArray[np.intp]:

@@ -118,7 +118,7 @@ def test_dags_survive_serialization(airflow_home: Path) -> None:
     assert bag.import_errors == {}
     stored = json.loads(json.dumps(dag_serialization().to_dict(bag.dags["retrain_digits"])))
     again = dag_serialization().from_dict(stored)
-    assert set(again.task_ids) == {"initialize_dataset", "initialize_model", "train", "export_model"}
+    assert set(again.task_ids) == {"initialize_dataset", "initialize_model", "train", "evaluate_model", "export_model"}
     assert again.task_dict["train"].upstream_task_ids == {"initialize_dataset", "initialize_model"}
 
 

@@ -70,13 +70,16 @@ def test_each_run_starts_from_the_champion(
     assert started_from["digest"] == first.xcoms["export_model"]["outputs"]["digest"]
 
     one, two = connect().list("digits")
-    assert two.metrics["accuracy"] == second.xcoms["train"]["metrics"]["accuracy"] > one.metrics["accuracy"]
+    assert two.metrics["accuracy"] == second.xcoms["evaluate_model"]["metrics"]["accuracy"] > one.metrics["accuracy"]
     assert "champion" in two.aliases
     assert two.digest == second.xcoms["export_model"]["outputs"]["digest"]
     assert second.xcoms["train"]["uid"] in two.tags["trainjob.provenance.trainjob"]
     assert one.digest in two.tags["trainjob.provenance.base_model"]
     assert second.run_id in two.tags["trainjob.provenance.run"]
-    assert len(jobs(home)) == 8, "one TrainJob for each task of each run"
+    assert (two.aliases, two.tags["trainjob.evaluation.passed"]) == (("champion",), "true")
+    assert two.tags["trainjob.evaluation.champion"] == "1"
+    assert "the gate passed: metrics.accuracy.min_improvement" in second.log
+    assert len(jobs(home)) == 10, "one TrainJob for each task of each run"
 
     with TrainJobClient("local") as client:
         (job,) = [job for job in client.list() if job["spec"]["runtimeRef"]["name"] == "torch-distributed"]

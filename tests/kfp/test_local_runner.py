@@ -30,7 +30,9 @@ def test_the_second_run_starts_from_the_champion_of_the_first(steps: Steps) -> N
     assert "starting fresh" not in logs[1]
     assert "[node-0] epoch 2/2" in logs[0]
     assert "[node-0] epoch 4/4" in logs[1]
-    assert len(steps.jobs()) == 8
+    assert len(steps.jobs()) == 10
+    assert "there is no models:/digits@champion: the candidate is evaluated without a champion" in logs[0]
+    assert "[node-0] evaluating the champion, models:/digits@champion" in logs[1]
 
     records = registry.connect(uri)
     versions = {version.version: version for version in records.list("digits")}
@@ -38,3 +40,4 @@ def test_the_second_run_starts_from_the_champion_of_the_first(steps: Steps) -> N
     champion = records.resolve("digits", "champion")
     assert champion.metrics["accuracy"] == max(version.metrics["accuracy"] for version in versions.values())
     assert champion.metrics["accuracy"] > 0.9
+    assert champion.tags["trainjob.evaluation.passed"] == "true"

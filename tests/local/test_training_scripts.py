@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import importlib.util
 import json
@@ -20,6 +21,7 @@ from safetensors import safe_open
 from tests.processes import free_port
 
 from trainjob import progress
+from trainjob.evaluation import Scores
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "dags_examples" / "data"
@@ -151,6 +153,28 @@ def test_two_jax_processes_train_one_model(champion: tuple[Path, Ended, progress
     assert report.remaining_seconds == 0
     assert set(report.metrics) == {"loss", "accuracy", "epoch"}
     assert report.outputs == {"model": directory.as_uri()}
+
+
+def test_the_evaluation_uses_images_that_no_training_reads(
+    champion: tuple[Path, Ended, progress.Report], digits: ModuleType, tmp_path: Path
+) -> None:
+    data, (images, labels) = digits.load(str(DATA)), digits.held_out(str(DATA))
+    assert [len(each) for each in (data.train_images, data.test_images, images, labels)] == [1437, 180, 180, 180]
+    everything = np.concatenate([images, data.test_images, data.train_images])
+    with gzip.open(DATA / "digits.csv.gz") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.int32)[:, :64]
+    assert sorted(map(tuple, (everything * 16).astype(int).tolist())) == sorted(map(tuple, rows.tolist()))
+
+    words = ["evaluate_digits.py", champion[0], DATA, tmp_path / "scores.json"]
+    ended = run_all([[sys.executable, *(str(TRAINING / word) for word in words)]], [{}])
+    assert ended.codes == [0], ended.text
+    scores = Scores.parse(json.loads((tmp_path / "scores.json").read_text()), "candidate")
+    assert scores.metrics["accuracy"] > 0.95
+    assert f"accuracy {scores.metrics['accuracy']:.4f}" in ended.text
+    assert scores.examples == sum(each.examples or 0 for each in scores.slices.values()) == 180
+    assert set(scores.slices) == {f"digit={digit}" for digit in range(10)}
+    assert scores.confusion is not None
+    assert sum(scores.confusion["counts"][7]) == scores.slices["digit=7"].examples
 
 
 def test_two_processes_compute_the_same_as_one(champion: tuple[Path, Ended, progress.Report], tmp_path: Path) -> None:

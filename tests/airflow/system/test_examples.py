@@ -121,8 +121,9 @@ def test_an_approval_and_new_models_start_dags(airflow: Airflow, registry: Regis
         (deployment,) = succeed(airflow, "deploy_digits")
 
     champion = registry.resolve("digits", "champion")
-    accuracy = airflow.xcom("champion_challenger", approved, "train")["metrics"]["accuracy"]
+    accuracy = airflow.xcom("champion_challenger", approved, "evaluate_model")["metrics"]["accuracy"]
     assert champion.metrics["accuracy"] == accuracy
+    assert champion.tags["trainjob.evaluation.passed"] == "true"
     answered = airflow.xcom("champion_challenger", approved, "approve")
     assert champion.tags["trainjob.provenance.approved_by"] == answered["responded_by_user"]["name"]
     deployed = airflow.xcom("deploy_digits", deployment["dag_run_id"], "deploy")
@@ -149,7 +150,7 @@ def answer(airflow: Airflow, run: str, choice: str) -> None:
     wait_until("the scheduler knows", lambda: gone in airflow.parts["scheduler"].log.read_text(), TIMEOUT)
     path = f"dags/champion_challenger/dagRuns/{run}/taskInstances/approve/-1/hitlDetails"
     request = airflow.get(path)
-    accuracy = airflow.xcom("champion_challenger", run, "train")["metrics"]["accuracy"]
+    accuracy = airflow.xcom("champion_challenger", run, "evaluate_model")["metrics"]["accuracy"]
     assert run in request["subject"]
     assert f"| challenger | {accuracy:.3f} |" in request["body"]
     answered = {"chosen_options": [choice], "params_input": {}}
