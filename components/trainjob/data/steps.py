@@ -276,6 +276,9 @@ def export(
             name, version.version, alias=alias, metric=metric, mode=mode, min_improvement=min_improvement
         )
         promoted, reason = verdict.promoted, verdict.reason
+        if promoted and evaluated is not None and evaluated.decision is not None:
+            decision = evaluated.decision
+            reason = f"{alias!r} points to version {version.version}: {decision.rule}: {decision.reason}"
     if progress is not None:
         progress(f"version {version.version} of {name!r}: {reason}")
     return Exported(
