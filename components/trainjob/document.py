@@ -164,7 +164,7 @@ def with_lineage(
     Args:
         document: Of a training.
         siblings: ``outputs`` of the other jobs, as the initialize and export steps report them: ``uri``, ``digest``,
-            of an export also ``name``, ``version``, ``promoted`` and ``reason``.
+            of an export also ``name``, ``version`` and ``promoted``, of an evaluation ``passed``, ``rule``, ``reason``.
         links: Label -> address, of the model registry for example.
     """
     lineage = {**document["lineage"]}
@@ -175,6 +175,9 @@ def with_lineage(
     if base := lineage["base_model"]:
         lineage["base_model"] = base | {"digest": base["digest"] or digests.get(base["uri"], "")}
     for each in reported:
+        if isinstance(each.get("passed"), bool):
+            summary = ": ".join(filter(None, (short_text(each.get("rule")), short_text(each.get("reason")))))
+            lineage["evaluation"] = {"passed": each["passed"], "summary": summary}
         if each.get("name") and each.get("version"):
             model, version = short_text(each["name"]), short_text(each["version"])
             alias = "champion" if each.get("promoted") is True else ""

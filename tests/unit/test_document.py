@@ -220,6 +220,7 @@ def test_lineage_from_the_other_jobs_of_a_workflow() -> None:
         {"uri": "s3://b/digits", "digest": "sha256:d"},
         {"uri": "hf://org/base", "digest": "sha256:b"},
         {"uri": "s3://b/m", "digest": "sha256:m", "name": "digits", "version": 7, "promoted": True},
+        {"uri": "s3://b/evaluation", "digest": "sha256:e", "passed": False, "rule": "min_examples", "reason": "3; 10"},
         {"uri": None},
         {},
     ]
@@ -228,6 +229,7 @@ def test_lineage_from_the_other_jobs_of_a_workflow() -> None:
     assert lineage["base_model"] == {"name": "model", "uri": "hf://org/base", "digest": "sha256:b"}
     assert lineage["outputs"][0]["digest"] == "sha256:m"
     assert (lineage["registered"]["model"], lineage["registered"]["version"]) == ("digits", "7")
+    assert lineage["evaluation"] == {"passed": False, "summary": "min_examples: 3; 10"}
     assert SECRET not in json.dumps(lineage)
 
 
