@@ -311,5 +311,6 @@ def test_a_thousand_trials_open_quickly(show: Show) -> None:
     assert milliseconds < 4000, "0.4 s on an idle machine"
     assert page.locator(".marks > *").count() == 1000
     assert page.locator("#trials tbody tr").count() == 100
+    assert page.get_by_text("1,000 trials; the first 100 are shown").is_visible()
     page.get_by_role("button", name="Show all 1,000 trials").click()
     assert page.locator("#trials tbody tr").count() == 1000

@@ -444,7 +444,8 @@ class TrialTable extends Section {
         if (name !== undefined) this.order(name);
       });
     }
-    this.count.textContent = found.length < all.length ? `${plural(found.length, "trial")} of ${all.length.toLocaleString("en-US")}` : "";
+    const part = shown.length < found.length ? `; the first ${shown.length} are shown` : "";
+    this.count.textContent = found.length < all.length ? `${plural(found.length, "trial")} of ${all.length.toLocaleString("en-US")}${part}` : part && `${plural(all.length, "trial")}${part}`;
     this.more.hidden = found.length <= SHOWN_TRIALS;
     this.more.textContent = this.all ? `Show ${SHOWN_TRIALS} trials` : `Show all ${plural(found.length, "trial")}`;
   }
