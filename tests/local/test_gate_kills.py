@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,9 +121,8 @@ def test_no_kill_promotes_a_model_that_has_not_passed(
 ) -> None:
     campaigns.begin(record_property, EACH)
     Folder(tmp_path).put(str(tmp_path / "trained"), NEW)
-    opened: Callable[..., object] = Mlflow(tmp_path / "mlflow", _register_champion).opened
-    if registry == "kubeflow":
-        opened = Kubeflow(_register_champion).opened
+    base: Mlflow | Kubeflow
+    base = Mlflow(tmp_path / "mlflow", _register_champion) if registry == "mlflow" else Kubeflow(_register_champion)
     environment = {"TMPDIR": str(tmp_path / "left")}  # killed programs leave temporary files
     Path(environment["TMPDIR"]).mkdir()
     trap, length, requests = Trap(), math.inf, 0
@@ -143,7 +142,7 @@ def test_no_kill_promotes_a_model_that_has_not_passed(
         name = "better" if number < 0 else chance.choice([*EVALUATIONS])
         evaluated, target = EVALUATIONS[name], tmp_path / f"models-{number}"
         evaluation = evaluated.write(tmp_path / f"evaluation-{number}")
-        with opened(champion=True) as records:
+        with base.opened(champion=True) as records:
             words = arguments(records, evaluation, target)
             if number < 0:
                 with _trapped(trap, records, chance):

@@ -165,8 +165,8 @@ def test_the_evaluation_uses_images_that_no_training_reads(
         rows = np.loadtxt(file, delimiter=",", dtype=np.int32)[:, :64]
     assert sorted(map(tuple, (everything * 16).astype(int).tolist())) == sorted(map(tuple, rows.tolist()))
 
-    words = ["evaluate_digits.py", champion[0], DATA, tmp_path / "scores.json"]
-    ended = run_all([[sys.executable, *(str(TRAINING / word) for word in words)]], [{}])
+    words = [TRAINING / "evaluate_digits.py", champion[0], DATA, tmp_path / "scores.json"]
+    ended = run_all([[sys.executable, *map(str, words)]], [{}])
     assert ended.codes == [0], ended.text
     scores = Scores.parse(json.loads((tmp_path / "scores.json").read_text()), "candidate")
     assert scores.metrics["accuracy"] > 0.95

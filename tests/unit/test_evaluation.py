@@ -74,6 +74,14 @@ def test_a_malformed_evaluation_is_refused(value: object, problem: str) -> None:
         Scores.parse(value, "candidate")
 
 
+def test_a_curve_may_have_thresholds() -> None:
+    curve = {"false_positive_rate": [0, 1], "true_positive_rate": [0.5, 1]}
+    parsed = Scores.parse(metrics(a=1) | {"roc": {**curve, "threshold": [0.9, 0]}}, "candidate")
+    assert parsed.roc == {**curve, "threshold": [0.9, 0]}
+    with pytest.raises(ConfigurationError, match="roc must have lists of the same length, at most 1000"):
+        Scores.parse(metrics(a=1) | {"roc": {**curve, "threshold": [0.9]}}, "candidate")
+
+
 def test_slices_are_computed_from_labels() -> None:
     found = Scores.parse(
         {
@@ -291,6 +299,15 @@ def test_a_missing_part_fails(rules: dict[str, Any], reason: str) -> None:
 def test_invalid_rules_are_refused(rules: Any, problem: str) -> None:
     with pytest.raises(InvalidGate, match=problem):
         Gate.read(rules)
+
+
+def test_a_rule_about_all_examples_decides_if_all_rules_pass() -> None:
+    made = metrics(m=0.9) | {"slices": {"part": {"metrics": {"m": 0.1}, "examples": 3}}}
+    rules: dict[str, Any] = {"metrics": {"m": {"min": 0.8}}, "slices": {"*": {"m": {"min": 0.1}}}}
+    assert gate(**rules).decide(report(made)).rule == "metrics.m.min"
+    rules["slices"]["*"]["m"]["min"] = 0.2
+    assert gate(**rules).decide(report(made)).rule == "slices.part.m.min"
+    assert gate(slices={"*": {"m": {"min": 0.1}}}).decide(report(made)).rule == "slices.part.m.min"
 
 
 def test_the_decision_is_json() -> None:
