@@ -16,6 +16,7 @@ from trainjob.document import (
     observed_document as observed_document,
     training_document as training_document,
     with_comparison as with_comparison,
+    with_evaluation as with_evaluation,
     with_lineage as with_lineage,
     workflow_document as workflow_document,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,22 @@ def connect(parameters: Mapping[str, Any]) -> TrainJobClient:
     return TrainJobClient(parameters["backend"] or None, parameters["namespace"] or None)
 
 
+AddToDocument = Callable[[TrainJobResult, dict[str, Any]], dict[str, Any]]
+"""Adds what a step knows to the document of its job, from which the page is made."""
+
+
+def unchanged(result: TrainJobResult, document: dict[str, Any]) -> dict[str, Any]:
+    """Add nothing."""
+    del result
+    return document
+
+
 def run_job(
-    execution: Execution, spec: TrainJobSpec, parameters: Mapping[str, Any], report: Path | None = None
+    execution: Execution,
+    spec: TrainJobSpec,
+    parameters: Mapping[str, Any],
+    report: Path | None = None,
+    add: AddToDocument = unchanged,
 ) -> TrainJobResult:
     """Launch or adopt the execution's TrainJob and wait for its end.
 
@@ -66,6 +80,7 @@ def run_job(
             ``backend``, ``namespace`` of the component, and ``fail_on_first_crash``, ``on_crash_action``,
             ``retry_user_errors`` if it has them.
         report: Path of the HTML page about the complete job.
+        add: Adds to the document of the page.
 
     Raises:
         TrainJobError: the job cannot be launched or has failed. A job that exceeds a timeout, or that fails the step
@@ -85,7 +100,7 @@ def run_job(
             _log_deadline()
             try:
                 # Never marked as delivered: the execution has one result, also for a pod that is restarted after it.
-                return wait_and_report(client, ref, options, report)
+                return wait_and_report(client, ref, options, report, add)
             except RankCrashed as error:
                 why, action = error.diagnosis, parameters["on_crash_action"]
                 write_line(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
@@ -127,7 +142,13 @@ def _command(client: TrainJobClient) -> str:
     return "trainjob --backend local" if client.backend.cluster is None else "trainjob"
 
 
-def wait_and_report(client: TrainJobClient, ref: JobRef, options: WaitOptions, report: Path | None) -> TrainJobResult:
+def wait_and_report(
+    client: TrainJobClient,
+    ref: JobRef,
+    options: WaitOptions,
+    report: Path | None,
+    add: AddToDocument = unchanged,
+) -> TrainJobResult:
     """Wait for a job, log its progress, and write an HTML page about it once it is complete.
 
     Raises:
@@ -144,7 +165,7 @@ def wait_and_report(client: TrainJobClient, ref: JobRef, options: WaitOptions, r
     if report is not None:
         try:
             document = client.call(lambda: take_document(client.backend, ref.namespace, ref.name, history=history))
-            page = page_html(document)
+            page = page_html(add(result, document))
             report.parent.mkdir(parents=True, exist_ok=True)
             report.write_text(page, encoding="utf-8")
         except (TrainJobError, OSError) as error:  # the training is complete; a missing report must not fail the step

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,14 +25,17 @@ from trainjob.integration import (
     field_name,
     numeric,
     step_command,
+    with_evaluation,
 )
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
 from trainjob_kfp.jobs import (
+    AddToDocument,
     address_of,
     connect,
     offered_report,
     run_job,
+    unchanged,
     wait_and_report,
     wait_options_of,
     write_job,
@@ -144,12 +148,19 @@ def run_evaluate(given: Parameters) -> tuple[str, str, bool, str, str, str, dict
             "command": [as_text(word) for word in parameters["command"]],
         }
         fields = {"runtime": parameters["runtime"] or STEP_RUNTIME, "image": parameters["image"]}
-        done = _run_step(execution, "evaluate", options, parameters, fields, report=Path(given["report"].path))
+        read = cache(_read_evaluation)
+
+        def add(done: TrainJobResult, document: dict[str, Any]) -> dict[str, Any]:
+            found = read(str(done.outputs.get("uri", "")))
+            return with_evaluation(document, found) if found else document
+
+        done = _run_step(execution, "evaluate", options, parameters, fields, report=Path(given["report"].path), add=add)
         outputs = {name: str(done.outputs.get(name, "")) for name in ("uri", "digest", "rule", "reason", "champion")}
         passed = done.outputs.get("passed") is True
         result = done.as_dict()
         _log_metrics(given["metrics"], result)
-        _log_evaluation(outputs["uri"], given["metrics"], given["classification"])
+        if found := read(outputs["uri"]):
+            _log_evaluation(found["report"], given["metrics"], given["classification"])
         verdict = {name: outputs[name] for name in ("uri", "digest", "rule", "reason")} | {"passed": passed}
         _describe(artifact, verdict | {"trainjob": done.name, "trainjob_uid": done.uid})
         if not outputs["uri"].startswith(location(artifact.uri)):
@@ -157,24 +168,28 @@ def run_evaluate(given: Parameters) -> tuple[str, str, bool, str, str, str, dict
     return outputs["uri"], outputs["digest"], passed, outputs["rule"], outputs["reason"], outputs["champion"], result
 
 
-def _log_evaluation(uri: str, metrics: Any, classification: Any) -> None:
-    """Log the champion's metrics, the confusion matrix and the ROC curve from the report."""
+def _read_evaluation(uri: str) -> dict[str, Any]:
+    """``report``, ``decision`` and ``uri`` of an evaluation; empty if this step cannot read it."""
     from trainjob.data.promotion import Evaluation  # noqa: PLC0415 - its imports may be missing in a step image
 
     try:
-        report = Evaluation.read(uri).report
+        return {**json.loads(Evaluation.read(uri).as_json()), "uri": uri}
     except (TrainJobError, ImportError) as error:
         # The job has read and written everything; this pod may have no access to its storage.
-        write_line(f"this step cannot read {uri}, so the artifact classification is empty: {error}")
-        return
-    for name, each in report.metrics.items():
-        if each.champion is not None:
-            metrics.log_metric(f"champion.{name}", each.champion)
-    if report.confusion is not None:
-        classification.log_confusion_matrix(report.confusion["labels"], report.confusion["counts"])
-    if report.roc is not None:
-        rates = report.roc["false_positive_rate"], report.roc["true_positive_rate"]
-        classification.log_roc_curve(*rates, report.roc.get("threshold") or [0.0] * len(rates[0]))
+        write_line(f"this step cannot read {uri}, so the report and the artifact classification lack it: {error}")
+        return {}
+
+
+def _log_evaluation(report: Mapping[str, Any], metrics: Any, classification: Any) -> None:
+    """Log the champion's metrics, the confusion matrix and the ROC curve of an evaluation report."""
+    for name, each in report["metrics"].items():
+        if each["champion"] is not None:
+            metrics.log_metric(f"champion.{name}", each["champion"])
+    if matrix := report["confusion"]:
+        classification.log_confusion_matrix(matrix["labels"], matrix["counts"])
+    if curve := report["roc"]:
+        rates = curve["false_positive_rate"], curve["true_positive_rate"]
+        classification.log_roc_curve(*rates, curve.get("threshold") or [0.0] * len(rates[0]))
 
 
 def run_export(given: Parameters) -> Outcome:
@@ -281,12 +296,13 @@ def _run_step(
     fields: Parameters,
     *,
     report: Path | None = None,
+    add: AddToDocument = unchanged,
 ) -> TrainJobResult:
     """Run ``python -m trainjob.data`` as a TrainJob with these fields of its spec."""
     check_options(program, options)
     env = {name: as_text(value) for name, value in parameters["env"].items()}
     spec = spec_of(execution, {"command": step_command(program, options), "env": env, **fields}, parameters)
-    return run_job(execution, spec, parameters, report)
+    return run_job(execution, spec, parameters, report, add)
 
 
 def _in_pod(step: Literal["initialize", "export"], options: Parameters) -> Outcome:

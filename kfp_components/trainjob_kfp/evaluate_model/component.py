@@ -66,7 +66,7 @@ def evaluate_model(
         metrics: Metrics of the candidate, and of the champion with the prefix "champion.".
         classification: Confusion matrix and ROC curve of the candidate, if the evaluation reports them. Thresholds of
             the curve are 0 if they are not reported.
-        report: HTML page about the job.
+        report: HTML page about the job and the evaluation: verdict, differences with intervals, slices, charts.
         command: Command that evaluates one model. In its words, {model}, {dataset} and {scores} stand for local paths,
             which are also in TRAINJOB_MODEL, TRAINJOB_DATASET and TRAINJOB_SCORES. It writes the scores to the last.
         function: Function that evaluates one model, instead of command; in Python a function with the parameters model
