@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from trainjob.errors import InvalidStudy, Problem, missing
@@ -19,6 +19,8 @@ from trainjob.tuning.study import CategoricalParameter, FloatParameter, IntParam
 
 if TYPE_CHECKING:
     import optuna
+
+    from trainjob.tuning.trials import Trial
 
 _SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler", "grid": "GridSampler", "qmc": "QMCSampler"}
 _PRUNERS = {
@@ -29,6 +31,21 @@ _PRUNERS = {
     "hyperband": "HyperbandPruner",
     "threshold": "ThresholdPruner",
 }
+
+
+_RUNG = "completed_rung_"
+"""Begin of the attributes in which Optuna keeps the values at the rungs of successive halving."""
+
+
+_WARNINGS = Lock()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ignore warnings. The filters are those of the process, and several studies may run in it."""
+    with _WARNINGS, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class Sampling:
@@ -51,27 +68,37 @@ class Sampling:
         self._study = study
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._order = study.order() or []
-        pruner = _made(optuna.pruners, _PRUNERS[study.pruner.name], study.pruner.options, "pruner")
+        self._grid: Any = None
+        if study.sampler.name == "grid":  # the trial's number decides; making it takes long for a large grid
+            fixed = {"seed": study.sampler.seed, "search_space": study.grid()}
+            self._grid = _made(optuna.samplers, "GridSampler", fixed, study.sampler.options, "sampler")
+        pruner = _made(optuna.pruners, _PRUNERS[study.pruner.name], {}, study.pruner.options, "pruner")
+        self._storage = optuna.storages.InMemoryStorage()
         self._inner = optuna.create_study(
+            study_name="study",  # Hyperband derives its brackets from the name, which is random by default
             direction=study.direction,
             sampler=self._sampler(0),
             pruner=pruner,
-            storage=optuna.storages.InMemoryStorage(),
+            storage=self._storage,
         )
         self._trials: dict[int, Any] = {}
+        self._steps: dict[int, set[int]] = {}
+        self._ended: set[int] = set()
 
     def _sampler(self, number: int) -> Any:
         """The sampler of one trial: it keeps no state, since a launcher may start again before each trial."""
+        if self._grid is not None:
+            return self._grid
+        name = self._study.sampler.name
         seed = int.from_bytes(hashlib.sha256(f"{self._study.sampler.seed}/{number}".encode()).digest()[:4])
         fixed: dict[str, Any] = {"seed": seed}
-        if self._study.sampler.name == "grid":
-            fixed = {"seed": self._study.sampler.seed, "search_space": self._study.grid()}
-        if self._study.sampler.name == "qmc":
-            fixed = {"seed": self._study.sampler.seed, "warn_independent_sampling": False}
-        if self._study.sampler.name == "tpe":
+        if name == "qmc":  # the sequence has one seed; trials outside of it must not all be the same
+            independent = self._optuna.samplers.RandomSampler(seed=seed)
+            fixed = {"seed": self._study.sampler.seed, "independent_sampler": independent}
+            fixed["warn_independent_sampling"] = False
+        if name == "tpe":
             fixed |= {"constant_liar": True, "group": True, "multivariate": True}  # running trials count as bad ones
-        name = _SAMPLERS[self._study.sampler.name]
-        return _made(self._optuna.samplers, name, {**fixed, **self._study.sampler.options}, "sampler")
+        return _made(self._optuna.samplers, _SAMPLERS[name], fixed, self._study.sampler.options, "sampler")
 
     def ask(self, number: int) -> dict[str, Scalar]:
         """The parameters of the next trial, which has this number."""
@@ -83,18 +110,35 @@ class Sampling:
         self._inner.enqueue_trial(dict(parameters))
         self._begin(number)
 
-    def add(self, number: int, parameters: Mapping[str, Scalar], ended: Mapping[str, Any]) -> None:
-        """Add a trial that has ended."""
-        self.resume(number, parameters)
-        for step, value in ended.get("values") or ():
-            self._trials[number].report(value, step)
-        self.tell(number, ended["state"], ended.get("value"))
+    def end(self, trial: Trial, rungs: Mapping[str, float]) -> None:
+        """Record the outcome of a trial, with the values that were not reported yet.
+
+        Args:
+            trial: The trial.
+            rungs: `rungs` of the trial when it ended.
+        """
+        inner, steps = self._trials[trial.number], self._steps[trial.number]
+        for step, value in trial.values:
+            if step not in steps:
+                steps.add(step)
+                inner.report(value, step)
+        for name, value in rungs.items():
+            if name.startswith(_RUNG):
+                self._storage.set_trial_system_attr(inner._trial_id, name, value)
+        self._ended.add(trial.number)
+        self._tell(trial, pruned=bool(steps))
+
+    def rungs(self, number: int) -> dict[str, float]:
+        """What successive halving and Hyperband keep of a trial, to compare later ones with it."""
+        attributes = self._storage.get_trial_system_attrs(self._trials[number]._trial_id)
+        return {name: value for name, value in attributes.items() if name.startswith(_RUNG)}
 
     def _begin(self, number: int) -> dict[str, Scalar]:
         trial = self._inner.ask()
         if trial.number != number:
             raise AssertionError(f"trial {number} is the trial {trial.number} of Optuna")
         self._trials[number] = trial
+        self._steps[number] = set()
         parameters: dict[str, Scalar] = {}
         for name in self._order:
             parameter = self._study.space[name]
@@ -104,32 +148,29 @@ class Sampling:
 
     def report(self, number: int, step: int, value: float) -> bool:
         """Add a value of a running trial; returns whether to prune it."""
+        if number in self._ended:  # by another launcher, or since the study has ended
+            return False
         trial = self._trials[number]
+        self._steps[number].add(step)
         trial.report(value, step)
         return bool(trial.should_prune())
 
-    def tell(self, number: int, state: str, value: float | None) -> None:
-        """Record the outcome of a trial: ``complete``, ``pruned``, ``failed`` or ``stopped``."""
+    def _tell(self, trial: Trial, *, pruned: bool) -> None:
         states = self._optuna.trial.TrialState
-        trial = self._trials[number]
-        # The grid sampler stops `Study.optimize` with the last trial; here `exhausted` does.
-        with suppress(RuntimeError) if self._study.sampler.name == "grid" else nullcontext():
-            if state == "complete" and value is not None:
-                self._inner.tell(trial, value)
-            elif state == "pruned" and trial._cached_frozen_trial.intermediate_values:
-                self._inner.tell(trial, state=states.PRUNED)
+        inner = self._trials[trial.number]
+        # The grid sampler stops `Study.optimize` with the last trial; here the loop of the study counts.
+        with suppress(RuntimeError) if self._grid is not None else nullcontext():
+            if trial.state == "complete" and trial.value is not None:
+                self._inner.tell(inner, trial.value)
+            elif trial.state == "pruned" and pruned:
+                self._inner.tell(inner, state=states.PRUNED)
             else:
-                self._inner.tell(trial, state=states.FAIL)
-
-    def exhausted(self, number: int) -> bool:
-        """Whether a grid has no further trial."""
-        return self._study.sampler.name == "grid" and number >= math.prod(len(e) for e in self._study.grid().values())
+                self._inner.tell(inner, state=states.FAIL)
 
     def importances(self) -> dict[str, float]:
         """Importance of each parameter, 0 to 1; empty with fewer than two complete trials."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that the evaluator is experimental, or has few trials
+            with _quiet():  # that the evaluator is experimental, or has few trials
                 found = self._optuna.importance.get_param_importances(
                     self._inner, evaluator=self._optuna.importance.PedAnovaImportanceEvaluator()
                 )
@@ -149,18 +190,18 @@ def _suggested(
     return trial.suggest_float(name, parameter.low, parameter.high, step=parameter.step, log=parameter.log)
 
 
-def _made(module: Any, name: str, options: Mapping[str, Any], field: str) -> Any:
+def _made(module: Any, name: str, fixed: Mapping[str, Any], options: Mapping[str, Any], field: str) -> Any:
     """An object of Optuna; its options are checked by name, and by Optuna."""
     make: Callable[..., Any] = getattr(module, name)
-    known = inspect.signature(make).parameters
-    if unknown := sorted(set(options) - set(known)):
-        names: Iterable[str] = sorted(each for each in known if each not in ("seed", "search_space"))
+    # The others are fields of the study, or no scalars.
+    known = set(inspect.signature(make).parameters) - {"seed", "search_space", "independent_sampler"}
+    if unknown := sorted(set(options) - known):
+        names: Iterable[str] = sorted(known)
         raise InvalidStudy(
             [Problem(f"{field}.options.{unknown[0]}", f"is no option of {name}", f"use {', '.join(names)}")]
         )
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that an argument is experimental
-            return make(**options)
+        with _quiet():  # that an argument is experimental
+            return make(**{**fixed, **options})
     except (TypeError, ValueError) as error:
         raise InvalidStudy([Problem(f"{field}.options", f"is refused by {name}: {error}")]) from None

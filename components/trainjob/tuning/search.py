@@ -1,111 +1,52 @@
-"""The loop of a study: ask for parameters, launch a trial, watch it, prune it, tell its outcome."""
+"""The loop of a study: ask for parameters, launch a trial, watch it, prune it, record its outcome."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, TypeGuard, TypeVar
 
 from trainjob import lifecycle
-from trainjob.backends.base import Backend
-from trainjob.errors import InvalidStudy, Problem, StudyFailed, TrainJobError, TrainJobFailed
-from trainjob.manifest import JobRef, differences, key_hash
+from trainjob.backends.base import Backend, TrainJob
+from trainjob.errors import (
+    InvalidStudy,
+    Problem,
+    StoreUnavailable,
+    StudyFailed,
+    TimedOut,
+    TrainJobError,
+    TrainJobFailed,
+)
+from trainjob.history import thinned
+from trainjob.manifest import JobRef, check_key, differences, key_hash
 from trainjob.spec import TrainJobSpec
 from trainjob.spec.checks import RESERVED_PREFIX
-from trainjob.status import Observation, observe
+from trainjob.status import Observation, Phase, observe
 from trainjob.tuning import template as templates
 from trainjob.tuning.journal import Journal
 from trainjob.tuning.sampling import Sampling
-from trainjob.tuning.study import Scalar, Study
+from trainjob.tuning.study import Study
+from trainjob.tuning.trials import StudyResult, Trial, damaged, name_of, parameters_of, trial_of
+from trainjob.wait_options import WaitOptions
 from trainjob.waiting import TrainJobResult, wait
+
+_log = logging.getLogger(__name__)
 
 STUDY, TRIAL = RESERVED_PREFIX + "study", RESERVED_PREFIX + "trial"
 """Labels of a trial's job: hash of the study's key, and number of the trial."""
 
-_VALUES = 200  # of one trial, kept in its outcome
-_SILENT = 3  # complete trials without the metric after which a study is given up
+T = TypeVar("T")
+
+_VALUES = 256  # of one trial, kept in its outcome; as many as the history of a job has
+_SILENT = 3  # trials without the metric after which a study is given up
 _REASON = 500  # characters
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One trial.
-
-    Attributes:
-        number: From 0.
-        parameters: Name -> value.
-        state: ``running``, ``complete``, ``pruned``, ``failed``, or ``stopped`` since the study ended.
-        value: Value of the metric; for a pruned trial the latest one; None if it has none.
-        reason: Why it failed, was pruned or stopped.
-        job: Name of its TrainJob; empty until it is launched.
-        metrics: All its metrics.
-        outputs: Its outputs.
-        values: Values during the trial: step, value.
-        seconds: From launch to end, without the queue.
-    """
-
-    number: int
-    parameters: Mapping[str, Scalar]
-    state: str = "running"
-    value: float | None = None
-    reason: str = ""
-    job: str = ""
-    metrics: Mapping[str, bool | float | str] = field(default_factory=dict)
-    outputs: Mapping[str, bool | float | str] = field(default_factory=dict)
-    values: Sequence[tuple[int, float]] = ()
-    seconds: float = 0.0
-
-    @property
-    def ended(self) -> bool:
-        """Whether the trial has ended."""
-        return self.state != "running"
-
-    def as_dict(self) -> dict[str, Any]:
-        """The trial as JSON values."""
-        finite = {
-            name: each if not isinstance(each, float) or math.isfinite(each) else str(each)
-            for name, each in self.metrics.items()
-        }
-        return {**asdict(self), "metrics": finite, "values": [list(each) for each in self.values]}
-
-
-@dataclass(frozen=True)
-class StudyResult:
-    """The result of a study.
-
-    Attributes:
-        key: Key of the study.
-        metric: Name of the metric.
-        direction: ``minimize`` or ``maximize``.
-        best: The best complete trial.
-        trials: All trials, by number.
-        importances: Parameter -> its importance, 0 to 1; empty with few trials.
-        reason: Why the study ended.
-    """
-
-    key: str
-    metric: str
-    direction: str
-    best: Trial
-    trials: Sequence[Trial]
-    importances: Mapping[str, float] = field(default_factory=dict)
-    reason: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        return {
-            "key": self.key,
-            "metric": self.metric,
-            "direction": self.direction,
-            "best": self.best.as_dict(),
-            "trials": [each.as_dict() for each in self.trials],
-            "importances": dict(self.importances),
-            "reason": self.reason,
-        }
+_POLL_SECONDS = 10.0  # between two reads of the outcomes that other launchers recorded: one list request each
 
 
 async def tune(
@@ -117,9 +58,14 @@ async def tune(
     *,
     namespace: str,
     origin: Mapping[str, str] | None = None,
+    options: WaitOptions | None = None,
     on_change: Callable[[Sequence[Trial]], None] | None = None,
 ) -> StudyResult:
     """Run a study, or continue it where an earlier launcher of the same key was killed.
+
+    If this call is cancelled, the running trials keep running, and the next call of the same key continues the study;
+    `cancel_trials` cancels them. After an error of one trial's launch, no trial is launched any more; the error is
+    raised once the running trials have ended.
 
     Args:
         backend: Backend of the trials. With many trials, one whose waiters share a watch (``shared=True``).
@@ -129,15 +75,51 @@ async def tune(
         journal: State of the study.
         namespace: Namespace of the trials.
         origin: Labels of the trials' jobs.
+        options: When to give up a trial before it has ended: it is cancelled and counts as failed.
         on_change: Called with all trials after each change.
 
     Raises:
         InvalidStudy: The study is invalid, or it began with another space, metric, sampler, pruner or template.
         StudyFailed: No trial has completed.
-        TrainJobError: A trial cannot be launched.
+        TrainJobError: A trial cannot be launched, or the journal cannot be read or written.
     """
+    check_key(key)
     templates.check(study, template)
-    return await _Search(backend, study, template, key, journal, namespace, origin or {}, on_change).run()
+    search = _Search(backend, study, template, key, journal, namespace, origin or {}, options, on_change)
+    try:
+        return await search.run()
+    finally:
+        search.thread.shutdown(wait=False, cancel_futures=True)
+
+
+async def cancel_trials(backend: Backend, key: str, *, namespace: str) -> int:
+    """Cancel the running trials of a study whose launcher has ended; returns how many.
+
+    They have no outcome: the next launch of the study runs them again.
+    """
+    jobs = [job for job in await find_trials(backend, key, namespace=namespace) if not observe(job).phase.terminal]
+    await asyncio.gather(*(lifecycle.cancel(backend, JobRef.of(job), timeout_seconds=0) for job in jobs))
+    return len(jobs)
+
+
+async def find_trials(backend: Backend, key: str, *, namespace: str) -> list[TrainJob]:
+    """The jobs of the trials of a study, in no particular order."""
+    return await backend.find(namespace, {STUDY: key_hash(key)})
+
+
+@dataclass
+class _Watched:
+    """What was observed of one trial."""
+
+    values: list[tuple[int, float]] = field(default_factory=list)
+    latest: Observation | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From its admission to its end, or until now."""
+        if self.latest is None or self.latest.admitted is None:
+            return 0.0
+        return max(0.0, ((self.latest.finished or datetime.now(UTC)) - self.latest.admitted).total_seconds())
 
 
 @dataclass
@@ -149,14 +131,27 @@ class _Search:
     journal: Journal
     namespace: str
     origin: Mapping[str, str]
+    options: WaitOptions | None
     on_change: Callable[[Sequence[Trial]], None] | None
 
     def __post_init__(self) -> None:
-        self.sampling = Sampling(self.study)
+        # All calls of Optuna, one after the other: they take up to 0.1 s with 1,000 trials. A change of `trials` and
+        # the call that adds it to the sampler are made without an await between them, so both have the same order.
+        self.thread = ThreadPoolExecutor(1, "trainjob-tune")
+        self.sampling: Sampling
         self.trials: dict[int, Trial] = {}
+        self.rungs: dict[int, Mapping[str, float]] = {}
         self.running: dict[int, asyncio.Task[None]] = {}
-        self.refs: dict[int, JobRef] = {}
-        self.began = time.time()
+        self.watched: dict[int, _Watched] = {}
+        self.refs: dict[int, JobRef] = {}  # without those that are being launched
+        self.present: dict[int, TrainJob] = {}
+        self.uncancelled: list[JobRef] = []
+        self.error: TrainJobError | None = None
+        self.began = self.polled = 0.0
+        self.launch = 0
+
+    def _sampled(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self.thread, call)
 
     async def run(self) -> StudyResult:
         await self._load()
@@ -166,73 +161,188 @@ class _Search:
             for task in self.running.values():
                 task.cancel()
             await asyncio.gather(*self.running.values(), return_exceptions=True)
-        complete = [each for each in self.trials.values() if each.state == "complete" and each.value is not None]
+        await self._cancel_again()
+        if self.error is not None:
+            raise self.error
+        await asyncio.to_thread(self.journal.create, f"ends/{name_of(self.launch)}", {"reason": reason})
+        complete = [each for each in self._sorted() if each.state == "complete" and each.value is not None]
         if not complete:
-            failed = [each for each in self.trials.values() if each.state == "failed"]
+            failed = [each for each in self._sorted() if each.state == "failed"]
             first = f"; trial {failed[0].number} of job {failed[0].job}: {failed[0].reason}" if failed else ""
             raise StudyFailed(f"no trial of study {self.key} has completed: {reason}{first}")
         best = complete[0]
         for each in complete[1:]:
             if self.study.better(each.value or 0.0, best.value or 0.0):
                 best = each
-        importances = await asyncio.to_thread(self.sampling.importances)
-        trials = [self.trials[number] for number in sorted(self.trials)]
-        return StudyResult(self.key, self.study.metric, self.study.direction, best, trials, importances, reason)
+        importances = await self._sampled(self._importances)
+        return StudyResult(self.key, self.study.metric, self.study.direction, best, self._sorted(), importances, reason)
+
+    def _importances(self) -> dict[str, float]:
+        return self.sampling.importances()
+
+    def _sorted(self) -> list[Trial]:
+        return [self.trials[number] for number in sorted(self.trials)]
+
+    # --- the journal
 
     async def _load(self) -> None:
         """Read the journal, and compare the study with what it was when it began."""
+        await self._sampled(lambda: self._rebuild([]))  # before the journal: Optuna may refuse an option
         identity = {"study": self.study.identity(), "template": self._template()}
-        header = await asyncio.to_thread(
-            self.journal.create, "study", {**identity, "key": self.key, "began": self.began}
-        )
+        where = {"key": self.key, "namespace": self.namespace}
+        header = await asyncio.to_thread(self.journal.create, "study", {**identity, **where, "began": time.time()})
+        if present := {name: header.get(name) for name in where if header.get(name) != where[name]}:
+            found = ", ".join(f"{name} {value}" for name, value in present.items())
+            raise InvalidStudy([Problem("", f"the journal is that of another study, with {found}", "use another one")])
         if changes := differences({"spec": identity}, {"spec": {name: header.get(name) for name in identity}}):
             problems = [Problem("", change.replace("spec.", "", 1)) for change in changes]
             problems.append(Problem("", f"study {self.key} began with another space or template", "use another key"))
             raise InvalidStudy(problems)
-        self.began = float(header["began"])
-        await self._rebuild()
+        if not _is_value(header.get("began")):
+            raise damaged("study", "it has no time at which the study began")
+        self.began = header["began"]
+
+        def record() -> None:
+            self.launch = len(self.journal.all("launches"))
+            self.journal.create(f"launches/{name_of(self.launch)}", self.study.limits())
+
+        await asyncio.to_thread(record)
+        await self._read_journal()
+        self.trials = dict(sorted(self.trials.items()))
+        if self.trials:
+            await self._take_present()
 
     def _template(self) -> dict[str, Any]:
         return self.template.model_dump(mode="json", exclude_defaults=True, exclude={"unattended", "unattended_after"})
 
-    async def _rebuild(self) -> None:
-        """Add the trials of the journal to the sampler, in their order."""
+    def _rebuild(self, trials: Sequence[Trial]) -> None:
+        """Make the sampler anew, with these trials."""
+        sampling = Sampling(self.study)
+        for trial in trials:
+            sampling.resume(trial.number, trial.parameters)
+            if trial.ended:
+                sampling.end(trial, self.rungs.get(trial.number, {}))
+            else:
+                for step, value in trial.values:
+                    sampling.report(trial.number, step, value)
+        self.sampling = sampling
+
+    async def _read_journal(self) -> None:
+        """Take the trials that other launchers asked for or ended: earlier ones, and those that run now."""
 
         def read() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
             return self.journal.all("asked"), self.journal.all("ended")
 
+        self.polled = time.monotonic()
         asked, ended = await asyncio.to_thread(read)
-        self.sampling = await asyncio.to_thread(Sampling, self.study)
-        for number in range(len(asked)):
-            name = _name(number)
-            if name not in asked:
-                break
-            parameters = asked[name]["parameters"]
-            if name in ended:
-                self.sampling.add(number, parameters, ended[name])
-                self.trials[number] = _trial(number, parameters, ended[name])
-            else:
-                self.sampling.resume(number, parameters)
-                self.trials.setdefault(number, Trial(number, parameters))
+        added: list[Awaitable[None]] = []
+        while (name := name_of(len(self.trials))) in asked:
+            added.append(self._take_asked(Trial(len(self.trials), parameters_of(len(self.trials), asked[name]))))
+        running = [number for number, trial in self.trials.items() if not trial.ended]
+        added += [self._take_outcome(number, ended[name_of(number)]) for number in running if name_of(number) in ended]
+        await asyncio.gather(*added)
+
+    def _take_asked(self, trial: Trial) -> asyncio.Future[None]:
+        """Take a trial from the journal."""
+        self.trials[trial.number] = trial
+        return self._sampled(lambda: self.sampling.resume(trial.number, trial.parameters))
+
+    def _take_outcome(self, number: int, stored: Mapping[str, Any]) -> asyncio.Future[None]:
+        """Take an outcome from the journal; the result is done once the sampler has it, too."""
+        if self.trials[number].ended:
+            return self._sampled(lambda: None)
+        self.trials[number] = trial = trial_of(number, self.trials[number].parameters, stored)
+        self.rungs[number] = rungs = stored.get("rungs") or {}
+        return self._sampled(lambda: self.sampling.end(trial, rungs))
+
+    async def _ended_elsewhere(self, number: int) -> bool:
+        """Whether another launcher has recorded the outcome of a trial."""
+        if not self.trials[number].ended:
+            stored = await asyncio.to_thread(self.journal.read, f"ended/{name_of(number)}")
+            if stored is not None:
+                await self._take_outcome(number, stored)
+        return self.trials[number].ended
+
+    async def _take_present(self) -> None:
+        """Cancel jobs that a launcher could not cancel before it was killed; keep the others for `_ended_job`."""
+        for job in await find_trials(self.backend, self.key, namespace=self.namespace):
+            number = str(job["metadata"]["labels"].get(TRIAL, ""))
+            trial = self.trials.get(int(number)) if number.isdecimal() else None
+            if trial is None:
+                continue
+            if not trial.ended:
+                known = self.present.get(trial.number)
+                if known is None or JobRef.of(known).attempt < JobRef.of(job).attempt:
+                    self.present[trial.number] = job
+            elif not observe(job).phase.terminal:
+                await self._cancel(JobRef.of(job))
+
+    def _ended_job(self, number: int) -> JobRef | None:
+        """The job of a trial whose launcher was killed before it recorded the outcome; None if a launch finds it."""
+        job = self.present.pop(number, None)
+        if job is None:
+            return None
+        ref, phase = JobRef.of(job), observe(job).phase
+        # `launch` would start another attempt: of a job whose result a person has fetched, or beyond `retries`.
+        last = phase is Phase.FAILED and ref.attempt > self.study.retries
+        return ref if phase is Phase.COMPLETE or last else None
+
+    # --- the loop
 
     async def _loop(self) -> str:
-        await self._cancel_leftovers()
-        for number in [number for number, each in self.trials.items() if not each.ended]:
-            self._start(number)
         while True:
-            reason = self._reason_to_end()
+            if self.error is None:
+                for number in [n for n, each in self.trials.items() if not each.ended and n not in self.running]:
+                    self._start(number)
+            reason = await self._fill()
             if reason == _REACHED:
                 await self._stop_running()
                 return f"{self.study.metric} has reached {self.study.stop_at:g}"
-            while not reason and len(self.running) < self.study.parallel:
-                await self._ask()
-                reason = self._reason_to_end()
             self._changed()
             if not self.running:
                 return reason
-            done, _ = await asyncio.wait(self.running.values(), return_when=asyncio.FIRST_COMPLETED)
+            left = self.polled + _POLL_SECONDS - time.monotonic()
+            done, _ = await asyncio.wait(
+                self.running.values(), timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
+            )
             for number in [number for number, task in self.running.items() if task in done]:
-                self.running.pop(number).result()
+                task = self.running.pop(number)
+                try:
+                    task.result()
+                except TrainJobError as error:
+                    self._failed(error)
+            if time.monotonic() - self.polled >= _POLL_SECONDS:
+                await self._poll()
+
+    async def _fill(self) -> str:
+        """Launch trials while there is room; returns why no trial is launched any more, or an empty text."""
+        while not (reason := self._reason_to_end()) and len(self.running) < self.study.parallel:
+            try:
+                await self._ask()
+            except TrainJobError as error:
+                self._failed(error)
+        return reason
+
+    def _failed(self, error: TrainJobError) -> None:
+        if self.error is None:
+            self.error = error
+            _log.warning("study %s launches no further trial and waits for the running ones: %s", self.key, error)
+
+    async def _poll(self) -> None:
+        """Take what other launchers recorded, and cancel the jobs of the trials that they ended."""
+        try:
+            await self._read_journal()
+        except StoreUnavailable as error:
+            _log.debug("the journal of study %s cannot be read now: %s", self.key, error)
+        except TrainJobError as error:
+            self._failed(error)
+        for number, task in list(self.running.items()):
+            if self.trials[number].ended and (ref := self.refs.get(number)) is not None and not task.done():
+                task.cancel()
+                del self.running[number]
+                await asyncio.gather(task, return_exceptions=True)
+                await self._cancel(ref)
+        await self._cancel_again()
 
     def _reason_to_end(self) -> str:
         """Why no trial is launched any more; empty if one may be."""
@@ -242,13 +352,14 @@ class _Search:
         ended = [each for each in every if each.ended]
         seconds = time.time() - self.began
         reasons = {
+            f"an error: {self.error}": self.error is not None,
             _REACHED: any(self._reaches(each) for each in every),
             f"the first {len(silent)} trials reported no metric {study.metric!r}": len(silent) >= _SILENT
             and silent == ended,
             f"{len(failed)} trials have failed, more than max_failed_trials": study.max_failed_trials is not None
             and len(failed) > study.max_failed_trials,
             f"max_trials of {study.max_trials} is reached": len(every) >= study.max_trials,
-            "the grid has no further combination": self.sampling.exhausted(len(every)),
+            "the grid has no further combination": study.sampler.name == "grid" and len(every) >= study.combinations(),
             f"max_seconds of {study.max_seconds} have passed": study.max_seconds is not None
             and seconds >= study.max_seconds,
         }
@@ -262,156 +373,184 @@ class _Search:
 
     async def _ask(self) -> None:
         number = len(self.trials)
-        wanted = await asyncio.to_thread(self.sampling.ask, number)
-        stored = await asyncio.to_thread(self.journal.create, f"asked/{_name(number)}", {"parameters": wanted})
+        wanted = await self._sampled(lambda: self.sampling.ask(number))
+        stored = await asyncio.to_thread(self.journal.create, f"asked/{name_of(number)}", {"parameters": wanted})
+        self.trials[number] = Trial(number, parameters_of(number, stored))
         if stored["parameters"] != wanted:  # by another launcher, which has seen other results
-            running = {number: each for number, each in self.trials.items() if number in self.running}
-            await self._rebuild()
-            self.trials |= running
-            for each in [number for number in self.trials if number not in self.running]:
-                if not self.trials[each].ended:
-                    self._start(each)
-            return
-        self.trials[number] = Trial(number, wanted)
+            trials = self._sorted()
+            await self._sampled(lambda: self._rebuild(trials))
         self._start(number)
+
+    # --- one trial
 
     def _start(self, number: int) -> None:
         self.running[number] = asyncio.create_task(self._run_trial(number), name=f"trial {number}")
 
     async def _run_trial(self, number: int) -> None:
-        trial = self.trials[number]
-        spec = templates.spec_of(self.template, number, trial.parameters)
-        values: list[tuple[int, float]] = []
+        self.watched[number] = _Watched()
+        spec = templates.spec_of(self.template, number, self.trials[number].parameters)
         labels = {**self.origin, STUDY: key_hash(self.key), TRIAL: str(number)}
-        key = f"{self.key}/{number}"
+        ref = self._ended_job(number)
         while True:
             try:
                 # A launcher that starts again finds the failure of an attempt that its predecessor did not record.
-                ref = await lifecycle.launch(
-                    self.backend, spec, key, namespace=self.namespace, origin=labels, after_failure="infrastructure"
+                ref = ref or await lifecycle.launch(
+                    self.backend,
+                    spec,
+                    f"{self.key}/{number}",
+                    namespace=self.namespace,
+                    origin=labels,
+                    after_failure="infrastructure",
                 )
             except TrainJobFailed as error:
-                await self._end(number, "failed", None, error.diagnosis.summary, values=values)
+                await self._end(number, "failed", None, error.diagnosis.summary)
                 return
             self.refs[number] = ref
             self._update(number, job=ref.name)
+            # Another launcher may have pruned the trial and cancelled its job just before this launch.
+            if await self._ended_elsewhere(number):
+                await self._cancel(ref)
+                return
             try:
-                if await self._watch(number, ref, values):
-                    return
+                await self._watch(number, ref)
             except TrainJobFailed as error:
-                if not error.diagnosis.retry.retried(user_errors=False) or ref.attempt > self.study.retries:
-                    await self._end(number, "failed", None, error.diagnosis.summary, values=values)
-                    return
+                again = error.diagnosis.retry.retried(user_errors=False) and ref.attempt <= self.study.retries
+                if not again:
+                    await self._end(number, "failed", None, error.diagnosis.summary)
+                elif not await self._ended_elsewhere(number):
+                    del self.refs[number]
+                    ref = None
+                    continue
+            except TimedOut as error:
+                await self._end(number, "failed", None, str(error))
+                await self._cancel(ref)
+            return
 
-    async def _watch(self, number: int, ref: JobRef, values: list[tuple[int, float]]) -> bool:
-        """Wait for the end of a trial, or prune it. Returns True once its outcome is recorded."""
-        began, pruned = time.monotonic(), asyncio.Event()
+    async def _watch(self, number: int, ref: JobRef) -> None:
+        """Wait for the end of a trial, or prune it; record its outcome."""
+        pruned: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def decided(done: asyncio.Future[bool]) -> None:
+            if done.cancelled() or pruned.done():
+                return
+            if (error := done.exception()) is not None:
+                pruned.set_exception(error)
+            elif done.result():
+                pruned.set_result(True)
 
         def change(now: Observation, _: str) -> None:
-            if self._takes(number, now, values):
-                pruned.set()
+            self.watched[number].latest = now
+            if (decision := self._take_value(number, now)) is not None and not now.phase.terminal:
+                decision.add_done_callback(decided)
 
-        waiting = asyncio.create_task(wait(self.backend, ref, on_change=change))
-        stopping = asyncio.create_task(pruned.wait())
+        waiting = asyncio.create_task(wait(self.backend, ref, self.options, on_change=change))
         try:
-            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if pruned.is_set() and not waiting.done():
-                await self._end(number, "pruned", values[-1][1], "worse than other trials", values=values)
+            both: set[asyncio.Future[Any]] = {waiting, pruned}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() and pruned.result():
+                await self._end(number, "pruned", self.watched[number].values[-1][1], "worse than other trials")
                 await self._cancel(ref)
             else:
-                await self._complete(number, await waiting, values, time.monotonic() - began)
-            return True
+                await self._complete(number, await waiting)
         finally:
-            for task in (waiting, stopping):
-                task.cancel()
-            await asyncio.gather(waiting, stopping, return_exceptions=True)
+            pruned.cancel()
+            waiting.cancel()
+            await asyncio.gather(waiting, pruned, return_exceptions=True)
 
-    def _takes(self, number: int, now: Observation, values: list[tuple[int, float]]) -> bool:
-        """Take a value that a running trial reported; returns whether to prune the trial."""
-        value = now.metrics.get(self.study.metric)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            return False
-        step = now.step if now.step is not None else len(values) + 1
+    def _take_value(self, number: int, now: Observation) -> asyncio.Future[bool] | None:
+        """Take a value that a running trial reported; returns whether to prune the trial, None without a new value."""
+        value, values = now.metrics.get(self.study.metric), self.watched[number].values
+        if not _is_value(value) or self.trials[number].ended:
+            return None
+        step = now.step if now.step is not None else values[-1][0] + 1 if values else 1
         if values and (step <= values[-1][0] or (now.step is None and value == values[-1][1])):
-            return False  # the same report again
+            return None  # the same report again
         values.append((step, float(value)))
-        self._update(number, value=float(value), values=tuple(values[-_VALUES:]))
-        worse = self.sampling.report(number, step, float(value))
+        if len(values) > 2 * _VALUES:
+            values[:] = _thinned(values)
+        self._update(number, value=float(value), values=tuple(values))
+        decision = self._sampled(lambda: self.sampling.report(number, step, float(value)))
         self._changed()
-        return worse and not now.phase.terminal
+        return decision
 
-    async def _complete(
-        self, number: int, result: TrainJobResult, values: list[tuple[int, float]], seconds: float
-    ) -> None:
+    async def _complete(self, number: int, result: TrainJobResult) -> None:
         value = result.metrics.get(self.study.metric)
         problem = ""
         if value is None:
             names = ", ".join(sorted(result.metrics)) or "none"
             problem = f"{_NO_METRIC} {self.study.metric!r}; it reported: {names}"
-        elif isinstance(value, bool | str) or not math.isfinite(value):
+        elif not _is_value(value):
             problem = f"{self.study.metric} is {value!r}, which is not a finite number"
-        more: dict[str, Any] = {"metrics": dict(result.metrics), "outputs": dict(result.outputs), "seconds": seconds}
+        # The training's own history has the steps between those that this waiter has seen.
+        seen = self.watched[number].values
+        known = {step: each for step, _, each in result.history.get(self.study.metric, ())} | dict(seen)
+        seen[:] = sorted(known.items())
+        more = {"metrics": dict(result.metrics), "outputs": dict(result.outputs)}
         if problem:
-            await self._end(number, "failed", None, problem, values=values, **more)
+            await self._end(number, "failed", None, problem, **more)
         else:
-            await self._end(number, "complete", float(value or 0), "", values=values, **more)
+            await self._end(number, "complete", float(value or 0), "", **more)
 
-    async def _end(
-        self, number: int, state: str, value: float | None, reason: str, *, values: list[tuple[int, float]], **more: Any
-    ) -> None:
+    async def _end(self, number: int, state: str, value: float | None, reason: str, **more: Any) -> None:
         """Record the outcome of a trial; of two launchers the first one decides."""
-        trial = self.trials[number]
+        trial, watched = self.trials[number], self.watched.get(number) or _Watched()
+        if trial.ended:
+            return
+        values, seconds = _thinned(watched.values), round(watched.seconds, 3)
         made = Trial(
-            number, trial.parameters, state, value, reason[:_REASON], trial.job, values=values[-_VALUES:], **more
-        ).as_dict()
-        stored = await asyncio.to_thread(self.journal.create, f"ended/{_name(number)}", made)
-        self.trials[number] = _trial(number, trial.parameters, stored)
-        await asyncio.to_thread(self.sampling.tell, number, stored["state"], stored["value"])
+            number, trial.parameters, state, value, reason[:_REASON], trial.job, values=values, seconds=seconds, **more
+        )
+        rungs = await self._sampled(lambda: self.sampling.rungs(number))
+        stored = await asyncio.to_thread(
+            self.journal.create, f"ended/{name_of(number)}", {**made.as_dict(), "rungs": rungs}
+        )
+        await self._take_outcome(number, stored)
         self._changed()
 
     async def _stop_running(self) -> None:
-        """Cancel the running trials of a study that has ended."""
+        """End the running trials of a study that has ended, and cancel their jobs."""
         for number in list(self.running):
-            self.running.pop(number).cancel()
-            trial = self.trials[number]
-            if not trial.ended:
-                values = [(int(step), value) for step, value in trial.values]
-                await self._end(number, "stopped", trial.value, "the study has ended", values=values)
+            await self._end(number, "stopped", self.trials[number].value, "the study has ended")
+        for number, task in self.running.items():
+            if number in self.refs:
+                task.cancel()
+        # A trial that is being launched finds its outcome, and cancels its job.
+        await asyncio.gather(*self.running.values(), return_exceptions=True)
+        for number in self.running:
             if number in self.refs:
                 await self._cancel(self.refs[number])
-
-    async def _cancel_leftovers(self) -> None:
-        """Cancel jobs of trials that have ended: a launcher was killed before it could."""
-        if not self.trials:
-            return
-        for job in await self.backend.find(self.namespace, {STUDY: key_hash(self.key)}):
-            number = str(job["metadata"]["labels"].get(TRIAL, ""))
-            trial = self.trials.get(int(number)) if number.isdecimal() else None
-            if trial is not None and trial.ended and trial.state != "complete" and not observe(job).phase.terminal:
-                await self._cancel(JobRef.of(job))
+        self.running.clear()
 
     async def _cancel(self, ref: JobRef) -> None:
-        with suppress(TrainJobError):
+        """Cancel a job; after an outage, with the next poll."""
+        try:
             await lifecycle.cancel(self.backend, ref, timeout_seconds=0)
+        except TrainJobError as error:
+            _log.warning("TrainJob %s of an ended trial cannot be cancelled now: %s", ref, error)
+            self.uncancelled.append(ref)
+
+    async def _cancel_again(self) -> None:
+        refs, self.uncancelled = self.uncancelled, []
+        for ref in refs:
+            await self._cancel(ref)
 
     def _update(self, number: int, **changes: Any) -> None:
         if not self.trials[number].ended:
-            self.trials[number] = Trial(**{**vars(self.trials[number]), **changes})
+            self.trials[number] = replace(self.trials[number], **changes)
 
     def _changed(self) -> None:
         if self.on_change is not None:
-            self.on_change([self.trials[number] for number in sorted(self.trials)])
+            self.on_change(self._sorted())
 
 
 _REACHED = "reached"
 _NO_METRIC = "the trial reported no metric"
 
 
-def _name(number: int) -> str:
-    return f"{number:05}"
+def _is_value(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _trial(number: int, parameters: Mapping[str, Scalar], ended: Mapping[str, Any]) -> Trial:
-    names = set(Trial.__dataclass_fields__) - {"number", "parameters", "values"}
-    known = {name: value for name, value in ended.items() if name in names}
-    return Trial(number, parameters, values=[(int(s), float(v)) for s, v in ended.get("values") or ()], **known)
+def _thinned(values: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    points = thinned({"": [(step, 0.0, value) for step, value in values]}, _VALUES).get("", [])
+    return [(int(step), float(value)) for step, _, value in points]

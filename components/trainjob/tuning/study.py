@@ -70,8 +70,8 @@ class CategoricalParameter(_Parameter):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if len({(type(each), each) for each in self.choices}) != len(self.choices):
-            raise ValueError("choices has a value twice")
+        if len({*self.choices}) != len(self.choices):
+            raise ValueError("choices has a value twice; true equals 1, and false equals 0")
         return self
 
 
@@ -156,14 +156,39 @@ class Study(Part):
                 path = f"space.{name}.when.{other}"
                 if other not in self.space or other == name:
                     yield Problem(path, "is not another parameter of the space")
+                elif _count(self.space[other]) is None and isinstance(self.space[other], FloatParameter):
+                    yield Problem(path, f"{other} has any value of its range", "use a parameter with single values")
                 elif missing := [each for each in _values(wanted) if not _can_be(self.space[other], each)]:
                     yield Problem(path, f"{other} is never {missing[0]!r}, so the parameter would never apply")
         if len({name.upper() for name in self.space}) != len(self.space):
             yield Problem("space", "has two names that differ only in case, which give one environment variable")
         if self.order() is None:
             yield Problem("space", "has conditions in a circle")
-        if self.sampler.name == "grid" and (open_ := [n for n, p in self.space.items() if _grid(p) is None]):
-            yield Problem(f"space.{open_[0]}", "has no step, so a grid has no end", "set step, or use another sampler")
+        else:
+            yield from self._never_applying()
+        if self.sampler.name == "grid":
+            yield from self._grid_problems()
+
+    def _never_applying(self) -> Iterator[Problem]:
+        """Parameters whose condition contradicts the conditions of the parameters that it names."""
+        needed: dict[str, dict[str, list[Scalar]]] = {}
+        for name in self.order() or ():
+            needed[name] = {}
+            for other, wanted in self.space[name].when.items():
+                for each, values in {**needed[other], other: _values(wanted)}.items():
+                    known = needed[name].get(each)
+                    needed[name][each] = values if known is None else [value for value in values if value in known]
+            if empty := [other for other, values in needed[name].items() if not values]:
+                yield Problem(f"space.{name}.when", f"needs several values of {empty[0]}, so it would never apply")
+
+    def _grid_problems(self) -> Iterator[Problem]:
+        for name, parameter in self.space.items():
+            if _count(parameter) is None:
+                yield Problem(f"space.{name}", "has no step, so a grid has no end", "set step, or use another sampler")
+            if parameter.when:
+                yield Problem(f"space.{name}.when", "cannot be combined with a grid", "use another sampler")
+        if (count := self.combinations()) > MAX_TRIALS:
+            yield Problem("space", f"has {count} combinations; a grid has at most {MAX_TRIALS}", "use another sampler")
 
     def order(self) -> list[str] | None:
         """The parameters, each after those of its condition; None if the conditions form a circle."""
@@ -177,11 +202,19 @@ class Study(Part):
 
     def grid(self) -> dict[str, list[Scalar]]:
         """Name -> all values of the parameters, for a grid."""
-        return {name: _grid(parameter) or [] for name, parameter in self.space.items()}
+        return {name: _grid(parameter) for name, parameter in self.space.items()}
+
+    def combinations(self) -> int:
+        """Number of combinations of a grid."""
+        return math.prod(_count(parameter) or 0 for parameter in self.space.values())
 
     def identity(self) -> dict[str, Any]:
         """What must not change when a study is continued: all but limits and parallelism."""
         return self.model_dump(mode="json", include={"space", "metric", "direction", "sampler", "pruner"})
+
+    def limits(self) -> dict[str, Any]:
+        """What may change when a study is continued."""
+        return self.model_dump(mode="json", exclude={"space", "metric", "direction", "sampler", "pruner"})
 
     def better(self, value: float, other: float) -> bool:
         """Whether `value` is better than `other`."""
@@ -206,14 +239,26 @@ def _check_range(low: float, high: float, step: float | None, *, log: bool) -> N
 def _can_be(parameter: FloatParameter | IntParameter | CategoricalParameter, value: Scalar) -> bool:
     if isinstance(parameter, CategoricalParameter):
         return any(type(each) is type(value) and each == value for each in parameter.choices)
-    return isinstance(value, int | float) and not isinstance(value, bool) and parameter.low <= value <= parameter.high
+    if not isinstance(value, int | float) or isinstance(value, bool) or not parameter.low <= value <= parameter.high:
+        return False
+    steps = (value - parameter.low) / (parameter.step or 1)
+    return abs(steps - round(steps)) < _ROUNDING
 
 
-def _grid(parameter: FloatParameter | IntParameter | CategoricalParameter) -> list[Scalar] | None:
+_ROUNDING = 1e-8  # as in Optuna
+
+
+def _count(parameter: FloatParameter | IntParameter | CategoricalParameter) -> int | None:
+    """Number of values of a parameter; None if it has any value of a range."""
     if isinstance(parameter, CategoricalParameter):
-        return list(parameter.choices)
+        return len(parameter.choices)
     if parameter.step is None or parameter.log:
         return None
-    count = math.floor((parameter.high - parameter.low) / parameter.step + 1e-9) + 1
-    values = [parameter.low + i * parameter.step for i in range(count)]
-    return [int(value) for value in values] if isinstance(parameter, IntParameter) else list(values)
+    return math.floor((parameter.high - parameter.low) / parameter.step + _ROUNDING) + 1
+
+
+def _grid(parameter: FloatParameter | IntParameter | CategoricalParameter) -> list[Scalar]:
+    if isinstance(parameter, CategoricalParameter):
+        return list(parameter.choices)
+    step = parameter.step or 1
+    return [parameter.low + number * step for number in range(_count(parameter) or 0)]

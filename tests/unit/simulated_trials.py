@@ -1,0 +1,143 @@
+"""Trials in memory, for tests of the loop of a study: a cluster that trains, and a journal in a dictionary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from tests.contract.memory import MemoryBackend
+
+from trainjob import JobRef, TrainJobSpec
+from trainjob.errors import CorruptData, NotFound
+from trainjob.progress import RESERVED
+from trainjob.status import observe
+from trainjob.tuning import Study
+from trainjob.tuning.trials import read_study
+
+SPACE = {"x": {"type": "float", "low": -2, "high": 2}, "n": {"type": "int", "low": 1, "high": 3}}
+TEMPLATE = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["train", "--x=$(KUBEFLOW_TRAINER_OPT_X)"]})
+STEPS = 3
+
+
+def study(**fields: Any) -> Study:
+    given = {"space": SPACE, "metric": "loss", "direction": "minimize", "max_trials": 4, "parallel": 2}
+    return Study.read(given | fields)
+
+
+class Killed(BaseException):
+    """The launcher was killed."""
+
+
+class MemoryJournal:
+    """A journal in a dictionary, which several launchers share."""
+
+    def __init__(self, files: dict[str, str] | None = None) -> None:
+        self.files: dict[str, str] = {} if files is None else files
+        self.before: Callable[[str], None] = lambda _: None
+        self.after: Callable[[str], None] = lambda _: None
+
+    def create(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        self.before(f"create {name}")
+        text = self.files.setdefault(name, json.dumps(value, allow_nan=False))
+        self.after(f"create {name}")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        self.before(f"read {name}")
+        return json.loads(self.files[name]) if name in self.files else None
+
+    def all(self, folder: str) -> dict[str, dict[str, Any]]:
+        self.before(f"all {folder}")
+        names = [name for name in list(self.files) if name.startswith(f"{folder}/")]
+        return {name.rpartition("/")[2]: json.loads(self.files[name]) for name in names}
+
+
+def environment(job: Mapping[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in job["spec"]["trainer"]["env"]}
+
+
+def loss(values: Mapping[str, str], step: int) -> float:
+    """What the training reports: it approaches (x - 1)^2 + n."""
+    x, n = (float(values[f"KUBEFLOW_TRAINER_OPT_{name}"]) for name in ("X", "N"))
+    return (x - 1) ** 2 + n + STEPS - step
+
+
+class Trainings:
+    """Trains the jobs of a backend in memory: one step of each job every 2 ms."""
+
+    def __init__(self, backend: MemoryBackend) -> None:
+        self.backend = backend
+        self.steps: dict[str, int] = {}
+        self.started: list[tuple[str, int]] = []
+        """Number of the trial and of the attempt of each job that was started, in order."""
+        self.ended: list[str] = []
+        """Numbers of the trials that trained to the end."""
+        self.exits: Callable[[dict[str, str], JobRef], int] = lambda values, ref: 0
+        self.metric: Callable[[dict[str, str], int], float | str] = loss
+
+    def _train(self, job: dict[str, Any]) -> None:
+        ref, values = JobRef.of(job), environment(job)
+        step = self.steps[ref.uid] = self.steps.get(ref.uid, 0) + 1
+        if step == 1:
+            self.started.append((values["TRAINJOB_TRIAL"], ref.attempt))
+        if step > STEPS:
+            metrics = [{"name": "loss", "value": str(self.metric(values, STEPS))}]
+            code = self.exits(values, ref)
+            self.backend.end(ref, code, json.dumps({"trainjob": 2, "metrics": metrics}) if not code else "")
+            self.ended.append(values["TRAINJOB_TRIAL"])
+            return
+        metrics = [
+            {"name": "loss", "value": str(self.metric(values, step))},
+            {"name": f"{RESERVED}step", "value": str(step)},
+        ]
+        self.backend.running(ref)
+        self.backend.status(ref, trainerStatus={"metrics": metrics})
+
+    async def run(self) -> None:
+        while True:
+            for job in list(self.backend.jobs.values()):
+                if not observe(job).phase.terminal:
+                    with suppress(NotFound):
+                        self._train(job)
+            await asyncio.sleep(0.002)
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+class Launcher(MemoryBackend):
+    """The connection of one launcher to the backend that all share; it dies at a chosen request."""
+
+    def __init__(self, shared: MemoryBackend, files: dict[str, str], dies_at: int = -1) -> None:
+        super().__init__()
+        self.__dict__.update({name: vars(shared)[name] for name in ("jobs", "used", "terminated", "last", "ran")})
+        self.journal = MemoryJournal(files)
+        self.count, self.dies_at = 0, dies_at
+        self.before = self.after = self.journal.before = self.journal.after = self._count
+
+    def _count(self, name: str) -> None:
+        if name == "look":  # each look of a watch is no request
+            if 0 <= self.dies_at <= self.count:
+                raise Killed
+            return
+        self.count += 1
+        if 0 <= self.dies_at <= self.count:
+            raise Killed
+
+
+def has_no_damage(files: dict[str, str]) -> bool:
+    try:
+        read_study(MemoryJournal(files))
+    except CorruptData:
+        return False
+    return True

@@ -1,0 +1,365 @@
+"""The loop of a study, with trials in memory: kills, two launchers, errors, limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.contract.memory import MemoryBackend
+from tests.unit.simulated_trials import STEPS, TEMPLATE, Killed, Launcher, MemoryJournal, Trainings, study
+
+from trainjob import JobRef, TrainJobSpec, WaitOptions
+from trainjob.errors import BackendUnavailable, InvalidStudy, Rejected, StoreUnavailable, StudyFailed
+from trainjob.lifecycle import mark_delivered
+from trainjob.manifest import labels_of
+from trainjob.status import observe
+from trainjob.tuning import StudyResult, Trial, cancel_trials, read_study, search, tune
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+
+@dataclass
+class World:
+    backend: MemoryBackend
+    trainings: Trainings
+    files: dict[str, str] = field(default_factory=dict)
+
+    def launcher(self, dies_at: int = -1) -> Launcher:
+        return Launcher(self.backend, self.files, dies_at)
+
+    async def tune(
+        self, launcher: Launcher | None = None, template: TrainJobSpec = TEMPLATE, key: str = "study", **fields: Any
+    ) -> StudyResult:
+        launcher = launcher or self.launcher()
+        more = {name: fields.pop(name) for name in ("on_change", "options", "namespace") if name in fields}
+        where = {"namespace": "ns"} | more
+        return await tune(launcher, study(**fields), template, key, launcher.journal, **where)
+
+    def jobs(self, number: int) -> list[dict[str, Any]]:
+        wanted = labels_of(f"study/{number}").items()
+        return [job for job in self.backend.jobs.values() if wanted <= job["metadata"]["labels"].items()]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    backend = MemoryBackend()
+    made = World(backend, Trainings(backend))
+    async with made.trainings.training():
+        yield made
+
+
+async def test_a_study_runs(world: World) -> None:
+    result = await world.tune()
+    assert [trial.state for trial in result.trials] == ["complete"] * 4
+    assert sorted(world.trainings.started) == [(str(number), 1) for number in range(4)]
+    assert result.best.value == min(trial.value for trial in result.trials if trial.value is not None)
+    assert all(0 < trial.seconds < 30 for trial in result.trials)
+    assert all([step for step, _ in trial.values][-1] == STEPS for trial in result.trials)
+
+
+# ---------------------------------------------------------------- kills
+
+
+async def _undisturbed(**fields: Any) -> StudyResult:
+    backend = MemoryBackend()
+    world = World(backend, Trainings(backend))
+    async with world.trainings.training():
+        return await world.tune(**fields)
+
+
+async def test_a_kill_at_any_request_loses_and_doubles_no_trial() -> None:
+    """The launcher dies before and after each of its requests to the cluster and to the journal."""
+    fields: dict[str, Any] = {
+        "max_trials": 3,
+        "parallel": 1,
+        "sampler": {"seed": 5, "options": {"n_startup_trials": 1}},
+    }
+    undisturbed = await _undisturbed(**fields)
+    kills = 0
+    for dies_at in range(1, 200):
+        backend = MemoryBackend()
+        each = World(backend, Trainings(backend))
+        async with each.trainings.training():
+            try:
+                await each.tune(each.launcher(dies_at), **fields)
+            except BaseException as error:
+                assert "Killed" in repr(error), error
+            else:
+                break
+            kills += 1
+            result = await each.tune(**fields)
+        assert [trial.parameters for trial in result.trials] == [trial.parameters for trial in undisturbed.trials]
+        assert [trial.value for trial in result.trials] == [trial.value for trial in undisturbed.trials]
+        assert sorted(each.trainings.started) == [("0", 1), ("1", 1), ("2", 1)], f"killed at request {dies_at}"
+    assert kills > 30
+
+
+async def test_a_kill_while_pruning_leaves_no_job_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+    pruner = {"name": "threshold", "options": {"upper": 0.0, "n_warmup_steps": 0}}
+    fields: dict[str, Any] = {"max_trials": 2, "parallel": 1, "pruner": pruner}
+    kills = 0
+    for dies_at in range(1, 200):
+        backend = MemoryBackend()
+        each = World(backend, Trainings(backend))
+        each.trainings.metric = lambda values, step: 1.0
+        async with each.trainings.training():
+            try:
+                await each.tune(each.launcher(dies_at), **fields)
+            except StudyFailed:
+                break
+            except BaseException as error:
+                assert "Killed" in repr(error), error
+            kills += 1
+            with pytest.raises(StudyFailed):
+                await each.tune(**fields)
+        state = read_study(MemoryJournal(each.files))
+        assert state is not None
+        assert {trial.state for trial in state.trials} == {"pruned"}
+        assert not [job for job in backend.jobs.values() if not observe(job).phase.terminal], dies_at
+    assert kills > 20
+
+
+async def test_a_result_that_a_person_fetched_is_not_trained_again(world: World) -> None:
+    """The launcher dies while the trial runs; somebody waits for the trial's job, which marks it as delivered."""
+    launcher = world.launcher()
+    task = asyncio.create_task(world.tune(launcher, max_trials=1))
+    while not world.trainings.started:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    while not world.trainings.ended:
+        await asyncio.sleep(0.001)
+    (job,) = world.jobs(0)
+    await mark_delivered(world.backend, JobRef.of(job))
+    result = await world.tune(max_trials=1)
+    assert result.best.state == "complete"
+    assert world.trainings.started == [("0", 1)]
+
+
+# ---------------------------------------------------------------- two launchers
+
+
+async def test_two_launchers_at_once_are_one_study(world: World) -> None:
+    first, second = await asyncio.gather(*(world.tune(max_trials=8, parallel=3) for _ in range(2)))
+    assert [trial.parameters for trial in first.trials] == [trial.parameters for trial in second.trials]
+    assert [trial.value for trial in first.trials] == [trial.value for trial in second.trials]
+    assert {trial.state for trial in (*first.trials, *second.trials)} == {"complete"}
+    assert sorted(world.trainings.started) == sorted((str(number), 1) for number in range(8))
+
+
+async def test_an_outcome_of_another_launcher_ends_the_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other launcher recorded that a trial is pruned, and was killed before it cancelled the job."""
+    monkeypatch.setattr(search, "_POLL_SECONDS", 0.05)
+    world.trainings.metric = lambda values, step: 1.0
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+    task = asyncio.create_task(world.tune(max_trials=1))
+    while not world.trainings.started:
+        await asyncio.sleep(0.001)
+    pruned = Trial(0, {}, "pruned", 1.0, "worse than other trials").as_dict()
+    MemoryJournal(world.files).create("ended/00000", pruned)
+    with pytest.raises(StudyFailed):
+        await asyncio.wait_for(task, 5)
+    assert world.jobs(0) == []
+
+
+async def test_a_trial_that_another_launcher_pruned_meanwhile_is_not_launched_again(world: World) -> None:
+    """The other launcher prunes the trial and cancels its job just before this one would adopt the job."""
+    launcher = world.launcher()
+
+    def before(name: str) -> None:
+        if name == "create" and launcher.journal.files.get("asked/00000"):
+            pruned = Trial(0, {}, "pruned", 1.0, "worse than other trials").as_dict()
+            launcher.journal.create("ended/00000", pruned)
+
+    launcher.before = before
+    with pytest.raises(StudyFailed):
+        await world.tune(launcher, max_trials=1)
+    assert world.jobs(0) == []
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("error", [Rejected("exceeded quota"), BackendUnavailable("no route")])
+async def test_an_error_of_a_launch_loses_no_running_trial(world: World, error: Exception) -> None:
+    launcher = world.launcher()
+    creates = 0
+
+    def before(name: str) -> None:
+        nonlocal creates
+        creates += name == "create"
+        if name == "create" and creates == 3:
+            raise error
+
+    launcher.before = before
+    with pytest.raises(type(error)):
+        await world.tune(launcher, max_trials=6)
+    state = read_study(MemoryJournal(world.files))
+    assert state is not None
+    states = [trial.state for trial in state.trials]
+    assert len(states) <= 4, "no trial is asked for after the error"
+    assert sorted(states) == ["complete"] * (len(states) - 1) + ["running"]
+    assert not state.ended
+    result = await world.tune(max_trials=6)
+    assert [trial.state for trial in result.trials] == ["complete"] * 6
+    assert sorted(world.trainings.started) == sorted((str(number), 1) for number in range(6))
+
+
+async def test_an_outage_of_the_journal_loses_no_trial(world: World) -> None:
+    launcher = world.launcher()
+
+    def before(name: str) -> None:
+        if name == "create ended/00001":
+            raise StoreUnavailable("no answer")
+
+    launcher.journal.before = before
+    with pytest.raises(StoreUnavailable):
+        await world.tune(launcher, max_trials=6)
+    result = await world.tune(max_trials=6)
+    assert [trial.state for trial in result.trials] == ["complete"] * 6
+    assert sorted(world.trainings.started) == sorted((str(number), 1) for number in range(6))
+
+
+async def test_a_job_that_cannot_be_cancelled_is_cancelled_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+    world.trainings.metric = lambda values, step: 1.0
+    launcher = world.launcher()
+    failures = [BackendUnavailable("no route")]
+
+    def before(name: str) -> None:
+        if name == "get" and failures:
+            raise failures.pop()
+
+    launcher.before = before
+    with pytest.raises(StudyFailed):
+        await world.tune(launcher, max_trials=1, pruner={"name": "threshold", "options": {"upper": 0.0}})
+    assert not failures
+    assert world.backend.jobs == {}
+
+
+async def test_an_interrupted_trial_has_new_attempts_also_over_launchers() -> None:
+    """143: SIGTERM, for which the training code is not to blame. The launcher dies at each of its requests."""
+    for dies_at in range(1, 200):
+        over, backend = False, MemoryBackend()
+        each = World(backend, Trainings(backend))
+        each.trainings.exits = lambda values, ref: 143
+        async with each.trainings.training():
+            try:
+                await each.tune(each.launcher(dies_at), max_trials=1, retries=1)
+            except StudyFailed:
+                over = True
+            except BaseException as error:
+                assert "Killed" in repr(error), error
+            with pytest.raises(StudyFailed, match="SIGTERM"):
+                await each.tune(max_trials=1, retries=1)
+        assert each.trainings.started == [("0", 1), ("0", 2)], dies_at
+        if over:
+            return
+
+
+async def test_a_trial_that_is_stuck_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+    options = WaitOptions(run_timeout=timedelta(seconds=0.1))
+    with pytest.raises(StudyFailed, match="run_timeout"):
+        await world.tune(max_trials=1, options=options)
+    assert world.backend.jobs == {}
+
+
+# ---------------------------------------------------------------- cancellation
+
+
+async def test_a_cancelled_call_leaves_the_trials_running_and_the_next_one_continues(world: World) -> None:
+    task = asyncio.create_task(world.tune(max_trials=6))
+    while len(world.trainings.ended) < 2:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.backend.jobs
+    result = await world.tune(max_trials=6)
+    assert [trial.state for trial in result.trials] == ["complete"] * 6
+    assert sorted(world.trainings.started) == sorted((str(number), 1) for number in range(6))
+
+
+async def test_cancelled_trials_run_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+    task = asyncio.create_task(world.tune(max_trials=3))
+    while len(world.trainings.started) < 2:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await cancel_trials(world.backend, "study", namespace="ns") == 2
+    assert world.backend.jobs == {}
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 3)
+    result = await world.tune(max_trials=3)
+    assert [trial.state for trial in result.trials] == ["complete"] * 3
+
+
+async def test_a_launch_that_was_under_way_at_the_end_leaves_no_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second trial's request is on its way while the first trial reaches the value."""
+    launcher = world.launcher()
+    original = Launcher.create
+
+    async def slow(self: Launcher, job: Any, *, dry_run: bool = False) -> Any:
+        stored = await original(self, job, dry_run=dry_run)
+        if stored["metadata"]["labels"][search.TRIAL] == "1":
+            await asyncio.sleep(0.3)
+        return stored
+
+    monkeypatch.setattr(Launcher, "create", slow)
+    monkeypatch.setattr(Trainings, "_train", _only_the_first(Trainings._train))
+    result = await world.tune(launcher, max_trials=2, stop_at=1000.0)
+    assert [trial.state for trial in result.trials] == ["complete", "stopped"]
+    assert [observe(job).phase.terminal for job in world.backend.jobs.values()] == [True]
+
+
+def _only_the_first(train: Any) -> Any:
+    def call(self: Trainings, job: dict[str, Any]) -> None:
+        if job["metadata"]["labels"][search.TRIAL] == "0":
+            train(self, job)
+
+    return call
+
+
+# ---------------------------------------------------------------- journals
+
+
+async def test_the_journal_of_another_study_is_refused(world: World) -> None:
+    await world.tune(max_trials=1)
+    with pytest.raises(InvalidStudy, match="the journal is that of another study, with key study"):
+        await world.tune(max_trials=1, key="other")
+    with pytest.raises(InvalidStudy, match="namespace ns"):
+        await world.tune(max_trials=1, namespace="elsewhere")
+
+
+async def test_a_study_is_read_without_its_launcher(world: World) -> None:
+    assert read_study(MemoryJournal(world.files)) is None
+    seen: list[Any] = []
+
+    def look(_: Any) -> None:
+        seen.append(read_study(MemoryJournal(world.files)))
+
+    result = await world.tune(on_change=look)
+    assert (seen[1].key, seen[1].namespace, seen[1].ended) == ("study", "ns", False)
+    assert seen[1].fields["metric"] == "loss"
+    assert seen[1].fields["max_trials"] == 4
+    state = read_study(MemoryJournal(world.files))
+    assert state is not None
+    assert state.trials == result.trials
+    assert (state.ended, state.reason) == (True, "max_trials of 4 is reached")
+    await world.tune(max_trials=5)
+    state = read_study(MemoryJournal(world.files))
+    assert state is not None
+    assert state.fields["max_trials"] == 5
+
+
+def test_killed_is_no_exception() -> None:
+    """Nothing but the test may catch it."""
+    assert not issubclass(Killed, Exception)
