@@ -265,6 +265,8 @@ class StoreUnavailable(DataError):
 class StudyFailed(TrainJobError):
     """A hyperparameter search has ended, and none of its trials has completed."""
 
+    retry = RetryVerdict.USER
+
 
 class RegistryError(TrainJobError):
     """A model registry refused a request."""

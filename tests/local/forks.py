@@ -24,5 +24,7 @@ FORKS.set_forkserver_preload(
         "mlflow.store.tracking.sqlalchemy_store",
         "mlflow.store.model_registry.sqlalchemy_store",
         "obstore.store",
+        "trainjob.tuning",
+        "optuna",
     ]
 )

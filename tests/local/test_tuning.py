@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +14,7 @@ from tests.local.conftest import Jobs
 from tests.processes import eventually
 
 from trainjob import TrainJobSpec
-from trainjob.errors import InvalidStudy, StudyFailed
+from trainjob.errors import StudyFailed
 from trainjob.manifest import labels_of
 from trainjob.tuning import Study, StudyResult, Trial, tune
 from trainjob.tuning.journal import opened
@@ -104,15 +99,6 @@ def test_a_study_finds_the_best_trial(searches: Searches) -> None:
     assert max(len([trial for trial in trials if trial.state == "running"]) for trials in searches.seen) == 2
 
 
-def test_the_same_seed_gives_the_same_trials(searches: Searches) -> None:
-    first, second, other = (
-        searches.run(key, parallel=1, sampler={"name": "tpe", "seed": seed, "options": {"n_startup_trials": 2}})
-        for key, seed in (("one", 1), ("two", 1), ("three", 2))
-    )
-    assert [trial.parameters for trial in first.trials] == [trial.parameters for trial in second.trials]
-    assert [trial.parameters for trial in first.trials] != [trial.parameters for trial in other.trials]
-
-
 def test_a_finished_study_is_not_run_again(searches: Searches) -> None:
     first = searches.run()
     started = time.monotonic()
@@ -127,24 +113,6 @@ def test_a_study_is_continued_with_more_trials(searches: Searches) -> None:
     more = searches.run(max_trials=5, parallel=3)
     assert more.trials[:2] == first.trials
     assert len(more.trials) == 5
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"space": {"x": {"type": "float", "low": -2, "high": 3}, "n": SPACE["n"]}}, "space.x.high: 2.0 -> 3.0"),
-        ({"metric": "accuracy"}, 'metric: "loss" -> "accuracy"'),
-        ({"sampler": {"name": "random"}}, 'sampler.name: "tpe" -> "random"'),
-        ({"template": {"env": {"A": "1"}}}, 'template.env: (nothing) -> {"A"'),
-    ],
-)
-def test_a_changed_study_is_refused_with_a_diff(searches: Searches, change: dict[str, Any], problem: str) -> None:
-    searches.run(max_trials=1)
-    template = searches.template | change.pop("template", {})
-    with pytest.raises(InvalidStudy) as caught:
-        searches.run(template=template, max_trials=1, **change)
-    assert problem in str(caught.value).replace("study.", "")
-    assert "use another key" in str(caught.value)
 
 
 def test_a_pruned_trial_is_cancelled_within_seconds(searches: Searches) -> None:
@@ -174,23 +142,6 @@ def test_failed_trials_do_not_fail_the_study(searches: Searches) -> None:
     assert {trial.parameters["n"] for trial in failed} == {2}
     assert failed[0].reason == "node-0 exited with code 3"
     assert result.best.parameters["n"] == 1
-
-
-@pytest.mark.parametrize(
-    ("metrics", "reason"),
-    [
-        ("{'other': 1}", "the trial reported no metric 'loss'; it reported: other"),
-        ("{'loss': float('nan')}", "loss is nan, which is not a finite number"),
-        ("{'loss': 'low'}", "loss is 'low', which is not a finite number"),
-    ],
-)
-def test_trials_without_a_usable_metric_fail(searches: Searches, metrics: str, reason: str) -> None:
-    searches.script.write_text(f"from trainjob import progress\nprogress.report(metrics={metrics})")
-    with pytest.raises(StudyFailed, match="no trial of study study has completed") as caught:
-        searches.run(max_trials=8)
-    assert reason in str(caught.value)
-    if "other" in metrics:
-        assert re.search(r"the first [34] trials reported no metric 'loss'", str(caught.value)), "it is given up early"
 
 
 def test_the_study_ends_at_a_value(searches: Searches) -> None:
@@ -236,58 +187,3 @@ def test_conditional_parameters(searches: Searches) -> None:
     result = searches.run(template=template, space=space, max_trials=8, sampler={"name": "random"})
     assert [trial.state for trial in result.trials] == ["complete"] * 8
     assert {len(trial.parameters) for trial in result.trials} == {1, 2}
-
-
-LAUNCHER = """
-import sys
-from pathlib import Path
-from trainjob import TrainJobClient, TrainJobSpec
-from trainjob.tuning import Study, tune
-from trainjob.tuning.journal import opened
-import json
-study, template = json.loads(sys.argv[1]), json.loads(sys.argv[2])
-with TrainJobClient("local") as client, opened(sys.argv[3]) as journal:
-    result = client.call(lambda: tune(
-        client.backend, Study.read(study), TrainJobSpec.parse(template), "killed", journal, namespace=client.namespace))
-print(json.dumps(result.as_dict()))
-"""
-
-
-def test_a_killed_launcher_loses_and_doubles_no_trial(searches: Searches) -> None:
-    rng = random.Random(11)
-    kills = int(os.environ.get("TRAINJOB_CAMPAIGN_KILLS", "5"))
-    sampler = {"name": "tpe", "seed": 3, "options": {"n_startup_trials": 3}}
-    study = searches.study(max_trials=6, parallel=1, sampler=sampler)
-    template = searches.template | {"env": {"STEP_SECONDS": "0.05"}}
-    journal = (searches.directory / "journal" / "killed").as_uri()
-    words = [sys.executable, "-c", LAUNCHER, study.model_dump_json(), json.dumps(template), journal]
-    environment = {**os.environ, "TRAINJOB_HOME": str(searches.jobs.home)}
-    killed = 0
-    while killed < kills:
-        process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(rng.uniform(1.5, 5))
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        killed += 1
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    result = json.loads(done.stdout)
-    assert [trial["number"] for trial in result["trials"]] == list(range(6))
-    assert [searches.count("killed", number) for number in range(6)] == [1] * 6
-    undisturbed = searches.run("undisturbed", template, max_trials=6, parallel=1, sampler=sampler)
-    assert [trial["parameters"] for trial in result["trials"]] == [dict(t.parameters) for t in undisturbed.trials]
-    assert result["best"]["number"] == undisturbed.best.number
-
-
-def test_two_launchers_at_once_are_one_study(searches: Searches) -> None:
-    study = searches.study(max_trials=5, parallel=2)
-    journal = (searches.directory / "journal" / "killed").as_uri()
-    template = json.dumps(searches.template | {"env": {"STEP_SECONDS": "0.1"}})
-    words = [sys.executable, "-c", LAUNCHER, study.model_dump_json(), template, journal]
-    environment = {**os.environ, "TRAINJOB_HOME": str(searches.jobs.home)}
-    both = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    results: list[dict[str, Any]] = [json.loads(process.communicate(timeout=120)[0]) for process in both]
-    assert results[0]["best"] == results[1]["best"]
-    assert [trial["parameters"] for trial in results[0]["trials"]] == [t["parameters"] for t in results[1]["trials"]]
-    assert [searches.count("killed", number) for number in range(5)] == [1] * 5

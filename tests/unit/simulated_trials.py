@@ -11,11 +11,10 @@ from typing import Any
 from tests.contract.memory import MemoryBackend
 
 from trainjob import JobRef, TrainJobSpec
-from trainjob.errors import CorruptData, NotFound
+from trainjob.errors import NotFound
 from trainjob.progress import RESERVED
 from trainjob.status import observe
 from trainjob.tuning import Study
-from trainjob.tuning.trials import read_study
 
 SPACE = {"x": {"type": "float", "low": -2, "high": 2}, "n": {"type": "int", "low": 1, "high": 3}}
 TEMPLATE = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["train", "--x=$(KUBEFLOW_TRAINER_OPT_X)"]})
@@ -77,6 +76,7 @@ class Trainings:
         self.ended: list[str] = []
         """Numbers of the trials that trained to the end."""
         self.exits: Callable[[dict[str, str], JobRef], int] = lambda values, ref: 0
+        self.name = "loss"
         self.metric: Callable[[dict[str, str], int], float | str] = loss
 
     def _train(self, job: dict[str, Any]) -> None:
@@ -85,13 +85,13 @@ class Trainings:
         if step == 1:
             self.started.append((values["TRAINJOB_TRIAL"], ref.attempt))
         if step > STEPS:
-            metrics = [{"name": "loss", "value": str(self.metric(values, STEPS))}]
+            metrics = [{"name": self.name, "value": str(self.metric(values, STEPS))}]
             code = self.exits(values, ref)
             self.backend.end(ref, code, json.dumps({"trainjob": 2, "metrics": metrics}) if not code else "")
             self.ended.append(values["TRAINJOB_TRIAL"])
             return
         metrics = [
-            {"name": "loss", "value": str(self.metric(values, step))},
+            {"name": self.name, "value": str(self.metric(values, step))},
             {"name": f"{RESERVED}step", "value": str(step)},
         ]
         self.backend.running(ref)
@@ -133,11 +133,3 @@ class Launcher(MemoryBackend):
         self.count += 1
         if 0 <= self.dies_at <= self.count:
             raise Killed
-
-
-def has_no_damage(files: dict[str, str]) -> bool:
-    try:
-        read_study(MemoryJournal(files))
-    except CorruptData:
-        return False
-    return True

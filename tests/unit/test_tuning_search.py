@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.contract.memory import MemoryBackend
-from tests.unit.simulated_trials import STEPS, TEMPLATE, Killed, Launcher, MemoryJournal, Trainings, study
+from tests.unit.simulated_trials import SPACE, STEPS, TEMPLATE, Launcher, MemoryJournal, Trainings, study
 
 from trainjob import JobRef, TrainJobSpec, WaitOptions
 from trainjob.errors import BackendUnavailable, InvalidStudy, Rejected, StoreUnavailable, StudyFailed
@@ -18,6 +19,7 @@ from trainjob.lifecycle import mark_delivered
 from trainjob.manifest import labels_of
 from trainjob.status import observe
 from trainjob.tuning import StudyResult, Trial, cancel_trials, read_study, search, tune
+from trainjob.tuning.sampling import Sampling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -36,12 +38,28 @@ class World:
     ) -> StudyResult:
         launcher = launcher or self.launcher()
         more = {name: fields.pop(name) for name in ("on_change", "options", "namespace") if name in fields}
-        where = {"namespace": "ns"} | more
+        where: dict[str, Any] = {"namespace": "ns"} | more
         return await tune(launcher, study(**fields), template, key, launcher.journal, **where)
 
     def jobs(self, number: int) -> list[dict[str, Any]]:
         wanted = labels_of(f"study/{number}").items()
         return [job for job in self.backend.jobs.values() if wanted <= job["metadata"]["labels"].items()]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the state is in lists
+        await asyncio.sleep(0.001)
+
+
+async def killed(launch: Awaitable[StudyResult]) -> bool:
+    """Whether the launcher was killed; raises what else it raises."""
+    try:
+        await launch
+    except BaseException as error:
+        if "Killed" in repr(error):  # perhaps in a group
+            return True
+        raise
+    return False
 
 
 @pytest.fixture
@@ -84,11 +102,7 @@ async def test_a_kill_at_any_request_loses_and_doubles_no_trial() -> None:
         backend = MemoryBackend()
         each = World(backend, Trainings(backend))
         async with each.trainings.training():
-            try:
-                await each.tune(each.launcher(dies_at), **fields)
-            except BaseException as error:
-                assert "Killed" in repr(error), error
-            else:
+            if not await killed(each.tune(each.launcher(dies_at), **fields)):
                 break
             kills += 1
             result = await each.tune(**fields)
@@ -109,17 +123,16 @@ async def test_a_kill_while_pruning_leaves_no_job_running(monkeypatch: pytest.Mo
         each.trainings.metric = lambda values, step: 1.0
         async with each.trainings.training():
             try:
-                await each.tune(each.launcher(dies_at), **fields)
+                await killed(each.tune(each.launcher(dies_at), **fields))
             except StudyFailed:
                 break
-            except BaseException as error:
-                assert "Killed" in repr(error), error
             kills += 1
             with pytest.raises(StudyFailed):
                 await each.tune(**fields)
         state = read_study(MemoryJournal(each.files))
         assert state is not None
         assert {trial.state for trial in state.trials} == {"pruned"}
+        assert each.trainings.started == [("0", 1), ("1", 1)], f"killed at request {dies_at}"
         assert not [job for job in backend.jobs.values() if not observe(job).phase.terminal], dies_at
     assert kills > 20
 
@@ -128,12 +141,10 @@ async def test_a_result_that_a_person_fetched_is_not_trained_again(world: World)
     """The launcher dies while the trial runs; somebody waits for the trial's job, which marks it as delivered."""
     launcher = world.launcher()
     task = asyncio.create_task(world.tune(launcher, max_trials=1))
-    while not world.trainings.started:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(world.trainings.started) > 0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    while not world.trainings.ended:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(world.trainings.ended) > 0)
     (job,) = world.jobs(0)
     await mark_delivered(world.backend, JobRef.of(job))
     result = await world.tune(max_trials=1)
@@ -158,8 +169,7 @@ async def test_an_outcome_of_another_launcher_ends_the_wait(world: World, monkey
     world.trainings.metric = lambda values, step: 1.0
     monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
     task = asyncio.create_task(world.tune(max_trials=1))
-    while not world.trainings.started:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(world.trainings.started) > 0)
     pruned = Trial(0, {}, "pruned", 1.0, "worse than other trials").as_dict()
     MemoryJournal(world.files).create("ended/00000", pruned)
     with pytest.raises(StudyFailed):
@@ -182,7 +192,62 @@ async def test_a_trial_that_another_launcher_pruned_meanwhile_is_not_launched_ag
     assert world.jobs(0) == []
 
 
+async def test_the_sampler_takes_the_parameters_of_another_launcher(world: World) -> None:
+    launcher = world.launcher()
+
+    def before(name: str) -> None:
+        if name == "create asked/00001":
+            world.files.setdefault("asked/00001", '{"parameters": {"x": -1.5, "n": 3}}')
+
+    launcher.journal.before = before
+    fields: dict[str, Any] = {"parallel": 1, "sampler": {"seed": 5, "options": {"n_startup_trials": 1}}}
+    result = await world.tune(launcher, **fields)
+    assert result.trials[1].parameters == {"x": -1.5, "n": 3}
+    sampling = Sampling(study(**fields))
+    for trial in result.trials[:3]:
+        sampling.resume(trial.number, trial.parameters)
+        sampling.end(trial, {})
+    assert sampling.ask(3) == result.trials[3].parameters
+
+
 # ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("other", "1", "the trial reported no metric 'loss'; it reported: other"),
+        ("loss", "nan", "loss is nan, which is not a finite number"),
+        ("loss", "inf", "loss is inf, which is not a finite number"),
+        ("loss", "low", "loss is 'low', which is not a finite number"),
+        ("loss", "true", "loss is True, which is not a finite number"),
+    ],
+)
+async def test_trials_without_a_usable_metric_fail(world: World, name: str, value: str, reason: str) -> None:
+    world.trainings.name, world.trainings.metric = name, lambda values, step: value
+    with pytest.raises(StudyFailed, match="no trial of study study has completed") as caught:
+        await world.tune(max_trials=8)
+    assert reason in str(caught.value)
+    if name == "other":
+        assert re.search(r"the first [34] trials reported no metric 'loss'", str(caught.value)), "it is given up early"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"space": {"x": {"type": "float", "low": -2, "high": 3}, "n": SPACE["n"]}}, "space.x.high: 2.0 -> 3.0"),
+        ({"metric": "accuracy"}, 'metric: "loss" -> "accuracy"'),
+        ({"sampler": {"name": "random"}}, 'sampler.name: "tpe" -> "random"'),
+        ({"env": {"A": "1"}}, 'template.env: (nothing) -> {"A"'),
+    ],
+)
+async def test_a_changed_study_is_refused_with_a_diff(world: World, change: dict[str, Any], problem: str) -> None:
+    await world.tune(max_trials=1)
+    template = TEMPLATE.model_copy(update={"env": change.pop("env", {})})
+    with pytest.raises(InvalidStudy) as caught:
+        await world.tune(template=template, max_trials=1, **change)
+    assert problem in str(caught.value).replace("study.", "")
+    assert "use another key" in str(caught.value)
 
 
 @pytest.mark.parametrize("error", [Rejected("exceeded quota"), BackendUnavailable("no route")])
@@ -250,11 +315,9 @@ async def test_an_interrupted_trial_has_new_attempts_also_over_launchers() -> No
         each.trainings.exits = lambda values, ref: 143
         async with each.trainings.training():
             try:
-                await each.tune(each.launcher(dies_at), max_trials=1, retries=1)
+                await killed(each.tune(each.launcher(dies_at), max_trials=1, retries=1))
             except StudyFailed:
                 over = True
-            except BaseException as error:
-                assert "Killed" in repr(error), error
             with pytest.raises(StudyFailed, match="SIGTERM"):
                 await each.tune(max_trials=1, retries=1)
         assert each.trainings.started == [("0", 1), ("0", 2)], dies_at
@@ -275,8 +338,7 @@ async def test_a_trial_that_is_stuck_is_given_up(world: World, monkeypatch: pyte
 
 async def test_a_cancelled_call_leaves_the_trials_running_and_the_next_one_continues(world: World) -> None:
     task = asyncio.create_task(world.tune(max_trials=6))
-    while len(world.trainings.ended) < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(world.trainings.ended) >= 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -289,8 +351,7 @@ async def test_a_cancelled_call_leaves_the_trials_running_and_the_next_one_conti
 async def test_cancelled_trials_run_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
     task = asyncio.create_task(world.tune(max_trials=3))
-    while len(world.trainings.started) < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(world.trainings.started) >= 2)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert await cancel_trials(world.backend, "study", namespace="ns") == 2
@@ -358,8 +419,3 @@ async def test_a_study_is_read_without_its_launcher(world: World) -> None:
     state = read_study(MemoryJournal(world.files))
     assert state is not None
     assert state.fields["max_trials"] == 5
-
-
-def test_killed_is_no_exception() -> None:
-    """Nothing but the test may catch it."""
-    assert not issubclass(Killed, Exception)

@@ -5,6 +5,8 @@
     <directory>/study.json              the search and the template, and when the study began
     <directory>/asked/00007.json        parameters of trial 7, before its job is created
     <directory>/ended/00007.json        outcome of trial 7, before its job is cancelled
+    <directory>/launches/00002.json     limits of the third launch
+    <directory>/ends/00002.json         why the third launch ended the study
 
 Two launchers of one study may run at once: of two files with the same name the first one stands, and both read it.
 """
@@ -18,7 +20,7 @@ from typing import Any, Protocol
 
 from trainjob.data import strict
 from trainjob.data.locations import parse_target
-from trainjob.data.stores.base import WritableStore
+from trainjob.data.stores.base import WritableStore, retry
 from trainjob.data.stores.opening import opened_writable
 from trainjob.errors import CorruptData, SourceNotFound
 
@@ -52,7 +54,8 @@ class StoreJournal:
 
     def create(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
         """Store `value` if the name is not in use; returns what stands there."""
-        if self._store.create(f"{name}.json", _encoded(value)):
+        # A reply that was lost is no problem: the next try finds this value.
+        if retry(lambda: self._store.create(f"{name}.json", _encoded(value))):
             self._known[name] = dict(value)
             return dict(value)
         found = self.read(name)
@@ -64,7 +67,7 @@ class StoreJournal:
         """What stands under a name; None if it is not in use."""
         if name not in self._known:
             try:
-                data = b"".join(self._store.read(f"{name}.json"))
+                data = retry(lambda: b"".join(self._store.read(f"{name}.json")))
             except SourceNotFound:
                 return None
             self._known[name] = self._decoded(name, data)
@@ -73,7 +76,7 @@ class StoreJournal:
     def all(self, folder: str) -> dict[str, dict[str, Any]]:
         """Name without the folder -> what stands there; each file is read once."""
         found = {}
-        for entry in self._store.list():
+        for entry in retry(lambda: list(self._store.list())):
             head, _, name = entry.path.rpartition("/")
             if head == folder and name.endswith(".json"):
                 value = self.read(entry.path.removesuffix(".json"))

@@ -89,16 +89,35 @@ class Sampling:
         """The sampler of one trial: it keeps no state, since a launcher may start again before each trial."""
         if self._grid is not None:
             return self._grid
-        name = self._study.sampler.name
+        name, options = self._study.sampler.name, self._study.sampler.options
         seed = int.from_bytes(hashlib.sha256(f"{self._study.sampler.seed}/{number}".encode()).digest()[:4])
         fixed: dict[str, Any] = {"seed": seed}
-        if name == "qmc":  # the sequence has one seed; trials outside of it must not all be the same
-            independent = self._optuna.samplers.RandomSampler(seed=seed)
-            fixed = {"seed": self._study.sampler.seed, "independent_sampler": independent}
-            fixed["warn_independent_sampling"] = False
+        if name == "qmc":  # of the sequence, which is the same for all trials
+            fixed = {"seed": self._study.sampler.seed, "warn_independent_sampling": False}
         if name == "tpe":
             fixed |= {"constant_liar": True, "group": True, "multivariate": True}  # running trials count as bad ones
-        return _made(self._optuna.samplers, _SAMPLERS[name], fixed, self._study.sampler.options, "sampler")
+        sampler = _made(self._optuna.samplers, _SAMPLERS[name], fixed, options, "sampler")
+        if name == "qmc":
+            self._fix_point(sampler, number)
+        return sampler
+
+    def _fix_point(self, sampler: Any, number: int) -> None:
+        """Make a trial the point of its number in the sequence.
+
+        Optuna counts the points that this process has drawn, so a launcher that starts again would begin anew.
+        """
+        made = self._optuna.distributions
+        space: dict[str, Any] = {}
+        for name, each in self._study.space.items():
+            if isinstance(each, CategoricalParameter):
+                space[name] = made.CategoricalDistribution(each.choices)
+            elif isinstance(each, IntParameter):
+                space[name] = made.IntDistribution(each.low, each.high, log=each.log, step=each.step)
+            else:
+                space[name] = made.FloatDistribution(each.low, each.high, log=each.log, step=each.step)
+        space = {name: each for name, each in sorted(space.items()) if not each.single()}
+        sampler.infer_relative_search_space = lambda *_: space
+        sampler._find_sample_id = lambda *_: number
 
     def ask(self, number: int) -> dict[str, Scalar]:
         """The parameters of the next trial, which has this number."""

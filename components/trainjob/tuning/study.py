@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -260,5 +261,8 @@ def _count(parameter: FloatParameter | IntParameter | CategoricalParameter) -> i
 def _grid(parameter: FloatParameter | IntParameter | CategoricalParameter) -> list[Scalar]:
     if isinstance(parameter, CategoricalParameter):
         return list(parameter.choices)
-    step = parameter.step or 1
-    return [parameter.low + number * step for number in range(_count(parameter) or 0)]
+    numbers = range(_count(parameter) or 0)
+    if isinstance(parameter, IntParameter):
+        return [parameter.low + number * parameter.step for number in numbers]
+    low, step = Decimal(str(parameter.low)), Decimal(str(parameter.step))  # 7 * 0.1 is more than 0.7
+    return [float(low + number * step) for number in numbers]
