@@ -34,7 +34,7 @@ from trainjob.history import CHECKPOINT, MetricHistory
 from trainjob.masking import MASK
 from trainjob.report import examine
 from trainjob.status import QUEUE_LABEL, Observation, Phase
-from trainjob.tuning.search import Trial
+from trainjob.tuning import Trial
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "page-document.md"
 
