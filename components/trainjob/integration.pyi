@@ -7,6 +7,7 @@ from trainjob.backends.kubernetes.prepared import PreparedRequest as PreparedReq
 from trainjob.data.checks import check_options as check_options
 from trainjob.data.locations import parse_store as parse_store
 from trainjob.data.program import STEP_RUNTIME as STEP_RUNTIME, Step as Step, step_command as step_command
+from trainjob.data.promotion import Evaluation as Evaluation
 from trainjob.data.selection import as_patterns as as_patterns
 from trainjob.data.stores.opening import open_writable as open_writable
 from trainjob.doctor import Finding as Finding, Level as Level
