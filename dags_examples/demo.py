@@ -109,10 +109,10 @@ def summary() -> None:
         f"  {BIN.relative_to(ROOT)}/trainjob logs {next(_name(job) for job in jobs if _name(job).startswith('train-'))}"
     )
     champions = [version for version in registered if "champion" in version.aliases]
-    good = all(version.metrics["accuracy"] > 0.95 for version in registered)
+    good = all(version.metrics["accuracy"] > 0.9 for version in registered)
     earned = all(version.tags["trainjob.evaluation.passed"] == "true" for version in champions)
     if len(registered) != 2 or len(champions) != 1 or not good or not earned:
-        sys.exit("expected two versions, one champion that passed its gate, and accuracies above 0.95")
+        sys.exit("expected two versions, one champion that passed its gate, and accuracies above 0.9")
 
 
 def _name(job: Mapping[str, Any]) -> str:
