@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -38,7 +39,8 @@ from trainjob.page import page_html, page_json
 from trainjob.registered import Champion
 from trainjob.sanitizing import one_line
 from trainjob.status import Phase, observe
-from trainjob.workflows import Study, latest_attempts, studies
+from trainjob.tuning.pages import document_of, find_study
+from trainjob.workflows import STUDY, Study, latest_attempts, studies
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 1.0
@@ -148,14 +150,34 @@ class Documents:
             study = next((each for each in studies(jobs) if _id_of(each) == study_id), None)
             if study is None:
                 raise NotFound(f"no TrainJob in namespace {self._namespace} belongs to this workflow any more")
+            members = [each for each in jobs if each["metadata"]["name"] in study.names]
+            if (searched := await self._searched(members)) is not None:
+                return searched
             return await compared(
                 study.title,
-                [each for each in jobs if each["metadata"]["name"] in study.names],
+                members,
                 lambda each: self.training(each["metadata"]["name"], tail=0),
                 lambda name: f"../../jobs/{name}/",
             )
 
         return await self._shared(("run", study_id), read)
+
+    async def _searched(self, jobs: Sequence[TrainJob]) -> dict[str, Any] | None:
+        """The document of a hyperparameter search, if the jobs are trials and its journal is in the workspace."""
+        found = {str(each["metadata"].get("labels", {}).get(STUDY) or "") for each in jobs}
+        if len(found) != 1 or not (key_hash := found.pop()):
+            return None
+        state = await anyio.to_thread.run_sync(find_study, key_hash)
+        if state is None or state.namespace != self._namespace:
+            return None
+        present = {each["metadata"]["name"] for each in jobs}
+        make = partial(
+            document_of,
+            state,
+            importances=state.ended,  # takes too long for each read of a study that is running
+            href=lambda trial: f"../../jobs/{trial.job}/" if trial.job in present else "",
+        )
+        return await anyio.to_thread.run_sync(make)
 
     async def collect(self) -> None:
         """Collect the metrics of running jobs until cancelled, also while no page is open."""

@@ -15,6 +15,8 @@ from typing import Any
 from trainjob.kube_objects import mapping
 from trainjob.manifest import ATTEMPT, KEY, key_hash
 
+STUDY = "trainjob.dev/study"
+"""Label of the trials of a hyperparameter search: the hash of its key."""
 KFP_RUN = "pipeline/runid"
 KFP_PIPELINE, KFP_TASK = "trainjob.dev/kfp-pipeline", "trainjob.dev/kfp-task"
 
@@ -93,12 +95,18 @@ class Study:
 
 
 def studies(jobs: Iterable[Mapping[str, Any]]) -> list[Study]:
-    """The workflows of the jobs, by their labels; for other jobs, several keys with one prefix, such as ``study/``."""
+    """The workflows of the jobs, by their labels; for other jobs, several keys with one prefix, such as ``study/``.
+
+    The trials of a hyperparameter search are one workflow, also if an orchestrator launched it.
+    """
     found: dict[str, tuple[str, list[Mapping[str, Any]]]] = {}
     for each in jobs:
-        if labels := run_labels(each):
+        prefix = _key(each).rpartition("/")[0]
+        if study := mapping(each, "metadata", "labels").get(STUDY):
+            identity, title = f"study {study}", prefix or str(study)
+        elif labels := run_labels(each):
             identity, title = f"labels {json.dumps(labels, sort_keys=True)}", title_of(each)
-        elif prefix := _key(each).rpartition("/")[0]:
+        elif prefix:
             identity, title = f"key {prefix}", f"{prefix}/"
         else:
             continue
@@ -106,7 +114,7 @@ def studies(jobs: Iterable[Mapping[str, Any]]) -> list[Study]:
     return [
         Study(identity, title, frozenset(each["metadata"]["name"] for each in members))
         for identity, (title, members) in found.items()
-        if identity.startswith("labels") or len({_key(each) for each in members}) > 1
+        if identity.startswith(("labels", "study")) or len({_key(each) for each in members}) > 1
     ]
 
 

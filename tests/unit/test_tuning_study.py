@@ -31,7 +31,7 @@ GRID = {"sampler": {"name": "grid"}}
     ("fields", "problem"),
     [
         (space(), "space: "),
-        (space(x={"type": "float", "low": 2, "high": 1}), "low is 2, which is more than high, 1"),
+        (space(x={"type": "float", "low": 2, "high": 1}), "space.x: low is 2, which is more than high, 1"),
         (space(x={"type": "float", "low": 0, "high": 1, "log": True}), "low must be above 0 with log, not 0"),
         (space(x={"type": "int", "low": 0, "high": 9, "log": True}), "low must be above 0 with log, not 0"),
         (space(x=X | {"step": 0}), "step must be above 0, not 0"),

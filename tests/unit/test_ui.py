@@ -24,7 +24,10 @@ from trainjob import JobRef, TrainJobClient
 from trainjob.cli import pages
 from trainjob.diagnosis import Evidence
 from trainjob.errors import BackendUnavailable, ConfigurationError
+from trainjob.manifest import key_hash
+from trainjob.tuning.journal import location, opened
 from trainjob.ui import Documents, Server
+from trainjob.workflows import STUDY
 
 SPEC = {"runtime": "torch-distributed", "command": ["python", "train.py"]}
 SECONDS = 0.4
@@ -297,6 +300,29 @@ def test_the_list_links_to_jobs_and_workflows(
     assert [each["key"] for each in compared["trainings"]] == ["study/train", "study/other"]
     assert compared["trainings"][0]["href"] == f"../../jobs/{job.name}/"
     assert [len(each["logs"]) for each in compared["trainings"]] == [0, 0]
+
+
+def test_the_trials_of_a_study_have_one_page(
+    server: Server, client: TrainJobClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path))
+    labels = {STUDY: key_hash("search/a"), "dag_id": "digits", "run_id": "manual"}
+    trials = [client.launch(SPEC, f"search/a/{number}", origin=labels) for number in range(2)]
+    listed = {each["key"]: each for each in get(server, "document.json")["jobs"]}
+    assert listed["search/a/0"]["workflow"] == "search/a"
+    page = listed["search/a/0"]["workflow_href"] + "document.json"
+    assert get(server, page)["kind"] == "workflow", "the journal is not in this workspace"
+    with opened(location(key_hash("search/a"))) as journal:
+        space = {"x": {"type": "float", "low": 0, "high": 1}}
+        fields = {"space": space, "metric": "loss", "direction": "minimize"}
+        journal.create("study", {"study": fields, "template": {}, "key": "search/a", "namespace": "ns", "began": 1.0})
+        journal.create("launches/00000", {"max_trials": 3, "parallel": 1})
+        journal.create("asked/00000", {"parameters": {"x": 0.5}})
+        journal.create("ended/00000", {"state": "complete", "value": 0.25, "job": trials[0].name})
+    time.sleep(1.5 * SECONDS)
+    document = get(server, page)
+    assert (document["kind"], document["state"], document["best"]) == ("study", "running", 0)
+    assert document["trials"][0]["href"] == f"../../jobs/{trials[0].name}/"
 
 
 def test_an_outage_is_noted_in_what_was_read_last(server: Server, backend: Backend, job: JobRef) -> None:

@@ -120,7 +120,7 @@ def parse_spec(source: IO[bytes] | None, fields: Mapping[str, Any]) -> TrainJobS
     Raises:
         InvalidSpec: the spec is invalid; lists every problem.
     """
-    loaded = load_spec(source, _name_of(source)) if source is not None else {}
+    loaded = load_spec(source, name_of(source)) if source is not None else {}
     if fields and ("apiVersion" in loaded or "kind" in loaded):
         return TrainJobSpec.parse({"manifest": loaded, **fields})
     for name, value in fields.items():
@@ -141,7 +141,8 @@ def _merged(present: Any, more: Mapping[str, str]) -> Any:
     return {**present, **more} if isinstance(present, dict) else dict(more)
 
 
-def _name_of(source: IO[bytes]) -> str:
+def name_of(source: IO[bytes]) -> str:
+    """The name of a file, for errors and commands."""
     path = getattr(source, "name", None)
     return path if isinstance(path, str) and path not in ("-", "<stdin>") else "standard input"
 

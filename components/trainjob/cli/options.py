@@ -192,12 +192,16 @@ def _collected(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-live_options = _apply(
+_wait_options = (
     click.option("--queue-timeout", type=duration, help="Fail if the job is not admitted within this time, e.g. 30m."),
     click.option("--start-timeout", type=duration, help="Fail if no rank is running this long after admission."),
     click.option("--run-timeout", type=duration, help="Fail if the job has not ended this long after admission."),
     click.option("--fail-fast", is_flag=True, help="Fail at once if only a person can unblock the job."),
     click.option("--fail-on-first-crash", is_flag=True, help="Fail as soon as a rank crashes."),
+)
+
+live_options = _apply(
+    *_wait_options,
     click.option(
         "--on-crash",
         type=click.Choice(["suspend", "cancel", "keep"]),
@@ -207,6 +211,10 @@ live_options = _apply(
     click.option("--no-logs", is_flag=True, help="Do not print the ranks' log lines."),
     _collected,
 )
+
+
+# Of a command whose jobs are not shown one by one.
+timeout_options = _apply(*_wait_options, _collected)
 
 
 def fields_of(options: dict[str, Any], command: tuple[str, ...]) -> dict[str, Any]:

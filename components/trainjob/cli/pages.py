@@ -27,10 +27,11 @@ from trainjob.client import TrainJobClient
 from trainjob.errors import ConfigurationError, NotFound, TrainJobError
 from trainjob.kube_objects import mapping
 from trainjob.live import take_document
-from trainjob.manifest import KEY, MANAGED_BY, labels_of
+from trainjob.manifest import KEY, MANAGED_BY, key_hash, labels_of
 from trainjob.page import page_html
 from trainjob.registered import Champion
 from trainjob.sanitizing import one_line
+from trainjob.tuning.pages import document_of, find_study
 from trainjob.ui import LINES, Server, compared
 from trainjob.workflows import latest_attempts, run_labels, selectors, title_of
 
@@ -89,7 +90,7 @@ class _Found:
         Raises:
             click.UsageError: There is none, or several workflows match.
         """
-        for find in (self._job, self._key, self._workflow):
+        for find in (self._job, self._key, self._study, self._workflow):
             if (document := await find()) is not None:
                 return document
         what = one_line(self._what, _SHOWN)
@@ -122,6 +123,19 @@ class _Found:
         jobs = await self._commands.backend.find(namespace, labels_of(self._what))
         jobs = latest_attempts(job for job in jobs if _key_of(job) == self._what)
         return await self._read(jobs[0]) if jobs else None
+
+    async def _study(self) -> dict[str, Any] | None:
+        self._tried.append(f"the study of the key {one_line(self._what, _SHOWN)!r}")
+        if not self._what:
+            return None
+        try:
+            state = await anyio.to_thread.run_sync(find_study, key_hash(self._what))
+        except ConfigurationError as error:
+            self._tried[-1] += f" (cannot be read: {one_line(str(error), _SHOWN)})"
+            return None
+        if state is None or state.namespace != self._commands.namespace:
+            return None
+        return await anyio.to_thread.run_sync(document_of, state)
 
     async def _workflow(self) -> dict[str, Any] | None:
         backend, namespace, what = self._commands.backend, self._commands.namespace, self._what

@@ -33,6 +33,7 @@ from trainjob.cli.options import (
     require_work,
     service_account,
     spec_options,
+    timeout_options,
     work_key,
 )
 from trainjob.cli.output import echo, fitted, no_color
@@ -199,6 +200,58 @@ def run(
             plain=plain,
             logs=not no_logs,
             cancels=on_interrupt == "cancel",
+        )
+    )
+
+
+@program.command(epilog=EXIT_CODES)
+@click.argument("study", type=click.File("rb"), metavar="STUDY.yaml|-")
+@click.option(
+    "--key",
+    type=work_key,
+    metavar="KEY",
+    shell_complete=completion.keys,
+    help="Identify the study: the same key again continues it.",
+)
+@click.option(
+    "--workspace",
+    metavar="URI",
+    help="Keep the state of the study below this directory or object store; $TRAINJOB_WORKSPACE if left out, else"
+    " $TRAINJOB_HOME of this machine.",
+)
+@timeout_options
+@click.option("--plain", is_flag=True, help="Print plain lines on a terminal, too.")
+@click.option(
+    "--on-interrupt",
+    type=click.Choice(["cancel", "keep"]),
+    default="cancel",
+    show_default=True,
+    help="Choose what the first Ctrl-C does to the running trials. A second one exits at once.",
+)
+@common_options
+@click.pass_obj
+def tune(
+    target: Target,
+    /,
+    *,
+    study: IO[bytes],
+    key: str | None,
+    workspace: str | None,
+    options: WaitOptions,
+    plain: bool,
+    on_interrupt: Literal["cancel", "keep"],
+) -> int:
+    """Search hyperparameters: each trial is a job. Prints the best parameters.
+
+    STUDY.yaml has the fields of a study and, below template, those of the trials' TrainJob. With --key, continues the
+    study where it was interrupted, or with more trials if max_trials is larger. A trial that times out is cancelled and
+    counts as failed. `trainjob report KEY` writes the page of the study.
+    """
+    from trainjob.cli import tune as command  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+
+    return target.do(
+        lambda commands: command.run(
+            commands, study, key, workspace, options=options, plain=plain, cancels=on_interrupt == "cancel"
         )
     )
 

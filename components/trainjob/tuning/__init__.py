@@ -7,6 +7,7 @@
     journal   the state of a study: small files that are created once
     sampling  the sampler and the pruner, of Optuna
     trials    a trial, the result of a study, and what the journal has of them
+    pages     the document of a study
     search    the loop: ask, launch, watch, prune, record
 
 A trial is the TrainJob of the key ``<key of the study>/<number>``. Its parameters are in the journal before its job is

@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from trainjob.data import strict
-from trainjob.data.locations import parse_target
+from trainjob.data.locations import join, parse_target
 from trainjob.data.stores.base import WritableStore, retry
 from trainjob.data.stores.opening import opened_writable
 from trainjob.errors import CorruptData, SourceNotFound
+from trainjob.settings import Settings
 
 
 class Journal(Protocol):
@@ -106,6 +107,18 @@ def opened(uri: str) -> Iterator[StoreJournal]:
     """
     with opened_writable(parse_target(uri)) as store:
         yield StoreJournal(store)
+
+
+def location(key_hash: str, workspace: str | None = None) -> str:
+    """The directory of the journal of a study.
+
+    Args:
+        key_hash: Hash of the study's key.
+        workspace: Directory or object store of all studies. If left out, ``TRAINJOB_WORKSPACE``, else
+            ``TRAINJOB_HOME`` of this machine.
+    """
+    settings = Settings()
+    return join(workspace or settings.workspace or settings.home.as_uri(), "studies", key_hash)
 
 
 def _encoded(value: Mapping[str, Any]) -> bytes:

@@ -35,11 +35,12 @@ from trainjob.tuning.study import Study
 from trainjob.tuning.trials import StudyResult, Trial, damaged, name_of, parameters_of, trial_of
 from trainjob.wait_options import WaitOptions
 from trainjob.waiting import TrainJobResult, wait
+from trainjob.workflows import STUDY
 
 _log = logging.getLogger(__name__)
 
-STUDY, TRIAL = RESERVED_PREFIX + "study", RESERVED_PREFIX + "trial"
-"""Labels of a trial's job: hash of the study's key, and number of the trial."""
+TRIAL = RESERVED_PREFIX + "trial"
+"""Label of a trial's job: its number."""
 
 T = TypeVar("T")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
@@ -19,6 +20,7 @@ Parameters = Mapping[str, Scalar]
 """Name -> value of the parameters of one trial. A conditional parameter that does not apply is left out."""
 
 MAX_TRIALS = 10_000
+_TYPED = re.compile(r"^(space\.[^.]+)\.(?:float|int|categorical)\b")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")  # a part of the name of an environment variable
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -141,7 +143,8 @@ class Study(Part):
         if not isinstance(value, Mapping):
             raise InvalidStudy([Problem("", f"must be a mapping, not {type(value).__name__}")])
         validation = Validation(cls, value)
-        problems = list(validation.problems)
+        # Without the type of a parameter, which pydantic adds to the path.
+        problems = [replace(each, path=_TYPED.sub(r"\1", each.path)) for each in validation.problems]
         if validation.model is not None and not problems:
             problems += validation.model.problems()
         if problems or validation.model is None:
