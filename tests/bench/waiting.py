@@ -180,11 +180,11 @@ class Bench:
         )
         self._waiter = [cluster.layout.server, *map(str, (authority.certificate, pair.certificate, pair.key))]
         admin = cluster.layout.client
-        self._driver = [cluster.layout.server, *map(str, (authority.certificate, admin.certificate, admin.key))]
+        self.driver = [cluster.layout.server, *map(str, (authority.certificate, admin.certificate, admin.key))]
         self._ticks = cluster.directory / "ticks"
 
     def drive(self, namespace: str, action: str, number: float, names: Sequence[str] = ()) -> list[str]:
-        return _output("driver.py", *self._driver, namespace, action, str(number), names=names)
+        return _output("driver.py", *self.driver, namespace, action, str(number), names=names)
 
     def store(self, namespace: str, state: str, seconds: float, names: Sequence[str]) -> list[str]:
         return _output("store.py", self._etcd, namespace, state, str(seconds), names=names)
