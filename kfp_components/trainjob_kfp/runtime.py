@@ -170,9 +170,9 @@ def run_evaluate(given: Parameters) -> tuple[str, str, bool, str, str, str, dict
 
 def _read_evaluation(uri: str) -> dict[str, Any]:
     """``report``, ``decision`` and ``uri`` of an evaluation; empty if this step cannot read it."""
-    from trainjob.integration import Evaluation  # noqa: PLC0415 - its imports may be missing in a step image
-
     try:
+        from trainjob.integration import Evaluation  # noqa: PLC0415 - its imports may be missing in a step image
+
         return {**json.loads(Evaluation.read(uri).as_json()), "uri": uri}
     except (TrainJobError, ImportError) as error:
         # The job has read and written everything; this pod may have no access to its storage.

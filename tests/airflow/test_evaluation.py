@@ -93,6 +93,10 @@ def retraining(directory: Path, right: int, **gate: Any) -> DAG:
 @registry
 @pytest.mark.timeout(300)
 def test_only_a_model_that_passes_becomes_the_champion(run: Run, tmp_path: Path) -> None:
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
     first = run(retraining(tmp_path, 5))
     assert first.state == "success", first.log[-6000:]
     outputs = first.xcoms["evaluate"]["outputs"]
@@ -100,6 +104,10 @@ def test_only_a_model_that_passes_becomes_the_champion(run: Run, tmp_path: Path)
     assert outputs["reason"] in first.log
     assert first.xcoms["evaluate"]["metrics"] == {"accuracy": 0.5}
     assert first.xcoms["export"]["outputs"]["promoted"] is True
+    with create_session() as session:
+        events = session.execute(select(AssetEvent).where(AssetEvent.source_run_id == first.run_id)).scalars()
+        extras = [(event.source_task_id, event.extra["passed"], event.extra["rule"]) for event in events]
+    assert extras == [("evaluate", True, outputs["rule"])]
 
     worse = run(retraining(tmp_path, 3, if_passed="export", if_failed=["report"]))
     assert (worse.states["export"], worse.states["report"]) == ("skipped", "success"), worse.log[-6000:]

@@ -15,6 +15,7 @@ from trainjob import registry
 from trainjob.errors import TrainJobError
 from trainjob_kfp import evaluate_model, export_model, load
 from trainjob_kfp.compile import COMPILED
+from trainjob_kfp.runtime import _read_evaluation
 
 if TYPE_CHECKING:
     from tests.kfp.conftest import Ended, Steps
@@ -146,6 +147,12 @@ def test_a_function_evaluates(steps: "Steps") -> None:
     outputs = ended.output["parameterValues"]
     assert (outputs["passed"], outputs["rule"]) == (False, ""), "no gate, no verdict"
     assert outputs["result"]["metrics"] == {"accuracy": 0.5}
+
+
+def test_a_step_without_access_to_the_report_logs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _read_evaluation(f"file://{tmp_path}/none") == {}
+    line = capsys.readouterr().out
+    assert line.startswith(f"this step cannot read file://{tmp_path}/none, so the report and the artifact")
 
 
 @pytest.mark.parametrize(
