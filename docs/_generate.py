@@ -23,6 +23,7 @@ import trainjob.spec
 from trainjob.cli.program import program
 from trainjob.diagnosis import Category
 from trainjob.diagnosis.reasons import Meaning
+from trainjob.tuning.study import CategoricalParameter, FloatParameter, IntParameter, Pruner, Sampler, Study
 
 if TYPE_CHECKING:  # in .venv-docs only
     from mkdocs.config.defaults import MkDocsConfig
@@ -167,6 +168,16 @@ def spec() -> str:
     return "\n\n".join(parts)
 
 
+def study() -> str:
+    """The models of a study, `Study` first, each with all of its fields."""
+    models = [Study, FloatParameter, IntParameter, CategoricalParameter, Sampler, Pruner]
+    options = "{{show_bases: false, show_if_no_docstring: true, members: [{}]}}"
+    return "\n\n".join(
+        f"::: {model.__module__}.{model.__name__}\n    options: {options.format(', '.join(model.model_fields))}"
+        for model in models
+    )
+
+
 def component(name: str) -> str:
     """What a KFP component does, its inputs and outputs, from the README that is generated from it."""
     text = (ROOT / "kfp_components" / "trainjob_kfp" / name / "README.md").read_text()
@@ -182,6 +193,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "component": component,
     "errors": errors,
     "spec": spec,
+    "study": study,
 }
 
 

@@ -25,7 +25,7 @@ class Reader(Connection):
         self._http.request("GET", path, headers={"User-Agent": "driver"})
         with self._http.getresponse() as answer:
             found: dict[str, Any] = json.loads(answer.read())
-        return list(found["items"])
+        return list(found.get("items", ()))  # none while the resource is not served yet
 
 
 def status(job: dict[str, Any], step: int) -> dict[str, Any]:
