@@ -232,8 +232,14 @@ class _JsonView(StudyView):
     def result(self, result: StudyResult) -> None:
         self.write(texts.as_json({"event": "result", **result.as_dict()}))
 
+    def notice(self, text: str) -> None:
+        self.write(texts.as_json({"event": "notice", "message": text}))
+
     def next_steps(self, lines: Sequence[str]) -> None:
         pass
+
+    def interrupted(self, text: str) -> None:
+        self.write(texts.as_json({"event": "interrupted", "message": text}))
 
 
 class _LiveView(StudyView):
