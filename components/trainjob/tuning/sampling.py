@@ -188,6 +188,9 @@ class Sampling:
 
     def importances(self) -> dict[str, float]:
         """Importance of each parameter, 0 to 1; empty with fewer than two complete trials."""
+        complete = self._inner.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
+        if len(complete) < 2:
+            return {}
         try:
             with _quiet():  # that the evaluator is experimental, or has few trials
                 found = self._optuna.importance.get_param_importances(
