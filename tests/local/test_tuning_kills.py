@@ -1,4 +1,4 @@
-"""SIGKILL at random times of the launcher of a study, which is then run again; and two launchers at once.
+"""SIGKILL of the launcher of a study at random times and files, which is then run again; and two launchers at once.
 
 A campaign (`tests.campaigns`) of 200 kills. No trial is lost or run twice, and the trials are those of a search that
 nothing disturbed.
@@ -74,6 +74,9 @@ class Launchers:
     def _journal(self, key: str) -> str:
         return (self.searches.directory / "journal" / key).as_uri()
 
+    def files(self, key: str) -> int:
+        return sum(1 for _ in (self.searches.directory / "journal" / key).rglob("*.json"))
+
     def state(self, key: str) -> StudyState:
         with opened(self._journal(key)) as journal:
             state = read_study(journal)
@@ -95,8 +98,18 @@ def test_a_killed_launcher_loses_and_doubles_no_trial(launchers: Launchers, reco
         study = launchers.searches.study(space=SPACE, max_trials=TRIALS, parallel=1, sampler=sampler)
         here = 0
         while True:
+            files = launchers.files(key)
             process = launchers.start(key, study)
-            process.join(rng.uniform(0.02, 1.5) if killed < KILLS else 120)
+            if killed == KILLS:
+                process.join(120)
+            elif rng.random() < 0.3:
+                process.join(rng.uniform(0.02, 1.5))
+            else:  # at a file of the journal, however slow the machine is
+                more, began = rng.randint(1, 5), time.monotonic()
+                while process.exitcode is None and launchers.files(key) < files + more:
+                    assert time.monotonic() < began + 60
+                    process.join(0.002)
+                process.join(rng.choice([0.0, rng.uniform(0, 0.1)]))
             if process.exitcode is not None:
                 break
             assert killed < KILLS, "the last launcher does not end"
