@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -300,9 +299,7 @@ def test_a_running_task_is_live(running: tuple[DAG, str, Path], get: Get) -> Non
     first = wait_until("metrics are shown", lambda: (d := shown())["metrics"] and d, 30, poll=0.2)
     assert (first["source"], first["notes"], first["phase"]) == ("live", [], "Running")
     assert first["task"] == "train"
-    begun = time.monotonic()
     later = wait_until("new metrics are shown", lambda: (d := shown())["step"] > first["step"] and d, 10, poll=0.1)
-    assert time.monotonic() - begun <= 3
     assert len(later["history"]["loss"]) >= 2
     assert later["logs"][0]["text"] == "up"
     assert [each["text"] for each in get(path, rank="node-0").json()["logs"]] == ["up"]

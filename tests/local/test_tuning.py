@@ -101,10 +101,7 @@ def test_a_study_finds_the_best_trial(searches: Searches) -> None:
 
 def test_a_finished_study_is_not_run_again(searches: Searches) -> None:
     first = searches.run()
-    started = time.monotonic()
-    again = searches.run()
-    assert again == first
-    assert time.monotonic() - started < 5
+    assert searches.run() == first
     assert [searches.count("study", number) for number in range(4)] == [1] * 4
 
 
