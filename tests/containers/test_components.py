@@ -69,7 +69,7 @@ def test_each_component_runs_in_the_step_image(
     elif component == "cleanup":
         assert outputs["stopped"] == []
     elif component == "evaluate_model":
-        assert (outputs["passed"], outputs["evaluation"]) == (True, "s3://digits/components/evaluation/")
+        assert (outputs["passed"], outputs["evaluation"]) == (True, "s3://digits/components/evaluation")
         assert outputs["result"]["metrics"] == {"accuracy": 1}
     elif component == "export_model":
         assert outputs["uri"].startswith("s3://digits/components/exported/")
