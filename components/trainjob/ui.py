@@ -39,7 +39,7 @@ from trainjob.page import page_html, page_json
 from trainjob.registered import Champion
 from trainjob.sanitizing import one_line
 from trainjob.status import Phase, observe
-from trainjob.tuning.pages import document_of, find_study
+from trainjob.tuning.pages import document_of_study, find_study
 from trainjob.workflows import STUDY, Study, latest_attempts, studies
 
 HOST = "127.0.0.1"
@@ -172,7 +172,7 @@ class Documents:
             return None
         present = {each["metadata"]["name"] for each in jobs}
         make = partial(
-            document_of,
+            document_of_study,
             state,
             importances=state.ended,  # takes too long for each read of a study that is running
             href=lambda trial: f"../../jobs/{trial.job}/" if trial.job in present else "",

@@ -39,7 +39,7 @@ from trainjob import TrainJobClient, TrainJobSpec
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.manifest import key_hash
 from trainjob.tuning import Study, Trial, tune
-from trainjob.tuning.journal import opened
+from trainjob.tuning.journal import open_journal
 from trainjob.tuning.sampling import Sampling
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,7 @@ class Search:
         template = TrainJobSpec.parse({"runtime": "trainjob-step", "command": command, "env": env})
         given = {"space": {"rate": RATE, "decay": DECAY}, "metric": "loss", "direction": "minimize"}
         study = Study.read({**given, "max_trials": trials, "parallel": self.parallel, **fields})
-        with opened((self.home / "journals" / name).as_uri()) as journal:
+        with open_journal((self.home / "journals" / name).as_uri()) as journal:
             self.client.call(
                 lambda: tune(
                     self.client.backend, study, template, name, journal, namespace="default", on_change=self._change
@@ -192,7 +192,7 @@ def cost(client: TrainJobClient, home: Path, number: int) -> None:
     def change(trials: Sequence[Trial]) -> None:
         times.setdefault(sum(trial.ended for trial in trials), time.monotonic())
 
-    with opened((home / "journals" / "cost").as_uri()) as journal:
+    with open_journal((home / "journals" / "cost").as_uri()) as journal:
         client.call(
             lambda: tune(client.backend, study, template, "cost", journal, namespace="default", on_change=change)
         )

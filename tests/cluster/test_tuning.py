@@ -17,7 +17,7 @@ from trainjob import TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.tuning import Study, StudyResult, tune
-from trainjob.tuning.journal import opened
+from trainjob.tuning.journal import open_journal
 from trainjob.tuning.search import TRIAL
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
@@ -75,7 +75,7 @@ async def test_a_study_runs_prunes_and_outlives_its_jobs(
     trials = Trials(cluster, namespace)
 
     async def run() -> StudyResult:
-        with opened(tmp_path.as_uri()) as journal:
+        with open_journal(tmp_path.as_uri()) as journal:
             return await tune(backend, STUDY, template, "study", journal, namespace=namespace)
 
     study = asyncio.create_task(run())

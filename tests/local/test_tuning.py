@@ -17,7 +17,7 @@ from trainjob import TrainJobSpec
 from trainjob.errors import StudyFailed
 from trainjob.manifest import labels_of
 from trainjob.tuning import Study, StudyResult, Trial, tune
-from trainjob.tuning.journal import opened
+from trainjob.tuning.journal import open_journal
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -60,7 +60,7 @@ class Searches:
     def run(self, key: str = "study", template: dict[str, Any] | None = None, **fields: Any) -> StudyResult:
         study, client = self.study(**fields), self.jobs.client
         spec = TrainJobSpec.parse(template or self.template)
-        with opened((self.directory / "journal" / key).as_uri()) as journal:
+        with open_journal((self.directory / "journal" / key).as_uri()) as journal:
             return client.call(
                 lambda: tune(
                     client.backend,

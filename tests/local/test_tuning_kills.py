@@ -25,7 +25,7 @@ from tests.processes import eventually
 
 from trainjob import TrainJobClient, TrainJobSpec
 from trainjob.tuning import Study, StudyState, Trial, read_study, tune
-from trainjob.tuning.journal import opened
+from trainjob.tuning.journal import open_journal
 from trainjob.tuning.sampling import Sampling
 
 pytestmark = pytest.mark.timeout(1800)
@@ -36,11 +36,9 @@ TRIALS = 6
 
 def launcher(study: dict[str, Any], template: dict[str, Any], key: str, journal: str, home: Path) -> None:
     os.environ["TRAINJOB_HOME"] = str(home)
-    with TrainJobClient("local") as client, opened(journal) as opened_journal:
+    with TrainJobClient("local") as client, open_journal(journal) as opened:
         spec = TrainJobSpec.parse(template)
-        client.call(
-            lambda: tune(client.backend, Study.read(study), spec, key, opened_journal, namespace=client.namespace)
-        )
+        client.call(lambda: tune(client.backend, Study.read(study), spec, key, opened, namespace=client.namespace))
 
 
 def _loss(parameters: Mapping[str, Any]) -> float:
@@ -78,7 +76,7 @@ class Launchers:
         return sum(1 for _ in (self.searches.directory / "journal" / key).rglob("*.json"))
 
     def state(self, key: str) -> StudyState:
-        with opened(self._journal(key)) as journal:
+        with open_journal(self._journal(key)) as journal:
             state = read_study(journal)
         assert state is not None
         return state

@@ -13,7 +13,7 @@ from tests.seaweedfs import SeaweedFS
 from trainjob.data.locations import parse_target
 from trainjob.data.stores.opening import opened_writable
 from trainjob.tuning import read_study
-from trainjob.tuning.journal import opened
+from trainjob.tuning.journal import open_journal
 
 BUCKET = "create-bucket"
 WRITERS = 20
@@ -52,12 +52,12 @@ def test_of_20_writers_one_creates_an_object(bucket: Any) -> None:
 
 
 def test_a_journal_in_a_bucket(bucket: Any) -> None:
-    with opened(f"s3://{BUCKET}/a/b") as journal:
+    with open_journal(f"s3://{BUCKET}/a/b") as journal:
         assert read_study(journal) is None
         header = {"study": {"metric": "loss"}, "key": "k", "namespace": "ns", "began": 1.0}
         assert journal.create("study", header) == header
         journal.create("asked/00000", {"parameters": {"x": 1}})
-    with opened(f"s3://{BUCKET}/a/b") as again:
+    with open_journal(f"s3://{BUCKET}/a/b") as again:
         assert again.create("asked/00000", {"parameters": {"x": 2}}) == {"parameters": {"x": 1}}
         state = read_study(again)
     assert state is not None

@@ -10,7 +10,7 @@ import pytest
 
 from trainjob.errors import ConfigurationError, CorruptData, TrainJobError
 from trainjob.tuning import read_study
-from trainjob.tuning.journal import opened
+from trainjob.tuning.journal import open_journal
 
 
 def _create(uri: str, count: int) -> list[dict[str, Any]]:
@@ -18,7 +18,7 @@ def _create(uri: str, count: int) -> list[dict[str, Any]]:
     ready, found = threading.Barrier(count), dict[int, dict[str, Any]]()
 
     def write(number: int) -> None:
-        with opened(uri) as journal:
+        with open_journal(uri) as journal:
             ready.wait()
             found[number] = journal.create("asked/00000", {"parameters": {"x": number}})
 
@@ -39,7 +39,7 @@ def test_of_20_writers_one_creates_a_file(tmp_path: Path) -> None:
 
 def test_a_journal_reads_what_another_one_wrote(tmp_path: Path) -> None:
     uri = (tmp_path / "study").as_uri()
-    with opened(uri) as one, opened(uri) as two:
+    with open_journal(uri) as one, open_journal(uri) as two:
         assert two.read("study") is None
         assert two.all("asked") == {}
         assert one.create("study", {"a": 1}) == {"a": 1}
@@ -58,7 +58,7 @@ def test_a_journal_reads_what_another_one_wrote(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_or_damaged_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "asked").mkdir()
     (tmp_path / "asked" / "00000.json").write_text(text, encoding="latin-1")
-    with opened(tmp_path.as_uri()) as journal, pytest.raises(CorruptData) as caught:
+    with open_journal(tmp_path.as_uri()) as journal, pytest.raises(CorruptData) as caught:
         journal.all("asked")
     assert "asked/00000.json is damaged" in str(caught.value)
     assert "remove the file to repeat what it records, or use another key" in str(caught.value)
@@ -87,7 +87,7 @@ GOOD: dict[str, dict[str, Any]] = {
     ],
 )
 def test_a_file_with_other_content_is_named(tmp_path: Path, name: str, value: dict[str, Any]) -> None:
-    with opened(tmp_path.as_uri()) as journal:
+    with open_journal(tmp_path.as_uri()) as journal:
         for each, content in (GOOD | {name: value}).items():
             journal.create(each, content)
         with pytest.raises(CorruptData, match=rf"{name}.json in the journal of the study is damaged"):
@@ -95,7 +95,7 @@ def test_a_file_with_other_content_is_named(tmp_path: Path, name: str, value: di
 
 
 def test_a_study_is_read(tmp_path: Path) -> None:
-    with opened(tmp_path.as_uri()) as journal:
+    with open_journal(tmp_path.as_uri()) as journal:
         for name, value in GOOD.items():
             journal.create(name, value)
         journal.create("asked/00002", {"parameters": {"x": 2}})  # 1 is missing: it is asked for again
@@ -110,6 +110,6 @@ def test_a_study_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("uri", ["hf://models/me/model", "https://example.com/x", "models:/x/1"])
 def test_a_place_that_cannot_hold_a_journal_is_refused(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "none")
-    with pytest.raises(TrainJobError) as caught, opened(uri) as journal:
+    with pytest.raises(TrainJobError) as caught, open_journal(uri) as journal:
         journal.create("study", {})
     assert isinstance(caught.value, ConfigurationError) or "write" in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 from trainjob import TrainJobSpec
 from trainjob.errors import InvalidStudy
 from trainjob.tuning import Study
-from trainjob.tuning.template import check, spec_of
+from trainjob.tuning.template import check_template, spec_of
 
 X = {"type": "float", "low": 0, "high": 1}
 COLOR = {"type": "categorical", "choices": ["red", "blue"]}
@@ -145,12 +145,12 @@ def template(**fields: Any) -> TrainJobSpec:
 )
 def test_bad_templates_are_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidStudy) as caught:
-        check(study(), template(**fields))
+        check_template(study(), template(**fields))
     assert problem in str(caught.value)
 
 
 def test_an_escaped_variable_is_no_use_of_it() -> None:
-    check(study(), template(args=["$$(KUBEFLOW_TRAINER_OPT_Y)", "$(HOME)"]))
+    check_template(study(), template(args=["$$(KUBEFLOW_TRAINER_OPT_Y)", "$(HOME)"]))
 
 
 def test_a_manifest_is_no_template() -> None:
@@ -161,7 +161,7 @@ def test_a_manifest_is_no_template() -> None:
         "spec": {"runtimeRef": {"name": "torch-distributed"}},
     }
     with pytest.raises(InvalidStudy, match=r"template\.manifest: cannot be a template"):
-        check(study(), TrainJobSpec.parse({"manifest": manifest}))
+        check_template(study(), TrainJobSpec.parse({"manifest": manifest}))
 
 
 def test_the_spec_of_a_trial() -> None:

@@ -25,7 +25,7 @@ from trainjob.cli import pages
 from trainjob.diagnosis import Evidence
 from trainjob.errors import BackendUnavailable, ConfigurationError
 from trainjob.manifest import key_hash
-from trainjob.tuning.journal import location, opened
+from trainjob.tuning.journal import journal_location, open_journal
 from trainjob.ui import Documents, Server
 from trainjob.workflows import STUDY
 
@@ -312,7 +312,7 @@ def test_the_trials_of_a_study_have_one_page(
     assert listed["search/a/0"]["workflow"] == "search/a"
     page = listed["search/a/0"]["workflow_href"] + "document.json"
     assert get(server, page)["kind"] == "workflow", "the journal is not in this workspace"
-    with opened(location(key_hash("search/a"))) as journal:
+    with open_journal(journal_location(key_hash("search/a"))) as journal:
         space = {"x": {"type": "float", "low": 0, "high": 1}}
         fields = {"space": space, "metric": "loss", "direction": "minimize"}
         journal.create("study", {"study": fields, "template": {}, "key": "search/a", "namespace": "ns", "began": 1.0})

@@ -31,7 +31,7 @@ from trainjob.manifest import KEY, MANAGED_BY, key_hash, labels_of
 from trainjob.page import page_html
 from trainjob.registered import Champion
 from trainjob.sanitizing import one_line
-from trainjob.tuning.pages import document_of, find_study
+from trainjob.tuning.pages import document_of_study, find_study
 from trainjob.ui import LINES, Server, compared
 from trainjob.workflows import latest_attempts, run_labels, selectors, title_of
 
@@ -135,7 +135,7 @@ class _Found:
             return None
         if state is None or state.namespace != self._commands.namespace:
             return None
-        return await anyio.to_thread.run_sync(document_of, state)
+        return await anyio.to_thread.run_sync(document_of_study, state)
 
     async def _workflow(self) -> dict[str, Any] | None:
         backend, namespace, what = self._commands.backend, self._commands.namespace, self._what

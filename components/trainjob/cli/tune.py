@@ -21,7 +21,7 @@ from trainjob.sanitizing import one_line
 from trainjob.spec import TrainJobSpec
 from trainjob.spec.reading import load_spec
 from trainjob.tuning import Study, StudyResult, Trial, cancel_trials, tune
-from trainjob.tuning.journal import location, opened
+from trainjob.tuning.journal import journal_location, open_journal
 
 if TYPE_CHECKING:
     from trainjob.cli.commands import Commands
@@ -72,7 +72,7 @@ async def run(
     """Run a study, or continue it."""
     study, template = read(source)
     key = key or f"cli-{secrets.token_hex(6)}/{slug_of(source, [])}"
-    where = location(key_hash(key), workspace)
+    where = journal_location(key_hash(key), workspace)
     commands.many = True
     words = ["tune", name_of(source), "--key", key, *(["--workspace", workspace] if workspace else [])]
     again = commands.command(*words)
@@ -81,7 +81,7 @@ async def run(
     with show, Interrupts() as interrupts:
         with interrupts.stage():
             show.began(key, where, again)
-            with opened(where) as journal:
+            with open_journal(where) as journal:
                 result = await tune(
                     commands.backend,
                     study,

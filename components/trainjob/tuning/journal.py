@@ -99,7 +99,7 @@ class StoreJournal:
 
 
 @contextmanager
-def opened(uri: str) -> Iterator[StoreJournal]:
+def open_journal(uri: str) -> Iterator[StoreJournal]:
     """Open the journal in a directory.
 
     Raises:
@@ -109,7 +109,7 @@ def opened(uri: str) -> Iterator[StoreJournal]:
         yield StoreJournal(store)
 
 
-def location(key_hash: str, workspace: str | None = None) -> str:
+def journal_location(key_hash: str, workspace: str | None = None) -> str:
     """The directory of the journal of a study.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from trainjob.document import study_document
 from trainjob.errors import ConfigurationError, TrainJobError
 from trainjob.settings import Settings
-from trainjob.tuning.journal import location, opened
+from trainjob.tuning.journal import journal_location, open_journal
 from trainjob.tuning.sampling import Sampling
 from trainjob.tuning.study import Study
 from trainjob.tuning.trials import StudyState, Trial, read_study
@@ -25,11 +25,11 @@ def find_study(key_hash: str, workspace: str | None = None) -> StudyState | None
     settings = Settings()
     if not (workspace or settings.workspace) and not (settings.home / "studies" / key_hash).is_dir():
         return None
-    with opened(location(key_hash, workspace)) as journal:
+    with open_journal(journal_location(key_hash, workspace)) as journal:
         return read_study(journal)
 
 
-def document_of(
+def document_of_study(
     state: StudyState, *, importances: bool = True, href: Callable[[Trial], str] = lambda _: ""
 ) -> dict[str, Any]:
     """The document of a study.

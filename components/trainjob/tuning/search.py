@@ -85,7 +85,7 @@ async def tune(
         TrainJobError: A trial cannot be launched, or the journal cannot be read or written.
     """
     check_key(key)
-    templates.check(study, template)
+    templates.check_template(study, template)
     search = _Search(backend, study, template, key, journal, namespace, origin or {}, options, on_change)
     try:
         return await search.run()

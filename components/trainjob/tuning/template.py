@@ -22,7 +22,7 @@ TRIAL = "TRAINJOB_TRIAL"
 _USED = re.compile(r"(?<!\$)\$\((KUBEFLOW_TRAINER_OPT_\w+)\)")
 
 
-def check(study: Study, template: TrainJobSpec) -> None:
+def check_template(study: Study, template: TrainJobSpec) -> None:
     """Refuse a template that uses parameters that the space does not have.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from trainjob.tuning.journal import Journal
 
 STATES = ("running", "complete", "pruned", "failed", "stopped")
+_SUMMARY_TRIALS = 50
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,25 @@ class StudyResult:
             "trials": [each.as_dict() for each in self.trials],
             "importances": dict(self.importances),
             "reason": self.reason,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The result as JSON values for other tasks: short, whatever the number of trials.
+
+        ``counts`` has state -> number of trials; ``trials`` the best complete ones, at most 50, best first.
+        """
+        complete = [each for each in self.trials if each.state == "complete" and each.value is not None]
+        complete.sort(key=lambda each: each.value or 0.0, reverse=self.direction == "maximize")
+        best = self.best.as_dict()
+        del best["values"]
+        return {
+            **self.as_dict(),
+            "best": best,
+            "counts": dict(Counter(each.state for each in self.trials)),
+            "trials": [
+                {"number": each.number, "value": each.value, "parameters": dict(each.parameters)}
+                for each in complete[:_SUMMARY_TRIALS]
+            ],
         }
 
 
