@@ -108,8 +108,8 @@ async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: Kub
         )
 
         gang = await launch(backend, spec("torch-coscheduled", 4, 1, env=for_ever), "gang", namespace=namespace)
-        seen = await until(backend, gang, lambda each: each.reason == "Unschedulable")
-        assert seen.phase is Phase.STARTING
+        # Before the JobSet controller counts the pods, the job has not started.
+        seen = await until(backend, gang, lambda each: (each.phase, each.reason) == (Phase.STARTING, "Unschedulable"))
         assert "is not scheduled" in seen.message
         wait_until("all pods of the gang exist", lambda: len(pods_of(gangs, gang)) == 4)
         # The scheduler retries a gang when any pod is scheduled, including these.

@@ -24,7 +24,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.logs import LogLine
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"
 MPI_RUNTIME = EXAMPLES / "mpi" / "mpi-distributed.yaml"
@@ -181,12 +181,12 @@ def test_elastic_torch_training_survives_the_loss_and_return_of_a_node(
     def logged(text: str) -> Callable[[], bool]:
         return lambda: any(text in line.text for line in client.logs(job.ref))
 
-    wait_until("both nodes train", logged("of 2, 0 lost"), 150, poll=1)
+    wait_until("both nodes train", logged("of 2, 0 lost"), 300, poll=1)
     selector = f"{JOBSET}={job.ref.name},batch.kubernetes.io/job-completion-index=1"
     (lost,) = api.find("v1", "Pod", job.ref.namespace, labels=selector)
     with no_more_pods(own_cluster, job.ref.namespace):  # no replacement before the other rank trains alone
         api.delete("v1", "Pod", job.ref.namespace, lost["metadata"]["name"], grace=0)
-        wait_until("one node trains alone", logged("rank 0 of 1,"), 150, poll=1)
+        wait_until("one node trains alone", logged("rank 0 of 1,"), 300, poll=1)
     end(client, job)
     assert job.result
     assert job.result.metrics["world"] == 2

@@ -532,6 +532,11 @@ async def test_a_document_has_what_a_running_training_reported(shell: Harness) -
         async with aclosing(shell.backend.logs(ref, follow=True)) as lines:
             with anyio.fail_after(60):
                 assert (await anext(lines)).text == "reported"
+
+        async def is_running() -> bool:  # a cluster's status can be later than the lines
+            return observe((await shell.backend.state(ref)).trainjob).phase is Phase.RUNNING
+
+        await until(is_running)
         state = await shell.backend.state(ref)
         running = await take_document(shell.backend, ref.namespace, ref.name)
         opened.set()
