@@ -36,6 +36,7 @@ def get_provider_info() -> dict[str, Any]:
                     "trainjob_airflow.operators.trainjob",
                     "trainjob_airflow.operators.data",
                     "trainjob_airflow.operators.evaluation",
+                    "trainjob_airflow.operators.tuning",
                     "trainjob_airflow.operators.cancel",
                 ],
             }
@@ -44,7 +45,11 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": _INTEGRATION,
-                "python-modules": ["trainjob_airflow.triggers.trainjob", "trainjob_airflow.triggers.assets"],
+                "python-modules": [
+                    "trainjob_airflow.triggers.trainjob",
+                    "trainjob_airflow.triggers.tuning",
+                    "trainjob_airflow.triggers.assets",
+                ],
             }
         ],
         "hooks": [{"integration-name": _INTEGRATION, "python-modules": ["trainjob_airflow.hooks.trainjob"]}],

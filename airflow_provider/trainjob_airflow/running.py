@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
+from threading import Event
 from time import monotonic
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
 from trainjob_airflow.exceptions import TrainJobFatal, airflow_error
 from trainjob_airflow.hooks.trainjob import TrainJobHook
-from trainjob_airflow.tasklog import progress_logger
+from trainjob_airflow.tasklog import StudyLog, progress_logger
 
 if TYPE_CHECKING:
     from trainjob import (
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
         TrainJobSpec,
         WaitOptions,
     )
-    from trainjob.integration import CrashAction, TrainJob
+    from trainjob.integration import CrashAction, Study, StudyResult, TrainJob, Trial
+    from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log
     from trainjob_airflow.training import TaskTraining
 
+_T = TypeVar("_T")
 
 _REPLY_SECONDS = 1.0  # of the 5 s that a killed task has left
 _EVIDENCE_SECONDS = 5.0
@@ -85,7 +88,7 @@ class RunningJob:
         self.evidence: Evidence | None = None
         self.training: TaskTraining | None = None
         self._launching: Future[JobRef] | None = None
-        self._waiting: Future[TrainJobResult] | None = None
+        self._waiting: Future[Any] | None = None
         self._killed = False
 
     def __str__(self) -> str:
@@ -136,7 +139,7 @@ class RunningJob:
                 self.training.observe(observation)
                 changes.put(None)
 
-        end = self._waiting = self.client.start(
+        end: Future[TrainJobResult] = self.client.start(
             lambda: wait(
                 backend,
                 ref,
@@ -147,29 +150,38 @@ class RunningJob:
                 on_evidence=self.keep_evidence,
             )
         )
-        end.add_done_callback(lambda _: changes.put(None))
-        if self._killed:
-            end.cancel()
+        self._waiting = end
         try:
-            self._until_done(end, changes, seconds)
-            return end.result()
+            return self.result_of(end, changes, seconds, self.training)
         finally:
             progress.end()
 
-    def _until_done(self, end: Future[TrainJobResult], changes: SimpleQueue[None], seconds: float | None) -> None:
+    def result_of(
+        self, end: Future[_T], changes: SimpleQueue[None], seconds: float | None, page: TaskTraining | TaskStudy | None
+    ) -> _T:
+        """Wait for `end` for at most `seconds`, and store `page` when it is due, which each of `changes` may change.
+
+        Raises:
+            DeadlineReached: `seconds` have passed.
+            concurrent.futures.CancelledError: `stop_waiting` was called.
+        """
+        end.add_done_callback(lambda _: changes.put(None))
+        if self._killed:
+            end.cancel()
         deadline = None if seconds is None else monotonic() + seconds
         while not end.done():
             now = monotonic()
             if deadline is not None and now >= deadline:
                 end.cancel()
                 raise DeadlineReached
-            due = self.training.due if self.training is not None else None
-            if self.training is not None and due is not None and due <= now:
-                self.training.store()
+            due = page.due if page is not None else None
+            if page is not None and due is not None and due <= now:
+                page.store()
                 continue
             times = [time for time in (deadline, due) if time is not None]
             with suppress(Empty):
                 changes.get(timeout=min(times) - now if times else None)
+        return end.result()
 
     def keep_evidence(self, evidence: Evidence) -> None:
         """Keep the evidence of the job's end."""
@@ -235,3 +247,83 @@ class RunningJob:
             self._launching.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
+
+
+class RunningStudy(RunningJob):
+    """The study of one key.
+
+    Attributes:
+        page: What the task stores about the study; None if it stores nothing.
+    """
+
+    def __init__(self, client: TrainJobClient, key: str) -> None:
+        super().__init__(client, key)
+        self.page: TaskStudy | None = None
+        self._ended = Event()
+        self._ended.set()
+
+    def __str__(self) -> str:
+        return f"study {self.key}"
+
+    def tune(
+        self,
+        study: Study,
+        template: TrainJobSpec,
+        journal: str,
+        options: WaitOptions,
+        log: Log,
+        *,
+        origin: Mapping[str, str],
+        seconds: float | None,
+    ) -> StudyResult:
+        """Run the study for at most `seconds`; log each trial.
+
+        Raises:
+            DeadlineReached: `seconds` have passed.
+            concurrent.futures.CancelledError: `stop_waiting` was called.
+        """
+        from trainjob.integration import open_journal, tune
+
+        lines, changes, client = StudyLog(log, study.metric), SimpleQueue[None](), self.client
+
+        def on_change(trials: Sequence[Trial]) -> None:
+            lines.change(trials)
+            if self.page is not None:
+                self.page.observe(trials)
+                changes.put(None)
+
+        async def run() -> StudyResult:
+            try:
+                return await tune(
+                    client.backend,
+                    study,
+                    template,
+                    self.key,
+                    opened,
+                    namespace=client.namespace,
+                    origin=origin,
+                    options=options,
+                    on_change=on_change,
+                )
+            finally:
+                self._ended.set()
+
+        with open_journal(journal) as opened:
+            self._ended.clear()
+            end: Future[StudyResult] = client.start(run)
+            self._waiting = end
+            return self.result_of(end, changes, seconds, self.page)
+
+    def cancel(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
+        """Cancel the running trials.
+
+        Returns:
+            False: they may still be terminating.
+        """
+        from trainjob.integration import cancel_trials
+
+        del action
+        self._ended.wait(min(_REPLY_SECONDS, seconds / 2))  # a launch in progress creates a trial to cancel
+        client = self.client
+        client.start(lambda: cancel_trials(client.backend, self.key, namespace=client.namespace)).result(seconds)
+        return False

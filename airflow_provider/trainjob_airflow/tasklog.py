@@ -8,13 +8,13 @@ they are written, are in no group. Groups are not nested either, which the UI of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from trainjob import Observation, Phase
-    from trainjob.integration import ProgressLogger
+    from trainjob.integration import ProgressLogger, Trial
 
 
 class Log(Protocol):
@@ -82,6 +82,67 @@ def write_result(log: Log, result: Mapping[str, Any]) -> None:
     more = [f"{len(shown) - _TITLE} more"] if len(shown) > _TITLE else []
     title = ", ".join([*shown[:_TITLE], *more]) or "no metrics and no outputs"
     write_group(log, plain(f"Result: {title}"), map(plain, lines))
+
+
+class StudyLog:
+    """Writes a line for each trial that is launched or ends to the log of a task.
+
+    Args:
+        log: The log.
+        metric: Metric of the study.
+    """
+
+    def __init__(self, log: Log, metric: str) -> None:
+        self._log = log
+        self._metric = metric
+        self._states: dict[int, str] | None = None
+
+    def change(self, trials: Sequence[Trial]) -> None:
+        """Take all trials after a change."""
+        if self._states is None:
+            self._states = {each.number: each.state for each in trials if each.ended}
+            if self._states:
+                self._log.info("the study continues: %d trials have ended before", len(self._states))
+        for trial in trials:
+            if trial.job and self._states.get(trial.number) != trial.state:
+                self._states[trial.number] = trial.state
+                write = self._log.warning if trial.state == "failed" else self._log.info
+                write("%s", _text(self._line(trial)))
+
+    def _line(self, trial: Trial) -> str:
+        from trainjob.integration import plain, rounded
+
+        parts = [f"trial {trial.number} is {trial.state}"]
+        if trial.ended and trial.value is not None:
+            parts.append(f"{self._metric} {rounded(trial.value)}")
+        if trial.state == "failed":
+            parts.append(trial.reason)
+        parts += [f"{name} {rounded(value)}" for name, value in trial.parameters.items()]
+        return plain(", ".join([*parts, f"job {trial.job}"]))
+
+
+def write_study(log: Log, result: Mapping[str, Any]) -> None:
+    """Log the best trial and the counts of a study that has ended.
+
+    Args:
+        log: The log of a task.
+        result: What `trainjob.tuning.StudyResult.summary` returns.
+    """
+    from trainjob.integration import plain, rounded
+
+    best = result["best"]
+    counts = ", ".join(f"{count} {state}" for state, count in result["counts"].items())
+    importances = sorted(result["importances"].items(), key=lambda pair: -pair[1])
+    lines = [
+        f"ended: {result['reason']}",
+        f"trials: {counts}",
+        *(f"{name}: {rounded(value)}" for name, value in best["parameters"].items()),
+        *(f"output {name}: {value}" for name, value in best["outputs"].items()),
+        *(f"importance of {name}: {share:.0%}" for name, share in importances),
+        f"job of the best trial: {best['job']}",
+    ]
+    title = f"Result: {result['metric']} {rounded(best['value'])} of trial {best['number']}"
+    write_group(log, plain(title), map(plain, lines))
 
 
 def _details(observation: Observation) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -28,7 +28,8 @@ KEY = "trainjob_training"
 _ATTEMPTS = "trainjob_attempts"  # in Airflow's task state, which a new try does not clear
 _FIRST, _SHARE, _LONGEST = 10.0, 0.05, 120.0
 _POINTS = 512  # of one waiting job in memory: at most 25 KB
-_LIMIT = 100_000  # bytes of a document as JSON
+LIMIT = 100_000
+"""Bytes of a document as JSON."""
 _SIZES = ((1500, 100, 256), (700, 50, 128), (300, 20, 64), (100, 5, 16), (0, 0, 0))  # points, events, ranks
 _EARLIER_POINTS = 500
 _PAUSE = 1.0  # seconds between two calls of Airflow by all triggers of a process
@@ -101,7 +102,7 @@ class Training:
         age = time.monotonic() - self._since
         if observation.created is not None:
             age = max(age, (datetime.now(UTC) - observation.created).total_seconds())
-        return min(_LONGEST, max(_FIRST, _SHARE * age))
+        return interval(age)
 
     def take(self) -> dict[str, Any] | None:
         """The current document, which is then no longer due; None before the first observation."""
@@ -112,6 +113,37 @@ class Training:
             return None
         self._stored, self.phase = time.monotonic(), str(observation.phase)
         return observed_document(self.ref, observation, key=self.key, history=self.history, task=self.task.task_id)
+
+    def complete(self, stored: object, document: dict[str, Any]) -> dict[str, Any]:
+        """What to store: `document`, with what only the stored document has."""
+        return _complete(stored if isinstance(stored, Mapping) else {}, document, self.task)
+
+
+class TaskXCom:
+    """The XCom `KEY` of a task in its worker. Only the main thread may use it.
+
+    Args:
+        ti: The task instance.
+    """
+
+    def __init__(self, ti: Any) -> None:
+        self._ti = ti
+        self._failed = False
+
+    def push(self, document: Mapping[str, Any]) -> None:
+        """Store a document."""
+        with self.logged(), _no_timer():
+            self._ti.xcom_push(key=KEY, value=document)
+
+    @contextmanager
+    def logged(self) -> Iterator[None]:
+        """Log the first error: a document that is not stored does not fail the task."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - of Airflow, of its XCom backend
+            if not self._failed:
+                _log.warning("the page of the training cannot be stored: %s: %s", type(error).__name__, error)
+            self._failed = True
 
 
 class TaskTraining(Training):
@@ -124,21 +156,21 @@ class TaskTraining(Training):
         key: Key of the job.
     """
 
-    __slots__ = ("_document", "_failed", "_state", "_ti")
+    __slots__ = ("_document", "_state", "_ti", "_xcom")
 
     def __init__(self, context: Context, ref: JobRef, conn_id: str, key: str) -> None:
         self._ti = context["ti"]
+        self._xcom = TaskXCom(self._ti)
         super().__init__(ref, Task.of(self._ti, conn_id), key)
         self._state: Any = context.get("task_state_store")  # None before Airflow 3.3
         # Before, a write that fails because the API server cannot be reached ends the supervisor's handling of all
         # requests of the task (`WatchedSubprocess.handle_requests` catches only `ServerResponseError`).
         self.stores_metrics = self._state is not None
         self._document: Mapping[str, Any] = {}
-        self._failed = False
 
     def begin(self, evidence: Evidence) -> None:
         """Store the first document of a try, from the TrainJob alone."""
-        with self._logged():
+        with self._xcom.logged():
             earlier = self._state.get(_ATTEMPTS) if self._state is not None else None
             self._document = earlier if isinstance(earlier, Mapping) else {}
         self._store_evidence(evidence)
@@ -151,7 +183,7 @@ class TaskTraining(Training):
         """
         from trainjob.integration import MetricHistory
 
-        with self._logged():
+        with self._xcom.logged():
             stored = self._ti.xcom_pull(task_ids=self.task.task_id, key=KEY, map_indexes=self.task.map_index)
             self._document = stored if isinstance(stored, Mapping) else {}
         self.history.merge(MetricHistory.of(points).points())
@@ -176,13 +208,13 @@ class TaskTraining(Training):
         else:
             self._store_evidence(evidence, diagnosis)
         if self._state is not None and self._document:
-            with self._logged():
+            with self._xcom.logged():
                 self._state.set(_ATTEMPTS, _compact(self._document))
 
     def _store_evidence(self, evidence: Evidence, diagnosis: Diagnosis | None = None) -> None:
         from trainjob.integration import examine, observe, training_document
 
-        with self._logged():
+        with self._xcom.logged():
             report = examine(self.ref, evidence, datetime.now(UTC))
             if self.observation is not None:  # what a waiter knows of a job that was deleted
                 report = replace(report, observation=observe(evidence.trainjob, self.observation))
@@ -193,48 +225,51 @@ class TaskTraining(Training):
             self._write(training_document(report, history=self.history, source="kept", task=self.task.task_id))
 
     def _write(self, document: dict[str, Any]) -> None:
-        with self._logged(), _no_timer():
-            self._document = _complete(self._document, document, self.task)
-            self._ti.xcom_push(key=KEY, value=self._document)
+        with self._xcom.logged():
+            self._document = self.complete(self._document, document)
+            self._xcom.push(self._document)
 
-    @contextmanager
-    def _logged(self) -> Iterator[None]:
-        """Log the first error: a document that is not stored does not fail the task."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - of Airflow, of its XCom backend
-            if not self._failed:
-                _log.warning("the page of the training cannot be stored: %s: %s", type(error).__name__, error)
-            self._failed = True
+
+class Page(Protocol):
+    """What a trigger stores about its job or study, and when that is due."""
+
+    due: float | None
+    task: Task
+
+    def take(self) -> Any:
+        """The current state, which is then no longer due; None if there is none yet."""
+
+    def complete(self, stored: object, document: Any) -> dict[str, Any]:
+        """What to store: the state that `take` returned, with what only the stored document has. Called in a thread."""
 
 
 class Writer:
     """Stores the documents of all triggers of a process: at most one call of Airflow per second."""
 
     def __init__(self) -> None:
-        self._waiting: set[Training] = set()
-        self._current: Training | None = None
+        self._waiting: set[Page] = set()
+        self._current: Page | None = None
         self._running: asyncio.Task[None] | None = None
         self._failed = False
 
-    def add(self, training: Training) -> None:
-        """Store the document of a training when it is due."""
-        if training.due is None:
+    def add(self, page: Page) -> None:
+        """Store the document of a page when it is due."""
+        if page.due is None:
             return
-        self._waiting.add(training)
+        self._waiting.add(page)
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run())
 
-    def discard(self, training: Training) -> None:
-        """Store nothing more of a training: the worker stores its end."""
-        self._waiting.discard(training)
-        training.due = None
+    def discard(self, page: Page) -> None:
+        """Store nothing more of a page: the worker stores its end."""
+        self._waiting.discard(page)
+        page.due = None
 
-    async def until_written(self, training: Training) -> None:
+    async def until_written(self, page: Page) -> None:
         """Wait for a call in progress, at most 5 s, so that it does not overwrite what the worker stores."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WRITE):
-                while self._current is training:  # noqa: ASYNC110 - a call takes a few ms
+                while self._current is page:  # noqa: ASYNC110 - a call takes a few ms
                     await asyncio.sleep(0.05)
 
     async def _run(self) -> None:
@@ -254,22 +289,26 @@ class Writer:
                     self._current = None
             await asyncio.sleep(_PAUSE)
 
-    async def _write(self, training: Training) -> None:
+    async def _write(self, page: Page) -> None:
         """Complete what is stored: another triggerer may have stored it, and memory holds no history twice."""
         from airflow.providers.common.compat.sdk import XCom
         from asgiref.sync import sync_to_async
 
-        place = training.task.place
+        place = page.task.place
         stored = await sync_to_async(XCom.get_one)(key=KEY, **place)
         await asyncio.sleep(_PAUSE)
-        document = training.take()
+        document = page.take()
         if document is not None:
-            kept = stored if isinstance(stored, Mapping) else {}
 
             def write() -> None:
-                XCom.set(key=KEY, value=_complete(kept, document, training.task), **place)
+                XCom.set(key=KEY, value=page.complete(stored, document), **place)
 
             await sync_to_async(write)()
+
+
+def interval(age: float) -> float:
+    """Seconds between two documents of a job or study of this age."""
+    return min(_LONGEST, max(_FIRST, _SHARE * age))
 
 
 def _complete(stored: Mapping[str, Any], document: Mapping[str, Any], task: Task) -> dict[str, Any]:
@@ -286,7 +325,7 @@ def bounded(document: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for points, events, ranks in _SIZES:
         made = _sized(document, points, events, ranks)
-        if len(json.dumps(made)) <= _LIMIT:
+        if len(json.dumps(made)) <= LIMIT:
             break
     return made
 
@@ -299,8 +338,8 @@ def _sized(document: Mapping[str, Any], points: int, events: int, ranks: int) ->
     return {
         **document,
         "logs": [],
-        "history": _thinned(document["history"], points),
-        "attempts": [each | {"history": _thinned(each["history"], share)} for each in attempts],
+        "history": thinned(document["history"], points),
+        "attempts": [each | {"history": thinned(each["history"], share)} for each in attempts],
         "events": document["events"][-events:] if events else [],
         "ranks": [rank for rank in every if rank in important] if hidden else every,
         "unseen": [*document["unseen"], *([f"{hidden} more ranks"] if hidden else [])],
@@ -311,12 +350,13 @@ def _compact(document: Mapping[str, Any]) -> dict[str, Any]:
     """What the next try needs of a document: its attempts with thinned histories."""
     return {
         "uid": document["uid"],
-        "history": _thinned(document["history"], _EARLIER_POINTS // 2),
+        "history": thinned(document["history"], _EARLIER_POINTS // 2),
         "attempts": document["attempts"],
     }
 
 
-def _thinned(points: object, limit: int) -> dict[str, Any]:
+def thinned(points: object, limit: int) -> dict[str, Any]:
+    """Points of metrics, at most `limit` of all together."""
     from trainjob.integration import MetricHistory
 
     return MetricHistory.of(points).points(limit) if points and limit else {}

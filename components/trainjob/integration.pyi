@@ -66,13 +66,14 @@ from trainjob.status import observe as observe
 from trainjob.tuning import (
     Study as Study,
     StudyResult as StudyResult,
+    StudyState as StudyState,
     Trial as Trial,
     cancel_trials as cancel_trials,
     tune as tune,
 )
 from trainjob.tuning.journal import journal_location as journal_location, open_journal as open_journal
 from trainjob.tuning.pages import document_of_study as document_of_study, find_study as find_study
-from trainjob.tuning.template import check_template as check_template
+from trainjob.tuning.template import check_template as check_template, spec_of as spec_of
 from trainjob.unattended import SUSPEND as SUSPEND
 from trainjob.waiting import attend as attend, conclude as conclude, result_of as result_of
 from trainjob.workflows import (

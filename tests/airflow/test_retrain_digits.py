@@ -52,13 +52,13 @@ def test_each_run_starts_from_the_champion(
 
     dag = example()
     deferred: list[str] = []
-    outcome = TrainJobTrigger._outcome
+    outcome = TrainJobTrigger.outcome
 
     async def counted(trigger: TrainJobTrigger) -> dict[str, Any]:
         deferred.append(trigger.name)
         return await outcome(trigger)
 
-    monkeypatch.setattr(TrainJobTrigger, "_outcome", counted)
+    monkeypatch.setattr(TrainJobTrigger, "outcome", counted)
     for task in dag.tasks:
         monkeypatch.setattr(task, "deferrable", True)
     second = run(dag, **params, framework=framework)

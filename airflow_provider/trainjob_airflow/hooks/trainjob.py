@@ -87,11 +87,12 @@ class TrainJobHook(BaseHook):
         """Return `client()`."""
         return self.client()
 
-    def client(self, namespace: str | None = None) -> TrainJobClient:
+    def client(self, namespace: str | None = None, *, shared: bool = False) -> TrainJobClient:
         """Return a synchronous client; use it as a context manager.
 
         Args:
             namespace: Namespace of the jobs; the connection's if left out.
+            shared: Let all waits of the client share one watch, for many jobs at the same time.
 
         Raises:
             AirflowNotFoundException: The connection does not exist, and it is not the default one.
@@ -100,7 +101,7 @@ class TrainJobHook(BaseHook):
         from trainjob import TrainJobClient, connect  # imports pydantic and anyio, which DAG files do not need
 
         target = self._resolve()
-        backend = connect(target.backend, credentials=target.credentials)
+        backend = connect(target.backend, shared=shared, credentials=target.credentials)
         return TrainJobClient(backend, namespace or self._namespace(target))
 
     async def backend(self) -> Backend:

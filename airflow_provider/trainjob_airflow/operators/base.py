@@ -46,10 +46,10 @@ OnCrash = Literal["suspend", "cancel", "keep"]
 _T = TypeVar("_T")
 
 _KILL_SECONDS = 3.5  # Airflow sends SIGKILL 5 s after the SIGTERM that calls on_kill()
-_CANCEL_SECONDS = 60.0
-_BACKSTOP = timedelta(minutes=5)  # after execution_timeout, in case no triggerer runs
-_LAST_LOOK = 5.0  # seconds to observe a job whose deadline passed while nothing waited: it may have ended before
-_MAX_RESUMED = 3
+CANCEL_SECONDS = 60.0
+BACKSTOP = timedelta(minutes=5)  # after execution_timeout, in case no triggerer runs
+LAST_LOOK = 5.0  # seconds to observe a job whose deadline passed while nothing waited: it may have ended before
+MAX_RESUMED = 3
 
 
 class TrainJobTask(StrictTemplates):
@@ -214,7 +214,7 @@ class TrainJobTask(StrictTemplates):
         spec = self._spec(key, context)
         with self._connected(context, self.namespace, key) as running:
             if self.on_kill_action == "cancel" and was_cleared(context):
-                running.cancel("delete", _CANCEL_SECONDS)
+                running.cancel("delete", CANCEL_SECONDS)
             ref = running.launch(spec, max(1, context["ti"].try_number), self._origin(context))
             _stats().incr("trainjob.launched", tags=_tags(context))
             publish_job(context, ref)
@@ -233,7 +233,7 @@ class TrainJobTask(StrictTemplates):
             deadline = self._deadline(context)
             seconds = (deadline - datetime.now(UTC)).total_seconds() - self._margin() if deadline else None
             if seconds is not None and seconds <= 0:
-                seconds = _LAST_LOOK
+                seconds = LAST_LOOK
             try:
                 result = running.wait(ref, self.wait_options, self.log, logs=self.get_logs, seconds=seconds)
             except DeadlineReached:
@@ -249,15 +249,13 @@ class TrainJobTask(StrictTemplates):
         return labels_of_task(context) | (SUSPEND if suspend_unattended else {})
 
     @contextmanager
-    def _connected(
-        self, context: Context, namespace: str | None, key: str, ref: JobRef | None = None
-    ) -> Iterator[RunningJob]:
+    def _connected(self, context: Context, namespace: str | None, key: str, ref: JobRef | None = None) -> Iterator[Any]:
         """Hold the client for this job: lets `on_kill` interrupt, maps errors to Airflow's."""
         from trainjob import RankCrashed, TimedOut, TrainJobError, TrainJobFailed
 
         try:
             with self._client(namespace) as client:
-                running = self._running = RunningJob(client, key, ref)
+                running = self._running = self._held(client, key, ref)
                 try:
                     yield running
                 except AirflowTaskTimeout:  # of Airflow's timer, which starts a moment after this operator's deadline
@@ -280,6 +278,10 @@ class TrainJobTask(StrictTemplates):
                     self._running = None
         except AirflowTaskTimeout as airflow_timeout:  # may fire while a TrainJobTimeout propagates
             raise _own_timeout(airflow_timeout) from None
+
+    def _held(self, client: TrainJobClient, key: str, ref: JobRef | None) -> Any:
+        """What `_connected` yields: a `RunningJob`, or that of another kind of work."""
+        return RunningJob(client, key, ref)
 
     def _training(self, context: Context, running: RunningJob, ref: JobRef) -> TaskTraining | None:
         """What this task stores about its job; None if it stores nothing."""
@@ -315,7 +317,7 @@ class TrainJobTask(StrictTemplates):
             ),
             method_name="execute_complete",
             # The trigger itself enforces the deadline, because Airflow's timeout ends it without on_kill().
-            timeout=deadline - datetime.now(UTC) + _BACKSTOP if deadline else None,
+            timeout=deadline - datetime.now(UTC) + BACKSTOP if deadline else None,
         )
         raise AssertionError("defer() raises")
 
@@ -326,7 +328,7 @@ class TrainJobTask(StrictTemplates):
         message = f"TrainJob {ref} could not be watched: {event['message']}"
         if not event["retryable"]:
             raise TrainJobFatal(message)
-        if event["resumed"] >= _MAX_RESUMED:
+        if event["resumed"] >= MAX_RESUMED:
             raise TrainJobFailure(message)
         self.log.warning("%s", message)
         with suppress(TrainJobError):  # the outage continues
@@ -356,9 +358,9 @@ class TrainJobTask(StrictTemplates):
         if self.cancel_on_timeout:
             try:
                 self._store_end(running)
-                ended = running.cancel("delete", _CANCEL_SECONDS)
+                ended = running.cancel("delete", CANCEL_SECONDS)
             except AirflowTaskTimeout:  # of Airflow's timer, during this call; it fires only once
-                ended = running.cancel("delete", _CANCEL_SECONDS)
+                ended = running.cancel("delete", CANCEL_SECONDS)
             message += "; it was cancelled" if ended else "; it was cancelled and is still terminating"
         else:
             with suppress(AirflowTaskTimeout):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -34,10 +34,139 @@ _KILLED = "__airflow_user_action__"  # message of the cancellation when a person
 _KILL = 25.0  # Airflow gives on_kill() 30 s ([triggerer] on_kill_timeout)
 
 _BACKGROUND: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
-_WRITER = Writer()
+WRITER = Writer()
 
 
-class TrainJobTrigger(BaseTrigger):
+class TaskTrigger(BaseTrigger):
+    """Waits for what a task has launched, and cancels it when a person kills the task. Yields one event, never raises.
+
+    Args:
+        trainjob_conn_id: Connection, which the triggerer looks up if `target` is left out.
+        deadline: ISO 8601 time in UTC at which the task's ``execution_timeout`` expires; None: no limit.
+        on_kill_action: ``cancel``, ``suspend`` or ``keep``: action when a person kills the task.
+        target: Settings of the connection, if they hold no secret: the result of `TrainJobHook.target`.
+    """
+
+    _has_called_airflow = False  # whether any trigger of this class has, in this process
+
+    def __init__(
+        self, *, trainjob_conn_id: str, deadline: str | None, on_kill_action: str, target: dict[str, Any] | None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trainjob_conn_id = trainjob_conn_id
+        self.deadline = deadline
+        self.on_kill_action = on_kill_action
+        self.target = target
+        self._waiting = self._killed = False
+
+    def identity(self) -> dict[str, Any]:
+        """What each event has, whatever its status."""
+        raise NotImplementedError
+
+    def launched(self) -> str:
+        """What the task has launched, in the words of a message."""
+        raise NotImplementedError
+
+    async def outcome(self) -> dict[str, Any]:
+        """Wait for the end; returns an event."""
+        raise NotImplementedError
+
+    async def cancel(self, backend: Backend) -> str:
+        """Apply `on_kill_action`, which is not ``keep``; returns what was done."""
+        raise NotImplementedError
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait for the end, and yield one event."""
+        self._waiting = True
+        try:
+            event = await self.outcome()  # no event is yielded from inside a cancel scope or task group
+        except asyncio.CancelledError as error:
+            self._killed = error.args == (_KILLED,)
+            raise
+        self._waiting = False
+        yield TriggerEvent(event | self.identity())  # type: ignore[no-untyped-call]
+
+    async def connected(self, wait: Callable[[Backend], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """Call `wait` with the shared backend until the deadline; errors become events."""
+        if self.task_instance is not None and not self._has_called_airflow:
+            # The first call starts Airflow's API (3.3.2) inside the triggerer, which takes 4 s of one core, and more on
+            # a busy machine. So the first call must not be that of `on_kill`, which Airflow ends after 30 s.
+            type(self)._has_called_airflow = True
+            _run_in_background(self._is_wanted())
+        from trainjob import TimedOut, TrainJobError
+
+        limit: asyncio.Timeout | None = None
+        try:
+            async with TrainJobHook(self.trainjob_conn_id, self.target).shared_backend() as backend:
+                async with asyncio.timeout(self._seconds_left()) as limit:
+                    return await wait(backend)
+        except TimedOut as error:
+            return event_of("timeout", str(error), retryable=error.retry.retryable)
+        except TrainJobError as error:
+            return event_of("error", str(error), retryable=error.retry.retryable)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and limit is not None and limit.expired():
+                return event_of("timeout", f"{self.launched()} did not end within execution_timeout")
+            self.log.exception("the trigger failed")
+            return event_of("error", f"{type(error).__name__}: {error}", retryable=False)
+
+    async def on_kill(self) -> None:
+        """Apply `on_kill_action` after a person has marked or cleared the task; Airflow 3.3 calls it.
+
+        Airflow (3.3.2) cancels this coroutine again each second until it ends, with every sync
+        (`TriggerRunnerSupervisor.cancelling_triggers`), and a request to a cluster can take longer.
+        """
+        self._killed = False
+        action = _run_in_background(self._apply_kill_action())
+        while not action.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(action)
+
+    async def _apply_kill_action(self) -> None:
+        # Airflow also cancels the triggers of a triggerer that counted as dead and wakes up when another one runs its
+        # triggers (3.3.2, `TriggerRunnerSupervisor.update_triggers`), with the same message.
+        if self.task_instance is not None and await self._is_wanted():
+            self.log.info("%s keeps running: its task still waits for it", self.launched())
+            return
+        if self.on_kill_action == "keep":
+            self.log.info("%s keeps running (on_kill_action='keep')", self.launched())
+            return
+        backend = await TrainJobHook(self.trainjob_conn_id, self.target).backend()
+        try:
+            self.log.info("the task was killed: %s", await self.cancel(backend))
+        finally:
+            await backend.aclose()
+
+    async def cleanup(self) -> None:
+        """Call `on_kill` if Airflow has not.
+
+        Before Airflow 3.3 a trigger notices a kill only by its cancellation, which may have other reasons. Since 3.3
+        the cancellation has a message, but a second one, a second later, can interrupt Airflow (3.3.2) while it logs
+        the first, and then it does not call `on_kill`.
+        """
+        may_be_killed = not hasattr(BaseTrigger, "on_kill") and self._waiting and self.task_instance is not None
+        if may_be_killed or self._killed:
+            await self.on_kill()
+
+    async def _is_wanted(self) -> bool:
+        """Whether the task is still deferred: a stopping triggerer leaves its triggers to another one."""
+        from asgiref.sync import sync_to_async
+
+        try:
+            states = await sync_to_async(states_of)(self.task_instance)
+        except Exception:  # noqa: BLE001 - any error; keeping a job does less harm than ending it
+            return True
+        return "deferred" in states
+
+    def _seconds_left(self) -> float | None:
+        """Rest of ``execution_timeout``, which Airflow does not enforce for deferred tasks (apache/airflow#69678)."""
+        if self.deadline is None:
+            return None
+        left = (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds()
+        return left if left > 0 else _LAST_LOOK
+
+
+class TrainJobTrigger(TaskTrigger):
     """Waits for the end of one TrainJob. Yields one event and never raises.
 
     The event's payload is ``{"status": …, "message": …, "retryable": …, "namespace", "name", "uid", "attempt", …}``
@@ -64,8 +193,6 @@ class TrainJobTrigger(BaseTrigger):
         **wait_options: The waiting options, as `trainjob.WaitOptions.as_json` returns them.
     """
 
-    _has_called_airflow = False  # whether any trigger of this process has
-
     def __init__(
         self,
         *,
@@ -84,20 +211,17 @@ class TrainJobTrigger(BaseTrigger):
     ) -> None:
         from trainjob import WaitOptions  # here, so that an import of this module does not import `trainjob`
 
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.trainjob_conn_id = trainjob_conn_id
+        super().__init__(
+            trainjob_conn_id=trainjob_conn_id, deadline=deadline, on_kill_action=on_kill_action, target=target
+        )
         self.namespace = namespace
         self.name = name
         self.uid = uid
         self.attempt = attempt
         self.wait_options = WaitOptions.from_json(wait_options)
-        self.deadline = deadline
-        self.on_kill_action = on_kill_action
         self.get_logs = get_logs
         self.resumed = resumed
-        self.target = target
         self.stored = stored
-        self._waiting = self._killed = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
@@ -108,28 +232,26 @@ class TrainJobTrigger(BaseTrigger):
         arguments = {name: getattr(self, name) for name in names} | self.wait_options.as_json()
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait for the end of the job, and yield one event."""
-        self._waiting = True
-        try:
-            event = await self._outcome()  # no event is yielded from inside a cancel scope or task group
-        except asyncio.CancelledError as error:
-            self._killed = error.args == (_KILLED,)
-            raise
-        self._waiting = False
+    def identity(self) -> dict[str, Any]:
+        """The job."""
         job = {"namespace": self.namespace, "name": self.name, "uid": self.uid, "attempt": self.attempt}
-        yield TriggerEvent(event | job | {"resumed": self.resumed})  # type: ignore[no-untyped-call]
+        return job | {"resumed": self.resumed}
 
-    async def _outcome(self) -> dict[str, Any]:
-        await asyncio.to_thread(_load)
+    def launched(self) -> str:
+        """The job."""
+        return f"TrainJob {self.namespace}/{self.name}"
+
+    async def outcome(self) -> dict[str, Any]:
+        """Wait for the end of the job."""
+        await asyncio.to_thread(load)
         training = self._training()
         if training is None:
             return await self._watched(None)
         try:
             event = await self._watched(training)
         finally:
-            _WRITER.discard(training)
-        await _WRITER.until_written(training)
+            WRITER.discard(training)
+        await WRITER.until_written(training)
         return event | ({"history": training.history.points(_POINTS)} if training.history else {})
 
     def _training(self) -> Training | None:
@@ -142,34 +264,20 @@ class TrainJobTrigger(BaseTrigger):
         return Training(self._ref(), Task.of(self.task_instance, self.trainjob_conn_id), phase=self.stored)
 
     async def _watched(self, training: Training | None) -> dict[str, Any]:
-        if self.task_instance is not None and not TrainJobTrigger._has_called_airflow:
-            # The first call starts Airflow's API (3.3.2) inside the triggerer, which takes 4 s of one core, and more on
-            # a busy machine. So the first call must not be that of `on_kill`, which Airflow ends after 30 s.
-            TrainJobTrigger._has_called_airflow = True
-            _run_in_background(self._is_wanted())
-        from trainjob import RankCrashed, TimedOut, TrainJobError
+        from trainjob import RankCrashed
         from trainjob.integration import pack_diagnosis, pack_evidence
 
-        limit: asyncio.Timeout | None = None
-        try:
-            async with TrainJobHook(self.trainjob_conn_id, self.target).shared_backend() as backend:
-                async with asyncio.timeout(self._seconds_left()) as limit:
-                    final, crash = await self._wait(backend, training)
-        except RankCrashed as error:
-            crashed = _event("crashed", error.diagnosis.summary, retryable=error.retry.retryable)
-            return crashed | {"diagnosis": pack_diagnosis(error.diagnosis)}
-        except TimedOut as error:
-            return _event("timeout", str(error), retryable=error.retry.retryable)
-        except TrainJobError as error:
-            return _event("error", str(error), retryable=error.retry.retryable)
-        except Exception as error:
-            if isinstance(error, TimeoutError) and limit is not None and limit.expired():
-                return _event("timeout", f"TrainJob {self.namespace}/{self.name} did not end within execution_timeout")
-            self.log.exception("the trigger failed")
-            return _event("error", f"{type(error).__name__}: {error}", retryable=False)
-        status = "complete" if final.phase.value == "Complete" else "failed"
-        ended = {"final": pack(final), "crash": pack_evidence(crash)}
-        return _event(status, f"the job ended: {final.phase}") | ended
+        async def wait(backend: Backend) -> dict[str, Any]:
+            try:
+                final, crash = await self._wait(backend, training)
+            except RankCrashed as error:
+                crashed = event_of("crashed", error.diagnosis.summary, retryable=error.retry.retryable)
+                return crashed | {"diagnosis": pack_diagnosis(error.diagnosis)}
+            status = "complete" if final.phase.value == "Complete" else "failed"
+            ended = {"final": pack(final), "crash": pack_evidence(crash)}
+            return event_of(status, f"the job ended: {final.phase}") | ended
+
+        return await self.connected(wait)
 
     async def _wait(self, backend: Backend, training: Training | None) -> tuple[Observation, Evidence | None]:
         from trainjob import BackendUnavailable
@@ -183,7 +291,7 @@ class TrainJobTrigger(BaseTrigger):
             progress.change(observation, notice)
             if training is not None:
                 training.observe(observation)
-                _WRITER.add(training)
+                WRITER.add(training)
 
         final, crash = await attend(backend, ref, options, on_change=on_change, on_crash=progress.crash, read=read)
         if final is None:
@@ -206,70 +314,18 @@ class TrainJobTrigger(BaseTrigger):
         finally:
             throttle.end()
 
-    async def on_kill(self) -> None:
-        """Apply `on_kill_action` after a person has marked or cleared the task; Airflow 3.3 calls it.
-
-        Airflow (3.3.2) cancels this coroutine again each second until it ends, with every sync
-        (`TriggerRunnerSupervisor.cancelling_triggers`), and a request to a cluster can take longer.
-        """
-        self._killed = False
-        action = _run_in_background(self._apply_kill_action())
-        while not action.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.shield(action)
-
-    async def _apply_kill_action(self) -> None:
+    async def cancel(self, backend: Backend) -> str:
+        """Cancel or suspend the job."""
         from trainjob import cancel
 
-        # Airflow also cancels the triggers of a triggerer that counted as dead and wakes up when another one runs its
-        # triggers (3.3.2, `TriggerRunnerSupervisor.update_triggers`), with the same message.
-        if self.task_instance is not None and await self._is_wanted():
-            self.log.info("TrainJob %s/%s keeps running: its task still waits for it", self.namespace, self.name)
-            return
-        if self.on_kill_action == "keep":
-            self.log.info("TrainJob %s/%s keeps running (on_kill_action='keep')", self.namespace, self.name)
-            return
-        backend = await TrainJobHook(self.trainjob_conn_id, self.target).backend()
-        try:
-            action: Literal["delete", "suspend"] = "suspend" if self.on_kill_action == "suspend" else "delete"
-            ended = await cancel(backend, self._ref(), action, timeout_seconds=_KILL)
-            state = "has ended" if ended else "is terminating"
-            self.log.info("the task was killed: TrainJob %s/%s %s (%s)", self.namespace, self.name, state, action)
-        finally:
-            await backend.aclose()
-
-    async def cleanup(self) -> None:
-        """Call `on_kill` if Airflow has not.
-
-        Before Airflow 3.3 a trigger notices a kill only by its cancellation, which may have other reasons. Since 3.3
-        the cancellation has a message, but a second one, a second later, can interrupt Airflow (3.3.2) while it logs
-        the first, and then it does not call `on_kill`.
-        """
-        may_be_killed = not hasattr(BaseTrigger, "on_kill") and self._waiting and self.task_instance is not None
-        if may_be_killed or self._killed:
-            await self.on_kill()
-
-    async def _is_wanted(self) -> bool:
-        """Whether the task is still deferred: a stopping triggerer leaves its triggers to another one."""
-        from asgiref.sync import sync_to_async
-
-        try:
-            states = await sync_to_async(states_of)(self.task_instance)
-        except Exception:  # noqa: BLE001 - any error; keeping a job does less harm than ending it
-            return True
-        return "deferred" in states
+        action: Literal["delete", "suspend"] = "suspend" if self.on_kill_action == "suspend" else "delete"
+        ended = await cancel(backend, self._ref(), action, timeout_seconds=_KILL)
+        return f"{self.launched()} {'has ended' if ended else 'is terminating'} ({action})"
 
     def _ref(self) -> JobRef:
         from trainjob import JobRef
 
         return JobRef(self.namespace, self.name, self.uid, self.attempt)
-
-    def _seconds_left(self) -> float | None:
-        """Rest of ``execution_timeout``, which Airflow does not enforce for deferred tasks (apache/airflow#69678)."""
-        if self.deadline is None:
-            return None
-        left = (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds()
-        return left if left > 0 else _LAST_LOOK
 
 
 class TrainJobStateTrigger(BaseTrigger):
@@ -320,7 +376,7 @@ class TrainJobStateTrigger(BaseTrigger):
         yield TriggerEvent(await self._outcome())  # type: ignore[no-untyped-call]
 
     async def _outcome(self) -> dict[str, Any]:
-        await asyncio.to_thread(_load)
+        await asyncio.to_thread(load)
         from trainjob import TrainJobError
 
         hook = TrainJobHook(self.trainjob_conn_id, self.target)
@@ -329,10 +385,10 @@ class TrainJobStateTrigger(BaseTrigger):
                 namespace = self.namespace or await hook.namespace() or backend.default_namespace
                 return await self._wait(backend, namespace)
         except TrainJobError as error:
-            return _event("error", str(error), retryable=error.retry.retryable)
+            return event_of("error", str(error), retryable=error.retry.retryable)
         except Exception as error:
             self.log.exception("the trigger failed")
-            return _event("error", f"{type(error).__name__}: {error}", retryable=False)
+            return event_of("error", f"{type(error).__name__}: {error}", retryable=False)
 
     async def _wait(self, backend: Backend, namespace: str) -> dict[str, Any]:
         from trainjob import JobRef
@@ -350,15 +406,15 @@ class TrainJobStateTrigger(BaseTrigger):
                 latest = observation
                 if sought.reached(snapshot.trainjob, observation):
                     job = {"namespace": namespace, "job": trainjob["metadata"]["name"]}
-                    return _event("reached", f"{name} is {observation.phase}") | job
+                    return event_of("reached", f"{name} is {observation.phase}") | job
                 if observation.phase.terminal:
                     break
         ended = f"is {latest.phase}" if latest is not None else "was deleted"
-        return _event("ended", f"{name} {ended}; it can no longer {sought.state}")
+        return event_of("ended", f"{name} {ended}; it can no longer {sought.state}")
 
 
 @cache
-def _load() -> None:
+def load() -> None:
     """Import what a trigger needs, in a thread: in the event loop it would block all triggers for half a second.
 
     A full garbage collection over Airflow's modules blocks the loop for 0.2 to 0.4 s, once in some hundred triggers
@@ -377,5 +433,6 @@ def _run_in_background(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]
     return task
 
 
-def _event(status: str, message: str, *, retryable: bool = True) -> dict[str, Any]:
+def event_of(status: str, message: str, *, retryable: bool = True) -> dict[str, Any]:
+    """The payload of an event."""
     return {"status": status, "message": message, "retryable": retryable}

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from trainjob.integration import merge_documents, page_html, with_comparison, with_lineage, workflow_document
 from trainjob_airflow.addresses import root
 from trainjob_airflow.web import stored
-from trainjob_airflow.web.live import LiveJobs, Unavailable
+from trainjob_airflow.web.live import LiveJobs, LiveStudies, Unavailable
 from trainjob_airflow.web.stored import Place, Related, Stored
 
 _log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ def app() -> FastAPI:
     made.include_router(_router)
     made.add_exception_handler(AnyHTTPException, _error)
     made.state.live = LiveJobs()
+    made.state.studies = LiveStudies()
     made.state.related = {}
     return made
 
@@ -145,6 +146,8 @@ def _without_document(found: Stored) -> tuple[str, str]:
 async def _training(request: Request, found: Stored, rank: str = "", *, logs: bool) -> dict[str, Any]:
     """The document of a task: the stored one, completed by the job itself while the task is not finished."""
     try:
+        if found.document is not None and found.document["kind"] == "study":
+            return await _study(request, found)
         return await _completed(request, found, rank, logs=logs)
     except (AttributeError, KeyError, TypeError, ValueError):  # everyone who may write XComs can have changed it
         _log.warning("the document of %s is invalid", found.place, exc_info=True)
@@ -174,6 +177,36 @@ async def _completed(request: Request, found: Stored, rank: str, *, logs: bool) 
     document = _with_related(document, await _related(request, found.place))
     document.pop("airflow", None)
     return {**document, "notes": [*document["notes"], *notes]}
+
+
+async def _study(request: Request, found: Stored) -> dict[str, Any]:
+    """The document of a study: the stored one, or the journal's while the task is not finished."""
+    document = dict(found.document or {})
+    notes = []
+    if found.unfinished and document["state"] != "ended":
+        try:
+            live = await request.app.state.studies.document(document, found.place)
+        except Unavailable as error:
+            notes.append(
+                f"The study cannot be read from Airflow's API server: {error}. This is the state that the task stored at "
+                f"{document['taken']}."
+            )
+        else:
+            document = _with_values(live, document)
+    elif document["state"] != "ended":
+        notes.append(f"The task is {found.state}. The study can be continued: clear the task.")
+    document.pop("airflow", None)
+    return {**document, "notes": [*document["notes"], *notes]}
+
+
+def _with_values(live: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of the journal, with the values of running trials, which only their launcher has."""
+    known = {each["number"]: each for each in document["trials"] if each["state"] == "running"}
+    trials = [
+        known[each["number"]] if each["state"] == "running" and each["number"] in known else each
+        for each in live["trials"]
+    ]
+    return {**live, "trials": trials}
 
 
 def _without_logs(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reads running jobs for their pages: at most one read per job in 2 s, for all viewers of this API server process."""
+"""Reads running jobs and studies for their pages, once for all viewers of this API server process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow.models.dag import DagModel
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, conf
 
 from trainjob import Backend, NotFound, TrainJobError, connect
-from trainjob.integration import LiveReader, preload
+from trainjob.integration import LiveReader, document_of_study, find_study, journal_location, key_hash, preload
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.web.stored import Place
 
@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 _SECONDS = 3.0  # of one read
 _LINES = 200
 _IDLE = 60.0  # after which a connection is closed
+_STUDY_SECONDS = 5.0  # between two reads of a study: one of 1,000 trials has 2,000 files
+_STUDIES = 100  # in memory
 
 
 class Unavailable(Exception):
@@ -126,6 +128,55 @@ class LiveJobs:
             self._closing.cancel()
         while self._open:
             await self._open.popitem()[1].backend.aclose()
+
+
+class LiveStudies:
+    """The studies whose journals are in the workspace of this API server; each is read at most once in 5 s."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[float, asyncio.Task[dict[str, Any] | None]]] = {}
+
+    async def document(self, stored: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        """The document of the study of a task, from its journal.
+
+        Only the workspace of this server is read: everyone who may write XComs can name any location there.
+
+        Args:
+            stored: What the task has stored.
+            place: The task instance, to which the study must belong.
+
+        Raises:
+            Unavailable: The journal cannot be read from here.
+        """
+        key = str(stored["key"])
+        if not _is_key_of(key, place):
+            raise Unavailable("the study has a key of its own")
+        hashed = key_hash(key)
+        try:
+            if stored["airflow"]["journal"] != journal_location(hashed):
+                raise Unavailable("its journal is not in the workspace of the API server (TRAINJOB_WORKSPACE)")
+            read_at, task = self._read.get(key, (0.0, None))
+            if task is None or (task.done() and time.monotonic() - read_at > _STUDY_SECONDS):
+                task = asyncio.create_task(asyncio.to_thread(_study, hashed))
+                self._read.pop(key, None)
+                self._read[key] = (time.monotonic(), task)
+                if len(self._read) > _STUDIES:
+                    del self._read[next(iter(self._read))]
+            async with asyncio.timeout(_SECONDS):
+                document = await asyncio.shield(task)
+        except TimeoutError:
+            raise Unavailable(f"the workspace did not answer within {_SECONDS:.0f} s") from None
+        except (TrainJobError, KeyError, TypeError) as error:
+            _log.info("the study of %s cannot be read: %s", place, error)
+            raise Unavailable(f"{type(error).__name__}, see the log of the API server") from None
+        if document is None:
+            raise Unavailable("the journal was removed, or it is on another machine")
+        return document
+
+
+def _study(hashed: str) -> dict[str, Any] | None:
+    state = find_study(hashed)
+    return None if state is None else document_of_study(state, importances=False)
 
 
 def _is_key_of(key: str, place: Place) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeGuard
 
 from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance
@@ -19,7 +19,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import Text, cast, select
 
 from trainjob import JobRef, Observation, Phase
-from trainjob.integration import observed_document
+from trainjob.integration import StudyState, document_of_study, observed_document
 from trainjob_airflow.training import KEY
 
 _log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def trainings(dag_id: str, run_id: str) -> tuple[list[tuple[Place, dict[str, Any
             .limit(_TRAININGS + 1)
         ).all()
     found = [(Place(dag_id, run_id, task, index), _document(value)[0]) for task, index, value in rows[:_TRAININGS]]
-    return [(place, document) for place, document in found if document is not None], len(rows) > _TRAININGS
+    return [(place, document) for place, document in found if _is_training(document)], len(rows) > _TRAININGS
 
 
 def related(place: Place) -> Related:
@@ -173,7 +173,7 @@ def _compared(session: Any, place: Place, started: datetime) -> Iterator[tuple[s
     def found(query: Any) -> tuple[Place, dict[str, Any]] | None:
         row = session.execute(query.limit(1)).first()
         document = _document(row[1])[0] if row is not None else None
-        if document is None:
+        if not _is_training(document):
             return None
         return Place(place.dag_id, row[0], place.task_id, place.map_index), document
 
@@ -188,6 +188,10 @@ def _compared(session: Any, place: Place, started: datetime) -> Iterator[tuple[s
     promoting = next((run_id for run_id, value in values if _outputs(value).get("promoted") is True), None)
     if promoting is not None and (champion := found(documents.where(DagRun.run_id == promoting))):
         yield "champion", champion
+
+
+def _is_training(document: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    return document is not None and document["kind"] == "training"
 
 
 def _outputs(value: Any) -> dict[str, Any]:
@@ -217,17 +221,29 @@ def _document(value: Any) -> tuple[dict[str, Any] | None, str]:
 
 def _valid(loaded: Any) -> dict[str, Any] | None:
     """The document with all keys; None if it is none. Everyone who may write XComs can have changed it."""
-    if not isinstance(loaded, Mapping) or loaded.get("kind") != "training":
+    kind = loaded.get("kind") if isinstance(loaded, Mapping) else None
+    if not isinstance(loaded, Mapping) or kind not in _NEEDED:
         return None
-    if not all(isinstance(loaded.get(name), str) and loaded[name] for name in ("namespace", "name", "uid", "phase")):
+    if not all(isinstance(loaded.get(name), str) and loaded[name] for name in _NEEDED[kind]):
         return None
-    empty = _empty()
+    empty = _empty() if kind == "training" else _empty_study()
     parts = {
         name: value
         for name, value in loaded.items()
         if not isinstance(empty.get(name), dict | list | str) or isinstance(value, type(empty[name]))
     }
     return {**empty, **parts}
+
+
+_NEEDED = {"training": ("namespace", "name", "uid", "phase"), "study": ("namespace", "key", "metric", "state")}
+"""Kind of a document -> what is never empty."""
+
+
+@cache
+def _empty_study() -> dict[str, Any]:
+    """A document of a study with all keys of this version."""
+    fields = {"metric": "value", "direction": "minimize", "space": {}}
+    return document_of_study(StudyState("", "", fields, ()), importances=False)
 
 
 @cache

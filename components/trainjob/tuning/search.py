@@ -17,6 +17,7 @@ from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import (
     InvalidStudy,
     Problem,
+    RankCrashed,
     StoreUnavailable,
     StudyFailed,
     TimedOut,
@@ -416,7 +417,10 @@ class _Search:
                 await self._watch(number, ref)
             except TrainJobFailed as error:
                 again = error.diagnosis.retry.retried(user_errors=False) and ref.attempt <= self.study.retries
-                if not again:
+                if isinstance(error, RankCrashed):  # its job keeps running
+                    await self._end(number, "failed", None, error.diagnosis.summary)
+                    await self._cancel(ref)
+                elif not again:
                     await self._end(number, "failed", None, error.diagnosis.summary)
                 elif not await self._ended_elsewhere(number):
                     del self.refs[number]
