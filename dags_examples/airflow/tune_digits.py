@@ -1,27 +1,26 @@
-"""Search for hyperparameters: one TrainJob for each combination; the best model is exported.
+"""Search for hyperparameters by one task, each trial of which is a TrainJob; the best model is exported.
 
 ::
 
-    trials ── train[0..n] ── best ── export_model
+    search (trials 0..n) ── export_model
 
-The number of trials is known only when the run starts; ``max_active_tis_per_dagrun`` limits how many train at once. A
-failed trial does not affect the others. To try it on this machine::
+The task is deferred, so the search needs no worker. If the triggerer dies, the next one continues the same search.
+Clear the task with a larger number of trials to search further. It needs Optuna (``pip install 'trainjob[tune]'``). To
+try it on this machine::
 
     export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
-    airflow dags test tune_digits --conf '{"learning_rates": [0.05, 0.2]}'
+    airflow dags test tune_digits --conf '{"trials": 4}'
 """
 
 from __future__ import annotations
 
 import os
-from itertools import product
 from pathlib import Path
-from typing import Any
 
-from airflow.sdk import DAG, Param, task
+from airflow.sdk import DAG, Param
 
 from trainjob_airflow.operators.data import ModelExportOperator
-from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.operators.tuning import TrainJobTuningOperator
 
 # As in retrain_digits.py; on a cluster, set the variables to locations that its nodes can reach.
 EXAMPLES = Path(os.environ.get("TRAINJOB_EXAMPLES", Path(__file__).resolve().parents[1]))
@@ -36,49 +35,45 @@ with DAG(
     tags=["trainjob"],
     doc_md=__doc__,
     params={
-        "learning_rates": Param([0.03, 0.1, 0.3], type="array", items={"type": "number"}),
-        "batch_sizes": Param([64, 128], type="array", items={"type": "integer"}),
+        "trials": Param(12, type="integer", minimum=1),
+        "parallel": Param(4, type="integer", minimum=1, description="Trials that train at the same time."),
         "epochs": Param(10, type="integer", minimum=1),
     },
 ):
-
-    @task
-    def trials(**context: Any) -> list[dict[str, str]]:
-        """Return the environment variables of each trial."""
-        grid = product(context["params"]["learning_rates"], context["params"]["batch_sizes"])
-        return [{"LEARNING_RATE": str(rate), "BATCH_SIZE": str(size)} for rate, size in grid]
-
-    train = TrainJobOperator.partial(
-        task_id="train",
-        map_index_template="learning rate {{ task.env.LEARNING_RATE }}, batch size {{ task.env.BATCH_SIZE }}",
-        max_active_tis_per_dagrun=4,
+    search = TrainJobTuningOperator(
+        task_id="search",
+        study={
+            "space": {
+                "learning_rate": {"type": "float", "low": 0.01, "high": 0.5, "log": True},
+                "batch_size": {"type": "categorical", "choices": [32, 64, 128]},
+            },
+            "metric": "accuracy",
+            "direction": "maximize",
+            "pruner": {"name": "successive_halving"},
+            "max_trials": "{{ params.trials }}",
+            "parallel": "{{ params.parallel }}",
+        },
+        workspace=WORKSPACE,
         runtime=RUNTIME,
         command=["trainjob", "exec", "--", "python", f"{EXAMPLES}/training/digits_jax.py"],
         args=[
             "--dataset=$(TRAINJOB_INPUT_DATASET)",
             "--output=$(TRAINJOB_OUTPUT_MODEL)",
-            "--learning-rate=$(LEARNING_RATE)",
-            "--batch-size=$(BATCH_SIZE)",
+            "--learning-rate=$(KUBEFLOW_TRAINER_OPT_LEARNING_RATE)",
+            "--batch-size=$(KUBEFLOW_TRAINER_OPT_BATCH_SIZE)",
             "--epochs={{ params.epochs }}",
         ],
         inputs={"dataset": (EXAMPLES / "data" / "digits.csv.gz").as_uri()},
-        outputs={"model": f"{WORKSPACE}/{{{{ run_id }}}}/{{{{ ti.map_index }}}}"},
+        outputs={"model": f"{WORKSPACE}/{{{{ run_id }}}}"},  # each trial has its own directory there
         deferrable=True,
-    ).expand(env=trials())
-
-    @task(trigger_rule="all_done")
-    def best(results: Any) -> Any:
-        """Return the result of the trial with the highest accuracy."""
-        return max(results, key=lambda result: float(result["metrics"]["accuracy"]))
-
-    winner = best(train.output)
+    )
 
     ModelExportOperator(
         task_id="export_model",
-        source="{{ ti.xcom_pull(task_ids='best')['outputs']['model'] }}",
+        source="{{ ti.xcom_pull(task_ids='search', key='best')['outputs']['model'] }}",
         target=MODELS,
         name="digits",
-        metrics=winner,
+        metrics=search.output["best"],
         alias="champion",
         metric="accuracy",
     )

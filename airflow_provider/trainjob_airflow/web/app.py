@@ -162,8 +162,8 @@ async def _completed(request: Request, found: Stored, rank: str, *, logs: bool) 
             live = await request.app.state.live.document(document, found.place, rank, logs=logs)
         except Unavailable as error:
             notes.append(
-                f"The job cannot be read from Airflow's API server: {error}. This is the state that the task stored at "
-                f"{document['taken']}."
+                f"The job cannot be read from Airflow's API server: {error}. This is the state that the task has "
+                f"stored at {document['taken']}."
             )
         else:
             document = merge_documents(document, live)
@@ -188,8 +188,8 @@ async def _study(request: Request, found: Stored) -> dict[str, Any]:
             live = await request.app.state.studies.document(document, found.place)
         except Unavailable as error:
             notes.append(
-                f"The study cannot be read from Airflow's API server: {error}. This is the state that the task stored at "
-                f"{document['taken']}."
+                f"The study cannot be read from Airflow's API server: {error}. This is the state that the task has "
+                f"stored at {document['taken']}."
             )
         else:
             document = _with_values(live, document)
