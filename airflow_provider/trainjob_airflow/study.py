@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainjob_airflow.training import LIMIT, Task, TaskXCom, interval, thinned
+from trainjob_airflow.training import LIMIT, Task, TaskXCom, interval
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -128,7 +128,7 @@ def _sized(document: Mapping[str, Any], points: int, count: int) -> dict[str, An
             f"{len(trials)} of {len(document['trials'])} trials are stored in Airflow: the best and the latest."
         )
     if any(len(each["values"]) > points for each in trials):
-        notes.append(f"The values during a trial are thinned to {points} points.")
+        notes.append(f"The values during a trial are thinned to {points} points: each n-th and the latest.")
     return {**document, "notes": notes, "trials": [{**each, "values": _values(each, points)} for each in trials]}
 
 
@@ -136,5 +136,5 @@ def _values(trial: Mapping[str, Any], limit: int) -> list[list[Any]]:
     values: list[list[Any]] = trial["values"]
     if len(values) <= limit:
         return values
-    points = thinned({"value": [[step, 0.0, value] for step, value in values]}, limit)
-    return [[step, value] for step, _, value in points.get("value", [])]
+    step = -(-len(values) // max(1, limit))
+    return [*values[:-1:step], values[-1]][-limit:] if limit else []

@@ -338,8 +338,8 @@ def _sized(document: Mapping[str, Any], points: int, events: int, ranks: int) ->
     return {
         **document,
         "logs": [],
-        "history": thinned(document["history"], points),
-        "attempts": [each | {"history": thinned(each["history"], share)} for each in attempts],
+        "history": _thinned(document["history"], points),
+        "attempts": [each | {"history": _thinned(each["history"], share)} for each in attempts],
         "events": document["events"][-events:] if events else [],
         "ranks": [rank for rank in every if rank in important] if hidden else every,
         "unseen": [*document["unseen"], *([f"{hidden} more ranks"] if hidden else [])],
@@ -350,13 +350,12 @@ def _compact(document: Mapping[str, Any]) -> dict[str, Any]:
     """What the next try needs of a document: its attempts with thinned histories."""
     return {
         "uid": document["uid"],
-        "history": thinned(document["history"], _EARLIER_POINTS // 2),
+        "history": _thinned(document["history"], _EARLIER_POINTS // 2),
         "attempts": document["attempts"],
     }
 
 
-def thinned(points: object, limit: int) -> dict[str, Any]:
-    """Points of metrics, at most `limit` of all together."""
+def _thinned(points: object, limit: int) -> dict[str, Any]:
     from trainjob.integration import MetricHistory
 
     return MetricHistory.of(points).points(limit) if points and limit else {}

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from tests.processes import wait_until
 from trainjob import TrainJobClient
 from trainjob.backends.local.backend import LocalBackend
 from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.operators.tuning import TrainJobTuningOperator
 from trainjob_airflow.training import KEY
 
 if TYPE_CHECKING:
@@ -269,6 +271,55 @@ def test_the_dag_of_the_address_is_authorized(finished: tuple[DAG, str], get: Ge
     assert get(path_of(foreign, other), "one-dag").status_code == 403
     assert get(path_of(foreign, other), "one-dag", dag_id=dag.dag_id).status_code == 403
     assert get(path_of(dag, other), "one-dag").status_code == 404, "a run of another DAG"
+
+
+# ---------------------------------------------------------------- studies
+
+
+@pytest.mark.timeout(300)
+def test_the_page_of_a_study(run: Run, get: Get, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainjob.tuning.journal import open_journal
+    from trainjob_airflow.web import live
+
+    code = "import os, time\ntime.sleep(0 if os.path.exists(os.environ['FLAG']) else 60)\n" + FINISHED
+    study = {"space": {"x": {"type": "float", "low": 0, "high": 1}}, "metric": "loss", "direction": "minimize"}
+    flag = home.parent / "flag"
+
+    def searched(**more: Any) -> str:
+        with DAG("page_study") as dag:
+            TrainJobTuningOperator(
+                task_id="train", study={**study, "max_trials": 1}, runtime="trainjob-step", command=python(code),
+                env={"FLAG": str(flag)}, **more,
+            )  # fmt: skip
+        return run(dag).run_id
+
+    run_id = searched(execution_timeout=timedelta(seconds=5))
+    path = f"/dags/page_study/runs/{quote(run_id, safe='')}/tasks/train/-1/document"
+    stored = get(path).json()
+    assert (stored["kind"], stored["state"], stored["counts"]) == ("study", "running", {"running": 1})
+    assert stored["notes"] == ["The task is failed. The study can be continued: clear the task."]
+    assert "airflow" not in stored
+    assert "This DAG run has no trainings." in get(f"/dags/page_study/runs/{quote(run_id)}/page").text
+
+    set_state(run_id, "running")
+    (journal,) = (home / "studies").iterdir()
+    with open_journal(journal.as_uri()) as opened:  # as a launcher on another machine does
+        opened.create("ended/00000", {"state": "complete", "value": 0.25, "values": [[4, 0.25]]})
+    shown = get(path).json()
+    assert (shown["counts"], shown["best"], shown["notes"]) == ({"complete": 1}, 0, [])
+    assert "connect-src 'self'" in get(path.removesuffix("document") + "page").text
+
+    monkeypatch.setenv("TRAINJOB_WORKSPACE", (home / "other").as_uri())
+    (note,) = get(path).json()["notes"]
+    assert "its journal is not in the workspace of the API server (TRAINJOB_WORKSPACE)" in note
+    monkeypatch.delenv("TRAINJOB_WORKSPACE")
+    monkeypatch.setattr(live, "_is_key_of", lambda *_: False)
+    (note,) = get(path).json()["notes"]
+    assert "the study has a key of its own" in note
+
+    flag.touch()
+    ended = document_in(get(f"/dags/page_study/runs/{quote(searched(), safe='')}/tasks/train/-1/page"))
+    assert (ended["state"], ended["counts"], ended["trials"][0]["value"]) == ("ended", {"complete": 1}, 0.25)
 
 
 # ---------------------------------------------------------------- running tasks

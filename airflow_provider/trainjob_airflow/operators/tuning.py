@@ -247,8 +247,7 @@ class TrainJobTuningOperator(TrainJobOperator):
 
         ref = JobRef(running.client.namespace, best["job"], "")
         with suppress(TrainJobError):
-            job = running.client.get(ref)
-            ref = ref if job is None else JobRef.of(job)
+            ref = running.client.find(ref.name)
         parts = {name: best[name] for name in ("metrics", "outputs")}
         return {**_identity(ref), **parts, "seconds": {"total": best["seconds"]}}
 
