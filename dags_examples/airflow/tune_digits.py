@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG, Param, XComArg
 
 from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.tuning import TrainJobTuningOperator
@@ -73,7 +73,7 @@ with DAG(
         source="{{ ti.xcom_pull(task_ids='search', key='best')['outputs']['model'] }}",
         target=MODELS,
         name="digits",
-        metrics=search.output["best"],
+        metrics=XComArg(search, key="best"),
         alias="champion",
         metric="accuracy",
     )

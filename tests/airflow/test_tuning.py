@@ -177,8 +177,9 @@ def test_a_wrong_study_or_template_is_refused_at_parse(fields: dict[str, Any], p
 
 @pytest.mark.parametrize("name", ["get_logs", "wait_for_completion", "skip_on_exit_code"])
 def test_arguments_of_one_job_are_refused(name: str) -> None:
+    fields: dict[str, Any] = {name: True}
     with pytest.raises(TypeError, match=f"remove {name}"):
-        search(**{name: True})
+        search(**fields)
     with pytest.raises(ValueError, match="trials are not suspended"):
         search(on_kill_action="suspend")
 

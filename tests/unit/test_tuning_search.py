@@ -14,12 +14,14 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.simulated_trials import SPACE, STEPS, TEMPLATE, Launcher, MemoryJournal, Trainings, study
 
 from trainjob import JobRef, TrainJobSpec, WaitOptions
-from trainjob.errors import BackendUnavailable, InvalidStudy, Rejected, StoreUnavailable, StudyFailed
+from trainjob.diagnosis import Category, Diagnosis
+from trainjob.errors import BackendUnavailable, InvalidStudy, RankCrashed, Rejected, StoreUnavailable, StudyFailed
 from trainjob.lifecycle import mark_delivered
 from trainjob.manifest import labels_of
 from trainjob.status import observe
 from trainjob.tuning import StudyResult, Trial, cancel_trials, read_study, search, tune
 from trainjob.tuning.sampling import Sampling
+from trainjob.verdicts import RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -331,6 +333,18 @@ async def test_a_trial_that_is_stuck_is_given_up(world: World, monkeypatch: pyte
     with pytest.raises(StudyFailed, match="run_timeout"):
         await world.tune(max_trials=1, options=options)
     assert world.backend.jobs == {}
+
+
+async def test_a_trial_whose_rank_crashed_is_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+
+    async def crashed(*_: object, **__: object) -> None:
+        raise RankCrashed(Diagnosis(Category.NONE, RetryVerdict.INFRASTRUCTURE, "node-0 exited with code 1"))
+
+    monkeypatch.setattr(search, "wait", crashed)
+    with pytest.raises(StudyFailed, match="node-0 exited with code 1"):
+        await world.tune(max_trials=1, options=WaitOptions(fail_on_first_crash=True))
+    assert world.backend.jobs == {}, "the job would keep running"
 
 
 # ---------------------------------------------------------------- cancellation
