@@ -11,6 +11,7 @@ import yaml
 from airflow.sdk import DAG, Param, task
 from click.testing import CliRunner
 from tests.airflow.conftest import jobs
+from tests.airflow.versions import older_than
 
 from trainjob.cli.program import program
 from trainjob.errors import ConfigurationError
@@ -46,7 +47,8 @@ def folder(tmp_path: Path, nodes: str, name: str, mapped: str, phase: str, label
 
 def test_the_examples_pass(airflow_home: Path, home: Path) -> None:
     found = [*check_dags(EXAMPLES)]
-    assert [each for each in found if each.problem] == []
+    later = {EXAMPLES / "train_until_good.py"} if older_than("3.4") else set()
+    assert {Path(each.where) for each in found if each.problem} == later
     assert len(found) > 15
     assert jobs(home) == []
 
