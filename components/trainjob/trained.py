@@ -105,6 +105,7 @@ def export(
     name: str,
     export_id: str | None = None,
     provenance: Mapping[str, Any] | None = None,
+    evaluation: str | None = None,
     **options: Any,
 ) -> Exported:
     """Export `model` with the metrics and the provenance of its job. Idempotent: a retry returns the same version.
@@ -115,20 +116,29 @@ def export(
         name: Name of the model in the registry.
         export_id: Replaces that of `model`, to export the same output again.
         provenance: Fields that the job does not record, such as ``code``; see `trainjob.data.export`.
+        evaluation: Location of an evaluation report about this model, whose metrics replace those of the job and whose
+            gate decides about ``alias``; see `trainjob.data.export`.
         **options: ``registry``, ``alias``, ``metric``, ``mode``, ``min_improvement``, ``allow_pickle``, ``sign`` and
             ``progress`` of `trainjob.data.export`.
 
     Raises:
-        ConfigurationError: ``provenance`` has a field that the job sets, or ``target`` is missing.
+        ConfigurationError: ``provenance`` has a field that the job sets, ``target`` is missing, or ``evaluation`` is of
+            another model, or has no gate that could decide about ``alias``.
         TrainJobError: See `trainjob.data.export`.
     """
     from trainjob.data import export as export_model  # noqa: PLC0415 - imports all stores, for exports only
+    from trainjob.data.promotion import Evaluation  # noqa: PLC0415 - likewise
     from trainjob.registry.base import is_metric  # noqa: PLC0415 - likewise
 
     if own := sorted({*_RECORDED} & {*(provenance or {})}):
         raise ConfigurationError(
             f"provenance has {', '.join(own)}, which TrainJob {model.ref} records; leave it out, or register the model"
             " manually: trainjob registry register"
+        )
+    if evaluation and options.get("alias") and Evaluation.read(evaluation).decision is None:
+        raise ConfigurationError(
+            f"the evaluation {evaluation} has no gate, which decides whether {options['alias']!r} moves; evaluate the"
+            " model with a gate, or leave out alias (--alias)"
         )
     where = target or model.target
     if not where:
@@ -147,6 +157,7 @@ def export(
         metrics=metrics,
         provenance={**(provenance or {}), **model.provenance},
         history=model.history,
+        evaluation=evaluation,
         **options,
     )
 

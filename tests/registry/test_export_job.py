@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ from tests.processes import eventually
 from trainjob import JobRef, TrainJobClient
 from trainjob.cli import main
 from trainjob.data import content
+from trainjob.data.evaluate import evaluate
 from trainjob.errors import ConfigurationError, NotFound
 from trainjob.registry import Registry, connect
 
+CHAMPION = "models:/digits@champion"
 TRAINING = """
 import json, os, struct, sys
 from pathlib import Path
@@ -163,6 +166,49 @@ def test_only_a_complete_job_is_exported(registry: Registry, export: Any, tmp_pa
             client.export(JobRef(fails.namespace, fails.name, "other"), name="digits")
     assert registry.list("digits") == []
     assert not list(tmp_path.rglob("MANIFEST.json"))
+
+
+def test_an_evaluation_takes_the_place_of_the_metrics(
+    registry: Registry, trained: JobRef, export: Any, home: Path, tmp_path: Path
+) -> None:
+    """Its gate decides about the alias, and its file or directory is the location."""
+    (tmp_path / "test.txt").write_text("1 2 3")
+    write = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{\"metrics\": {\"accuracy\": 0.4}}')"
+    command = [sys.executable, "-c", write, "{scores}"]
+
+    def evaluated(name: str, gate: Any, model: Path = tmp_path / "out") -> str:
+        target = str(tmp_path / name)
+        evaluate(str(model), str(tmp_path / "test.txt"), target, command=command, champion=CHAMPION, gate=gate)
+        return target
+
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "out", other)
+    (other / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes()[:-1] + b"1")
+    passes, fails = ({"metrics": {"accuracy": {"min": least}}} for least in (0.3, 0.5))
+    refused = {
+        (evaluated("another", passes, other), "--alias", "champion"): "is the evaluation of another model",
+        (evaluated("without", None), "--alias", "champion"): "has no gate, which decides whether 'champion' moves",
+        (evaluated("failed", fails), "--metric", "accuracy", "--alias", "champion"): "cannot be combined",
+    }
+    for words, message in refused.items():
+        code, out, err = export(trained.name, "--name", "digits", "--evaluation", *words)
+        assert (code, out) == (2, ""), words
+        assert message in err
+    assert not (home / "models").exists()
+    assert registry.list("digits") == []
+
+    words = (trained.name, "--name", "digits", "--alias", "champion", "--json", "--evaluation")
+    code, out, err = export(*words, f"{tmp_path}/failed")
+    assert (code, json.loads(out)["promoted"]) == (0, False), err
+    assert json.loads(out)["reason"].startswith("'champion' stays: metrics.accuracy.min: accuracy is 0.4")
+    assert export(*words, f"{tmp_path}/failed")[1] == out, "the same again is the same version"
+    report = f"{evaluated('passed', passes)}/{content.EVALUATION}"
+    code, out, err = export(*words, report, "--export-id", "passed")
+    assert (code, json.loads(out)["promoted"]) == (0, True), err
+    versions = registry.list("digits")
+    assert [each.tags["trainjob.evaluation.passed"] for each in versions] == ["false", "true"]
+    assert [each.metrics for each in versions] == [{"accuracy": 0.4}] * 2
+    assert json.loads(versions[1].tags["trainjob.provenance.trainjob"])["metrics"]["accuracy"] == 0.97
 
 
 def test_export_from_python(registry: Registry, trained: JobRef, tmp_path: Path) -> None:

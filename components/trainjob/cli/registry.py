@@ -189,6 +189,12 @@ def register(
 @click.option("--alias", help="Give the version this alias, e.g. champion.")
 @_rule
 @click.option(
+    "--evaluation",
+    metavar="URI",
+    help="Export with this evaluation report of the model: its metrics replace those of the job, and its gate decides"
+    " about --alias.",
+)
+@click.option(
     "--provenance", metavar="JSON", help="Add provenance that the job does not record, as JSON or @FILE, e.g. its code."
 )
 @click.option("--allow-pickle", is_flag=True, help="Accept weights that can run code when they are loaded.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainjob.data import content, strict
@@ -38,21 +38,25 @@ class Evaluation:
 
     @classmethod
     def read(cls, uri: str) -> Evaluation:
-        """Read the report in a directory.
+        """Read the report in a directory, or at the location of its file, which ends with ``.json``.
 
         Raises:
             SourceNotFound: There is no evaluation.
             CorruptData: The file is not an evaluation report.
         """
-        with opened(parse_store(uri)) as store:
-            data = b"".join(store.read(content.EVALUATION))
+        folder, name = parse_store(uri), content.EVALUATION
+        if folder.name.endswith(".json") and not folder.directory:
+            folder, name = replace(folder, path=folder.path.rpartition("/")[0]), folder.name
+            uri = folder.uri
+        with opened(folder) as store:
+            data = b"".join(store.read(name))
         try:
             value = strict.loads(data)
             decision = value["decision"]
             report = EvaluationReport.of(value["report"])
             return cls(uri, report, Decision.of(decision) if decision is not None else None)
         except (ConfigurationError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CorruptData(f"{join(uri, content.EVALUATION)} is not an evaluation report: {error}") from None
+            raise CorruptData(f"{join(uri, name)} is not an evaluation report: {error}") from None
 
     def as_json(self) -> bytes:
         """The content of ``evaluation.json``."""

@@ -213,7 +213,7 @@ def export(
         sign: Path of a private key to sign the model with (``model.sig`` of OpenSSF Model Signing, beside it).
             Default: ``TRAINJOB_SIGN_KEY``.
         history: Metrics over time for that run, in the form of `trainjob.waiting.TrainJobResult`.
-        evaluation: Directory with the report of `trainjob.data.evaluate.evaluate` about this model. Its metrics replace
+        evaluation: Location of the report of `trainjob.data.evaluate.evaluate` about this model: its directory or file. Its metrics replace
             ``metrics``, and its gate decides alone about the alias: ``metric`` and ``min_improvement`` must be left
             out. The alias also stays if another version has become the champion since the evaluation.
         progress: Called with lines for people.
@@ -257,6 +257,8 @@ def export(
         return files | ({content.SIGNATURE: signer(manifest, name, files)} if signer else {})
 
     _refuse_other_content(source, uri, export_id, registered, signed=signer is not None, evaluated=evaluated)
+    if evaluated is not None and parse_store(source).on_disk:  # before the upload, where a second read is cheap
+        evaluated.check_model(source, transfer.scan(source).digest)
     manifest = transfer.copy(source, uri, progress=progress, sidecars=sidecars)
     if evaluated is not None:  # also if the model was there already
         evaluated.check_model(source, manifest.digest)
