@@ -24,6 +24,7 @@ from trainjob.data.stores.base import WritableStore, retry
 from trainjob.data.stores.opening import opened_writable
 from trainjob.errors import CorruptData, SourceNotFound
 from trainjob.settings import Settings
+from trainjob.tuning.storage import is_storage, open_storage, storage_location
 
 
 class Journal(Protocol):
@@ -99,12 +100,17 @@ class StoreJournal:
 
 
 @contextmanager
-def open_journal(uri: str) -> Iterator[StoreJournal]:
-    """Open the journal in a directory.
+def open_journal(uri: str) -> Iterator[Journal]:
+    """Open the journal in a directory, an object store, or an Optuna storage (``sqlite:////path/studies.db#name``).
 
     Raises:
         ConfigurationError: The location cannot hold a journal.
+        StoreUnavailable: The database of an Optuna storage cannot be reached.
     """
+    if is_storage(uri):
+        with open_storage(uri) as journal:
+            yield journal
+        return
     with opened_writable(parse_target(uri)) as store:
         yield StoreJournal(store)
 
@@ -114,11 +120,15 @@ def journal_location(key_hash: str, workspace: str | None = None) -> str:
 
     Args:
         key_hash: Hash of the study's key.
-        workspace: Directory or object store of all studies. If left out, ``TRAINJOB_WORKSPACE``, else
+        workspace: Directory, object store or Optuna storage of all studies. If left out, ``TRAINJOB_WORKSPACE``, else
             ``TRAINJOB_HOME`` of this machine.
+
+    Raises:
+        ConfigurationError: The URL of an Optuna storage contains a password.
     """
     settings = Settings()
-    return join(workspace or settings.workspace or settings.home.as_uri(), "studies", key_hash)
+    where = workspace or settings.workspace or settings.home.as_uri()
+    return storage_location(where, key_hash) if is_storage(where) else join(where, "studies", key_hash)
 
 
 def _encoded(value: Mapping[str, Any]) -> bytes:

@@ -41,11 +41,35 @@ _WARNINGS = Lock()
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Ignore warnings. The filters are those of the process, and several studies may run in it."""
     with _WARNINGS, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def load_optuna() -> Any:
+    """The module of Optuna, which logs errors only.
+
+    Raises:
+        ConfigurationError: Optuna is not installed.
+    """
+    try:
+        import optuna  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise missing("a hyperparameter search", "Optuna", "tune") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def distribution_of(parameter: FloatParameter | IntParameter | CategoricalParameter) -> Any:
+    """A parameter in Optuna's terms."""
+    made = load_optuna().distributions
+    if isinstance(parameter, CategoricalParameter):
+        return made.CategoricalDistribution(parameter.choices)
+    if isinstance(parameter, IntParameter):
+        return made.IntDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+    return made.FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
 
 
 class Sampling:
@@ -60,13 +84,8 @@ class Sampling:
     """
 
     def __init__(self, study: Study) -> None:
-        try:
-            import optuna  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise missing("a hyperparameter search", "Optuna", "tune") from error
-        self._optuna = optuna
+        self._optuna = optuna = load_optuna()
         self._study = study
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._order = study.order() or []
         self._grid: Any = None
         if study.sampler.name == "grid":  # the trial's number decides; making it takes long for a large grid
@@ -106,15 +125,7 @@ class Sampling:
 
         Optuna counts the points that this process has drawn, so a launcher that starts again would begin anew.
         """
-        made = self._optuna.distributions
-        space: dict[str, Any] = {}
-        for name, each in self._study.space.items():
-            if isinstance(each, CategoricalParameter):
-                space[name] = made.CategoricalDistribution(each.choices)
-            elif isinstance(each, IntParameter):
-                space[name] = made.IntDistribution(each.low, each.high, log=each.log, step=each.step)
-            else:
-                space[name] = made.FloatDistribution(each.low, each.high, log=each.log, step=each.step)
+        space = {name: distribution_of(each) for name, each in self._study.space.items()}
         space = {name: each for name, each in sorted(space.items()) if not each.single()}
         sampler.infer_relative_search_space = lambda *_: space
         sampler._find_sample_id = lambda *_: number
@@ -192,7 +203,7 @@ class Sampling:
         if len(complete) < 2:
             return {}
         try:
-            with _quiet():  # that the evaluator is experimental, or has few trials
+            with quiet():  # that the evaluator is experimental, or has few trials
                 found = self._optuna.importance.get_param_importances(
                     self._inner, evaluator=self._optuna.importance.PedAnovaImportanceEvaluator()
                 )
@@ -223,7 +234,7 @@ def _made(module: Any, name: str, fixed: Mapping[str, Any], options: Mapping[str
             [Problem(f"{field}.options.{unknown[0]}", f"is no option of {name}", f"use {', '.join(names)}")]
         )
     try:
-        with _quiet():  # that an argument is experimental
+        with quiet():  # that an argument is experimental
             return make(**{**fixed, **options})
     except (TypeError, ValueError) as error:
         raise InvalidStudy([Problem(f"{field}.options", f"is refused by {name}: {error}")]) from None
