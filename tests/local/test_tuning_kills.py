@@ -46,7 +46,7 @@ def _loss(parameters: Mapping[str, Any]) -> float:
     return float((float(parameters["x"]) - 1) ** 2 + float(parameters["n"]) + 5 - 5)
 
 
-def _undisturbed(study: Study) -> list[tuple[Mapping[str, Any], float]]:
+def undisturbed(study: Study) -> list[tuple[Mapping[str, Any], float]]:
     sampling = Sampling(study)
     trials: list[tuple[Mapping[str, Any], float]] = []
     for number in range(study.max_trials):
@@ -64,19 +64,19 @@ class Launchers:
         self.home = jobs.home
 
     def start(self, key: str, study: Study) -> BaseProcess:
-        words = (study.model_dump(), self.searches.template, key, self._journal(key), self.home)
+        words = (study.model_dump(), self.searches.template, key, self.journal(key), self.home)
         process = FORKS.Process(target=launcher, args=words, daemon=True)
         process.start()
         return process
 
-    def _journal(self, key: str) -> str:
+    def journal(self, key: str) -> str:
         return (self.searches.directory / "journal" / key).as_uri()
 
     def files(self, key: str) -> int:
         return sum(1 for _ in (self.searches.directory / "journal" / key).rglob("*.json"))
 
     def state(self, key: str) -> StudyState:
-        with open_journal(self._journal(key)) as journal:
+        with open_journal(self.journal(key)) as journal:
             state = read_study(journal)
         assert state is not None
         return state
@@ -117,10 +117,10 @@ def test_a_killed_launcher_loses_and_doubles_no_trial(launchers: Launchers, reco
             killed, here = killed + 1, here + 1
         assert process.exitcode == 0
         state = launchers.state(key)
-        undisturbed = _undisturbed(study)
+        expected = undisturbed(study)
         assert [trial.state for trial in state.trials] == ["complete"] * TRIALS
-        assert [trial.parameters for trial in state.trials] == [parameters for parameters, _ in undisturbed]
-        assert [trial.value for trial in state.trials] == pytest.approx([value for _, value in undisturbed])
+        assert [trial.parameters for trial in state.trials] == [parameters for parameters, _ in expected]
+        assert [trial.value for trial in state.trials] == pytest.approx([value for _, value in expected])
         assert state.ended
         assert [launchers.searches.count(key, trial) for trial in range(TRIALS)] == [1] * TRIALS
         campaigns.done(f"{key}: {here} kills")
