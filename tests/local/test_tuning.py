@@ -141,6 +141,15 @@ def test_failed_trials_do_not_fail_the_study(searches: Searches) -> None:
     assert result.best.parameters["n"] == 1
 
 
+def test_of_several_ranks_that_report_the_first_one_counts(searches: Searches) -> None:
+    searches.script.write_text(
+        "import os\nfrom trainjob import progress\nrank = int(os.environ['JOB_COMPLETION_INDEX'])\n"
+        "progress.report(metrics={'loss': rank + float(os.environ['KUBEFLOW_TRAINER_OPT_X'])})\n"
+    )
+    result = searches.run(template=searches.template | {"num_nodes": 2}, max_trials=2)
+    assert [trial.value for trial in result.trials] == [trial.parameters["x"] for trial in result.trials]
+
+
 def test_the_study_ends_at_a_value(searches: Searches) -> None:
     template = searches.template | {"env": {"STEP_SECONDS": "0.1"}}
     result = searches.run(template=template, max_trials=50, stop_at=100.0)

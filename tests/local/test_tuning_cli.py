@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import yaml
 from tests.local.test_tuning import SCRIPT, SPACE
@@ -134,6 +135,23 @@ def test_a_file_with_problems(shell: Shell, change: dict[str, Any], problems: li
     _, err = shell.run("tune", shell.study(**change), code=2)
     for problem in problems:
         assert problem in err
+
+
+def test_an_optuna_storage_is_the_workspace_and_its_password_is_a_reference(shell: Shell) -> None:
+    url = f"sqlite:///{shell.home}/studies.db"
+    _, err = shell.run("tune", shell.study(max_trials=1), "--key", "a/b", "--workspace", url)
+    assert "the template does not use KUBEFLOW_TRAINER_OPT_N: the script must read that from its environment" in err
+    (trial,) = optuna.load_study(study_name="a/b", storage=url).trials
+    assert trial.state is optuna.trial.TrialState.COMPLETE
+    shell.environment["TRAINJOB_WORKSPACE"] = url
+    assert len(json.loads(shell.run("report", "a/b", "--json")[0])["trials"]) == 1
+    out, err = shell.run("tune", shell.study(), "--workspace", "postgresql+psycopg2://me:hunter2@127.0.0.1:1/db", code=2)
+    assert "hunter2" not in out + err
+    url = "postgresql+psycopg2://me:$(DB_PASSWORD)@127.0.0.1:1/db"
+    shell.environment |= {"DB_PASSWORD": "hunter2", "TRAINJOB_WORKSPACE": url}
+    out, err = shell.run("tune", shell.study(), code=3)
+    assert f"{url}: connection to server" in " ".join(err.split())
+    assert "hunter2" not in out + err
 
 
 def test_a_study_without_a_complete_trial(shell: Shell) -> None:

@@ -189,6 +189,45 @@ def test_a_champion_that_appeared_since_is_not_replaced(work: Work) -> None:
     assert "evaluated against no champion, and version 1 holds the alias now" in late.reason
 
 
+def test_of_two_exports_at_once_each_reports_which_version_stands(
+    work: Work, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have checked the champion before one of them moves the alias."""
+    work.export(5, work.evaluate(5))
+    first, second = work.evaluate(7), work.evaluate(8)
+    promote, others = type(registry).promote, []
+
+    def moved_meanwhile(self: Any, *words: Any, **options: Any) -> Any:
+        verdict = promote(self, *words, **options)
+        if not others:
+            others.append(None)
+            others[0] = work.export(8, second)
+        return verdict
+
+    monkeypatch.setattr(type(registry), "promote", moved_meanwhile)
+    monkeypatch.setattr(Evaluation, "refusal", lambda *_: "")
+    done = work.export(7, first)
+    assert (done.version, done.promoted) == ("2", False)
+    assert done.reason == "'champion' points to version 3: another export has moved it at the same time"
+    assert (others[0].version, others[0].promoted) == ("3", True)
+    assert others[0].reason.startswith("'champion' points to version 3: metrics.accuracy.min_improvement: ")
+    assert "another export has moved it to version 2 at the same time, which was not evaluated" in others[0].reason
+    assert registry.resolve("digits", "champion").version == "3"
+
+
+def test_a_dataset_that_has_changed_since_is_another_report(work: Work) -> None:
+    """A digest refuses it; without one, both models are evaluated on the new dataset, whose digest is in the report."""
+    first = work.evaluate(5)
+    work.export(5, first)
+    work.dataset.write_text("3 5\n")
+    with pytest.raises(ChecksumMismatch):
+        work.evaluate(8, dataset_digest=first.report.dataset["digest"])
+    second = work.evaluate(8)
+    assert second.report.dataset["digest"] != first.report.dataset["digest"]
+    compared = second.report.metrics["accuracy"]
+    assert (compared.candidate, compared.champion) == (1.0, 1.0)
+
+
 def test_without_a_gate_no_alias_moves(work: Work) -> None:
     exported = work.export(5, work.evaluate(5, gate=None))
     assert (exported.promoted, exported.reason) == (False, "'champion' stays: the evaluation has no gate")

@@ -9,7 +9,7 @@ import pytest
 from trainjob import TrainJobSpec
 from trainjob.errors import InvalidStudy
 from trainjob.tuning import Study
-from trainjob.tuning.template import check_template, spec_of
+from trainjob.tuning.template import check_template, spec_of, unused
 
 X = {"type": "float", "low": 0, "high": 1}
 COLOR = {"type": "categorical", "choices": ["red", "blue"]}
@@ -63,6 +63,8 @@ GRID = {"sampler": {"name": "grid"}}
         (GRID | space(n={"type": "int", "low": 0, "high": 10**12}), "has 1000000000001 combinations"),
         ({"direction": "minimise"}, "direction"),
         ({"direction": None}, "direction"),
+        ({"direction": "max"}, "direction: Input should be 'minimize' or 'maximize'"),
+        ({"direction": "min"}, "direction: Input should be 'minimize' or 'maximize'"),
         ({"metric": ""}, "metric"),
         ({"max_trials": 0}, "max_trials"),
         ({"max_trials": 10_001}, "max_trials"),
@@ -151,6 +153,16 @@ def test_bad_templates_are_refused(fields: dict[str, Any], problem: str) -> None
 
 def test_an_escaped_variable_is_no_use_of_it() -> None:
     check_template(study(), template(args=["$$(KUBEFLOW_TRAINER_OPT_Y)", "$(HOME)"]))
+
+
+def test_unused_parameters_are_a_hint_if_the_template_uses_others() -> None:
+    two = study(**space(x=X, lr=X))
+    check_template(two, template(args=[VARIABLE]))
+    assert unused(two, template(args=[VARIABLE])) == (
+        "the template does not use KUBEFLOW_TRAINER_OPT_LR: the script must read that from its environment"
+    )
+    assert unused(two, template()) == "", "the script reads its environment"
+    assert unused(two, template(args=[VARIABLE], env={"A": "$(KUBEFLOW_TRAINER_OPT_LR)"})) == ""
 
 
 def test_a_manifest_is_no_template() -> None:

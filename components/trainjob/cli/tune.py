@@ -22,6 +22,7 @@ from trainjob.spec import TrainJobSpec
 from trainjob.spec.reading import load_spec
 from trainjob.tuning import Study, StudyResult, Trial, cancel_trials, tune
 from trainjob.tuning.journal import journal_location, open_journal
+from trainjob.tuning.template import unused
 
 if TYPE_CHECKING:
     from trainjob.cli.commands import Commands
@@ -71,6 +72,8 @@ async def run(
 ) -> int:
     """Run a study, or continue it."""
     study, template = read(source)
+    if not commands.as_json and (left := unused(study, template)):
+        echo(left, err=True)
     key = key or f"cli-{secrets.token_hex(6)}/{slug_of(source, [])}"
     where = journal_location(key_hash(key), workspace)
     commands.many = True

@@ -146,6 +146,28 @@ class Evaluation:
             " now; evaluate it again"
         )
 
+    def moved(
+        self, registry: Registry, version: ModelVersion, alias: str, previous: str | None, decision: Decision
+    ) -> tuple[bool, str]:
+        """Whether the version holds the alias after it was moved, and the reason: another export may have moved it, too.
+
+        Args:
+            registry: The registry.
+            version: The version that the alias was moved to.
+            alias: The alias.
+            previous: The version that held the alias before.
+            decision: The decision of the gate.
+        """
+        holder = registry.resolve(version.name, alias).version
+        if holder != version.version:
+            return False, f"{alias!r} points to version {holder}: another export has moved it at the same time"
+        reason = f"{alias!r} points to version {holder}: {decision.rule}: {decision.reason}"
+        known = self.report.champion is None or bool(self.report.champion.get("version"))
+        evaluated = (self.report.champion or {}).get("version")
+        if known and previous not in (None, holder, evaluated):
+            reason += f"; another export has moved it to version {previous} at the same time, which was not evaluated"
+        return True, reason
+
 
 def _resource(name: str, part: Mapping[str, str]) -> dict[str, Any]:
     """An in-toto ResourceDescriptor."""

@@ -279,8 +279,7 @@ def export(
         )
         promoted, reason = verdict.promoted, verdict.reason
         if promoted and evaluated is not None and evaluated.decision is not None:
-            decision = evaluated.decision
-            reason = f"{alias!r} points to version {version.version}: {decision.rule}: {decision.reason}"
+            promoted, reason = evaluated.moved(records, version, alias, verdict.previous, evaluated.decision)
     if progress is not None:
         progress(f"version {version.version} of {name!r}: {reason}")
     return Exported(

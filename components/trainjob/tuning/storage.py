@@ -230,8 +230,8 @@ class StorageJournal:
                 return self._optuna.storages.get_storage(storage), storage
             except (ImportError, NoSuchModuleError) as error:
                 raise ConfigurationError(
-                    f"the driver of the database {self._url} is not installed ({self._text(error)}); for PostgreSQL:"
-                    " pip install psycopg2-binary"
+                    f"the driver of the database {self._url} is not installed ({self._text(error.__cause__ or error)});"
+                    f" for PostgreSQL: pip install psycopg2-binary, and write {_EXAMPLE}"
                 ) from None
             except RuntimeError as error:  # tables of another version
                 raise ConfigurationError(f"{self._url}: {self._text(error)}") from None
@@ -328,7 +328,7 @@ class _Shown:
         storage.set_trial_state_values(id_, state, values)
 
 
-_EXAMPLE = "postgresql://user:$(DB_PASSWORD)@host/database"
+_EXAMPLE = "postgresql+psycopg2://user:$(DB_PASSWORD)@host/database"
 
 
 def _refuse_secrets(url: str) -> None:

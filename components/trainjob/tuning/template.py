@@ -47,6 +47,18 @@ def check_template(study: Study, template: TrainJobSpec) -> None:
         raise InvalidStudy(problems)
 
 
+def unused(study: Study, template: TrainJobSpec) -> str:
+    """A hint for people about parameters that command, args and env leave out while they use others; empty if none.
+
+    No error: a script may read them from its environment.
+    """
+    used = {each for _, text in _texts(template) for each in _USED.findall(text)}
+    left = [variable(name) for name in study.space if variable(name) not in used]
+    if not used or not left:
+        return ""
+    return f"the template does not use {', '.join(left)}: the script must read that from its environment"
+
+
 def spec_of(template: TrainJobSpec, number: int, parameters: Parameters) -> TrainJobSpec:
     """The spec of one trial.
 
