@@ -48,7 +48,7 @@ class Settings(BaseModel):
     workspace: str | None = None
     """Location of the artifacts of jobs that kfp.local launches on a cluster, such as ``s3://bucket/prefix``
     (``TRAINJOB_WORKSPACE``). If unset or a ``file://`` location, they are below the pipeline root of kfp.local.
-    Also the location of the journals of studies."""
+    Also the location of the journals of studies, which may be an Optuna storage; not together with kfp.local then."""
 
     job_url: str = ""
     """URL of a TrainJob in a dashboard, with ``{namespace}``, ``{name}`` and ``{uid}``, which KFP's steps log as a link

@@ -105,6 +105,7 @@ HEADS = {
     "live": ("", "trainjob"),
     "first_crash": ("", "trainjob", "Kubeflow SDK", "ratio"),
     "progress": ("", "trainjob", "Kubeflow SDK", "ratio"),
+    "tuning": ("", "trainjob", "beside", "ratio"),
     "triggerer": ("", "TrainJobTrigger", "KubernetesJobTrigger", "ratio"),
 }
 

@@ -145,7 +145,9 @@ def test_an_optuna_storage_is_the_workspace_and_its_password_is_a_reference(shel
     assert trial.state is optuna.trial.TrialState.COMPLETE
     shell.environment["TRAINJOB_WORKSPACE"] = url
     assert len(json.loads(shell.run("report", "a/b", "--json")[0])["trials"]) == 1
-    out, err = shell.run("tune", shell.study(), "--workspace", "postgresql+psycopg2://me:hunter2@127.0.0.1:1/db", code=2)
+    out, err = shell.run(
+        "tune", shell.study(), "--workspace", "postgresql+psycopg2://me:hunter2@127.0.0.1:1/db", code=2
+    )
     assert "hunter2" not in out + err
     url = "postgresql+psycopg2://me:$(DB_PASSWORD)@127.0.0.1:1/db"
     shell.environment |= {"DB_PASSWORD": "hunter2", "TRAINJOB_WORKSPACE": url}

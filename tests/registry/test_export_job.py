@@ -173,7 +173,7 @@ def test_an_evaluation_takes_the_place_of_the_metrics(
 ) -> None:
     """Its gate decides about the alias, and its file or directory is the location."""
     (tmp_path / "test.txt").write_text("1 2 3")
-    write = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{\"metrics\": {\"accuracy\": 0.4}}')"
+    write = 'import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(\'{"metrics": {"accuracy": 0.4}}\')'
     command = [sys.executable, "-c", write, "{scores}"]
 
     def evaluated(name: str, gate: Any, model: Path = tmp_path / "out") -> str:

@@ -207,7 +207,9 @@ def test_the_location_of_a_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_literal_password_is_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"write its name in place of the password: postgresql.*\$\(DB_") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"write its name in place of the password: postgresql.*\$\(DB_"
+    ) as caught:
         journal_location("abc", url)
     with pytest.raises(ConfigurationError) as opened, open_journal(f"{url}#abc"):
         pass

@@ -216,8 +216,8 @@ def run(
 @click.option(
     "--workspace",
     metavar="URI",
-    help="Keep the state of the study below this directory or object store; $TRAINJOB_WORKSPACE if left out, else"
-    " $TRAINJOB_HOME of this machine.",
+    help="Keep the state of the study below this directory or object store, or in this Optuna storage;"
+    " $TRAINJOB_WORKSPACE if left out, else $TRAINJOB_HOME of this machine.",
 )
 @timeout_options
 @click.option("--plain", is_flag=True, help="Print plain lines on a terminal, too.")

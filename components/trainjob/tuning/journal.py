@@ -8,6 +8,8 @@
     <directory>/launches/00002.json     limits of the third launch
     <directory>/ends/00002.json         why the third launch ended the study
 
+In an Optuna storage the files are trials of an Optuna study, see `trainjob.tuning.storage`.
+
 Two launchers of one study may run at once: of two files with the same name the first one stands, and both read it.
 """
 
