@@ -21,7 +21,7 @@ from trainjob.tuning.journal import open_journal
 
 pytestmark = pytest.mark.timeout(600)
 
-PASSWORD = "p#ss/w@rd"  # noqa: S105 - of a temporary database
+PASSWORD = "p#ss/w@rd"
 
 
 def _launcher(*words: object) -> None:

@@ -195,7 +195,8 @@ def test_of_two_exports_at_once_each_reports_which_version_stands(
     """Both have checked the champion before one of them moves the alias."""
     work.export(5, work.evaluate(5))
     first, second = work.evaluate(7), work.evaluate(8)
-    promote, others = type(registry).promote, []
+    promote = type(registry).promote
+    others: list[Any] = []
 
     def moved_meanwhile(self: Any, *words: Any, **options: Any) -> Any:
         verdict = promote(self, *words, **options)

@@ -29,9 +29,12 @@ SPACE = {
 }
 HEADER: dict[str, Any] = {
     "study": {"space": SPACE, "metric": "loss", "direction": "minimize"},
-    **{"template": {"command": ["train"]}, "key": "digits/search", "namespace": "ns", "began": 1.0},
+    "template": {"command": ["train"]},
+    "key": "digits/search",
+    "namespace": "ns",
+    "began": 1.0,
 }
-SECRET = "pa#ss/w@rd"  # noqa: S105 - of no database
+SECRET = "pa#ss/w@rd"
 
 
 @pytest.fixture(scope="session")

@@ -149,7 +149,7 @@ class Evaluation:
     def moved(
         self, registry: Registry, version: ModelVersion, alias: str, previous: str | None, decision: Decision
     ) -> tuple[bool, str]:
-        """Whether the version holds the alias after it was moved, and the reason: another export may have moved it, too.
+        """Whether the version holds the alias after it was moved, and why: another export may have moved it, too.
 
         Args:
             registry: The registry.

@@ -213,9 +213,9 @@ def export(
         sign: Path of a private key to sign the model with (``model.sig`` of OpenSSF Model Signing, beside it).
             Default: ``TRAINJOB_SIGN_KEY``.
         history: Metrics over time for that run, in the form of `trainjob.waiting.TrainJobResult`.
-        evaluation: Location of the report of `trainjob.data.evaluate.evaluate` about this model: its directory or file. Its metrics replace
-            ``metrics``, and its gate decides alone about the alias: ``metric`` and ``min_improvement`` must be left
-            out. The alias also stays if another version has become the champion since the evaluation.
+        evaluation: Directory or file of the report of `trainjob.data.evaluate.evaluate` about this model. Its metrics
+            replace ``metrics``, and its gate decides alone about the alias: ``metric`` and ``min_improvement`` must be
+            left out. The alias also stays if another version has become the champion since the evaluation.
         progress: Called with lines for people.
 
     Raises:
@@ -257,8 +257,6 @@ def export(
         return files | ({content.SIGNATURE: signer(manifest, name, files)} if signer else {})
 
     _refuse_other_content(source, uri, export_id, registered, signed=signer is not None, evaluated=evaluated)
-    if evaluated is not None and parse_store(source).on_disk:  # before the upload, where a second read is cheap
-        evaluated.check_model(source, transfer.scan(source).digest)
     manifest = transfer.copy(source, uri, progress=progress, sidecars=sidecars)
     if evaluated is not None:  # also if the model was there already
         evaluated.check_model(source, manifest.digest)
@@ -270,16 +268,10 @@ def export(
         name, uri, export_id=export_id, digest=manifest.digest, metrics=measured, tags=tags, history=curves
     )
     promoted, reason = False, "no alias was requested"
-    refused = evaluated.refusal(records, version, alias) if evaluated is not None and alias is not None else ""
-    if refused:
-        reason = refused
-    elif alias is not None:
-        verdict = records.promote(
-            name, version.version, alias=alias, metric=metric, mode=mode, min_improvement=min_improvement
+    if alias is not None:
+        promoted, reason = _promote(
+            records, version, alias, evaluated, metric=metric, mode=mode, min_improvement=min_improvement
         )
-        promoted, reason = verdict.promoted, verdict.reason
-        if promoted and evaluated is not None and evaluated.decision is not None:
-            promoted, reason = evaluated.moved(records, version, alias, verdict.previous, evaluated.decision)
     if progress is not None:
         progress(f"version {version.version} of {name!r}: {reason}")
     return Exported(
@@ -293,6 +285,22 @@ def export(
         len(manifest.files),
         facts.parameters,
     )
+
+
+def _promote(
+    records: Registry,
+    version: ModelVersion,
+    alias: str,
+    evaluated: Evaluation | None,
+    **rule: Any,
+) -> tuple[bool, str]:
+    """Move the alias to the version if the rule or the gate of the evaluation allows it; returns whether, and why."""
+    if evaluated is not None and (refused := evaluated.refusal(records, version, alias)):
+        return False, refused
+    verdict = records.promote(version.name, version.version, alias=alias, **rule)
+    if verdict.promoted and evaluated is not None and evaluated.decision is not None:
+        return evaluated.moved(records, version, alias, verdict.previous, evaluated.decision)
+    return verdict.promoted, verdict.reason
 
 
 def _registry(registry: str | Registry | None) -> Registry:
@@ -377,7 +385,10 @@ def _refuse_other_content(
     signed: bool,
     evaluated: Evaluation | None,
 ) -> None:
-    """Refuse to overwrite a finished export: its version may be in use."""
+    """Refuse to overwrite a finished export, since its version may be in use, and another model than the evaluated one.
+
+    The latter only where a second read is cheap; after the upload, it is refused anyway.
+    """
     before = registered.tags.get(_TAG, registered.uri) if registered else ""
     if registered and before not in ("", uri):
         raise RegistryConflict(
@@ -392,6 +403,8 @@ def _refuse_other_content(
             f" {', '.join(sorted(others))}; use a new export_id for a new model"
         )
     if held is None:
+        if evaluated is not None and parse_store(source).on_disk:
+            evaluated.check_model(source, transfer.scan(source).digest)
         return
     if signed and not _beside(uri, [content.SIGNATURE]):
         raise RegistryConflict(
