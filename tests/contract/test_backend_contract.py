@@ -540,7 +540,7 @@ async def test_a_document_has_what_a_running_training_reported(shell: Harness) -
         state = await shell.backend.state(ref)
         running = await take_document(shell.backend, ref.namespace, ref.name)
         opened.set()
-    await ended(shell, ref)
+        await ended(shell, ref)  # within the gate: its rank may not have connected yet
     final = await take_document(shell.backend, ref.namespace, ref.name)
     assert (running["phase"], final["phase"]) == ("Running", "Complete")
     assert running["logs"][-1]["text"] == "reported"
