@@ -50,6 +50,12 @@ def name_of(pod: Mapping[str, Any]) -> str:
     return str(mapping(pod, "metadata").get("name", ""))
 
 
+def job_restarts(pod: Mapping[str, Any]) -> int:
+    """How often JobSet had restarted all ranks of the job before it created this pod."""
+    counted = str(mapping(pod, "metadata", "labels").get("jobset.sigs.k8s.io/restart-attempt") or "")
+    return int(counted) if counted.isdecimal() else 0
+
+
 def training_container(pod: Mapping[str, Any]) -> str:
     """The container that trains: ``node`` in the runtimes that Trainer ships, else the first that is not a sidecar."""
     found = mappings(pod, "spec", "containers") or mappings(pod, "status", "containerStatuses")

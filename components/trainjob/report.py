@@ -16,7 +16,15 @@ from typing import Any
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
 from trainjob.errors import NotFound
-from trainjob.kube_objects import mapping, mappings, name_of, parse_time, rank_of, training_container
+from trainjob.kube_objects import (
+    job_restarts,
+    mapping,
+    mappings,
+    name_of,
+    parse_time,
+    rank_of,
+    training_container,
+)
 from trainjob.lifecycle import given_up
 from trainjob.manifest import KEY, JobRef
 from trainjob.masking import MASK, masked_lines, names_a_secret, public
@@ -239,7 +247,7 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
         given_up=given_up_for is not None,
         trainjob=trainjob,
         checkpoints=result.checkpoints,
-        job_restarts=max((_job_restarts(pod) for pod in evidence.pods), default=0),
+        job_restarts=max((job_restarts(pod) for pod in evidence.pods), default=0),
     )
 
 
@@ -345,11 +353,6 @@ def _rank(pod: Mapping[str, Any]) -> Rank:
         started=min((time for time in map(parse_time, starts) if time is not None), default=None),
         finished=parse_time(ended.get("finishedAt")),
     )
-
-
-def _job_restarts(pod: Mapping[str, Any]) -> int:
-    counted = str(mapping(pod, "metadata", "labels").get("jobset.sigs.k8s.io/restart-attempt") or "")
-    return int(counted) if counted.isdecimal() else 0
 
 
 def _state(pod: Mapping[str, Any], now: Mapping[str, Any]) -> str:

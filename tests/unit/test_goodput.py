@@ -1,0 +1,351 @@
+"""Goodput: every second of a piece of work has one activity, and the right one where it is known."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pytest
+from tests.unit.generated_histories import (
+    BEGIN,
+    GPUS,
+    History,
+    Known,
+    Run,
+    message_of,
+    pods_of,
+    simulate,
+    text,
+    trainjob,
+)
+
+from trainjob.diagnosis import Evidence
+from trainjob.goodput import Activity, Attempt, Goodput, Source, gpus_of, measure, pieces_of_work, sums, total
+from trainjob.history import CHECKPOINT
+from trainjob.status import Phase
+
+
+def at(time: float) -> datetime:
+    return datetime.fromtimestamp(time, UTC)
+
+
+def measured(history: History) -> Goodput:
+    return measure(history.attempts, at(history.now))
+
+
+def check_sums(found: Goodput) -> None:
+    """Without gap or overlap, so all sums equal the wall time."""
+    assert all(segment.end > segment.start for segment in found.segments)
+    assert all(before.end == after.start for before, after in pairwise(found.segments))
+    assert math.fsum(found.seconds.values()) == pytest.approx(found.wall_seconds, abs=1e-3)
+
+
+def differences(found: Goodput, history: History) -> dict[str, float]:
+    wrong = {each: found.seconds[each] - history.truth[each] for each in Activity}
+    return {str(each): round(off, 1) for each, off in wrong.items() if abs(off) > history.tolerance}
+
+
+@pytest.mark.parametrize(("known", "skew"), [("waiter", 0), ("both", 0), ("both", 20), ("pods", 0), ("pods", 5)])
+def test_generated_histories_are_divided_as_they_were(known: Known, skew: float) -> None:
+    wrong, largest = dict[int, dict[str, float]](), list[float]()
+    for seed in range(200):  # 1,000 in all
+        history = simulate(seed, known, skew=skew)
+        found = measured(history)
+        check_sums(found)
+        assert found.wall_seconds == pytest.approx(sum(history.truth.values()), rel=0.01, abs=2)
+        off = differences(found, history)
+        if history.complete:
+            wrong |= {seed: off} if off else {}
+            largest.append(
+                max(abs(found.seconds[each] - history.truth[each]) for each in Activity) / found.wall_seconds
+            )
+        # Unknown time counts as training, so goodput is never too low.
+        assert found.seconds[Activity.TRAINING] >= history.truth[Activity.TRAINING] - history.tolerance, seed
+    assert wrong == {}
+    assert len(largest) >= 50
+    assert median(largest) < 0.01  # of the wall time
+
+
+def test_generated_histories_have_everything() -> None:
+    histories = [simulate(seed, "both") for seed in range(200)]
+    assert all(
+        sum(history.truth[each] > 0 for history in histories) >= 5 for each in set(Activity) - {Activity.STOPPED}
+    )
+
+
+# ---------------------------------------------------------------- single rules
+
+
+def running(*reports: tuple[int, float, str], end: float, done: bool | None = True, step: bool = False) -> Goodput:
+    """One attempt, created at 0 and running from 10 on; times are seconds after `BEGIN`. `step`: its object has one."""
+    run = Run(BEGIN + 10, BEGIN + end if done is not None else 0.0, failed=done is False)
+    run.reports += [(number, BEGIN + time, name) for number, time, name in reports]
+    ended = BEGIN + end if done is not None else None
+    job = trainjob(BEGIN, queue=False, admitted=None, ended=ended, done=done is True)
+    reported = message_of(run) if done is None else ""
+    if step:
+        metrics = [{"name": "trainjob.step", "value": str(reports[-1][0])}]
+        job["status"]["trainerStatus"] = {"lastUpdatedTime": text(BEGIN + reports[-1][1]), "metrics": metrics}
+    found = measure([Attempt(Evidence(job, one_pod(run), reported=reported))], at(BEGIN + end))
+    check_sums(found)
+    return found
+
+
+def one_pod(*runs: Run) -> list[dict[str, Any]]:
+    return pods_of(runs, 0.0, random.Random(0))[:1]
+
+
+def spent(found: Goodput) -> dict[str, float]:
+    return {str(each): round(seconds) for each, seconds in found.seconds.items() if round(seconds)}
+
+
+def steady(count: int, begin: float = 20, every: float = 10) -> list[tuple[int, float, str]]:
+    """Reports of 10 steps each, the first one at `begin`."""
+    return [(10 * (number + 1), begin + every * number, "loss") for number in range(count)]
+
+
+def test_a_job_without_reports_trains_while_its_ranks_run() -> None:
+    found = running(end=110)
+    assert spent(found) == {"starting": 10, "training": 100}
+    assert found.ratio == pytest.approx(100 / 110)
+    assert found.sources == {
+        Activity.STARTING: {Source.PODS: 10.0},
+        Activity.TRAINING: {Source.PODS: 100.0},
+    }
+
+
+def test_time_before_the_first_step_belongs_to_the_start() -> None:
+    found = running(*steady(9, begin=40), end=120)  # 10 s for 10 steps, so the first step began at 30
+    assert spent(found) == {"starting": 30, "training": 90}
+
+
+def test_a_job_without_pods_is_assumed_to_train() -> None:
+    job = trainjob(BEGIN, queue=True, admitted=BEGIN + 30, ended=BEGIN + 100)
+    found = measure([Attempt(Evidence(job))], at(BEGIN + 500))
+    assert spent(found) == {"queued": 30, "training": 70}
+    assert found.sources[Activity.TRAINING] == {Source.ASSUMED: 70.0}
+
+
+def test_evaluations_and_checkpoints_end_the_intervals_that_they_lengthen() -> None:
+    reports = steady(4)
+    reports += [(40, 80.0, "eval_loss"), (50, 110.0, CHECKPOINT), (60, 120.0, "loss")]
+    assert spent(running(*reports, end=120)) == {"starting": 10, "training": 60, "evaluating": 30, "checkpointing": 20}
+
+
+def test_a_pause_as_long_as_a_step_is_noise() -> None:
+    reports = [*steady(4), (50, 60.2, CHECKPOINT), (60, 70.0, "loss")]
+    assert "checkpointing" not in spent(running(*reports, end=70))
+
+
+@pytest.mark.parametrize(("done", "stalled"), [(None, 1000), (False, 1000), (True, 0)])
+def test_steps_that_stop_are_a_stall_unless_the_job_completes(done: bool | None, stalled: float) -> None:
+    found = running(*steady(5), end=1070, done=done)  # the last report is at 60, the next one was due at 70
+    assert spent(found).get("stalled", 0) == stalled
+
+
+def test_a_pause_between_steps_is_a_stall_if_it_is_long() -> None:
+    for pause, stalled in ((590, 0), (610, 610)):
+        reports = [*steady(5), (60, 70.0 + pause, "loss"), (70, 80.0 + pause, "loss")]
+        assert spent(running(*reports, end=80 + pause)).get("stalled", 0) == stalled
+
+
+def test_a_stall_before_a_checkpoint_is_not_part_of_it() -> None:
+    reports, time = list[tuple[int, float, str]](), 10.0
+    for number in range(1, 9):
+        reports.append((20 * number - 10, time + 10, "loss"))
+        reports.append((20 * number, time + 20, "loss"))
+        time += 25 + (2000 if number == 6 else 0)  # the steps, and 5 s for the checkpoint
+        reports.append((20 * number, time, CHECKPOINT))
+    found = running(*reports, end=time)
+    assert spent(found) == {"starting": 10, "training": 160, "checkpointing": 40, "stalled": 2000}
+
+
+def test_history_that_was_cut_is_no_stall() -> None:
+    job = trainjob(BEGIN, queue=False, admitted=None, ended=BEGIN + 5000, done=False)
+    history = {"loss": [[step, BEGIN + time, 1.0] for step, time, _ in steady(5)]}
+    found = measure([Attempt(Evidence(job), [(BEGIN + 10, Phase.RUNNING)], history)], at(BEGIN + 5000))
+    assert "stalled" not in spent(found)
+    assert Source.ASSUMED in found.sources[Activity.TRAINING]
+
+
+def restarted(second: list[tuple[int, float, str]], *, end: float = 300) -> Goodput:
+    """A run that failed at 65 after 50 steps, and another one from 80 on."""
+    first = Run(BEGIN + 10, BEGIN + 65, failed=True, reports=[(s, BEGIN + t, n) for s, t, n in steady(5)])
+    again = Run(BEGIN + 80, BEGIN + end, reports=[(s, BEGIN + t, n) for s, t, n in second])
+    job = trainjob(BEGIN, queue=False, admitted=None, ended=BEGIN + end)
+    found = measure([Attempt(Evidence(job, one_pod(first, again)))], at(BEGIN + end))
+    check_sums(found)
+    return found
+
+
+def test_counters_that_go_backwards_after_a_restart_are_repeated_work() -> None:
+    second = [(10 * (number + 1), 110.0 + 10 * number, "loss") for number in range(20)]
+    assert spent(restarted(second)) == {"starting": 10, "training": 205, "restarting": 35, "repeated": 50}
+
+
+def test_work_continues_from_the_checkpoint() -> None:
+    second = [(10 * (number + 4), 110.0 + 10 * number, "loss") for number in range(20)]
+    assert spent(restarted(second)) == {"starting": 10, "training": 235, "restarting": 35, "repeated": 20}
+
+
+def test_counters_of_one_process_that_go_backwards_count_epochs() -> None:
+    reports = [(10 * (number % 5 + 1), 20.0 + 10 * number, "loss") for number in range(20)]
+    assert spent(running(*reports, end=210)) == {"starting": 10, "training": 200}
+
+
+def test_a_waiter_sees_restarts_only_by_counters() -> None:
+    job = trainjob(BEGIN, queue=False, admitted=None, ended=BEGIN + 200)
+    points = [[step, BEGIN + time, 1.0] for step, time, _ in (*steady(5), *steady(10, begin=110))]
+    found = measure([Attempt(Evidence(job), [(BEGIN + 10, Phase.RUNNING)], {"loss": points})], at(BEGIN + 300))
+    assert spent(found)["repeated"] == 50
+    assert spent(found)["restarting"] == 40  # from the last report until the steps began again
+
+
+def attempt(number: int, begin: float, end: float | None, **fields: Any) -> Attempt:
+    done = fields.pop("done", False)
+    ended = None if end is None else BEGIN + end
+    job = trainjob(BEGIN + begin, number, queue=False, admitted=None, ended=ended, done=done)
+    return Attempt(Evidence(job), **fields)
+
+
+def test_time_between_attempts_is_restarting_without_gpus() -> None:
+    found = measure([attempt(3, 300, 400, done=True), attempt(1, 0, 100)], at(BEGIN + 9999))
+    check_sums(found)
+    assert spent(found) == {"training": 200, "restarting": 200}
+    assert found.missing == [2]
+    assert found.attempts == 2
+    assert found.gpu_hours is not None
+    assert found.gpu_hours[Activity.TRAINING] == pytest.approx(GPUS * 200 / 3600)
+    assert found.gpu_hours[Activity.RESTARTING] == 0
+
+
+def test_attempts_whose_clocks_overlap_are_cut() -> None:
+    found = measure([attempt(1, 0, 150), attempt(2, 100, 90), attempt(3, 95, 200, done=True)], at(BEGIN))
+    check_sums(found)
+    assert found.wall_seconds == 200
+
+
+def test_a_job_that_runs_ends_now() -> None:
+    found = measure([attempt(1, 0, None)], at(BEGIN + 50))
+    assert found.wall_seconds == 50
+    assert found.phase is Phase.RUNNING
+
+
+def test_no_time_has_no_ratio() -> None:
+    for attempts in ([], [attempt(1, 0, 0)], [attempt(1, 10, None)]):
+        found = measure(attempts, at(BEGIN))
+        assert found.ratio is None
+        assert found.wall_seconds == 0
+        assert found.as_dict()["goodput"] is None
+
+
+@pytest.mark.parametrize("skew", [-86_400, -3600, 3600, 86_400])
+def test_clocks_that_disagree_make_no_negative_time(skew: float) -> None:
+    first = Run(BEGIN + skew + 10, BEGIN + skew + 65, failed=True)
+    first.reports += [(step, BEGIN - 2 * skew + time, "loss") for step, time, _ in steady(5)]
+    again = Run(BEGIN + skew + 80, BEGIN + skew + 300)
+    job = trainjob(BEGIN, queue=True, admitted=BEGIN - skew, ended=BEGIN + 300)
+    points = {"loss": [[step, BEGIN + 3 * skew + time, 1.0] for step, time, _ in steady(9)]}
+    phases = [(BEGIN + skew, Phase.QUEUED), (BEGIN - skew, Phase.RUNNING), (BEGIN + 2 * skew, Phase.COMPLETE)]
+    found = measure([Attempt(Evidence(job, one_pod(first, again)), phases, points)], at(BEGIN - skew))
+    check_sums(found)
+    assert found.wall_seconds == 300
+
+
+@pytest.mark.parametrize("broken", [None, "", 7, "yesterday", [], {"a": 1}])
+def test_malformed_objects_raise_nothing(broken: Any) -> None:
+    run = Run(BEGIN + 10, BEGIN + 100, reports=[(1, BEGIN + 20, "loss")])
+    (pod,) = one_pod(run)
+    job = trainjob(BEGIN, queue=False, admitted=BEGIN + 5, ended=BEGIN + 100)
+    for name in ("conditions", "jobsStatus", "trainerStatus"):
+        check_sums(
+            measure([Attempt(Evidence({**job, "status": {**job["status"], name: broken}}, [pod]))], at(BEGIN + 100))
+        )
+    for name in pod:
+        check_sums(measure([Attempt(Evidence(job, [{**pod, name: broken}]))], at(BEGIN + 100)))
+    for name in job:
+        check_sums(measure([Attempt(Evidence({**job, name: broken}, [pod]))], at(BEGIN + 100)))
+
+
+def test_a_job_that_was_given_up_has_ended() -> None:
+    job = trainjob(BEGIN, queue=False, admitted=None, ended=None)
+    job["metadata"]["annotations"]["trainjob.dev/given-up"] = "{}"
+    job["spec"]["suspend"] = True
+    job["status"]["conditions"] = [
+        {"type": "Suspended", "status": "True", "lastTransitionTime": text(BEGIN + 60)},
+    ]
+    found = measure([Attempt(Evidence(job))], at(BEGIN + 9999))
+    assert found.wall_seconds == 60
+
+
+def test_a_suspended_job_is_stopped() -> None:
+    job = trainjob(BEGIN, queue=False, admitted=None, ended=None)
+    job["spec"]["suspend"] = True
+    job["status"]["conditions"] = [
+        {"type": "Suspended", "status": "True", "lastTransitionTime": text(BEGIN + 60)},
+    ]
+    found = measure([Attempt(Evidence(job))], at(BEGIN + 100))
+    assert spent(found) == {"training": 60, "stopped": 40}
+    assert found.gpu_hours is not None
+    assert found.gpu_hours[Activity.STOPPED] == 0
+
+
+@pytest.mark.parametrize(
+    ("trainer", "containers", "gpus"),
+    [
+        ({"numNodes": 3, "resourcesPerNode": {"limits": {"nvidia.com/gpu": "2"}}}, None, 6),
+        ({"numNodes": 2, "resourcesPerNode": {"requests": {"amd.com/gpu": 1}}}, None, 2),
+        ({"numNodes": 2, "resourcesPerNode": {"limits": {"nvidia.com/mig-1g.5gb": 3}}}, None, 6),
+        ({"numNodes": 1, "resourcesPerNode": {"limits": {"gpu.intel.com/xe": 1}}}, None, 1),
+        ({"numNodes": 2, "resourcesPerNode": {"limits": {"cpu": "4"}}}, None, 0),
+        ({"numNodes": 2}, [{"name": "node", "resources": {"limits": {"nvidia.com/gpu": "4"}}}], 4),
+        ({"resourcesPerNode": {"limits": {"nvidia.com/gpu": "4"}}}, [{"name": "node"}], 4),
+        ({"numNodes": 2}, [{"name": "node"}], None),
+        ({"numNodes": 2}, None, None),
+    ],
+)
+def test_gpus_are_those_of_the_spec_or_of_the_pods(trainer: Any, containers: Any, gpus: float | None) -> None:
+    pods = [{"metadata": {"name": "x-node-0-0"}, "spec": {"containers": containers}}] if containers else []
+    assert gpus_of(Evidence({"spec": {"trainer": trainer}}, pods)) == gpus
+
+
+def test_cost_is_the_price_of_all_gpu_hours() -> None:
+    found = running(end=3610)
+    assert found.as_dict()["cost"] is None
+    values = found.as_dict(price=2.5)
+    assert values["cost"]["training"] == pytest.approx(GPUS * 2.5)
+    assert values["gpu_hours"]["training"] == pytest.approx(GPUS)
+    assert values["segments"][0] == {
+        "activity": "starting",
+        "start": "2026-01-31T12:00:00.000Z",
+        "end": "2026-01-31T12:00:10.000Z",
+        "attempt": 1,
+        "source": "pods",
+        "gpus": GPUS,
+    }
+
+
+def test_totals_name_the_works_whose_gpus_are_unknown() -> None:
+    known, other = running(end=110), attempt(1, 0, 50)
+    without = {**(other.evidence.trainjob or {}), "spec": {}}
+    seconds, hours, unknown = total([known, measure([Attempt(Evidence(without))], at(BEGIN + 50))])
+    assert (seconds[Activity.TRAINING], unknown) == (150, 1)
+    assert hours[Activity.TRAINING] == pytest.approx(GPUS * 100 / 3600)
+    assert sums(seconds, None)["goodput"] == pytest.approx(150 / 160)
+
+
+def test_attempts_are_grouped_until_one_is_complete() -> None:
+    jobs = [attempt(n, 100 * n, 100 * n + 50, done=n in (2, 3)).evidence for n in (4, 2, 1, 3)]
+    alone = attempt(1, 1000, None).evidence
+    metadata = {**(alone.trainjob or {})["metadata"], "annotations": {}, "name": "by-hand"}
+    alone = replace(alone, trainjob={**(alone.trainjob or {}), "metadata": metadata})
+    found = [
+        [str((job.trainjob or {})["metadata"]["name"]) for job in piece]
+        for piece in pieces_of_work([*jobs, alone, Evidence(None)])
+    ]
+    assert found == [["by-hand"], ["train-4"], ["train-3"], ["train-1", "train-2"]]
