@@ -173,6 +173,9 @@ class MemoryBackend:
         evidence = await self.evidence(ref)
         return replace(evidence, logs={}, events=())
 
+    async def states(self, namespace: str, labels: Mapping[str, str]) -> list[Evidence]:
+        return [await self.state(JobRef.of(job)) for job in await self.find(namespace, labels)]
+
     async def evidence(self, ref: JobRef) -> Evidence:
         await self._request("evidence")
         try:

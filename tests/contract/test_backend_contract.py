@@ -20,7 +20,7 @@ from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.kube_objects import rank_of
 from trainjob.lifecycle import cancel
 from trainjob.live import take_document
-from trainjob.manifest import KEY, labels_of, spec_hash
+from trainjob.manifest import KEY, MANAGED_BY, labels_of, spec_hash
 from trainjob.status import observe
 from trainjob.waiting import wait
 
@@ -492,6 +492,20 @@ async def test_state_has_the_job_and_its_pods(harness: Harness) -> None:
     assert state.pods == evidence.pods
     assert (dict(state.logs), list(state.events), list(state.unseen)) == ({}, [], [])
     assert state.pods_visible
+
+
+async def test_states_are_those_of_all_jobs_with_the_labels(harness: Harness) -> None:
+    refs = [await harness.create(attempt=attempt) for attempt in (1, 2)]
+    await harness.end(refs[0], 3)
+    await ended(harness, refs[0])
+    before = len(harness.requests)
+    states = await harness.backend.states(refs[0].namespace, {MANAGED_BY: "trainjob"})
+    found = {state.trainjob["metadata"]["uid"]: state for state in states if state.trainjob is not None}
+    if harness.backend.cluster is not None:
+        assert len(harness.requests) - before == 2, harness.requests[before:]
+    assert {ref.uid for ref in refs} <= found.keys()
+    assert [exit_codes(pod) for pod in found[refs[0].uid].pods] == [[3]]
+    assert await harness.backend.states(refs[0].namespace, {MANAGED_BY: "nobody"}) == []
 
 
 def exit_codes(pod: TrainJob) -> list[int]:

@@ -104,6 +104,12 @@ class Backend(Protocol):
         At most two requests.
         """
 
+    async def states(self, namespace: str, labels: Mapping[str, str]) -> list[Evidence]:
+        """All jobs of `namespace` that have all `labels`, each as `state` returns it, in no particular order.
+
+        Lists jobs and pods once, however many jobs there are.
+        """
+
     async def evidence(self, ref: JobRef) -> Evidence:
         """Collect the pods, terminations and last log lines of the job as they are now."""
 

@@ -10,6 +10,7 @@
     clusters.py    `install`, `reap` and `doctor`
     data.py        `data copy`: datasets and models
     registry.py    `registry`: versions of models; `export`: models that jobs wrote
+    goodput.py     `goodput`: how the time of jobs was spent
     pages.py       `report` and `ui`: pages of jobs
     completion.py  names for shell completion
     views.py       output of commands that wait: plain lines, JSON

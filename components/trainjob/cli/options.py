@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from collections.abc import Callable
@@ -35,6 +36,17 @@ def pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+def price(text: str) -> float:
+    """A price: a finite number that is not negative."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise click.BadParameter(f"{text!r} is not a price: give a number, such as 2.5")
+    return number
 
 
 def work_key(text: str) -> str:

@@ -28,7 +28,9 @@ from trainjob.cli.options import (
     live_options,
     output_file,
     page_file,
+    pair,
     pinned_image,
+    price,
     require_crash_option,
     require_work,
     service_account,
@@ -367,6 +369,51 @@ def ui(target: Target, /, *, port: int, no_browser: bool, champion: str | None) 
     from trainjob.cli import pages  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
     return pages.ui(target, port, champion, browser=not no_browser)
+
+
+@program.command(epilog=EXIT_CODES)
+@click.argument("name", type=job_name, required=False, metavar="[JOB]", shell_complete=completion.jobs)
+@click.option(
+    "--key", type=work_key, metavar="KEY", shell_complete=completion.keys, help="Show only the attempts of this key."
+)
+@click.option(
+    "--label",
+    "-l",
+    "labels",
+    type=pair,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Show only jobs with this label; may be repeated.",
+)
+@click.option(
+    "--price-per-gpu-hour",
+    "price",
+    type=price,
+    metavar="NUMBER",
+    help="Show the cost of each activity, in the currency of this price.",
+)
+@common_options
+@click.pass_obj
+def goodput(
+    target: Target,
+    /,
+    *,
+    name: tuple[str, str] | None,
+    key: str | None,
+    labels: tuple[tuple[str, str], ...],
+    price: float | None,
+) -> int:
+    """Show how the time of jobs was spent: the share of training that counted (goodput), and what the rest was lost to.
+
+    Shows the work of JOB with all its attempts, else all jobs of the namespace that trainjob launched. Each second is
+    queued, starting, training, evaluating, checkpointing, repeated, stalled, restarting or stopped. Time that cannot be
+    told apart counts as training.
+    """
+    if name is not None and (key or labels):
+        raise click.UsageError("give either the name of a JOB, or --key and --label")
+    from trainjob.cli import goodput as command  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+
+    return target.do(lambda commands: command.goodput(commands, name, key, dict(labels), price))
 
 
 @program.command()

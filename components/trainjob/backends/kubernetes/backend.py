@@ -200,6 +200,16 @@ class KubernetesBackend:
         except Forbidden as error:
             return Evidence(trainjob, unseen=[f"pods: {error.message}"], pods_visible=False)
 
+    async def states(self, namespace: str, labels: Mapping[str, str]) -> list[Evidence]:
+        """All jobs with those labels, and their pods: two lists, of the pods of one JobSet or of all of them."""
+        jobs = await self.find(namespace, labels)
+        name = jobs[0]["metadata"]["name"] if len(jobs) == 1 else ""
+        try:
+            found = await self._retry(lambda: pods.list_all(self._client, namespace, name)) if jobs else {}
+        except Forbidden as error:
+            return [Evidence(job, unseen=[f"pods: {error.message}"], pods_visible=False) for job in jobs]
+        return [Evidence(job, found.get(job["metadata"]["name"], ())) for job in jobs]
+
     async def usage(self, ref: JobRef) -> list[Usage] | None:
         """The resources that the ranks use; one request, or none for a minute after a refusal."""
         return await self._optional.usage(ref)

@@ -49,6 +49,15 @@ async def list_pods(client: ApiClient, ref: JobRef) -> list[dict[str, Any]]:
     return await client.items(collection(ref.namespace, "pods"), selector, page=_PODS)
 
 
+async def list_all(client: ApiClient, namespace: str, job: str = "") -> dict[str, list[dict[str, Any]]]:
+    """The pods of the JobSets of a namespace, or of one, by the name of the JobSet."""
+    selector = {"labelSelector": f"{JOBSET_NAME}={job}" if job else JOBSET_NAME}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for pod in await client.items(collection(namespace, "pods"), selector, page=_PODS):
+        found.setdefault(pod["metadata"]["labels"][JOBSET_NAME], []).append(pod)
+    return found
+
+
 _NAMES = ("name", "namespace", "uid", "deletionTimestamp")
 _LABELS = (
     "jobset.sigs.k8s.io/replicatedjob-name",

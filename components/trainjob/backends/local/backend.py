@@ -174,6 +174,10 @@ class LocalBackend:
             return Evidence(None)
         return Evidence(trainjob, files.pods(), events=_abandoned(files), reported=files.reported())
 
+    async def states(self, namespace: str, labels: Mapping[str, str]) -> list[Evidence]:
+        """See `Backend.states`."""
+        return [await self.state(JobRef.of(job)) for job in await self.find(namespace, labels)]
+
     async def evidence(self, ref: JobRef) -> Evidence:
         """See `Backend.evidence`."""
         state = await self.state(ref)

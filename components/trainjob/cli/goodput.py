@@ -1,0 +1,152 @@
+"""`goodput`: how the time of jobs was spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import click
+
+from trainjob.cli import texts
+from trainjob.cli.commands import Commands
+from trainjob.cli.output import echo
+from trainjob.diagnosis import Evidence
+from trainjob.errors import NotFound
+from trainjob.goodput import Activity, Attempt, Goodput, measure, pieces_of_work, ratio_of, sums, total
+from trainjob.kube_objects import mapping
+from trainjob.manifest import KEY, MANAGED_BY, JobRef, labels_of
+from trainjob.report import short
+from trainjob.sanitizing import one_line
+
+_KEY = 100  # characters
+_BAR = 30  # characters of the bar of all time
+_LOSSES = 2  # largest of a job that the table names
+
+
+async def goodput(
+    commands: Commands, name: tuple[str, str] | None, key: str | None, labels: Mapping[str, str], price: float | None
+) -> int:
+    """Print the goodput of one job, of a key, or of the jobs with those labels."""
+    jobs = await _read(commands, name, key, labels)
+    for unseen in dict.fromkeys(text for job in jobs for text in job.unseen):
+        echo(f"less is known without the {unseen}", err=True)
+    now = commands.backend.cluster.now() if commands.backend.cluster is not None else datetime.now(UTC)
+    pieces = pieces_of_work(jobs)
+    if name is not None:
+        pieces = [piece for piece in pieces if any(_name(job) == name[1] for job in piece)]
+    found = [measure([Attempt(job) for job in piece], now) for piece in pieces]
+    seconds, hours, unknown = total(found)
+    if commands.as_json:
+        # Unlike the sum of the known GPU-hours, which the text shows with its number, null cannot be misread.
+        together = sums(seconds, None if unknown else hours, price)
+        answer = {"jobs": [each.as_dict(price) for each in found], "total": together, "gpus_unknown": unknown}
+        echo(texts.as_json(answer))
+    elif not found:
+        asked = f" with key {key!r}" if key else f" with labels {_pairs(labels)}" if labels else ""
+        echo(f"no jobs in namespace {commands.namespace}{asked}; list all: {commands.command('list')}", err=True)
+    else:
+        echo(_table(found, price) if len(found) > 1 else _header(found[0]))
+        echo()
+        echo(_activities(seconds, hours if unknown < len(found) else None, price, found))
+        if 0 < unknown < len(found):
+            echo(f"GPU-hours without {unknown} of {len(found)} jobs, whose number of GPUs is unknown", err=True)
+    return 0
+
+
+async def _read(
+    commands: Commands, name: tuple[str, str] | None, key: str | None, labels: Mapping[str, str]
+) -> Sequence[Evidence]:
+    """The jobs, by one list of TrainJobs and one of pods; for the name of a job also the job itself."""
+    if name is None:
+        selected = {**labels, **(labels_of(key) if key else {MANAGED_BY: "trainjob"})}
+        return await commands.backend.states(commands.namespace, selected)
+    namespace = name[0] or commands.namespace
+    trainjob = await commands.backend.get(namespace, name[1])
+    if trainjob is None:
+        raise NotFound(f"there is no TrainJob {namespace}/{name[1]}")
+    if work := mapping(trainjob, "metadata", "annotations").get(KEY):
+        return await commands.backend.states(namespace, labels_of(str(work)))
+    return [await commands.backend.state(JobRef.of(trainjob))]
+
+
+def _name(job: Evidence) -> str:
+    return str(mapping(job.trainjob, "metadata").get("name"))
+
+
+def _pairs(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in labels.items())
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}%"
+
+
+def _header(found: Goodput) -> str:
+    count = found.attempts
+    title = click.style(f"{found.namespace}/{found.name}", bold=True)
+    lines = [f"{title}  {texts.phase_styled(found.phase)}  {count} attempt{'' if count == 1 else 's'}"]
+    if found.key:
+        lines.append(f"key {one_line(found.key, _KEY)}")
+    if found.missing:
+        lines.append(f"attempts that do not exist any more: {', '.join(map(str, found.missing))}")
+    return "\n".join(lines)
+
+
+def _table(found: Sequence[Goodput], price: float | None) -> str:
+    """A line for each piece of work, with what took most of the time that was no training."""
+    rows = [["JOB", "PHASE", "ATTEMPTS", "TIME", "GOODPUT", "GPU-HOURS", "COST", "LOST MOST TO", "KEY"]]
+    for each in found:
+        wall, spent, hours = each.wall_seconds, each.seconds, each.gpu_hours
+        held = math.fsum(hours.values()) if hours is not None else None
+        lost = sorted((spent[activity], activity) for activity in spent if activity is not Activity.TRAINING)
+        largest = [f"{activity} {_percent(part / wall)}" for part, activity in reversed(lost[-_LOSSES:]) if part > 0]
+        rows.append(
+            [
+                each.name,
+                str(each.phase),
+                str(each.attempts),
+                short(wall),
+                _percent(each.ratio),
+                "" if held is None else f"{held:.2f}",
+                "" if held is None or price is None else f"{held * price:.2f}",
+                ", ".join(largest),
+                one_line(each.key, _KEY),
+            ]
+        )
+    if price is None:
+        rows = [row[:6] + row[7:] for row in rows]
+    return "\n".join(texts.columns(rows))
+
+
+def _activities(
+    seconds: Mapping[Activity, float],
+    hours: Mapping[Activity, float] | None,
+    price: float | None,
+    found: Sequence[Goodput],
+) -> str:
+    """Goodput, and a line for each activity: time, share, GPU-hours, cost, and how it is known."""
+    wall = math.fsum(seconds.values())
+    known: dict[Activity, set[str]] = {}
+    for each in found:
+        for activity, sources in each.sources.items():
+            known.setdefault(activity, set()).update(map(str, sources))
+    rows = [["ACTIVITY", "TIME", "SHARE", "", "GPU-HOURS", "COST", "KNOWN FROM"]]
+    for activity, spent in seconds.items():
+        if spent:
+            held = hours[activity] if hours is not None else None
+            rows.append(
+                [
+                    str(activity),
+                    short(spent),
+                    _percent(spent / wall),
+                    "█" * round(_BAR * spent / wall),
+                    "" if held is None else f"{held:.2f}",
+                    "" if held is None or price is None else f"{held * price:.2f}",
+                    ", ".join(sorted(known.get(activity, ()))),
+                ]
+            )
+    if price is None:
+        rows = [row[:5] + row[6:] for row in rows]
+    title = f"goodput {_percent(ratio_of(seconds)) or 'unknown'} of {short(wall)}"
+    return "\n".join([click.style(title, bold=True), *texts.columns(rows)])
