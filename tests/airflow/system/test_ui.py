@@ -52,6 +52,7 @@ def page(airflow: Airflow, browser: Browser) -> Iterator[Page]:
     """A browser window."""
     page = browser.new_page(base_url=airflow.url, viewport={"width": 1400, "height": 1000}, locale="en-US")
     page.set_default_timeout(120_000)
+    page.goto("/auth/token/login")  # Airflow 3.1 forgets the page that a login interrupts
     yield page
     page.close()
 
