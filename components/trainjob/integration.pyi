@@ -80,6 +80,7 @@ from trainjob.workflows import (
     KFP_PIPELINE as KFP_PIPELINE,
     KFP_RUN as KFP_RUN,
     KFP_TASK as KFP_TASK,
+    STUDY as STUDY,
     airflow_label as airflow_label,
     kfp_label as kfp_label,
 )

@@ -25,6 +25,7 @@ if os.environ.get("_KFP_RUNTIME") != "true":
     from trainjob_kfp.loading import load
     from trainjob_kfp.retries import retry
     from trainjob_kfp.train import train
+    from trainjob_kfp.tune import tune
     from trainjob_kfp.wait import wait
 
     __all__ = [
@@ -40,5 +41,6 @@ if os.environ.get("_KFP_RUNTIME") != "true":
         "load",
         "retry",
         "train",
+        "tune",
         "wait",
     ]

@@ -22,6 +22,7 @@ COMPONENTS = (
     "initialize_dataset",
     "initialize_model",
     "train",
+    "tune",
     "wait",
 )
 PACKAGE = Path(__file__).parent

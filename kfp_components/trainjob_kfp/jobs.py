@@ -28,6 +28,7 @@ from trainjob import (
     TrainJobResult,
     TrainJobSpec,
     WaitOptions,
+    connect as connect_backend,
 )
 from trainjob.integration import (
     PROGRESS_SECONDS,
@@ -52,6 +53,11 @@ _NO_DEADLINE = "0001-"  # start of ARGO_DEADLINE on a first try: Go's zero time
 def connect(parameters: Mapping[str, Any]) -> TrainJobClient:
     """A client of the ``backend`` and ``namespace`` of a component."""
     return TrainJobClient(parameters["backend"] or None, parameters["namespace"] or None)
+
+
+def connect_shared(parameters: Mapping[str, Any]) -> TrainJobClient:
+    """The same for many jobs at once: their waiters share one watch."""
+    return TrainJobClient(connect_backend(parameters["backend"] or None, shared=True), parameters["namespace"] or None)
 
 
 AddToDocument = Callable[[TrainJobResult, dict[str, Any]], dict[str, Any]]

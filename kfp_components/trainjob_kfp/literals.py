@@ -7,15 +7,17 @@ from typing import Any
 
 from kfp.dsl.pipeline_channel import PipelineChannel
 
-from trainjob import ConfigurationError
+from trainjob import ConfigurationError, TrainJobSpec
 from trainjob.integration import (
     BACKENDS,
     STEP_RUNTIME,
     Function,
     Step,
+    Study,
     check_limits,
     check_literals,
     check_options,
+    check_template,
     field_name,
     has_open,
     names,
@@ -31,6 +33,7 @@ _STEPS: dict[str, Step] = {
     "export-model": "export",
 }
 _REQUIRED = {
+    "tune": ("study",),
     **dict.fromkeys(("initialize-dataset", "initialize-model"), ("source",)),
     "evaluate-model": ("candidate", "dataset"),
     "export-model": ("source", "name"),
@@ -98,8 +101,8 @@ def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
             _check(name, value)
     if component == "wait" and not is_runtime_value(given["name"]):
         names.job(str(given["name"]))
-    if component == "train" or component in _STEPS:
-        _check_spec(component, given)
+    if component in {"train", "tune", *_STEPS}:
+        _check_study(given.get("study"), _check_spec(component, given))
     if component in _STEPS:
         names_of = _EVALUATION if component == "evaluate-model" else _OPTIONS
         options = {name: given.get(name) for name in names_of}
@@ -140,7 +143,16 @@ def is_runtime_value(value: object) -> bool:
     return isinstance(value, str) and any(placeholder in value for placeholder in _PLACEHOLDERS)
 
 
-def _check_spec(component: str, given: Mapping[str, Any]) -> None:
+def _check_study(study: object, template: TrainJobSpec | None) -> None:
+    """Check a study, if there is one and it has no value that is known only in the run, and its template."""
+    if study is None or has_open(study, is_runtime_value):
+        return
+    read = Study.read(study)
+    if template is not None:
+        check_template(read, template)
+
+
+def _check_spec(component: str, given: Mapping[str, Any]) -> TrainJobSpec | None:
     fields: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
     for name in ("command", "args"):
         if isinstance(given.get(name), list):
@@ -150,8 +162,8 @@ def _check_spec(component: str, given: Mapping[str, Any]) -> None:
     for name in ("inputs", "outputs"):
         if isinstance(given.get(name), Mapping):
             fields[name] = {key: uri if is_runtime_value(uri) else location(uri) for key, uri in given[name].items()}
-    if component != "train":
+    if component not in {"train", "tune"}:
         fields.setdefault("runtime", STEP_RUNTIME)
     if isinstance(given.get("spec"), Mapping):
         fields |= {field_name(name): value for name, value in given["spec"].items()}
-    check_literals(fields, is_runtime_value)
+    return check_literals(fields, is_runtime_value)

@@ -20,6 +20,7 @@ from trainjob.integration import (
     STEP_RUNTIME,
     CancelAction,
     Step,
+    Study,
     check_limits,
     check_options,
     field_name,
@@ -42,6 +43,7 @@ from trainjob_kfp.jobs import (
 )
 from trainjob_kfp.steplog import report_failures, write_line
 from trainjob_kfp.stopping import stop_all
+from trainjob_kfp.studies import check_shared_key, metrics_of, run_study
 
 Parameters = Mapping[str, Any]
 Outcome = dict[str, Any]
@@ -52,13 +54,7 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
     with report_failures():
         execution, parameters = _read(given)
         model = given["model"]
-        inputs = {name: location(uri) for name, uri in parameters["inputs"].items()}
-        outputs = {name: location(uri) for name, uri in parameters["outputs"].items()}
-        uri = outputs.setdefault("model", artifact_location(model.uri))
-        names = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
-        words = {name: [as_text(value) for value in parameters[name]] for name in ("command", "args")}
-        env = {name: as_text(value) for name, value in parameters["env"].items()}
-        fields = {name: parameters[name] for name in names} | words | {"env": env, "inputs": inputs, "outputs": outputs}
+        fields, uri = _training_of(parameters, model.uri)
         spec = spec_of(execution, fields, parameters)
         result = run_job(execution, spec, parameters, Path(given["report"].path)).as_dict()
         _log_metrics(given["metrics"], result)
@@ -70,6 +66,39 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
         if uri != location(model.uri):
             _write_reference(model)
     return uri, result
+
+
+def run_tune(given: Parameters) -> tuple[str, dict[str, Any]]:
+    """Run ``tune``; return the URI of the best model and the result."""
+    with report_failures():
+        execution, parameters = _read(given)
+        model = given["model"]
+        study = Study.read(parameters["study"])
+        check_shared_key(execution, parameters, parameters["outputs"])
+        fields, models = _training_of(parameters, model.uri)
+        template = spec_of(execution, fields, parameters)
+        report = Path(given["report"].path)
+        result, journal = run_study(execution, study, template, parameters, model_uri=model.uri, report=report)
+        best = result.best
+        uri = f"{models.rstrip('/')}/{best.number}"
+        _log_metrics(given["metrics"], {"metrics": metrics_of(result)})
+        metrics = {f"metric.{name}": value for name, value in best.as_dict()["metrics"].items()}
+        chosen = {f"parameter.{name}": value for name, value in best.parameters.items()}
+        model.metadata |= {"uri": uri, "trainjob": best.job, "trial": best.number, **chosen, **metrics}
+        _write_reference(model)
+    return uri, {**result.summary(), "journal": journal}
+
+
+def _training_of(parameters: Parameters, model_uri: str) -> tuple[dict[str, Any], str]:
+    """The fields of a training among the parameters of a component, and the location of its model."""
+    inputs = {name: location(uri) for name, uri in parameters["inputs"].items()}
+    outputs = {name: location(uri) for name, uri in parameters["outputs"].items()}
+    uri = outputs.setdefault("model", artifact_location(model_uri))
+    names = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
+    words = {name: [as_text(value) for value in parameters[name]] for name in ("command", "args")}
+    env = {name: as_text(value) for name, value in parameters["env"].items()}
+    fields = {name: parameters[name] for name in names} | words | {"env": env, "inputs": inputs, "outputs": outputs}
+    return fields, uri
 
 
 def run_wait(given: Parameters) -> dict[str, Any]:
@@ -204,6 +233,10 @@ def run_export(given: Parameters) -> Outcome:
         if isinstance(metrics.get("metrics"), dict):  # the result of `train`
             origin["trainjob"], history = _identity(metrics), metrics.get("history") or {}
             metrics = numeric(metrics["metrics"])
+        elif isinstance(best := metrics.get("best"), dict):  # the result of `tune`
+            origin["trainjob"] = {"name": best["job"]}
+            origin["study"] = {"key": metrics["key"], "trial": best["number"], "parameters": best["parameters"]}
+            metrics = numeric(best["metrics"])
         options = {
             "source": location(parameters["source"]),
             "target": location(parameters["target"]) or artifact_location(artifact.uri),

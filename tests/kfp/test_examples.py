@@ -135,23 +135,23 @@ def test_train_torch_passes_the_task_settings_to_the_job(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(500)
-def test_sweep_digits_exports_the_best(steps: "Steps") -> None:
+def test_tune_digits_exports_the_best(steps: "Steps") -> None:
     with FakeRegistry() as fake:
         steps.environment["TRAINJOB_REGISTRY"] = f"kubeflow+{fake.url}"
-        log = steps.run_example("sweep_digits.py", "--learning-rates", "0.001", "0.2", "--epochs", "3")
+        log = steps.run_example("tune_digits.py", "--trials", "2", "--parallel", "1", "--epochs", "3")
         records = registry.connect(steps.environment["TRAINJOB_REGISTRY"])
         (version,) = records.list("digits")
         assert records.resolve("digits", "champion").version == version.version
 
     accuracies = {}
-    for config in (steps.home / "workspace" / "sweep-digits").glob("*/*/config.json"):
-        trial = json.loads(config.read_text())
-        accuracies[trial["learning_rate"]] = trial["accuracy"]
-        assert config.parent.name == str(trial["learning_rate"])
-    assert set(accuracies) == {0.001, 0.2}
-    assert accuracies[0.2] > accuracies[0.001]
-    assert version.metrics["accuracy"] == pytest.approx(accuracies[0.2])
-    assert f"is the best of 2: accuracy {accuracies[0.2]:.4f}" in log
+    for config in steps.directory.glob("local_outputs/tune-digits-*/tune/model/*/config.json"):
+        accuracies[config.parent.name] = json.loads(config.read_text())["accuracy"]
+    assert set(accuracies) == {"0", "1"}
+    best = max(accuracies, key=lambda number: accuracies[number])
+    assert f"best: trial {best}, accuracy" in log
+    (exported,) = (steps.home / "models").rglob("config.json")
+    assert json.loads(exported.read_text())["accuracy"] == accuracies[best]
+    assert version.metrics["accuracy"] > 0.5, "on the dataset of the evaluation"
 
 
 @pytest.mark.timeout(500)

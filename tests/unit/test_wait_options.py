@@ -68,6 +68,7 @@ def test_the_command_line_has_every_option(command: str) -> None:
     ("path", "component"),
     [
         ("train/component.py", "train"),
+        ("tune/component.py", "tune"),
         ("wait/component.py", "wait"),
         ("distributed.py", "distributed"),
         ("initialize_dataset/component.py", "initialize_dataset"),

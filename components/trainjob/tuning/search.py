@@ -409,6 +409,7 @@ class _Search:
                 return
             self.refs[number] = ref
             self._update(number, job=ref.name)
+            self._changed()
             # Another launcher may have pruned the trial and cancelled its job just before this launch.
             if await self._ended_elsewhere(number):
                 await self._cancel(ref)
