@@ -147,7 +147,8 @@ class StopWithStep:
         cluster, pod = self._client.backend.cluster, os.environ.get("KFP_POD_NAME", "")
         if cluster is None or not pod:
             return
-        request = self._pod = await cluster.prepared_pod_request(cluster.default_namespace, pod)
+        request = await cluster.prepared_pod_request(cluster.default_namespace, pod)
+        self._pod = request
         try:
             with suppress(TrainJobError, OSError, HTTPException):
                 await request.warm()

@@ -81,7 +81,11 @@ def test_loaded_and_imported_components_compile_to_the_same(name: str, tmp_path:
     assert specs["loaded"] == specs["imported"]
 
 
-MORE = {"evaluate_model": {"command": ["x"]}}  # required, unless there is a function
+STUDY = {"space": {"x": {"type": "int", "low": 1, "high": 3}}, "metric": "x", "direction": "minimize", "max_trials": 3}
+MORE: dict[str, dict[str, Any]] = {
+    "evaluate_model": {"command": ["x"]},  # required, unless there is a function
+    "tune": {"study": STUDY},
+}
 
 
 def pipeline_of(component: Any, given: dict[str, Any]) -> Any:
