@@ -148,6 +148,8 @@ class StopWithStep:
         if cluster is None or not pod:
             return
         request = await cluster.prepared_pod_request(cluster.default_namespace, pod)
+        if request is None:
+            return
         self._pod = request
         try:
             with suppress(TrainJobError, OSError, HTTPException):
