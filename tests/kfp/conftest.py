@@ -54,6 +54,7 @@ class Steps:
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    python: str = STEP_PYTHON
 
     @property
     def home(self) -> Path:
@@ -130,7 +131,7 @@ class Steps:
         return {
             **clean,
             "TMPDIR": str(temporary),
-            "PATH": f"{Path(STEP_PYTHON).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{Path(self.python).parent}{os.pathsep}{os.environ['PATH']}",
             "TRAINJOB_HOME": str(self.home),
             "TRAINJOB_BACKEND": "local",
             "TRAINJOB_TERMINATION_LOG": str(self.directory / "termination-log"),

@@ -136,6 +136,7 @@ def test_train_torch_passes_the_task_settings_to_the_job(tmp_path: Path) -> None
 
 @pytest.mark.timeout(500)
 def test_tune_digits_exports_the_best(steps: "Steps") -> None:
+    steps.python = sys.executable  # with Optuna
     with FakeRegistry() as fake:
         steps.environment["TRAINJOB_REGISTRY"] = f"kubeflow+{fake.url}"
         log = steps.run_example("tune_digits.py", "--trials", "2", "--parallel", "1", "--epochs", "3")

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations`: KFP reads those of components as objects.
 import json
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,12 @@ TEMPLATE = {
     "runtime": "trainjob-step",
     "command": ["python", "trial.py", "$(KUBEFLOW_TRAINER_OPT_X)", "n=$(KUBEFLOW_TRAINER_OPT_N)"],
 }
+
+
+@pytest.fixture(autouse=True)
+def with_optuna(steps: "Steps") -> None:
+    """As in a step image that was built with the extra ``tune``."""
+    steps.python = sys.executable
 
 
 def given(steps: "Steps", **changes: Any) -> dict[str, Any]:

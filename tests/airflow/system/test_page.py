@@ -164,6 +164,7 @@ def test_the_page_outlives_the_job(shown: Shown, page: Page) -> None:
     picture(page, "page-of-a-deleted-job")
 
 
+@since("3.3", "writes of a trigger while its job runs")
 def test_what_is_stored_outlives_a_triggerer(shown: Shown) -> None:
     def points() -> int:
         return len(shown.kept("deferred")["history"].get("loss", []))
