@@ -315,7 +315,7 @@ def test_the_page_of_a_study(run: Run, get: Get, home: Path, monkeypatch: pytest
     monkeypatch.delenv("TRAINJOB_WORKSPACE")
     monkeypatch.setattr(live, "_is_key_of", lambda *_: False)
     (note,) = get(path).json()["notes"]
-    assert "the study has a key of its own" in note
+    assert "the key of the study was set by the argument key" in note
 
     flag.touch()
     ended = document_in(get(f"/dags/page_study/runs/{quote(searched(), safe='')}/tasks/train/-1/page"))

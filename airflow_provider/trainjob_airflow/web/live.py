@@ -150,7 +150,7 @@ class LiveStudies:
         """
         key = str(stored["key"])
         if not _is_key_of(key, place):
-            raise Unavailable("the study has a key of its own")
+            raise Unavailable("the key of the study was set by the argument key")
         hashed = key_hash(key)
         try:
             if stored["airflow"]["journal"] != journal_location(hashed):

@@ -212,7 +212,7 @@ class StorageJournal:
     def _open(self) -> tuple[optuna.storages.BaseStorage, optuna.storages.RDBStorage]:
         """Connect, and create Optuna's tables."""
         from sqlalchemy.engine import make_url  # noqa: PLC0415 - comes with Optuna
-        from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError  # noqa: PLC0415
+        from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError  # noqa: PLC0415 - the same
 
         url = _REFERENCE.sub(self._referenced, self._url)
         options: dict[str, Any] = {"pool_pre_ping": True}
@@ -253,6 +253,7 @@ class StorageJournal:
         return retry(lambda: self._translated(action))
 
     def _translated(self, action: Callable[[], T]) -> T:
+        # It comes with Optuna, an extra.
         from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError  # noqa: PLC0415
 
         try:
