@@ -158,10 +158,12 @@ STEP_EXTRAS := hf in-cluster mlflow storage
 # What of KFP a step's process imports needs none of KFP's dependencies, which would be a third of the image.
 .PHONY: hashes
 hashes: $(BIN)/uv ## write the lists with hashes that follow from constraints/main.txt, images' included
-	@rm -f constraints/main-hashed.txt constraints/step-image.txt constraints/digits-image.txt
+	@rm -f constraints/main-hashed.txt constraints/step-image.txt constraints/step-image-tune.txt constraints/digits-image.txt
 	@$(PIN) --generate-hashes --no-deps -o constraints/main-hashed.txt constraints/main.txt
 	@echo kfp | $(PIN) --generate-hashes --no-deps --constraints constraints/main.txt -o constraints/step-image.txt -
+	@cp constraints/step-image.txt constraints/step-image-tune.txt
 	@$(PIN) --generate-hashes --constraints constraints/main.txt $(STEP_EXTRAS:%=--extra=%) pyproject.toml >> constraints/step-image.txt
+	@$(PIN) --generate-hashes --constraints constraints/main.txt $(STEP_EXTRAS:%=--extra=%) --extra=tune pyproject.toml >> constraints/step-image-tune.txt
 	@$(PIN) --generate-hashes --constraints constraints/main.txt --extra examples -o constraints/digits-image.txt pyproject.toml
 
 # ---------------------------------------------------------------- demo

@@ -170,8 +170,9 @@ async def test_unavailable_gpus_are_a_temporary_blocker(backend: KubernetesBacke
     """The cluster can grow, so the blocker is reported and the wait continues."""
     ref = await launch(backend, spec(1000), "a", namespace=namespace)
     seen: list[Observation] = []
-    await until(backend, ref, lambda each: each.reason == "Unschedulable", seen)
-    assert (seen[-1].phase, seen[-1].stuck) == (Phase.STARTING, False)
+    # Before the JobSet controller counts the pods, the job has not started.
+    await until(backend, ref, lambda each: (each.phase, each.reason) == (Phase.STARTING, "Unschedulable"), seen)
+    assert not seen[-1].stuck
     assert "Insufficient nvidia.com/gpu" in seen[-1].message
 
 
@@ -190,8 +191,8 @@ async def test_an_unreachable_registry_is_a_temporary_blocker(real_node: Access)
     with real_node.namespace("real", real=True) as namespace:
         ref = await launch(backend, spec(image="127.0.0.1:1/nosuch:1"), "a", namespace=namespace)
         seen: list[Observation] = []
-        await until(backend, ref, lambda each: "ImagePull" in each.reason, seen)
-        assert (seen[-1].phase, seen[-1].stuck) == (Phase.STARTING, False)
+        await until(backend, ref, lambda each: each.phase is Phase.STARTING and "ImagePull" in each.reason, seen)
+        assert not seen[-1].stuck
         assert "nosuch" in seen[-1].message
         await cancel(backend, ref)
     await backend.aclose()

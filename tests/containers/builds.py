@@ -17,6 +17,7 @@ from trainjob import __version__
 
 ROOT = Path(__file__).parents[2]
 STEP = f"trainjob.test/trainjob-step:{__version__}"
+STEP_WITH_OPTUNA = f"{STEP}-tune"
 DIGITS = "trainjob.test/digits:1"
 SERVICES = "trainjob.test/services"
 
@@ -29,6 +30,13 @@ _ACCESS_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "ti
 def step() -> str:
     """Build the step image from its Dockerfile, on Debian's Python."""
     return _build(STEP, "components/trainjob/install/Dockerfile", BASE=_python())
+
+
+def step_with_optuna() -> str:
+    """Build the step image for the component ``tune``."""
+    return _build(
+        STEP_WITH_OPTUNA, "components/trainjob/install/Dockerfile", BASE=_python(), PACKAGES="step-image-tune"
+    )
 
 
 def digits() -> str:

@@ -58,6 +58,11 @@ def step_image(docker_client: docker.DockerClient) -> str:
 
 
 @pytest.fixture(scope="session")
+def step_image_with_optuna(docker_client: docker.DockerClient) -> str:
+    return builds.step_with_optuna()
+
+
+@pytest.fixture(scope="session")
 def digits_image(docker_client: docker.DockerClient) -> str:
     return builds.digits()
 

@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints"
 HASHED = sorted(file for file in CONSTRAINTS.glob("*.txt") if file.name != "main.txt")
-DERIVED = ["main-hashed", "step-image", "digits-image"]
+STEP_EXTRAS = ["hf", "in-cluster", "mlflow", "storage"]
+DERIVED = ["main-hashed", "step-image", "step-image-tune", "digits-image"]
 HOW = "run `make hashes` after a change of constraints/main.txt or pyproject.toml"
 
 
@@ -42,7 +43,8 @@ def test_derived_lists_have_pins_of_the_main_list(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "extras"), [("step-image", ["hf", "in-cluster", "mlflow", "storage"]), ("digits-image", ["examples"])]
+    ("name", "extras"),
+    [("step-image", STEP_EXTRAS), ("step-image-tune", [*STEP_EXTRAS, "tune"]), ("digits-image", ["examples"])],
 )
 def test_images_have_all_requirements_of_their_extras(name: str, extras: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -34,19 +34,21 @@ def sparkline(points: Sequence[Sequence[float | None]], width: int, levels: str 
     kept = [(time, value) for _, time, value in points if _finite(time) and _finite(value)]
     if len(kept) < 2 or width < 1:
         return ""
+    kept = [(time / 2, value) for time, value in kept]  # the difference of two floats can be infinite
     start, end = kept[0][0], max(time for time, _ in kept)
     if end <= start:  # in one moment: one character for each point
         start, end, kept = 0.0, len(kept) - 1.0, [(float(i), value) for i, (_, value) in enumerate(kept)]
         width = min(width, len(kept))
     columns: list[list[float]] = [[] for _ in range(width)]
     for time, value in kept:
-        columns[min(width - 1, max(0, int((time - start) / (end - start) * width)))].append(value)
+        part = min(1.0, max(0.0, (time - start) / (end - start)))
+        columns[min(width - 1, int(part * width))].append(value)
     heights, last = [], kept[0][1]
     for column in columns:
         heights.append(math.fsum(value / len(column) for value in column) if column else last)
         last = column[-1] if column else last
     low, high = min(heights), max(heights)
-    half = high / 2 - low / 2  # the difference of two floats can be infinite
+    half = high / 2 - low / 2
     top = len(levels) - 1
     if half <= 0:
         return levels[top // 2] * width
