@@ -107,6 +107,20 @@ def test_a_study_is_read(tmp_path: Path) -> None:
     assert not state.ended
 
 
+@pytest.mark.parametrize(("trials", "ended"), [(3, True), (4, False)])
+def test_a_study_has_ended_with_the_limits_of_its_latest_launch(tmp_path: Path, trials: int, ended: bool) -> None:
+    """The later one of two launchers at once was killed, or one that was to continue with more trials."""
+    with open_journal(tmp_path.as_uri()) as journal:
+        for name, value in GOOD.items():
+            journal.create(name, value)
+        journal.create("launches/00000", {"max_trials": 3})
+        journal.create("launches/00001", {"max_trials": trials})
+        journal.create("ends/00000", {"reason": "max_trials of 3 is reached"})
+        state = read_study(journal)
+    assert state is not None
+    assert (state.ended, state.reason) == (ended, "max_trials of 3 is reached" if ended else "")
+
+
 @pytest.mark.parametrize("uri", ["hf://models/me/model", "https://example.com/x", "models:/x/1"])
 def test_a_place_that_cannot_hold_a_journal_is_refused(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "none")

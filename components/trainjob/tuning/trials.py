@@ -123,7 +123,8 @@ class StudyState:
         namespace: Namespace of its trials.
         fields: Fields of the study, as in `Study`, with those limits that the latest launch had.
         trials: All trials, by number.
-        ended: Whether the latest launch has ended the study. False also if it was killed.
+        ended: Whether a launch has ended the study, with the limits of the latest launch. False also if all of them
+            were killed.
         reason: Why the study ended.
     """
 
@@ -157,7 +158,9 @@ def read_study(journal: Journal) -> StudyState | None:
         key, namespace = str(header["key"]), str(header["namespace"])
     except (KeyError, TypeError) as error:
         raise damaged("study", error) from None
-    return StudyState(key, namespace, fields, trials, latest in ends, str(ends.get(latest, {}).get("reason", "")))
+    # Of two launchers at once, the one that began first may end the study.
+    end = max((name for name, limits in launches.items() if name in ends and limits == launches[latest]), default="")
+    return StudyState(key, namespace, fields, trials, bool(end), str(ends.get(end, {}).get("reason", "")))
 
 
 def name_of(number: int) -> str:
