@@ -175,11 +175,12 @@ class TaskTraining(Training):
             self._document = earlier if isinstance(earlier, Mapping) else {}
         self._store_evidence(evidence)
 
-    def resume(self, points: object = None) -> None:
+    def resume(self, points: object = None, phases: object = None) -> None:
         """Continue with what is stored, after the trigger's event.
 
         Args:
             points: History of the trigger.
+            phases: Phases that the trigger has observed.
         """
         from trainjob.integration import MetricHistory
 
@@ -187,6 +188,7 @@ class TaskTraining(Training):
             stored = self._ti.xcom_pull(task_ids=self.task.task_id, key=KEY, map_indexes=self.task.map_index)
             self._document = stored if isinstance(stored, Mapping) else {}
         self.history.merge(MetricHistory.of(points).points())
+        self.history.merge_phases(phases)
 
     def store(self) -> None:
         """Store the latest observation and the collected metrics."""

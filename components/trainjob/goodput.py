@@ -237,6 +237,13 @@ class Goodput:
             ],
         }
 
+    def summary(self) -> dict[str, Any]:
+        """``ratio``, ``seconds`` and ``gpu_hours`` for JSON; the latter two have all activities. Empty without time."""
+        if self.ratio is None:
+            return {}
+        of_all = sums(self.seconds, self.gpu_hours)
+        return {"ratio": round(self.ratio, 6), "seconds": of_all["seconds"], "gpu_hours": of_all["gpu_hours"]}
+
     def _of(self, activity: Activity) -> Iterator[Segment]:
         return (segment for segment in self.segments if segment.activity is activity)
 
@@ -523,14 +530,20 @@ def _by_pods(evidence: Evidence, runs: Sequence[_Run], spans: Sequence[_Span]) -
     down: list[_Span] = []
     first: float | None = start  # when all ranks ran; None if the earlier runs of one are forgotten
     ends = []
+    of_pods: dict[str, list[_Run]] = {}
+    for run in runs:
+        of_pods.setdefault(run.pod, []).append(run)
     for name, pod in pods.items():
-        own = [run for run in runs if run.pod == name]
-        count = _status(pod).get("restartCount")
+        own = of_pods.get(name, [])
+        status = _status(pod)
+        count = status.get("restartCount")
+        # Without times: a container that was lost with its node, ``ContainerStatusUnknown``.
+        lost = not own and any(mapping(status, state, "terminated") for state in ("state", "lastState"))
         begun = own[0].start if own else end
         created = start
         if job_restarts(pod):
             created = _seconds(mapping(pod, "metadata").get("creationTimestamp")) or begun
-        if len(own) > (count if isinstance(count, int) else 0) or not (own or count):
+        if len(own) > (count if isinstance(count, int) else 0) or not (own or count or lost):
             again = job_restarts(pod) or ran_before
             down.append(_Span(created, begun, Activity.RESTARTING if again else Activity.STARTING, Source.PODS))
             first = None if first is None else max(first, begun)

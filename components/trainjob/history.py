@@ -1,4 +1,4 @@
-"""The metrics of a job over time, as a waiter collects them. Pure: no clock, no I/O.
+"""The metrics and phases of a job over time, as a waiter collects them. Pure: no clock, no I/O.
 
 A point is ``[step, time, value]``: the step of the training or None, Unix time in seconds, a finite number. Series are
 thinned by min-max decimation: consecutive points form buckets of equal size, and each bucket keeps its lowest and its
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from trainjob.progress import MAX_METRICS, MAX_NAME, RESERVED
+from trainjob.status import Phase
 
 if TYPE_CHECKING:
     from trainjob.status import Observation
@@ -27,22 +28,25 @@ MAX_POINTS = 2048
 CHECKPOINT = RESERVED + "checkpoint"
 """Series of the steps at which a checkpoint was complete."""
 
+_PHASES = 64  # of one job in a waiter: at most 6 KB of memory, 2 KB as JSON
 _SAME_SECONDS = 10.0  # a waiter sees a report later than the training made it
 _LATE_SECONDS = 3.0  # the same for reports of different steps
+_PHASE_NAMES = frozenset(map(str, Phase))
 
 
 class MetricHistory:
-    """The history of the numeric metrics of one job, in bounded memory. Empty, it costs 0.2 KB.
+    """The history of the numeric metrics and of the phases of one job, in bounded memory. Empty, it costs 0.2 KB.
 
     Args:
         limit: Points to keep, of all metrics together; up to twice as many are in memory.
     """
 
-    __slots__ = ("_count", "_limit", "_series")
+    __slots__ = ("_count", "_limit", "_phases", "_series")
 
     def __init__(self, limit: int = MAX_POINTS) -> None:
         self._limit = limit
         self._series: dict[str, array[float]] = {}  # step (NaN if unknown), time, value of each point
+        self._phases: tuple[tuple[float, Phase], ...] = ()
         self._count = 0
 
     def __bool__(self) -> bool:
@@ -78,7 +82,9 @@ class MetricHistory:
         return changed
 
     def observe(self, observation: Observation, time: float) -> bool:
-        """Add what a waiter observed at `time`; returns whether something has changed."""
+        """Add what a waiter observed at `time`; returns whether a metric has changed."""
+        if not self._phases or self._phases[-1][1] is not observation.phase:
+            self._phases = (*self._phases, (time, observation.phase))[-_PHASES:]
         metrics, checkpoint = observation.metrics, observation.details.get("checkpoint")
         if checkpoint is not None:
             metrics = {**metrics, CHECKPOINT: checkpoint}
@@ -110,6 +116,21 @@ class MetricHistory:
             )
             history.merge({name: each for name, each in named if isinstance(each, list | tuple)})
         return history
+
+    @property
+    def phases(self) -> Sequence[tuple[float, Phase]]:
+        """Unix time and phase of each observed change of the phase, oldest first; the latest 64."""
+        return self._phases
+
+    def merge_phases(self, phases: object) -> None:
+        """Add phases of the same job that another waiter has observed, also as JSON values; others are left out."""
+        known = set(self._phases)
+        for each in phases if isinstance(phases, list | tuple) else ():
+            if isinstance(each, list | tuple) and len(each) == 2 and _is_number(each[0]):
+                time, phase = each
+                if isinstance(phase, str) and phase in _PHASE_NAMES:
+                    known.add((float(time), Phase(phase)))
+        self._phases = tuple(sorted(known))[-_PHASES:]
 
     def _thin(self) -> None:
         each = max(4, self._limit // len(self._series))

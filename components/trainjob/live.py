@@ -167,6 +167,7 @@ class _Job:
         for each in (self.history, history):
             if each is not None:
                 collected.merge(each.points())
+                collected.merge_phases(each.phases)
         document = training_document(
             examine(self.ref, self.evidence, datetime.now(UTC)),
             history=collected,

@@ -32,6 +32,7 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
+from trainjob.goodput import Attempt, measure
 from trainjob.history import CHECKPOINT, MetricHistory, thinned
 from trainjob.kube_objects import mapping, mappings, rank_of
 from trainjob.logs import STATE_SECONDS, LogLine, Throttle
@@ -65,6 +66,9 @@ class TrainJobResult:
         history: Metric -> its values over time, oldest first: step, Unix time in seconds, value. At most 256 points of
             all metrics together; `trainjob.progress` documents how they are chosen.
         checkpoints: Steps and Unix times of the checkpoints that the training reported, oldest first.
+        goodput: How the time of this attempt was spent, see `trainjob.goodput`: ``ratio``, 0 to 1; ``seconds`` by
+            activity; ``gpu_hours`` by activity, None if the number of GPUs is unknown. Empty if the job was deleted
+            before its end was read. ``trainjob goodput`` shows all attempts together.
     """
 
     namespace: str
@@ -77,11 +81,13 @@ class TrainJobResult:
     returned: Any = None
     history: Mapping[str, Sequence[tuple[int, float, float]]] = field(default_factory=dict)
     checkpoints: Sequence[tuple[int, float]] = ()
+    goodput: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The result as a dict for JSON and XCom. NaN and infinity become text, since JSON has neither.
 
-        ``returned``, ``history`` and ``checkpoints`` are left out if they are empty. A point of the history is a list.
+        ``returned``, ``history``, ``checkpoints`` and ``goodput`` are left out if they are empty. A point of the
+        history is a list.
         """
         finite = {
             name: value if isinstance(value, str) or math.isfinite(value) else str(value)
@@ -96,6 +102,8 @@ class TrainJobResult:
             values["checkpoints"] = [list(each) for each in self.checkpoints]
         else:
             del values["checkpoints"]
+        if not self.goodput:
+            del values["goodput"]
         return values
 
     def _repr_html_(self) -> str:
@@ -380,7 +388,8 @@ async def conclude(
         ref: The job.
         final: Final observation of a waiter. It counts even if the job was deleted since.
         earlier: Evidence of the first crashes, taken while the job was running: the pods may be gone.
-        history: Metrics that a waiter has collected: the result has those that the training did not keep itself.
+        history: Metrics and phases that a waiter has collected: the result has the metrics that the training did not
+            keep itself.
         on_evidence: Called with the evidence of the result or of the diagnosis.
 
     Raises:
@@ -400,7 +409,7 @@ async def conclude(
 def result_of(
     ref: JobRef, evidence: Evidence, observation: Observation, collected: MetricHistory | None = None
 ) -> TrainJobResult:
-    """The result of a job as far as it is known; `collected` completes the history that the training kept itself."""
+    """The result of a job as far as it is known; `collected` completes what the training and its pods have kept."""
     report = _report(evidence)
     history = {name: points for name, points in report.history.items() if not name.startswith(progress.RESERVED)}
     if collected:
@@ -428,7 +437,14 @@ def result_of(
         returned=report.returned,
         history={name: points for name, points in history.items() if not name.startswith(progress.RESERVED)},
         checkpoints=[(step, time) for step, time, _ in report.history.get(CHECKPOINT, ())],
+        goodput=_goodput(evidence, collected) if observation.phase.terminal else {},
     )
+
+
+def _goodput(evidence: Evidence, collected: MetricHistory | None) -> Mapping[str, Any]:
+    collected = collected if collected is not None else MetricHistory()
+    attempt = Attempt(evidence, collected.phases, collected.points())
+    return measure([attempt], datetime.now(UTC)).summary()
 
 
 def _report(evidence: Evidence) -> progress.Report:

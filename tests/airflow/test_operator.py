@@ -72,6 +72,7 @@ def test_returns_what_the_job_reports(run: Run, home: Path, deferrable: bool) ->
     assert types(result["outputs"]) == types({"model": "file:///m", "promoted": False, "shards": 3})
     assert result["attempt"] == 1
     assert [(step, value) for step, _, value in result["history"]["loss"]] == [(1, 0.333333)]
+    assert sum(result["goodput"]["seconds"].values()) == pytest.approx(result["seconds"]["total"], abs=0.01)
     assert [result["name"]] == jobs(home)
     assert result["name"].startswith("train-it-")
     assert "TrainJob is Complete" in ran.log

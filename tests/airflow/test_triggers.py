@@ -20,10 +20,12 @@ from tests.airflow.versions import serde, since
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOptions, connect
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import BackendUnavailable
+from trainjob.history import MetricHistory
 from trainjob.lifecycle import cancel, launch
 from trainjob.status import observe
 from trainjob_airflow import events
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
+from trainjob_airflow.training import Task, Training
 from trainjob_airflow.triggers.trainjob import TrainJobStateTrigger, TrainJobTrigger
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -153,6 +155,21 @@ def test_reports_the_end_and_logs_the_lines_of_all_ranks(caplog: pytest.LogCaptu
     lines = [record.getMessage() for record in caplog.records]
     assert lines.index("[node-0] hello") < lines.index("[node-0] bye") < len(lines)
     assert asyncio.run(_ends("raise SystemExit(3)"))["status"] == "failed"
+
+
+def test_the_event_has_the_phases_for_the_goodput(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> dict[str, Any]:
+        _, ref = await started("import time; time.sleep(1)")
+        training = Training(ref, Task("trainjob_default", 1, "dag", "run", "train", -1))
+        monkeypatch.setattr(TrainJobTrigger, "_training", lambda _: training)
+        return await only_event(trigger_of(ref))
+
+    event = asyncio.run(scenario())
+    phases = [phase for _, phase in json.loads(json.dumps(event))["phases"]]
+    assert phases[-2:] == ["Running", "Complete"]
+    history = MetricHistory()
+    history.merge_phases(event["phases"])
+    assert [str(phase) for _, phase in history.phases] == phases
 
 
 def test_a_flood_of_lines_is_bounded(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,6 +283,14 @@ def test_a_job_that_was_given_up_has_ended() -> None:
     assert found.wall_seconds == 60
 
 
+def test_a_container_that_was_lost_with_its_node_may_have_trained() -> None:
+    lost = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": None, "finishedAt": None}}
+    pod = one_pod(Run(BEGIN + 10, BEGIN + 100))[0]
+    pod["status"]["containerStatuses"][0]["state"] = lost
+    job = trainjob(BEGIN, queue=False, admitted=None, ended=BEGIN + 100)
+    assert spent(measure([Attempt(Evidence(job, [pod]))], at(BEGIN + 100))) == {"training": 100}
+
+
 def test_a_suspended_job_is_stopped() -> None:
     job = trainjob(BEGIN, queue=False, admitted=None, ended=None)
     job["spec"]["suspend"] = True

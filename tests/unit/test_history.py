@@ -144,6 +144,41 @@ def test_a_malformed_history_is_empty(given: Any) -> None:
     assert MetricHistory.of(given).points() == {}
 
 
+def test_phases_are_kept_when_they_change() -> None:
+    history = MetricHistory()
+    for time, phase in ((1, Phase.QUEUED), (2, Phase.QUEUED), (3, Phase.RUNNING), (4, Phase.RUNNING)):
+        history.observe(Observation(phase), float(time))
+    assert history.phases == ((1.0, Phase.QUEUED), (3.0, Phase.RUNNING))
+    assert not history, "phases are no metrics"
+
+
+def test_phases_are_bounded() -> None:
+    history = MetricHistory()
+    for time in range(10_000):
+        history.observe(Observation(Phase.RUNNING if time % 2 else Phase.RESTARTING), float(time))
+    assert [time for time, _ in history.phases] == list(range(9936, 10_000))
+
+
+def test_phases_of_two_waiters_are_merged() -> None:
+    first, second = MetricHistory(), MetricHistory()
+    first.observe(Observation(Phase.QUEUED), 1.0)
+    first.observe(Observation(Phase.COMPLETE), 9.0)
+    second.observe(Observation(Phase.RUNNING), 5.0)
+    sent = json.loads(json.dumps([[time, str(phase)] for time, phase in second.phases]))
+    first.merge_phases(sent)
+    first.merge_phases(sent)
+    assert first.phases == ((1.0, Phase.QUEUED), (5.0, Phase.RUNNING), (9.0, Phase.COMPLETE))
+
+
+@pytest.mark.parametrize(
+    "given", [None, "text", {}, [None], [[1.0]], [["1", "Queued"]], [[math.nan, "Queued"]], [[1, "New"], [1, []]]]
+)
+def test_malformed_phases_are_left_out(given: Any) -> None:
+    history = MetricHistory()
+    history.merge_phases(given)
+    assert history.phases == ()
+
+
 def test_short_series_leave_their_room_to_long_ones() -> None:
     series = {"short": [[1, 1.0, 1.0]], "long": [[i, float(i), math.sin(i)] for i in range(1000)]}
     found = thinned(series, 101)

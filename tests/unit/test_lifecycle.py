@@ -285,6 +285,8 @@ async def test_wait_returns_the_result(backend: MemoryBackend) -> None:
     packed = result.as_dict()
     json.dumps(packed, allow_nan=False)
     assert packed["seconds"].keys() == {"queued", "total"}
+    spent = packed.pop("goodput")
+    assert sum(spent["seconds"].values()) == pytest.approx(result.seconds["total"], abs=0.01)
     assert packed | {"seconds": {}} == {
         "namespace": "ns",
         "name": ref.name,

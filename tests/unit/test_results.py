@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
 
-from trainjob import JobRef, TrainJobResult
+from trainjob import JobRef, Observation, Phase, TrainJobResult
 from trainjob.diagnosis import Evidence
-from trainjob.waiting import conclude
+from trainjob.history import MetricHistory
+from trainjob.waiting import conclude, result_of
 
 
 def pod(message: object, *, rank: int = 0, job: str = "node", created: int = 10) -> dict[str, Any]:
@@ -35,8 +38,8 @@ def termination_message(outputs: dict[str, str] | None = None, **metrics: float)
     return json.dumps({"trainjob": 1, "metrics": listed, "outputs": outputs or {}})
 
 
-def result(*pods: dict[str, Any], **status: float) -> TrainJobResult:
-    """The result of a job with these pods, and with these metrics in its ``trainerStatus``."""
+def result(*pods: dict[str, Any], seen: MetricHistory | None = None, **status: float) -> TrainJobResult:
+    """The result of a job with these pods, these metrics in its ``trainerStatus``, and what a waiter has `seen`."""
     listed = [{"name": name, "value": str(value)} for name, value in status.items()]
     trainjob = {
         "metadata": {"name": "job", "namespace": "ns", "uid": "u", "creationTimestamp": "2026-11-21T10:00:00Z"},
@@ -52,7 +55,7 @@ def result(*pods: dict[str, Any], **status: float) -> TrainJobResult:
             del ref
             return Evidence(trainjob, pods)
 
-    return asyncio.run(conclude(FinishedBackend(), JobRef("ns", "job", "u")))  # type: ignore[arg-type]
+    return asyncio.run(conclude(FinishedBackend(), JobRef("ns", "job", "u"), history=seen))  # type: ignore[arg-type]
 
 
 def test_metrics_come_from_the_message_or_the_status() -> None:
@@ -92,4 +95,41 @@ def test_only_rank_0_counts_and_the_launcher_comes_first() -> None:
 
 @pytest.mark.parametrize("message", [None, 5, {}, "no object", '{"trainjob": 2}'])
 def test_messages_of_other_programs_are_ignored(message: object) -> None:
-    assert result(pod(message)) == result()
+    assert replace(result(pod(message)), goodput={}) == replace(result(), goodput={})
+
+
+def spent(found: TrainJobResult) -> dict[str, float]:
+    return {name: seconds for name, seconds in found.goodput["seconds"].items() if seconds}
+
+
+def ran(begin: int, end: int) -> dict[str, Any]:
+    """A pod whose container ran from second `begin` to second `end` of the job."""
+    made = pod("")
+    times = {"startedAt": f"2026-11-21T10:00:{begin:02}Z", "finishedAt": f"2026-11-21T10:00:{end:02}Z"}
+    made["status"]["containerStatuses"][0]["state"]["terminated"] |= times
+    return made
+
+
+def test_result_has_the_goodput_of_the_attempt() -> None:
+    found = result(ran(15, 55))
+    assert spent(found) == {"starting": 15.0, "training": 40.0, "stopped": 5.0}
+    assert found.goodput["ratio"] == pytest.approx(40 / 60, abs=1e-6)
+    assert found.goodput["gpu_hours"] is None, "the job names no resources"
+    assert found.as_dict()["goodput"] == found.goodput
+    assert json.loads(json.dumps(found.as_dict()))["goodput"]["seconds"]["queued"] == 0.0
+
+
+def test_phases_of_a_waiter_divide_the_time_of_a_job_without_pods() -> None:
+    begin = datetime.fromisoformat("2026-11-21T10:00:00+00:00").timestamp()
+    seen = MetricHistory()
+    for second, phase in ((0, Phase.STARTING), (20, Phase.RUNNING), (40, Phase.RESTARTING), (45, Phase.RUNNING)):
+        seen.observe(Observation(phase), begin + second)
+    assert spent(result(seen=seen)) == {"starting": 20.0, "training": 35.0, "restarting": 5.0}
+
+
+def test_a_result_without_known_times_has_no_goodput() -> None:
+    ref, gone = JobRef("ns", "job", "u"), Evidence(None)
+    deleted = result_of(ref, gone, Observation(Phase.COMPLETE))
+    assert "goodput" not in deleted.as_dict()
+    running = Evidence({"metadata": {"creationTimestamp": "2026-11-21T10:00:00Z"}})
+    assert "goodput" not in result_of(ref, running, Observation(Phase.RUNNING)).as_dict()

@@ -142,7 +142,7 @@ class TrainJobTask(StrictTemplates):
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
         with self._connected(context, ref.namespace, key_of(context), ref) as running:
             if training := self._training(context, running, ref):
-                training.resume(event.get("history"))
+                training.resume(event.get("history"), event.get("phases"))
             if event["status"] == "timeout":
                 self._time_out(running, event["message"], retryable=event["retryable"])
             if event["status"] == "error":
@@ -155,6 +155,7 @@ class TrainJobTask(StrictTemplates):
             if training is not None and final is not None:
                 training.observe(final)
             history = MetricHistory.of(event.get("history"))
+            history.merge_phases(event.get("phases"))
             result = client.call(
                 lambda: conclude(client.backend, ref, final, crash, history, on_evidence=running.keep_evidence)
             )

@@ -131,8 +131,8 @@ class TrainJobOperator(TrainJobTask):
             deferred.
 
     Returns (XCom):
-        ``{"namespace", "name", "uid", "attempt", "metrics", "outputs", "seconds", "history"}``, see
-        `trainjob.TrainJobResult`.
+        ``{"namespace", "name", "uid", "attempt", "metrics", "outputs", "seconds", "history", "goodput"}``,
+        see `trainjob.TrainJobResult`.
 
     Raises:
         InvalidSpec: Literals are invalid; when the DAG is parsed.

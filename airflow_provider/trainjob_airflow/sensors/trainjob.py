@@ -44,8 +44,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         **kwargs: Of `BaseSensorOperator`: ``mode``, ``poke_interval``, ``timeout``, ``soft_fail``, …
 
     Returns (XCom):
-        ``{"namespace", "name", "uid", "attempt", "metrics", "outputs", "seconds", "history"}``, what the job has
-        reported when it reaches that state; see `trainjob.TrainJobResult`.
+        ``{"namespace", "name", "uid", "attempt", "metrics", "outputs", "seconds", "history", "goodput"}``, what
+        the job has reported when it reaches that state; see `trainjob.TrainJobResult`.
 
     Raises:
         ValueError: The arguments select no job, or name an unknown phase; when the DAG is parsed.

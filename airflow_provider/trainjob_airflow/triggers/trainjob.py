@@ -252,7 +252,9 @@ class TrainJobTrigger(TaskTrigger):
         finally:
             WRITER.discard(training)
         await WRITER.until_written(training)
-        return event | ({"history": training.history.points(_POINTS)} if training.history else {})
+        seen = training.history
+        event["phases"] = [[time, str(phase)] for time, phase in seen.phases]
+        return event | ({"history": seen.points(_POINTS)} if seen else {})
 
     def _training(self) -> Training | None:
         """What this trigger stores about the job; None if it stores nothing, as before Airflow 3.3.
