@@ -58,6 +58,7 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
         spec = spec_of(execution, fields, parameters)
         result = run_job(execution, spec, parameters, Path(given["report"].path)).as_dict()
         _log_metrics(given["metrics"], result)
+        _log_goodput(given["metrics"], result)
         # A separate entry for each metric: KFP's UI shows a dict as {"struct": …}.
         metrics = {f"metric.{name}": value for name, value in result["metrics"].items()}
         model.metadata |= {"uri": uri, "trainjob": result["name"], "trainjob_uid": result["uid"], **metrics}
@@ -112,6 +113,7 @@ def run_wait(given: Parameters) -> dict[str, Any]:
             with offered_report(client):
                 result = wait_and_report(client, ref, options, Path(given["report"].path)).as_dict()
         _log_metrics(given["metrics"], result)
+        _log_goodput(given["metrics"], result)
     return result
 
 
@@ -379,6 +381,15 @@ def _log_metrics(metrics: Any, result: Mapping[str, Any]) -> None:
     """Metrics that are finite numbers; KFP's launcher cannot read others."""
     for name, value in numeric(result["metrics"]).items():
         metrics.log_metric(f"metric.{name}" if name in _PROPERTIES else name, value)
+
+
+def _log_goodput(metrics: Any, result: Mapping[str, Any]) -> None:
+    """``goodput`` and ``seconds.<activity>`` of what occurred, unless the training has a metric of that name."""
+    if spent := result.get("goodput"):
+        known = {f"seconds.{name}": seconds for name, seconds in spent["seconds"].items() if seconds}
+        for name, value in ({"goodput": spent["ratio"]} | known).items():
+            if name not in result["metrics"]:
+                metrics.log_metric(name, value)
 
 
 _PROPERTIES = ("display_name", "store_session_info", "_kfp_workspace")

@@ -90,7 +90,16 @@ def test_train_outputs_model_metrics_and_result(steps: Steps) -> None:
         "metric.epoch": 2.0,
         "metric.gap": "nan",
     }
-    assert metrics["metadata"] == {"loss": 0.5, "epoch": 2.0}
+    assert metrics["metadata"] == {"loss": 0.5, "epoch": 2.0} | goodput_of(result)
+
+
+def goodput_of(result: dict[str, Any]) -> dict[str, float]:
+    """The metrics of the goodput in a result: activities that occurred."""
+    spent = result["goodput"]
+    known = {f"seconds.{name}": seconds for name, seconds in spent["seconds"].items() if seconds}
+    assert "seconds.training" in known
+    assert sum(known.values()) == pytest.approx(result["seconds"]["total"], abs=0.1)
+    return {"goodput": spent["ratio"], **known}
 
 
 def test_running_an_execution_twice_creates_one_job(steps: Steps) -> None:
@@ -392,7 +401,7 @@ def test_wait_outputs_the_result_of_a_job_launched_elsewhere(steps: Steps) -> No
     (report,) = ended.output["artifacts"]["report"]["artifacts"]
     assert ref.name in Path(report["uri"]).read_text()
     (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
-    assert metrics["metadata"] == {"loss": 0.5, "epoch": 2.0}
+    assert metrics["metadata"] == {"loss": 0.5, "epoch": 2.0} | goodput_of(result)
 
 
 def test_wait_never_changes_the_job(steps: Steps) -> None:
@@ -469,6 +478,7 @@ from trainjob import progress
 for step in range(5):
     progress.report(progress=20 * step, metrics={"loss": 1 / (1 + step), "display_name": 7.0, "a/b <c>": 1.0})
     time.sleep(0.6)
+progress.report(metrics={"goodput": -1.0})
 """
 
 
@@ -481,7 +491,15 @@ def test_the_report_has_the_curves_that_the_step_has_seen(steps: Steps) -> None:
     assert [value for _, _, value in document["history"]["loss"]][-1] == 0.2
     assert len(document["history"]["loss"]) >= 3
     (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
-    assert metrics["metadata"] == {"loss": 0.2, "metric.display_name": 7.0, "a/b <c>": 1.0}, "KFP uses display_name"
+    assert metrics["metadata"]["metric.display_name"] == 7.0, "KFP uses display_name"
+    assert metrics["metadata"] == (
+        {"loss": 0.2, "metric.display_name": 7.0, "a/b <c>": 1.0, "goodput": -1.0}
+        | {
+            name: spent
+            for name, spent in goodput_of(ended.output["parameterValues"]["result"]).items()
+            if name != "goodput"
+        }
+    ), "the metric of the training keeps its name"
 
 
 def document_of(page: str) -> dict[str, Any]:

@@ -50,7 +50,8 @@ def train(
         runtime: Name of a ClusterTrainingRuntime.
         model: The trained model. Unless outputs has another location for it, the training writes it below the
             artifact's URI. Its metadata has uri, trainjob, trainjob_uid, and each metric as metric.<name>.
-        metrics: Metrics of the training that are finite numbers.
+        metrics: Metrics of the training that are finite numbers; goodput, the share of the time that was training; and
+            the seconds of each activity: seconds.queued, seconds.starting, seconds.training, ...
         report: HTML page about the training: curves of its metrics, its ranks and times, the last lines of their logs.
         image: Container image of the nodes; the runtime's if empty.
         command: Entry point of each node. $(NAME) is replaced by an environment variable, $$ by $.

@@ -32,7 +32,8 @@ def wait(
         name: Name of the TrainJob.
         run_id: Id of the run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, so that KFP's cache never reuses the result of an
             earlier run.
-        metrics: Metrics of the training that are finite numbers.
+        metrics: Metrics of the training that are finite numbers; goodput, the share of the time that was training; and
+            the seconds of each activity: seconds.queued, seconds.starting, seconds.training, ...
         report: HTML page about the training: curves of its metrics, its ranks and times, the last lines of their logs.
         queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
         start_timeout: Maximum seconds from admission to the first running rank; 0 for no limit.
