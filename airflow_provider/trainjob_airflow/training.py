@@ -333,6 +333,8 @@ def bounded(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sized(document: Mapping[str, Any], points: int, events: int, ranks: int) -> dict[str, Any]:
+    from trainjob.integration import with_segments
+
     attempts, every = document["attempts"], document["ranks"]
     share = min(points, _EARLIER_POINTS) // max(1, len(attempts))
     important = sorted(every, key=lambda rank: not (rank["culprit"] or rank["bad"]))[:ranks]
@@ -341,7 +343,12 @@ def _sized(document: Mapping[str, Any], points: int, events: int, ranks: int) ->
         **document,
         "logs": [],
         "history": _thinned(document["history"], points),
-        "attempts": [each | {"history": _thinned(each["history"], share)} for each in attempts],
+        "attempts": [
+            each
+            | {"history": _thinned(each["history"], share)}
+            | ({"goodput": with_segments(each["goodput"], share // 10)} if each.get("goodput") else {})
+            for each in attempts
+        ],
         "events": document["events"][-events:] if events else [],
         "ranks": [rank for rank in every if rank in important] if hidden else every,
         "unseen": [*document["unseen"], *([f"{hidden} more ranks"] if hidden else [])],

@@ -12,13 +12,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from trainjob.backends.base import TrainJob, Usage
 from trainjob.diagnosis import Category, Diagnosis, Evidence
+from trainjob.goodput import Activity, Attempt, Segment, Source, measure, ratio_of, sums
 from trainjob.history import CHECKPOINT, METHOD, MetricHistory, Points, thinned
 from trainjob.kube_objects import mapping
-from trainjob.manifest import KEY, JobRef
+from trainjob.manifest import ATTEMPT, KEY, JobRef
 from trainjob.masking import public
 from trainjob.report import Report, examine, iso, short_text, shown_lines
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
@@ -34,6 +36,7 @@ MAX_POINTS = 20_000
 _ATTEMPTS = 20  # latest
 _STEPS = 10  # latest points whose steps give the time of a step
 _CHECKPOINTS = 200  # latest of one attempt
+_SEGMENTS = 100  # longest of one attempt: 10 KB
 _LINES = 500
 _SLICES = 200  # of an evaluation
 _LABELS = 100  # of a confusion matrix
@@ -43,6 +46,7 @@ _CHECKS = 1000
 _TRIALS = 2000  # of a study
 _PARAMETERS = 100
 _STUDY_BYTES = 900_000  # of all trials of a study, as JSON
+_ENDED = frozenset(str(phase) for phase in Phase if phase.terminal)
 _ESTIMATES = {"speed": "the speed of the latest half of the progress"}
 
 
@@ -75,10 +79,14 @@ def training_document(
     collected = MetricHistory()
     if history is not None:
         collected.merge(history.points())
+        collected.merge_phases(history.phases)
+    spent = _spent(report, collected)
     collected.merge(report.history)
     series = collected.points()
-    own = _attempt(report, series.pop(CHECKPOINT, []))
-    others = [_attempt(examine(JobRef.of(each), Evidence(each), report.taken)) for each in attempts]
+    own = _attempt(report, spent, series.pop(CHECKPOINT, []))
+    others = [examine(JobRef.of(each), Evidence(each), report.taken) for each in attempts]
+    known = [own, *(_attempt(each, _spent(each)) for each in others if each.ref.uid != own["uid"])]
+    shown = sorted(known, key=_order)[-_ATTEMPTS:]
     return {
         "version": VERSION,
         "kind": "training",
@@ -97,7 +105,8 @@ def training_document(
         "step": now.step,
         "history": thinned(series, MAX_POINTS // 2),
         "method": METHOD,
-        "attempts": sorted([own, *(each for each in others if each["uid"] != own["uid"])], key=_order)[-_ATTEMPTS:],
+        "attempts": shown,
+        "goodput": _goodput(shown),
         "ranks": [_rank(each, report, series) for each in report.as_dict()["ranks"]],
         "logs": _logs(list(logs)[-_LINES:]),
         "resources": _resources(trainjob, used),
@@ -113,7 +122,10 @@ def observed_document(
     """What a waiter knows of a job without a request: for a document that is kept while the job runs."""
     nothing = Diagnosis(Category.NONE, RetryVerdict.INFRASTRUCTURE, f"the job is {observation.phase}")
     metrics = {name: short_text(each) if isinstance(each, str) else each for name, each in observation.metrics.items()}
-    report = Report(ref, observation, nothing, datetime.now(UTC), short_text(key), metrics=metrics)
+    metadata = {"labels": {ATTEMPT: str(ref.attempt)}, "creationTimestamp": iso(observation.created)}
+    evidence = Evidence({"metadata": metadata})
+    taken = datetime.now(UTC)
+    report = Report(ref, observation, nothing, taken, short_text(key), metrics=metrics, evidence=evidence)
     return training_document(report, history=history, source="kept", task=task)
 
 
@@ -138,8 +150,17 @@ def merge_documents(kept: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[s
     for each in newer.get("attempts") or ():
         before = known.get(each["uid"], {})
         known[each["uid"]] = {name: value or before.get(name) or value for name, value in each.items()}
+        if _knows_more(before, each):
+            known[each["uid"]]["goodput"] = before["goodput"]
     document["attempts"] = sorted(known.values(), key=_order)[-_ATTEMPTS:]
+    document["goodput"] = _goodput(document["attempts"])
     return document
+
+
+def _knows_more(kept: Mapping[str, Any], newer: Mapping[str, Any]) -> bool:
+    """Whether more is known of a kept attempt, which had ended: a waiter has seen it, and its pods are gone."""
+    before, now = kept.get("goodput"), newer.get("goodput")
+    return bool(before and now and kept["phase"] in _ENDED and before["assumed"] < now["assumed"])
 
 
 def with_comparison(
@@ -294,6 +315,10 @@ def workflow_document(title: str, trainings: Iterable[Mapping[str, Any]], notes:
     shown = [dict(each) | {"logs": [], "events": [], "compare": []} for each in trainings]
     for each in shown:
         each["history"] = thinned(each["history"], MAX_POINTS // len(shown))
+        each["attempts"] = [
+            attempt | {"goodput": attempt.get("goodput") and with_segments(attempt["goodput"], 0)}
+            for attempt in each["attempts"]
+        ]
     return {
         "version": VERSION,
         "kind": "workflow",
@@ -382,7 +407,63 @@ def _estimate(now: Observation) -> str:
     return _ESTIMATES.get(str(now.details.get("estimate")), "the training script")
 
 
-def _attempt(report: Report, checkpoints: Sequence[Sequence[Any]] = ()) -> dict[str, Any]:
+def _spent(report: Report, history: MetricHistory | None = None) -> dict[str, Any] | None:
+    """How the time of an attempt was spent; None if it is unknown."""
+    history = history if history is not None else MetricHistory()
+    found = measure([Attempt(report.evidence, history.phases, history.points())], report.taken)
+    if not found.segments:
+        return None
+    assumed = math.fsum(each.seconds for each in found.segments if each.source is Source.ASSUMED)
+    segments = [_shown_segment(each) for each in found.segments]
+    times = {"start": segments[0]["start"], "end": segments[-1]["end"], "assumed": round(assumed, 3)}
+    return with_segments({**found.summary(), **times, "segments": segments}, _SEGMENTS)
+
+
+def _shown_segment(segment: Segment) -> dict[str, Any]:
+    start, end = (datetime.fromtimestamp(time, UTC) for time in (segment.start, segment.end))
+    return {"activity": str(segment.activity), "start": iso(start), "end": iso(end), "source": str(segment.source)}
+
+
+def with_segments(goodput: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """The goodput of an attempt with at most `limit` segments, the longest; each lasts until the next one begins."""
+    every = goodput["segments"]
+    longest = sorted(range(len(every)), key=lambda i: _length(every[i]), reverse=True)[:limit]
+    kept = [dict(every[i]) for i in sorted(longest)]
+    if kept:
+        kept[0]["start"], kept[-1]["end"] = every[0]["start"], every[-1]["end"]
+    for before, after in pairwise(kept):
+        before["end"] = after["start"]
+    return {**goodput, "segments": kept}
+
+
+def _length(span: Mapping[str, str]) -> float:
+    return (datetime.fromisoformat(span["end"]) - datetime.fromisoformat(span["start"])).total_seconds()
+
+
+def _goodput(attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The goodput of the latest attempt with those before it for the same result, and the time between them."""
+    complete = [i for i, each in enumerate(attempts[:-1]) if each["phase"] == Phase.COMPLETE]
+    piece = [each for each in attempts[complete[-1] + 1 if complete else 0 :] if each.get("goodput")]
+    if not piece:
+        return None
+    seconds, hours = dict.fromkeys(Activity, 0.0), dict.fromkeys(Activity, 0.0)
+    for each in piece:
+        for activity in Activity:
+            seconds[activity] += each["goodput"]["seconds"][activity]
+            hours[activity] += (each["goodput"]["gpu_hours"] or {}).get(activity, 0.0)
+    for before, after in pairwise(piece):
+        waited = Activity.STOPPED if before["phase"] == Phase.CANCELLED else Activity.RESTARTING
+        seconds[waited] += max(0.0, _length({"start": before["goodput"]["end"], "end": after["goodput"]["start"]}))
+    unknown = any(each["goodput"]["gpu_hours"] is None for each in piece)
+    of_all, ratio = sums(seconds, None if unknown else hours), ratio_of(seconds)
+    assumed = round(math.fsum(each["goodput"]["assumed"] for each in piece), 3)
+    parts = {name: of_all[name] for name in ("seconds", "gpu_hours")}
+    return {"ratio": None if ratio is None else round(ratio, 6), **parts, "assumed": assumed}
+
+
+def _attempt(
+    report: Report, spent: Mapping[str, Any] | None, checkpoints: Sequence[Sequence[Any]] = ()
+) -> dict[str, Any]:
     now = report.observation
     # The value is the step of the checkpoint, the step of the point that of the training when a waiter saw it.
     found = {int(value): time for _, time, value in reversed(checkpoints)} | dict(report.checkpoints)
@@ -401,6 +482,7 @@ def _attempt(report: Report, checkpoints: Sequence[Sequence[Any]] = ()) -> dict[
             for step, time in sorted(found.items(), key=lambda each: each[1])[-_CHECKPOINTS:]
         ],
         "history": {},
+        "goodput": spent,
         "summary": report.diagnosis.summary if report.diagnosis.failed or report.given_up else "",
     }
 

@@ -19,6 +19,7 @@ from trainjob.document import (
     with_comparison as with_comparison,
     with_evaluation as with_evaluation,
     with_lineage as with_lineage,
+    with_segments as with_segments,
     workflow_document as workflow_document,
 )
 from trainjob.history import MetricHistory as MetricHistory

@@ -112,7 +112,7 @@ class Report:
         events: Its Events, the latest last.
         given_up: Whether the job was suspended at its first crash, see `trainjob.lifecycle.give_up`.
         job_restarts: Restarts of all ranks together, by JobSet.
-        trainjob: The object; empty if the TrainJob was deleted.
+        evidence: What was read of the job.
         checkpoints: Steps and Unix times of the checkpoints that the training reported; empty as `history`.
     """
 
@@ -128,9 +128,14 @@ class Report:
     ranks: Sequence[Rank] = ()
     events: Sequence[Event] = ()
     given_up: bool = False
-    trainjob: TrainJob = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=lambda: Evidence(None))
     checkpoints: Sequence[tuple[int, float]] = ()
     job_restarts: int = 0
+
+    @property
+    def trainjob(self) -> TrainJob:
+        """The object; empty if the TrainJob was deleted."""
+        return self.evidence.trainjob or {}
 
     @property
     def restarts(self) -> int:
@@ -245,7 +250,7 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
         ranks=sorted((_rank(pod) for pod in evidence.pods), key=_order),
         events=_events(evidence.events),
         given_up=given_up_for is not None,
-        trainjob=trainjob,
+        evidence=evidence,
         checkpoints=result.checkpoints,
         job_restarts=max((job_restarts(pod) for pod in evidence.pods), default=0),
     )

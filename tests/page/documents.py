@@ -70,6 +70,7 @@ def training(phase: str = "Running", **changes: Any) -> Document:
         "history": {},
         "method": "min-max decimation",
         "attempts": [],
+        "goodput": None,
         "ranks": [],
         "logs": [],
         "diagnosis": None,
@@ -189,9 +190,53 @@ def attempt(
         ],
         "checkpoints": [],
         "history": {},
+        "goodput": None,
         "summary": "",
         **changes,
     }
+
+
+def activities(*spans: tuple[str, float], end: float, gpus: float | None = 16.0) -> Document:
+    """The goodput of an attempt that ended `end` seconds before the document, with activities and their seconds."""
+    at, segments = end + sum(seconds for _, seconds in spans), []
+    seconds = dict.fromkeys(ACTIVITIES, 0.0)
+    for activity, lasted in spans:
+        source = "conditions" if activity == "queued" else "steps"
+        segments.append({"activity": activity, "start": ago(at), "end": ago(at - lasted), "source": source})
+        seconds[activity] = seconds.get(activity, 0.0) + lasted
+        at -= lasted
+    return {
+        **goodput(seconds, gpus),
+        "start": segments[0]["start"],
+        "end": segments[-1]["end"],
+        "segments": segments,
+    }
+
+
+def goodput(seconds: Mapping[str, float], gpus: float | None = 16.0, assumed: float = 0.0) -> Document:
+    held = {name: 0.0 if name in ("queued", "stopped") else (gpus or 0) * each / 3600 for name, each in seconds.items()}
+    return {
+        "ratio": seconds["training"] / sum(seconds.values()),
+        "seconds": dict(seconds),
+        "gpu_hours": held if gpus is not None else None,
+        "assumed": assumed,
+    }
+
+
+ACTIVITIES = (
+    *("queued", "starting", "training", "evaluating", "checkpointing"),
+    *("repeated", "stalled", "restarting", "stopped"),
+)
+FIRST = activities(
+    *(("queued", 200), ("starting", 320), ("training", 800), ("evaluating", 160), ("checkpointing", 60)),
+    *(("training", 640), ("restarting", 180), ("training", 540)),
+    end=4300,
+)
+SECOND = activities(
+    *(("queued", 540), ("starting", 180), ("repeated", 420), ("training", 900), ("checkpointing", 60)),
+    *(("training", 500), ("stalled", 800), ("stopped", 200)),
+    end=600,
+)
 
 
 NO_QUOTA = (
@@ -353,6 +398,7 @@ def failed() -> Document:
                 restarts=1,
                 history=metrics(first),
                 summary="node-0: the node was lost (NodeShutdown)",
+                goodput=FIRST,
                 checkpoints=[{"time": ago(5000), "step": 1200, "uri": "s3://models/digits/checkpoints/step-1200"}],
             ),
             attempt(
@@ -364,9 +410,17 @@ def failed() -> Document:
                 starting=180,
                 restarts=2,
                 summary="node-1 exited with code 3",
+                goodput=SECOND,
                 checkpoints=[{"time": ago(1900), "step": 2000, "uri": "s3://models/digits/checkpoints/step-2000"}],
             ),
         ],
+        goodput=goodput(
+            {
+                name: FIRST["seconds"][name] + SECOND["seconds"][name] + 100 * (name == "restarting")
+                for name in ACTIVITIES
+            },
+            assumed=540,
+        ),
         ranks=[
             rank(0, "Error", exit_code=143, bad=True, finished=ago(598)),
             rank(1, "Error", exit_code=3, culprit=True, bad=True, finished=ago(600), restarts=2),
@@ -532,9 +586,10 @@ def hostile() -> Document:
         "outputs": {name: name for name in HOSTILE},
         "history": {name: curve(40, seed=index + 1) for index, name in enumerate(HOSTILE)},
         "attempts": [
-            each | {"summary": text, "name": text}
+            each | {"summary": text, "name": text, "goodput": hostile_segments(each["goodput"])}
             for each, text in zip(document["attempts"], (closing, word), strict=True)
         ],
+        "goodput": goodput({"training": 60.0} | dict.fromkeys(HOSTILE, 120.0)) | {"gpu_hours": {script: 1.0}},
         "ranks": [
             rank(0, image, node=script, pod=word),
             rank(1, word, node=rtl, pod=closing, culprit=True, bad=True),
@@ -751,6 +806,13 @@ def first_evaluation() -> Document:
     """Without a champion, and without a gate."""
     report = evaluation_report(champion=False, labels=60)
     return with_evaluation(complete(), {"report": report, "decision": None, "uri": ""})
+
+
+def hostile_segments(spent: Document) -> Document:
+    segments = [
+        each | {"activity": text, "source": text} for each, text in zip(spent["segments"], HOSTILE, strict=False)
+    ]
+    return spent | {"segments": segments}
 
 
 def hostile_evaluation() -> Document:

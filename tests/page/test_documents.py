@@ -12,7 +12,7 @@ FREE = (*test_document.FREE, "attempts.history.")
 
 def test_a_training_has_the_keys_of_a_real_one() -> None:
     real, made = test_document.complete(), documents.complete()
-    made |= {name: documents.failed()[name] for name in ("diagnosis", "events", "attempts")}
+    made |= {name: documents.failed()[name] for name in ("diagnosis", "events", "attempts", "goodput")}
     made |= {"blocker": documents.queued()["blocker"], "resources": documents.running()["resources"]}
     real["blocker"] = real["blocker"] or made["blocker"]
     for part in ("evaluation", "registered"):

@@ -126,6 +126,50 @@ def test_a_failed_training_shows_its_diagnosis(show: Show) -> None:
     assert "HF_TOKEN" in page.locator("#spec").inner_text()
 
 
+def test_a_goodput_is_a_bar_of_its_activities(show: Show) -> None:
+    page = show(documents.failed())
+    page.get_by_role("button", name="Goodput", exact=True).click()
+    section = page.locator("#goodput")
+    assert "51.2 % of 1h50m was training that counted" in section.inner_text()
+    label = section.get_by_role("img").get_attribute("aria-label")
+    assert label is not None
+    assert label.startswith("Goodput 51.2 %: training 56m20s, 51.2 %; stalled 13m20s, 12.1 %; queued 12m20s, 11.2 %;")
+    widths = [each.bounding_box() for each in section.locator(".track .span").all()]
+    assert len(widths) == 9
+    track = section.locator(".track").bounding_box()
+    assert track is not None
+    assert sum(box["width"] for box in widths if box) == pytest.approx(track["width"], abs=9)
+    rows = [each.inner_text().split("\t") for each in section.locator("tbody tr").all()]
+    assert [cell.strip() for cell in rows[0][:4]] == ["training", "56m20s", "51.2 %", "15.02"]
+    assert "9m00s is assumed to be training" in section.inner_text()
+
+
+def test_the_timeline_shows_activities_if_they_are_known(show: Show) -> None:
+    page = show(documents.failed())
+    second = page.locator("#timeline .attempt").nth(1)
+    label = second.get_by_role("img").get_attribute("aria-label")
+    assert label is not None
+    assert label.startswith("Attempt 2: queued 9m00s, starting 3m00s, repeated 7m00s, training 23m20s,")
+    assert second.locator(".span.repeated").count() == 1
+    assert "stalled 13m20s" in page.locator("#timeline .keys").inner_text()
+    without = show(
+        documents.failed()
+        | {"goodput": None, "attempts": [each | {"goodput": None} for each in documents.failed()["attempts"]]}
+    )
+    assert not without.locator("#goodput").is_visible()
+    assert without.locator("#timeline .span.running").count() == 2
+
+
+def test_a_kept_document_of_an_older_version_has_no_goodput(show: Show) -> None:
+    older = documents.failed()
+    older["attempts"] = [
+        {name: value for name, value in each.items() if name != "goodput"} for each in older["attempts"]
+    ]
+    page = show({name: value for name, value in older.items() if name != "goodput"})
+    assert not page.locator("#goodput").is_visible()
+    assert page.locator("#timeline .attempt").count() == 2
+
+
 def test_a_queued_training_shows_its_blocker(show: Show) -> None:
     page = show(documents.queued())
     text = page.get_by_role("group", name="Blocker").inner_text()

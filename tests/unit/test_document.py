@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from trainjob.document import (
     with_comparison,
     with_evaluation,
     with_lineage,
+    with_segments,
     workflow_document,
 )
 from trainjob.evaluation.comparison import compare
 from trainjob.evaluation.gate import Gate
 from trainjob.evaluation.scores import Scores
 from trainjob.history import CHECKPOINT, MetricHistory
+from trainjob.manifest import JobRef
 from trainjob.masking import MASK
 from trainjob.report import examine
 from trainjob.status import QUEUE_LABEL, Observation, Phase
@@ -293,6 +296,94 @@ def evaluation(**changes: Any) -> dict[str, Any]:
     }
     check = {"rule": "metrics.accuracy.min", "passed": True, "reason": "accuracy is 0.9; at least 0.8"}
     return {"report": report, "decision": {**check, "checks": [check]}, "uri": f"s3://b/e?token={SECRET}"}
+
+
+def ended(number: int, begin: int, end: int, kind: str = "Failed") -> dict[str, Any]:
+    """An attempt without pods, from minute `begin` to minute `end`."""
+    job = trainjob({"type": kind, "status": "True", "lastTransitionTime": f"2026-11-21T10:{end:02}:00Z"})
+    labels = {"trainjob.dev/attempt": str(number)}
+    created = f"2026-11-21T10:{begin:02}:00Z"
+    job["metadata"] |= {"name": f"x-{number}", "uid": f"uid-{number}", "labels": labels, "creationTimestamp": created}
+    return job
+
+
+def seen(job: dict[str, Any], *phases: tuple[int, Phase]) -> MetricHistory:
+    """The phases that a waiter has observed, by minute."""
+    made = MetricHistory()
+    begin = datetime(2026, 11, 21, 10, tzinfo=UTC).timestamp()
+    made.merge_phases([(begin + 60 * minute, str(phase)) for minute, phase in phases])
+    return made
+
+
+def document_of(job: dict[str, Any], collected: MetricHistory | None = None, *others: dict[str, Any]) -> dict[str, Any]:
+    return training_document(examine(JobRef.of(job), Evidence(job), NOW), history=collected, attempts=others)
+
+
+def spent(goodput: dict[str, Any]) -> dict[str, float]:
+    return {name: seconds for name, seconds in goodput["seconds"].items() if seconds}
+
+
+def test_the_goodput_is_that_of_all_attempts_and_the_time_between_them() -> None:
+    first, second = ended(1, 0, 10), ended(2, 15, 25, "Complete")
+    document = document_of(second, seen(second, (15, Phase.STARTING), (17, Phase.RUNNING)), first)
+    assert spent(document["goodput"]) == {"training": 600 + 480, "starting": 120, "restarting": 300}
+    assert document["goodput"]["ratio"] == pytest.approx(1080 / 1500, abs=1e-6)
+    assert document["goodput"]["assumed"] == 600
+    assert document["goodput"]["gpu_hours"]["training"] == pytest.approx(16 * 1080 / 3600)
+    own = document["attempts"][1]["goodput"]
+    assert [(each["activity"], each["start"]) for each in own["segments"]] == [
+        ("starting", "2026-11-21T10:15:00Z"),
+        ("training", "2026-11-21T10:17:00Z"),
+    ]
+    assert (own["start"], own["end"]) == ("2026-11-21T10:15:00Z", "2026-11-21T10:25:00Z")
+
+
+def test_attempts_of_an_earlier_result_are_not_part_of_the_goodput() -> None:
+    document = document_of(ended(2, 15, 25), None, ended(1, 0, 10, "Complete"))
+    assert spent(document["goodput"]) == {"training": 600}
+
+
+def test_the_goodput_of_an_ended_attempt_is_kept_if_more_was_known() -> None:
+    job = ended(1, 0, 10)
+    kept = document_of(job, seen(job, (0, Phase.STARTING), (4, Phase.RUNNING)))
+    newer = document_of(ended(2, 12, 20), None, job)
+    for merged in (merge_documents(kept, newer), merge_documents(kept, document_of(job))):
+        assert spent(merged["attempts"][0]["goodput"]) == {"starting": 240, "training": 360}
+    assert spent(merge_documents(kept, newer)["goodput"]) == {"starting": 240, "training": 360 + 480, "restarting": 120}
+    begun = document_of(ended(1, 0, 10))
+    begun["attempts"][0]["phase"] = "Running"
+    begun["attempts"][0]["goodput"]["assumed"] = 0.0
+    assert spent(merge_documents(begun, kept)["goodput"]) == {"starting": 240, "training": 360}
+
+
+def test_what_a_waiter_observes_is_enough_for_the_goodput() -> None:
+    now = datetime.now(UTC)
+    observation = Observation(Phase.RUNNING, created=now - timedelta(minutes=10))
+    collected = MetricHistory()
+    collected.merge_phases(
+        [((now - timedelta(minutes=10)).timestamp(), "Starting"), (now.timestamp() - 240, "Running")]
+    )
+    document = observed_document(REF, observation, history=collected)
+    assert spent(document["goodput"]) == {"starting": pytest.approx(360, abs=5), "training": pytest.approx(240, abs=5)}
+    assert document["goodput"]["gpu_hours"] is None
+    assert observed_document(REF, Observation(Phase.RUNNING))["goodput"] is None
+
+
+def test_segments_are_bounded_without_gaps() -> None:
+    job = ended(1, 0, 59)
+    begin = datetime(2026, 11, 21, 10, tzinfo=UTC).timestamp()
+    points = [[number, begin + 10 * number, 1.0 / number] for number in range(1, 350)]
+    evaluations = [[number, begin + 10 * number + 4, 1.0 / number] for number in range(4, 350, 4)]
+    collected = MetricHistory.of({"loss": points, "eval_loss": evaluations})
+    spent_whole = document_of(job, collected)["attempts"][0]["goodput"]
+    assert len(spent_whole["segments"]) <= 100
+    fewer = with_segments(spent_whole, 7)
+    assert len(fewer["segments"]) == 7
+    assert fewer["segments"][0]["start"] == spent_whole["start"]
+    assert fewer["segments"][-1]["end"] == spent_whole["end"]
+    assert all(a["end"] == b["start"] for a, b in pairwise(fewer["segments"]))
+    assert fewer["seconds"] == spent_whole["seconds"]
+    assert with_segments(spent_whole, 0)["segments"] == []
 
 
 def test_an_evaluation_becomes_a_part_of_the_lineage() -> None:

@@ -1128,10 +1128,64 @@ function metricRows(training) {
         h(typeof each === "string" ? "td.number.wide" : "td.number", null, cell(each)))))) };
 }
 
-const SPANS = { queued: "queued", starting: "starting", running: "running", active: "active" };
+/** The class of a phase or of an activity. */
+const SPANS = {
+  queued: "queued", starting: "starting", running: "running", active: "active", training: "running", evaluating: "evaluating",
+  checkpointing: "checkpointing", repeated: "repeated", stalled: "stalled", restarting: "restarting", stopped: "other",
+};
+
+const ACTIVITIES = {
+  training: "steps done for the first time", queued: "suspended by Kueue", starting: "scheduling, images, initializers, start of the script",
+  evaluating: "steps paused for an evaluation", checkpointing: "steps paused for a checkpoint", repeated: "steps done again after a restart",
+  stalled: "steps paused for ten minutes or longer", restarting: "from a failure until training continues",
+  stopped: "suspended, cancelled, or all ranks had ended",
+};
+
+const percent = share => `${(100 * share).toFixed(1)} %`;
+
+/** Activities and their times, training first, then the largest loss. */
+function activitiesOf(seconds) {
+  const found = Object.entries(seconds ?? {}).filter(([, each]) => Number.isFinite(each) && each > 0);
+  return found.sort(([a, x], [b, y]) => (b === "training") - (a === "training") || y - x);
+}
+
+function goodput({ goodput: found }) {
+  const spent = activitiesOf(found?.seconds);
+  const wall = spent.reduce((sum, [, each]) => sum + each, 0);
+  const told = spent.map(([name, each]) => `${cut(name)} ${short(each)}, ${percent(each / wall)}`);
+  const held = found?.gpu_hours;
+  let begin = 0;
+  const bars = spent.map(([name, each], index) => {
+    const left = (100 * begin) / wall;
+    begin += each;
+    return h(`span.span.${own(SPANS, name) || "other"}`, { title: told[index], style: { left: `${left}%`, width: `${(100 * each) / wall}%` } },
+      h("span", null, `${cut(name)} ${percent(each / wall)}`));
+  });
+  return {
+    visible: wall > 0,
+    content: [
+      h("p.ratio", null, h("b", null, percent(found?.ratio ?? 0)), ` of ${short(wall)} was training that counted`),
+      h("div.track", { role: "img", "aria-label": `Goodput ${percent(found?.ratio ?? 0)}: ${told.join("; ")}` }, bars),
+      table("Activities", ["activity", ["time", "number"], ["share", "number"], held && ["GPU-hours", "number"], "meaning"].filter(Boolean),
+        spent.map(([name, each]) => h("tr", null,
+          h("th", { scope: "row" }, h("span.key", null, h(`span.patch.${own(SPANS, name) || "other"}`), named(name))),
+          h("td.number", null, short(each)), h("td.number", null, percent(each / wall)),
+          held && h("td.number", null, (own(held, name) ?? 0).toLocaleString("en-US", { maximumFractionDigits: 2 })),
+          h("td.wide.dim", null, own(ACTIVITIES, name) ?? "")))),
+      found?.assumed > 0 && h("p.dim", null, `${short(found.assumed)} is assumed to be training: nothing tells what was done.`),
+    ],
+  };
+}
+
+/** What an attempt did: activities if they are known, else phases. */
+function spansOf({ goodput: found, spans }) {
+  const segments = found?.segments ?? [];
+  return segments.length ? segments.map(each => ({ phase: each.activity, start: each.start, end: each.end })) : spans;
+}
 
 function timeline(training) {
-  const { attempts, taken } = training;
+  const { taken } = training;
+  const attempts = training.attempts.map(each => ({ ...each, spans: spansOf(each) }));
   const times = attempts.flatMap(each => [each.created, each.finished, ...each.spans.flatMap(span => [span.start, span.end])]).map(when).filter(Number.isFinite);
   const begin = Math.min(...times);
   const end = Math.max(...times, TERMINAL.has(training.phase) ? -Infinity : when(taken) || -Infinity);
@@ -1139,9 +1193,10 @@ function timeline(training) {
   const at = time => `${Math.min(100, Math.max(0, (100 * (time - begin)) / width))}%`;
   const totals = new Map();
   const rows = width > 0 ? attempts.filter(each => each.spans.length || each.created).map(each => {
+    const sums = new Map();
     const spans = each.spans.map(span => {
       const [from, to] = [when(span.start), when(span.end ?? taken)];
-      totals.set(span.phase, (totals.get(span.phase) || 0) + Math.max(0, to - from));
+      for (const known of [sums, totals]) known.set(span.phase, (known.get(span.phase) || 0) + Math.max(0, to - from));
       const text = `${span.phase} ${short(to - from)}`;
       return h(`span.span.${own(SPANS, span.phase) || "other"}`, { title: text, style: { left: at(from), width: `${(100 * Math.max(0, to - from)) / width}%` } },
         h("span", null, text));
@@ -1151,7 +1206,7 @@ function timeline(training) {
     return h("div.attempt", null,
       h("div.label", null, h("b", null, `attempt ${each.attempt}`), " ", pill(each.phase),
         h("span.dim", null, joined([each.restarts && plural(each.restarts, "restart"), saved, each.name !== training.name && named(each.name)].filter(Boolean)))),
-      h("div.track", { role: "img", "aria-label": `Attempt ${each.attempt}: ${each.spans.map(span => `${span.phase} ${short(between(span.start, span.end ?? taken) ?? 0)}`).join(", ") || "no phases"}` }, spans, marks),
+      h("div.track", { role: "img", "aria-label": `Attempt ${each.attempt}: ${[...sums].map(([phase, total]) => `${phase} ${short(total)}`).join(", ") || "no phases"}` }, spans, marks),
       each.summary && h("p.dim", null, bdi(each.summary)));
   }) : [];
   const legend = [...totals].map(([phase, total]) => h("span.key", null, h(`span.patch.${own(SPANS, phase) || "other"}`), `${phase} ${short(total)}`));
@@ -1239,14 +1294,15 @@ class TrainingPage {
     this.log = new Log(rank => live.choose(rank), Boolean(live.options));
     this.ranks = new Ranks();
     this.evaluation = new Evaluation();
-    this.parts = [["metrics", "Metrics", metricRows], ["timeline", "Timeline", timeline], ["resources", "Resources", each => resources(each.resources)],
+    this.parts = [["metrics", "Metrics", metricRows], ["goodput", "Goodput", goodput], ["timeline", "Timeline", timeline],
+      ["resources", "Resources", each => resources(each.resources)],
       ["lineage", "Lineage", lineage], ["spec", "Spec", spec], ["events", "Events", events],
       ["missing", "Missing evidence", each => ({ visible: each.unseen.length > 0, content: notes(each.unseen) })]]
       .map(([id, title, make]) => ({ section: new Section(id, title), make }));
-    const [metrics, phases, used, origin, wanted, ...rest] = this.parts.map(each => each.section);
+    const [metrics, spent, phases, used, origin, wanted, ...rest] = this.parts.map(each => each.section);
     const elements = sections => sections.map(each => each.element);
-    this.sections = [this.curves, metrics, this.evaluation, this.ranks, this.log, phases, origin, used, wanted, ...rest];
-    root.replaceChildren(this.head, this.notes, this.problem, this.nav, this.silent, ...elements(this.sections.slice(0, 7)),
+    this.sections = [this.curves, metrics, this.evaluation, this.ranks, this.log, spent, phases, origin, used, wanted, ...rest];
+    root.replaceChildren(this.head, this.notes, this.problem, this.nav, this.silent, ...elements(this.sections.slice(0, 8)),
       h("div.columns", null, elements([used, wanted])), ...elements(rest));
   }
 
