@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 
-from trainjob import progress, unattended, volumes
+from trainjob import progress, telemetry, unattended, volumes
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose
 from trainjob.errors import (
@@ -32,7 +32,7 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.goodput import Attempt, measure
+from trainjob.goodput import Attempt, Goodput, measure
 from trainjob.history import CHECKPOINT, MetricHistory, thinned
 from trainjob.kube_objects import mapping, mappings, rank_of
 from trainjob.logs import STATE_SECONDS, LogLine, Throttle
@@ -401,6 +401,8 @@ async def conclude(
         evidence = evidence.with_earlier(earlier)
     if on_evidence is not None:
         on_evidence(evidence)
+    if telemetry.active():
+        telemetry.record(ref, _measured(evidence, history))
     if observation.phase is not Phase.COMPLETE:
         raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)))
     return result_of(ref, evidence, observation, history)
@@ -437,14 +439,14 @@ def result_of(
         returned=report.returned,
         history={name: points for name, points in history.items() if not name.startswith(progress.RESERVED)},
         checkpoints=[(step, time) for step, time, _ in report.history.get(CHECKPOINT, ())],
-        goodput=_goodput(evidence, collected) if observation.phase.terminal else {},
+        goodput=_measured(evidence, collected).summary() if observation.phase.terminal else {},
     )
 
 
-def _goodput(evidence: Evidence, collected: MetricHistory | None) -> Mapping[str, Any]:
+def _measured(evidence: Evidence, collected: MetricHistory | None) -> Goodput:
     collected = collected if collected is not None else MetricHistory()
     attempt = Attempt(evidence, collected.phases, collected.points())
-    return measure([attempt], datetime.now(UTC)).summary()
+    return measure([attempt], datetime.now(UTC))
 
 
 def _report(evidence: Evidence) -> progress.Report:
