@@ -13,15 +13,21 @@ def facets(read: Iterable[str], written: Iterable[str], job: Mapping[str, Any]) 
     Args:
         read: URIs of datasets and models that the job read.
         written: URIs that the job wrote.
-        job: What the task returned; the TrainJob becomes a run facet.
+        job: What the task returned; the TrainJob and its goodput become run facets.
     """
     from airflow.providers.common.compat.openlineage.facet import ExternalQueryRunFacet
     from airflow.providers.openlineage.extractors import OperatorLineage
 
-    run = {}
+    run: dict[str, Any] = {}
     if job:
         where = f"{job['namespace']}/{job['name']}"
         run["externalQuery"] = ExternalQueryRunFacet(externalQueryId=job["uid"], source=f"kubeflow-trainjob://{where}")
+    if spent := job.get("goodput"):
+        from trainjob import __version__
+        from trainjob_airflow.facets import TrainJobGoodputRunFacet
+
+        known = (spent["ratio"], spent["seconds"], spent["gpu_hours"])
+        run["trainjob_goodput"] = TrainJobGoodputRunFacet(*known, producer=f"https://trainjob.dev/#{__version__}")
     return OperatorLineage(inputs=_datasets(read), outputs=_datasets(written), run_facets=run)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import jsonschema
 import pytest
 from airflow.sdk import DAG, Asset
 from tests.airflow.conftest import Run, python
@@ -139,3 +141,40 @@ def test_openlineage_gets_inputs_and_outputs(run: Run, tmp_path: Path) -> None:
     facets = lineage.facets(read, written, result)
     assert [(each.namespace, each.name) for each in facets.inputs] == [("s3://bucket", "data"), ("hf://org", "model")]
     assert facets.run_facets["externalQuery"].externalQueryId == "u"
+    assert "trainjob_goodput" not in facets.run_facets
+
+
+@pytest.mark.parametrize("hours", [None, {"training": 1.5}])
+def test_openlineage_gets_the_goodput_as_its_schema_says(hours: dict[str, float] | None) -> None:
+    from openlineage.client.serde import Serde
+
+    spent = {"ratio": 0.75, "seconds": {"queued": 25.0, "training": 75.0}, "gpu_hours": hours}
+    facets = lineage.facets((), (), {"namespace": "ns", "name": "n", "uid": "u", "goodput": spent})
+    sent = json.loads(Serde.to_json(facets.run_facets["trainjob_goodput"]))
+    version, name = "1-0-0", "TrainJobGoodputRunFacet"
+    path = Path(__file__).parents[2] / "docs" / "reference" / "openlineage" / version / f"{name}.json"
+    schema = json.loads(path.read_text())
+    assert sent.pop("_schemaURL") == f"{schema['$id']}#/$defs/{name}"
+    assert path.as_posix().endswith(schema["$id"].removeprefix("https://trainjob.dev/"))
+    assert sent.pop("_producer").startswith("https://trainjob.dev/#")
+    _, own = schema["$defs"][name]["allOf"]
+    jsonschema.validate(sent, own | {"additionalProperties": False})
+    assert sent == {"ratio": 0.75, "seconds": spent["seconds"]} | ({"gpuHours": hours} if hours else {})
+
+
+def test_stats_get_the_goodput(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.providers.common.compat.sdk import Stats
+
+    sent: dict[str, tuple[Any, Any]] = {}
+    for kind in ("gauge", "timing"):
+        monkeypatch.setattr(Stats, kind, lambda name, value, *, tags=None: sent.update({name: (value, tags)}))
+    with DAG("counts") as dag:
+        TrainJobOperator(task_id="t", runtime="trainjob-step", command=python("import time; time.sleep(0.5)"))
+    ran = run(dag)
+    assert ran.state == "success"
+    ratio, tags = sent["trainjob.goodput"]
+    assert (0 < ratio <= 1, tags) == (True, {"dag_id": "counts", "task_id": "t"})
+    result = ran.xcoms["t"]["goodput"]
+    for activity, seconds in result["seconds"].items():
+        value = sent.get(f"trainjob.activity.{activity}")
+        assert value == ((timedelta(seconds=seconds), tags) if seconds else None)

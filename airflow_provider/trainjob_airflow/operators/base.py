@@ -394,6 +394,11 @@ class TrainJobTask(StrictTemplates):
         assets.set_extra(context, self, merged | {"metrics": self.metrics_of(merged)})
         for name, seconds in merged["seconds"].items():
             _stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=_tags(context))
+        if spent := merged.get("goodput"):
+            _stats().gauge("trainjob.goodput", spent["ratio"], tags=_tags(context))
+            for activity, seconds in spent["seconds"].items():
+                if seconds:
+                    _stats().timing(f"trainjob.activity.{activity}", timedelta(seconds=seconds), tags=_tags(context))
         return self.returned(context, merged)
 
     def returned(self, context: Context, result: dict[str, Any]) -> Any:
