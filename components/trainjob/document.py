@@ -152,9 +152,8 @@ def merge_documents(kept: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[s
         known[each["uid"]] = {name: value or before.get(name) or value for name, value in each.items()}
         if _knows_more(before, each):
             known[each["uid"]]["goodput"] = before["goodput"]
-    document["attempts"] = sorted(known.values(), key=_order)[-_ATTEMPTS:]
-    document["goodput"] = _goodput(document["attempts"])
-    return document
+    attempts = sorted(known.values(), key=_order)[-_ATTEMPTS:]
+    return {**document, "attempts": attempts, "goodput": _goodput(attempts)}
 
 
 def _knows_more(kept: Mapping[str, Any], newer: Mapping[str, Any]) -> bool:

@@ -45,7 +45,7 @@ def _record_spans(ref: JobRef, goodput: Goodput) -> None:
     from opentelemetry import trace  # noqa: PLC0415 - may not be installed
 
     segments, tracer = goodput.segments, trace.get_tracer("trainjob", __version__)
-    attributes = {
+    attributes: dict[str, str | float] = {
         "k8s.namespace.name": ref.namespace,
         "trainjob.name": ref.name,
         "trainjob.uid": ref.uid,
@@ -58,7 +58,7 @@ def _record_spans(ref: JobRef, goodput: Goodput) -> None:
     within = trace.set_span_in_context(job)
     longest = sorted(segments, key=lambda each: each.seconds, reverse=True)[:_SPANS]
     for each in sorted(longest, key=lambda each: each.start) if job.is_recording() else ():
-        known = {"trainjob.source": str(each.source), "trainjob.attempt": each.attempt}
+        known: dict[str, str | float] = {"trainjob.source": str(each.source), "trainjob.attempt": each.attempt}
         tracer.start_span(str(each.activity), within, attributes=known, start_time=_nanoseconds(each.start)).end(
             _nanoseconds(each.end)
         )
