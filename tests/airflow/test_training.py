@@ -203,9 +203,15 @@ def test_a_document_is_at_most_100_kb() -> None:
     document["logs"] = [{"rank": "node-0", "time": "", "text": "x" * 100}] * 500
     document["events"] = [{"message": "x" * 2000}] * 100
     document["ranks"] = [rank(i, culprit=i == 900) for i in range(1000)]
-    document["attempts"] = [{**document["attempts"][0], "uid": str(i), "history": {"loss": series}} for i in range(20)]
+    times = {"start": "2026-11-21T10:00:00Z", "end": "2026-11-21T10:00:01Z"}
+    spent = {"assumed": 0.0, "segments": [{"activity": "training", "source": "steps", **times}] * 100, **times}
+    more = {"history": {"loss": series}, "goodput": spent}
+    document["attempts"] = [{**document["attempts"][0], "uid": str(i), **more} for i in range(20)]
     made = bounded(document)
     assert len(json.dumps(made)) <= 100_000
+    assert all(each["goodput"]["end"] == times["end"] for each in made["attempts"])
+    one = bounded({**document, "attempts": document["attempts"][:1], "events": [], "ranks": []})
+    assert len(one["attempts"][0]["goodput"]["segments"]) >= 10
     assert made["logs"] == []
     assert "node-900" in [each["rank"] for each in made["ranks"]], "the culprit is kept"
     assert len(made["history"]) == 50
