@@ -41,9 +41,9 @@ that is certain to repeat is final.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainjob.masking import public
 from trainjob.verdicts import RetryVerdict
@@ -206,15 +206,17 @@ class TrainJobFailed(TrainJobError):
 
     Attributes:
         diagnosis: Category, first failing rank, last lines of its log, advice and retry verdict.
+        goodput: How the time of the attempt was spent, as in `trainjob.TrainJobResult`; empty if it is unknown.
     """
 
-    def __init__(self, diagnosis: Diagnosis) -> None:
+    def __init__(self, diagnosis: Diagnosis, goodput: Mapping[str, Any] | None = None) -> None:
         self.diagnosis = diagnosis
+        self.goodput = goodput or {}
         self.retry = diagnosis.retry
         super().__init__(diagnosis.text())
 
-    def __reduce__(self) -> tuple[type[TrainJobFailed], tuple[Diagnosis]]:
-        return (type(self), (self.diagnosis,))
+    def __reduce__(self) -> tuple[type[TrainJobFailed], tuple[Any, ...]]:
+        return (type(self), (self.diagnosis, self.goodput))
 
 
 class RankCrashed(TrainJobFailed):

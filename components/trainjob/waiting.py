@@ -404,7 +404,8 @@ async def conclude(
     if telemetry.active():
         telemetry.record(ref, _measured(evidence, history))
     if observation.phase is not Phase.COMPLETE:
-        raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)))
+        spent = _measured(evidence, history).summary()
+        raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)), spent)
     return result_of(ref, evidence, observation, history)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -170,8 +171,9 @@ async def test_a_wait_records_the_end_of_its_job_once(recorded: Recorded, kind: 
         result = await conclude(Ended(), REF, history=seen)  # type: ignore[arg-type]
         assert result.goodput["ratio"] == 0.75
     else:
-        with pytest.raises(TrainJobFailed):
+        with pytest.raises(TrainJobFailed) as failed:
             await conclude(Ended(), REF, history=seen)  # type: ignore[arg-type]
+        assert pickle.loads(pickle.dumps(failed.value)).goodput["ratio"] == 0.75
     assert [each.name for each in recorded.spans()] == ["starting", "training", "TrainJob train-1"]
     assert [each.value for each in recorded.points("trainjob.activity.seconds")] == [25, 75]
 

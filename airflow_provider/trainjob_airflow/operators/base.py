@@ -272,6 +272,8 @@ class TrainJobTask(StrictTemplates):
                         raise AirflowSkipException(str(error)) from None
                     failure = airflow_error(error, user_errors=self.retry_user_errors)
                     _stats().incr("trainjob.failed", tags=_tags(context) | {"retry": str(error.retry)})
+                    if isinstance(error, TrainJobFailed):
+                        _send_goodput(context, error.goodput)
                     if isinstance(error, RankCrashed) and running.ref is not None:
                         self._log_error(running.give_up(running.ref, error.diagnosis, self.on_crash_action))
                     raise failure from None
@@ -394,11 +396,7 @@ class TrainJobTask(StrictTemplates):
         assets.set_extra(context, self, merged | {"metrics": self.metrics_of(merged)})
         for name, seconds in merged["seconds"].items():
             _stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=_tags(context))
-        if spent := merged.get("goodput"):
-            _stats().gauge("trainjob.goodput", spent["ratio"], tags=_tags(context))
-            for activity, seconds in spent["seconds"].items():
-                if seconds:
-                    _stats().timing(f"trainjob.activity.{activity}", timedelta(seconds=seconds), tags=_tags(context))
+        _send_goodput(context, result.goodput)
         return self.returned(context, merged)
 
     def returned(self, context: Context, result: dict[str, Any]) -> Any:
@@ -511,6 +509,15 @@ def _stats() -> Any:
     from airflow.providers.common.compat.sdk import Stats  # DAG files do not need this import
 
     return Stats
+
+
+def _send_goodput(context: Context, spent: Mapping[str, Any]) -> None:
+    """Send how the time of a job was spent to Airflow's metrics."""
+    if spent:
+        _stats().gauge("trainjob.goodput", spent["ratio"], tags=_tags(context))
+        for activity, seconds in spent["seconds"].items():
+            if seconds:
+                _stats().timing(f"trainjob.activity.{activity}", timedelta(seconds=seconds), tags=_tags(context))
 
 
 def _summary_first(error: TrainJobError) -> str:

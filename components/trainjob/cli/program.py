@@ -131,7 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _details(error: TrainJobError) -> dict[str, Any]:
     if isinstance(error, TrainJobFailed):
-        return {"diagnosis": error.diagnosis.as_dict()}
+        spent = {"goodput": error.goodput} if error.goodput else {}
+        return {"diagnosis": error.diagnosis.as_dict(), **spent}
     if isinstance(error, InvalidSpec):
         return {"problems": [vars(problem) for problem in error.problems]}
     return {}
