@@ -16,6 +16,7 @@ from typing import Any
 
 from trainjob import names, returned, unattended, volumes
 from trainjob.errors import InvalidSpec, Problem
+from trainjob.retry_changes import Changes, applied, change_annotations
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.spec.patches import for_every_node
@@ -37,6 +38,8 @@ DELIVERED = RESERVED_PREFIX + "delivered"
 GIVEN_UP = RESERVED_PREFIX + "given-up"
 """Annotation with the diagnosis as JSON: the job was suspended because its step failed at the first crash. It counts as
 failed while it is suspended: launching the same key again starts the next attempt."""
+FAILURE = RESERVED_PREFIX + "failure"
+"""Annotation of a job with `on_retry`, with a diagnosis as JSON: why it failed, or did not start in time."""
 
 # Without a shell, so that only Python interprets the source. Written to a file, because torchrun needs one and spawned
 # worker processes import it. The launcher follows from the variables of Trainer's torch and MPI plugins, since the name
@@ -136,7 +139,13 @@ def labels_of(key: str) -> dict[str, str]:
 
 
 def render(
-    spec: TrainJobSpec, key: str, attempt: int, namespace: str, *, origin: Mapping[str, str] | None = None
+    spec: TrainJobSpec,
+    key: str,
+    attempt: int,
+    namespace: str,
+    *,
+    origin: Mapping[str, str] | None = None,
+    changes: Changes | None = None,
 ) -> dict[str, Any]:
     """The TrainJob object of an attempt, as it is sent to the API server.
 
@@ -146,12 +155,15 @@ def render(
         attempt: Number of the attempt, from 1.
         namespace: Kubernetes namespace.
         origin: Labels in addition to those of the spec, see `trainjob.lifecycle.launch`.
+        changes: What this attempt changes of the spec, by `on_retry`. The hash of the spec remains that of `spec`.
 
     Raises:
         ConfigurationError: The name of the namespace is invalid.
         InvalidSpec: The runtime is missing, or the key is blank.
     """
     check_key(key)
+    changes = changes or Changes()
+    written, spec = spec, applied(spec, changes)
     if spec.manifest is not None:
         body = spec.manifest.get("spec") or {}
         metadata = spec.manifest.get("metadata") or {}
@@ -167,7 +179,13 @@ def render(
             "name": job_name(key, attempt),
             "namespace": names.namespace(namespace),
             "labels": {**labels, **(origin or {}), **policy_labels, **labels_of(key), ATTEMPT: str(attempt)},
-            "annotations": {**annotations, **policy_annotations, KEY: key, SPEC_HASH: _hash(spec)},
+            "annotations": {
+                **annotations,
+                **policy_annotations,
+                **change_annotations(written, changes, _hash),
+                KEY: key,
+                SPEC_HASH: _hash(written),
+            },
             **({"ownerReferences": [spec.owner_reference.api()]} if spec.owner_reference is not None else {}),
         },
         "spec": body,
@@ -246,9 +264,10 @@ def _literal(text: str) -> str:
 def _hash(spec: TrainJobSpec) -> str:
     """Hash of the spec as the author wrote it, not as this version renders it: an upgrade must not change it.
 
-    `unattended` is left out, since it does not change the training.
+    `unattended` and `on_retry` are left out, since they do not change the training.
     """
-    fields = spec.model_dump(mode="json", exclude_defaults=True, exclude={"unattended", "unattended_after"})
+    left_out = {"unattended", "unattended_after", "on_retry"}
+    fields = spec.model_dump(mode="json", exclude_defaults=True, exclude=left_out)
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -13,9 +13,19 @@
     diagnose              all of these -> Diagnosis
 """
 
-from trainjob.diagnosis.diagnose import CUT, Diagnosis, Evidence, diagnose
+from trainjob.diagnosis.diagnose import CUT, ON_RETRY, Diagnosis, Evidence, diagnose, with_change
 from trainjob.diagnosis.log_tails import TAIL_LINES
 from trainjob.diagnosis.reasons import Category
 from trainjob.diagnosis.terminations import READ_LINES
 
-__all__ = ["CUT", "READ_LINES", "TAIL_LINES", "Category", "Diagnosis", "Evidence", "diagnose"]
+__all__ = [
+    "CUT",
+    "ON_RETRY",
+    "READ_LINES",
+    "TAIL_LINES",
+    "Category",
+    "Diagnosis",
+    "Evidence",
+    "diagnose",
+    "with_change",
+]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -10,11 +12,14 @@ from trainjob.diagnosis import blockers, log_tails, reasons
 from trainjob.diagnosis.log_tails import TAIL_LINES, Tail
 from trainjob.diagnosis.reasons import Category
 from trainjob.diagnosis.terminations import Crash, RootCause, crashes_in, describe, in_order, meaning_of
-from trainjob.kube_objects import mapping, rank_of
+from trainjob.kube_objects import mapping, name_of, rank_of
 from trainjob.masking import masked_lines, public
 from trainjob.sanitizing import plain
 from trainjob.status import Observation, Phase, observe
 from trainjob.verdicts import RetryVerdict
+
+ON_RETRY = "trainjob.dev/on-retry"
+"""Annotation: what `on_retry` of the spec changes in the next attempt, as JSON: category of the failure -> text."""
 
 CUT = " characters more)"
 """End of a line that is shown in part."""
@@ -76,6 +81,9 @@ class Diagnosis:
         phase: Phase of the job; a running job can be diagnosed, too.
         pod: Name of the rank's pod.
         final: Why a retry cannot help; empty if `retry` explains it.
+        node: Name of the Kubernetes node that the rank ran on; empty if it is unknown.
+        resource: The resource in `resources_per_node` of which the rank needs more, as ``memory``; empty if none.
+        change: What the next attempt changes, by `on_retry` of the spec; empty if nothing.
     """
 
     category: Category
@@ -90,6 +98,9 @@ class Diagnosis:
     phase: Phase = Phase.FAILED
     pod: str = ""
     final: str = ""
+    node: str = ""
+    resource: str = ""
+    change: str = ""
 
     @property
     def failed(self) -> bool:
@@ -121,6 +132,8 @@ class Diagnosis:
     @property
     def outlook(self) -> str:
         """Whether a retry makes sense, and why."""
+        if self.change:
+            return f"can be retried: the next attempt changes {self.change}"
         return f"not retried: {self.final}" if self.final else self.retry.words
 
     @property
@@ -153,7 +166,33 @@ def diagnose(evidence: Evidence, final: Observation | None = None) -> Diagnosis:
     found = _judge(evidence, observation)
     advice = found.advice if observation.phase.terminal else reasons.while_running(found.advice)
     unseen = tuple(map(public, evidence.unseen))
-    return replace(found, job=job, advice=advice, unseen=unseen, phase=observation.phase)
+    node = _node_of(found, evidence)
+    found = replace(found, job=job, advice=advice, unseen=unseen, phase=observation.phase, node=node)
+    return with_change(found, evidence.trainjob)
+
+
+def with_change(diagnosis: Diagnosis, trainjob: Mapping[str, Any] | None) -> Diagnosis:
+    """Add what the next attempt changes, by the annotation `ON_RETRY` of the job; such a failure is retried."""
+    with suppress(TypeError, ValueError):
+        rules = mapping(json.loads(mapping(trainjob, "metadata", "annotations").get(ON_RETRY) or "{}"))
+        if (change := rules.get(diagnosis.category.value)) and _is_changed(diagnosis):
+            final = not diagnosis.retry.retried(user_errors=False)
+            retry = RetryVerdict.INFRASTRUCTURE if final else diagnosis.retry
+            return replace(diagnosis, retry=retry, final="", change=str(change))
+    return diagnosis
+
+
+def _is_changed(diagnosis: Diagnosis) -> bool:
+    """Whether a rule for the category applies: more memory for the node does not help if that of a GPU was full."""
+    if diagnosis.category is Category.OUT_OF_MEMORY:
+        return diagnosis.resource == "memory"
+    return bool(diagnosis.node) or diagnosis.category in (Category.QUOTA, Category.SCHEDULING)
+
+
+def _node_of(diagnosis: Diagnosis, evidence: Evidence) -> str:
+    of_pod = [pod for pod in evidence.pods if diagnosis.pod and name_of(pod) == diagnosis.pod]
+    of_rank = [pod for pod in evidence.pods if diagnosis.rank and rank_of(pod) == diagnosis.rank]
+    return next((str(node) for pod in of_pod or of_rank if (node := mapping(pod, "spec").get("nodeName"))), "")
 
 
 def _judge(evidence: Evidence, observation: Observation) -> Diagnosis:
@@ -287,6 +326,7 @@ def _of_crash(cause: RootCause, evidence: Evidence) -> Diagnosis:
         advice=meaning.advice,
         pod=crash.pod,
         final=meaning.final,
+        resource=meaning.resource,
     )
 
 

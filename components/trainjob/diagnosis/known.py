@@ -71,7 +71,12 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
         ),
         (
             r"^MemoryError|std::bad_alloc|[Cc]annot allocate memory(?! in static)|Unable to allocate .* for an array",
-            Meaning(Category.OUT_OF_MEMORY, _UNKNOWN, "raise the memory in resources_per_node, or use a smaller batch"),
+            Meaning(
+                Category.OUT_OF_MEMORY,
+                _UNKNOWN,
+                "raise the memory in resources_per_node, or use a smaller batch",
+                resource="memory",
+            ),
         ),
         (
             r"^worker \d+ was killed by signal 9$",

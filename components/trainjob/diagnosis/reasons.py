@@ -46,6 +46,7 @@ class Meaning:
         termination: How a container terminated, after the name of its rank; empty to quote reason and message.
         permanent: It cannot resolve itself.
         final: Why a retry cannot help; empty if the verdict explains it.
+        resource: The resource in `resources_per_node` of which the node needs more, as ``memory``; empty if none.
     """
 
     category: Category
@@ -54,6 +55,7 @@ class Meaning:
     termination: str = ""
     permanent: bool = False
     final: str = ""
+    resource: str = ""
 
 
 _UNKNOWN = RetryVerdict.UNKNOWN
@@ -70,9 +72,11 @@ def _rule(
     *,
     termination: str = "",
     permanent: bool = False,
+    resource: str = "",
 ) -> tuple[list[str], re.Pattern[str], Meaning]:
     """One rule of the table: reasons, a regular expression to find in the message, and their meaning."""
-    return reasons.split(), re.compile(message, re.DOTALL), Meaning(category, retry, advice, termination, permanent)
+    meaning = Meaning(category, retry, advice, termination, permanent, resource=resource)
+    return reasons.split(), re.compile(message, re.DOTALL), meaning
 
 
 _LONGEST = 4096  # characters of a message that are searched; that of an Event has at most 1,024
@@ -112,6 +116,7 @@ _RULES = (
         _INFRASTRUCTURE,
         "set the memory in resources_per_node, so that the scheduler reserves it; or use a smaller batch",
         termination="was killed because its node ran out of memory (OOMKilled; the container has no memory limit)",
+        resource="memory",
     ),
     _rule(
         "OOMKilled",
@@ -120,6 +125,7 @@ _RULES = (
         _UNKNOWN,
         "raise the memory in resources_per_node, or use a smaller batch",
         termination="was killed because it used more memory than its limit (OOMKilled)",
+        resource="memory",
     ),
     _rule(
         _START,
@@ -142,6 +148,7 @@ _RULES = (
         Category.OUT_OF_MEMORY,
         _CONFIGURATION,
         "raise the memory in resources_per_node: the limit is too low to start the container",
+        resource="memory",
     ),
     _rule(
         _START,
@@ -545,6 +552,7 @@ _RULES = (
         Category.OUT_OF_MEMORY,
         _INFRASTRUCTURE,
         "request as much memory as the job uses: pods that use more than they request are evicted first",
+        resource="memory",
     ),
     _rule(
         "Evicted TerminationByKubelet",

@@ -426,7 +426,8 @@ def meaning_of(cause: RootCause) -> Meaning:
         return _STOPPED
     if (meaning := crash.meaning) is not None:
         trains = not crash.container and not _is_initializer(crash)
-        return meaning if trains or meaning.category is not Category.OUT_OF_MEMORY else replace(meaning, advice=_MEMORY)
+        of_other_container = not trains and meaning.category is Category.OUT_OF_MEMORY
+        return replace(meaning, advice=_MEMORY, resource="") if of_other_container else meaning
     if crash.disruption or crash.exit_code is None:
         return reasons.UNKNOWN
     by_signal = None if _is_aborted(cause) else _SIGNALS.get(_signal_name(crash.exit_code - 128))

@@ -8,6 +8,7 @@ checked here, so that an invalid spec is refused before anything is created.
 
 from trainjob.spec.function import Function
 from trainjob.spec.initializers import Initializer, InitializerSource
+from trainjob.spec.on_retry import ExcludeNodes, MoreMemory, OnRetry, OtherCapacity
 from trainjob.spec.parts import (
     EnvVarSource,
     FieldRef,
@@ -27,12 +28,16 @@ __all__ = [
     "API_VERSION",
     "KIND",
     "EnvVarSource",
+    "ExcludeNodes",
     "FieldRef",
     "Function",
     "Initializer",
     "InitializerSource",
     "KeyRef",
     "LoraConfig",
+    "MoreMemory",
+    "OnRetry",
+    "OtherCapacity",
     "OwnerReference",
     "ResourceFieldRef",
     "Resources",

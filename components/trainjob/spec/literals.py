@@ -19,6 +19,8 @@ _BY_ENTRY = (
 """Fields whose entries are checked one by one; any other field is checked if it is completely known."""
 _OF_TORCHTUNE = ("runtime", "initializer", "args", "num_nodes", "num_proc_per_node", "resources_per_node")
 
+_OF_ON_RETRY = ("num_nodes", "resources_per_node")
+
 
 def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> TrainJobSpec | None:
     """Check the known fields of a spec.
@@ -43,6 +45,8 @@ def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> TrainJobSpec |
         known.pop("torchtune", None)
         if known.get("command") == torchtune.COMMAND:
             del known["command"]
+    if any(has_open(fields.get(name), is_open) for name in _OF_ON_RETRY):
+        known.pop("on_retry", None)
     return TrainJobSpec.parse(known)
 
 

@@ -267,18 +267,26 @@ def _resource_name(name: object) -> object:
     return _SHORT_NAMES.get(lower, lower) if lower in _IN_ANY_CASE else name
 
 
+def quantity_value(amount: str) -> Fraction | None:
+    """The number that a quantity stands for: ``500m`` is 1/2, ``1Ki`` is 1024; None for one with an exponent."""
+    match = re.fullmatch(r"([\d.]+)([A-Za-z]*)", amount)
+    if match is None:
+        return None
+    number, suffix = match.groups()
+    suffixes, base = (_BINARY, 1024) if suffix.endswith("i") else (_DECIMAL, 1000)
+    return Fraction(number) * Fraction(base) ** suffixes[suffix]
+
+
 def canonical_quantity(amount: str) -> str:
     """A quantity as the API writes it: a whole number with the largest suffix, ``500m`` for ``0.5``.
 
     (``resource.Quantity`` of k8s.io/apimachinery. Exponents are rare and stay unchanged.)
     """
-    match = re.fullmatch(r"([\d.]+)([A-Za-z]*)", amount)
-    if match is None:
+    value = quantity_value(amount)
+    if value is None:
         return amount
-    number, suffix = match.groups()
-    binary = suffix.endswith("i")
+    binary = amount.endswith("i")
     suffixes, base = (_BINARY, 1024) if binary else (_DECIMAL, 1000)
-    value = Fraction(number) * Fraction(base) ** suffixes[suffix]
     if binary and value < base:
         suffixes, base = _DECIMAL, 1000
     for name, power in sorted(suffixes.items(), key=lambda pair: -pair[1]):

@@ -26,6 +26,7 @@ from trainjob.spec.checks import (
 )
 from trainjob.spec.function import Function
 from trainjob.spec.initializers import Initializer
+from trainjob.spec.on_retry import OnRetry
 from trainjob.spec.parts import Count, Env, OwnerReference, Part, Resources, RuntimeRef, env_api
 from trainjob.spec.patches import RuntimePatch
 from trainjob.spec.reading import check_limits, load_spec
@@ -151,6 +152,10 @@ class TrainJobSpec(Part):
     """One minute to seven days, as a number of seconds or ISO 8601 (``PT2H``). Default: one hour. The reaper of
     `trainjob install` runs every ten minutes, so the action may follow up to twelve minutes later."""
 
+    on_retry: OnRetry | None = None
+    """What the next attempt changes after a failure, by category: more memory, without the lost node, another queue,
+    fewer nodes, see docs/how-to/change-retries.md. It is not part of the job's identity."""
+
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the TrainJob (``kueue.x-k8s.io/queue-name``, …). Trainer does not pass them on to pods."""
 
@@ -275,6 +280,8 @@ class TrainJobSpec(Part):
         if self.checkpoints is not None:
             yield from checkpoint_problems(self.checkpoints)
         yield from self._patch_problems()
+        if self.on_retry is not None:
+            yield from self.on_retry.problems(self.resources_per_node, self.num_nodes, self.labels, incomplete)
 
     def _func_problems(self, incomplete: Collection[str]) -> Iterator[Problem]:
         if self.func is not None and (self.command or self.args):
