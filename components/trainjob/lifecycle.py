@@ -29,6 +29,7 @@ from trainjob.errors import (
 from trainjob.kube_objects import mapping
 from trainjob.manifest import (
     DELIVERED,
+    FAILURE,
     GIVEN_UP,
     JobRef,
     check_key,
@@ -38,6 +39,7 @@ from trainjob.manifest import (
     render,
     spec_hash,
 )
+from trainjob.retry_changes import Changes, changed, recorded
 from trainjob.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob.spec import TrainJobSpec
 from trainjob.status import CANCELLED, QUEUE_LABEL, Phase, observe
@@ -45,6 +47,9 @@ from trainjob.status import CANCELLED, QUEUE_LABEL, Phase, observe
 AfterFailure = Literal["retry", "verdict", "infrastructure"]
 """When a new attempt follows one that failed: always, unless its verdict is final, or only if the cause was outside the
 training code."""
+
+NOT_STARTED = (Phase.QUEUED, Phase.NOT_STARTED, Phase.STARTING)
+"""Phases of a job that waits for capacity."""
 
 CANCEL_SECONDS = 60.0
 """How long `cancel` waits for the last pod by default: twice Kubernetes' grace period of 30 s."""
@@ -66,6 +71,9 @@ async def launch(
     attempt that `cancel` suspended is resumed; one that a person suspended stays suspended. After an attempt that
     failed, was given up, cancelled or deleted, or whose result was delivered, a new attempt is created under a name
     that was never used before.
+
+    After a failure for which `on_retry` of the spec has a rule, the new attempt is changed, by what is recorded on the
+    failed one. Two launchers may see different evidence: as for any launch, the first object of a name counts.
 
     Args:
         backend: Backend that runs the job.
@@ -90,15 +98,25 @@ async def launch(
     earlier: list[TrainJob] = await backend.find(namespace, labels_of(key)) if first_attempt > 1 else []
     while True:
         latest = max(earlier, key=lambda job: JobRef.of(job).attempt, default=None)
+        changes = Changes()
         if latest is not None:
-            if await _adopts(backend, latest, after_failure):
-                ref = _same_spec(latest, render(spec, key, JobRef.of(latest).attempt, namespace))
+            present = recorded(latest)
+            why = await _failure(backend, latest, read=after_failure != "retry" or spec.on_retry is not None)
+            after = changed(spec, why, present)
+            replaced = after != present and await _lacks_capacity(backend, latest, why)
+            if _adopts(latest, why, after_failure) and not replaced:
+                ref = _same_spec(latest, render(spec, key, JobRef.of(latest).attempt, namespace, changes=present))
                 await backend.recover(ref)
                 await _resume(backend, latest)
                 return ref
+            if replaced:
+                await cancel(backend, JobRef.of(latest))
+            if observe(latest).phase is not Phase.COMPLETE:  # of which the next attempt would be new work
+                changes = after
             attempt = max(attempt, JobRef.of(latest).attempt + 1)
         try:
-            return JobRef.of(await backend.create(render(spec, key, attempt, namespace, origin=origin)))
+            made = render(spec, key, attempt, namespace, origin=origin, changes=changes)
+            return JobRef.of(await backend.create(made))
         except AlreadyExists:
             earlier = await backend.find(namespace, labels_of(key))
             if not any(job["metadata"]["name"] == job_name(key, attempt) for job in earlier):
@@ -122,19 +140,44 @@ async def dry_run(backend: Backend, spec: TrainJobSpec, key: str, *, namespace: 
     return {**stored, "metadata": {**stored["metadata"], **wanted}}
 
 
-async def _adopts(backend: Backend, trainjob: TrainJob, after_failure: AfterFailure) -> bool:
+def _adopts(trainjob: TrainJob, failure: Diagnosis | None, after_failure: AfterFailure) -> bool:
     phase = observe(trainjob).phase
     if "deletionTimestamp" in trainjob["metadata"] or phase is Phase.CANCELLED:
         return False
     if phase is Phase.COMPLETE:
         return DELIVERED not in (trainjob["metadata"].get("annotations") or {})
-    diagnosis = given_up(trainjob)
-    if phase is Phase.FAILED and after_failure != "retry":
-        diagnosis = diagnose(await backend.evidence(JobRef.of(trainjob)))
+    if phase is not Phase.FAILED and given_up(trainjob) is None:
+        return True
     user_errors = after_failure != "infrastructure"
-    if diagnosis is not None and after_failure != "retry" and not diagnosis.retry.retried(user_errors=user_errors):
-        raise TrainJobFailed(diagnosis)
-    return phase is not Phase.FAILED and diagnosis is None
+    if failure is not None and after_failure != "retry" and not failure.retry.retried(user_errors=user_errors):
+        raise TrainJobFailed(failure)
+    return False
+
+
+async def _failure(backend: Backend, trainjob: TrainJob, *, read: bool) -> Diagnosis | None:
+    """Why an attempt failed, or did not start in time; None if it did neither, or that is unknown.
+
+    The diagnosis of its waiter comes first: the evidence is deleted with the pods.
+
+    Args:
+        backend: Backend that runs the job.
+        trainjob: The attempt.
+        read: Read the evidence of a failed attempt whose diagnosis is not recorded.
+    """
+    phase = observe(trainjob).phase
+    why = given_up(trainjob) or _diagnosis_in(trainjob, FAILURE)
+    if phase is Phase.COMPLETE or (phase is Phase.FAILED and why is not None and not why.failed):
+        why = None
+    if phase is Phase.FAILED and why is None and read:
+        return diagnose(await backend.evidence(JobRef.of(trainjob)))
+    return why
+
+
+async def _lacks_capacity(backend: Backend, trainjob: TrainJob, failure: Diagnosis | None) -> bool:
+    """Whether the job has still not started, after the timeout that its waiter recorded."""
+    if failure is None or failure.failed or observe(trainjob).phase not in NOT_STARTED:
+        return False
+    return "deletionTimestamp" not in trainjob["metadata"] and not await backend.has_run(JobRef.of(trainjob))
 
 
 async def _resume(backend: Backend, trainjob: TrainJob) -> None:
@@ -270,8 +313,22 @@ async def _stop(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis, acti
 
 def given_up(trainjob: TrainJob) -> Diagnosis | None:
     """The diagnosis with which `give_up` suspended a job; None if it did not, or the job was resumed since."""
-    why = mapping(trainjob, "metadata", "annotations").get(GIVEN_UP)
-    if not isinstance(why, str) or observe(trainjob).phase is not Phase.SUSPENDED:
+    return _diagnosis_in(trainjob, GIVEN_UP) if observe(trainjob).phase is Phase.SUSPENDED else None
+
+
+async def record_failure(backend: Backend, ref: JobRef, diagnosis: Diagnosis) -> None:
+    """Record on a job with `on_retry` why it failed, or did not start in time: the next launch of its key reads it.
+
+    Never raises because of the job or an outage: the next launch then reads the evidence that is left.
+    """
+    packed = json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False)
+    with suppress(TrainJobError):
+        await backend.patch(ref, {"metadata": {"annotations": {FAILURE: packed}}})
+
+
+def _diagnosis_in(trainjob: TrainJob, annotation: str) -> Diagnosis | None:
+    why = mapping(trainjob, "metadata", "annotations").get(annotation)
+    if not isinstance(why, str):
         return None
     with suppress(ValueError):
         return unpack_diagnosis(json.loads(why))

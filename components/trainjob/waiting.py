@@ -17,9 +17,9 @@ from typing import Any
 
 import anyio
 
-from trainjob import progress, telemetry, unattended, volumes
+from trainjob import progress, retry_changes, telemetry, unattended, volumes
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose
+from trainjob.diagnosis import ON_RETRY, Category, Diagnosis, Evidence, diagnose, with_change
 from trainjob.errors import (
     BackendUnavailable,
     NotFound,
@@ -29,12 +29,14 @@ from trainjob.errors import (
     RunTimeout,
     StartTimeout,
     Stuck,
+    TimedOut,
     TrainJobError,
     TrainJobFailed,
 )
 from trainjob.goodput import Attempt, Goodput, measure
 from trainjob.history import CHECKPOINT, MetricHistory, thinned
 from trainjob.kube_objects import mapping, mappings, rank_of
+from trainjob.lifecycle import NOT_STARTED, record_failure
 from trainjob.logs import STATE_SECONDS, LogLine, Throttle
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase, observe
@@ -132,25 +134,42 @@ async def follow(
     """
     options = options or WaitOptions()
     observation: Observation | None = None
+    trainjob: TrainJob | None = None
     while True:
         async with aclosing(_changes(backend, ref, options, observation)) as changes:
             try:
-                async for observation, notice in changes:
+                async for observation, notice, present in changes:
+                    trainjob = present
                     yield observation, notice
                 return
-            except StartTimeout:
+            except QueueTimeout as error:
+                await _record_timeout(backend, ref, error, observation, trainjob)
+                raise
+            except StartTimeout as error:
                 # A waiter that started after the job may have missed that a rank was running.
                 if observation is None or not await backend.has_run(ref):
+                    await _record_timeout(backend, ref, error, observation, trainjob)
                     raise
         starting = observation.phase in (Phase.NOT_STARTED, Phase.STARTING)
         observation = replace(observation, has_run=True, phase=Phase.RESTARTING if starting else observation.phase)
         yield observation, "a rank has been running before, so start_timeout does not apply"
 
 
+async def _record_timeout(
+    backend: Backend, ref: JobRef, error: TimedOut, observation: Observation | None, trainjob: TrainJob | None
+) -> None:
+    """Record on the job that it did not start in time, if a rule of its `on_retry` changes the next attempt then."""
+    if observation is not None and observation.phase in NOT_STARTED:
+        category = Category.QUOTA if isinstance(error, QueueTimeout) else Category.SCHEDULING
+        timed_out = Diagnosis(category, error.retry, str(error), job=str(ref), phase=observation.phase)
+        if (diagnosis := with_change(timed_out, trainjob)).change:
+            await record_failure(backend, ref, diagnosis)
+
+
 async def _changes(
     backend: Backend, ref: JobRef, options: WaitOptions, observation: Observation | None
-) -> AsyncGenerator[tuple[Observation, str]]:
-    """Watch a job as `follow` does, starting from its latest `observation`."""
+) -> AsyncGenerator[tuple[Observation, str, TrainJob | None]]:
+    """Watch a job as `follow` does, starting from its latest `observation`. Yields the object, too."""
     attended, resumed = False, ""
     try:
         async with aclosing(backend.watch(ref)) as snapshots:
@@ -173,11 +192,13 @@ async def _changes(
                         backend.attend(ref)
                     before, resumed = resumed, await _resumed(backend, ref, snapshot.trainjob)
                     notice = resumed if resumed and resumed != before else notice
+                if observation is None and snapshot.trainjob is not None:
+                    notice = "; ".join(filter(None, (notice, retry_changes.notice(snapshot.trainjob))))
                 latest = observe(snapshot.trainjob, observation, snapshot.blocker)
                 changed = latest != observation
                 observation = latest
                 if changed or notice:
-                    yield observation, notice
+                    yield observation, notice, snapshot.trainjob
                 if observation.phase.terminal:
                     return
                 if observation.stuck and options.fail_fast:
@@ -363,7 +384,7 @@ async def _watch_crashes(
                     crashed.append(evidence)
                 diagnosis = replace(diagnose(evidence, Observation(Phase.FAILED)), job=str(ref))
                 if fatal and diagnosis.category not in (Category.PREEMPTED, Category.NODE_LOST):
-                    raise RankCrashed(diagnosis)
+                    raise RankCrashed(with_change(diagnosis, await backend.get(ref.namespace, ref.name)))
                 if on_crash is not None:
                     on_crash(diagnosis)
     except RankCrashed:
@@ -404,8 +425,10 @@ async def conclude(
     if telemetry.active():
         telemetry.record(ref, _measured(evidence, history))
     if observation.phase is not Phase.COMPLETE:
-        spent = _measured(evidence, history).summary()
-        raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)), spent)
+        diagnosis = replace(diagnose(evidence, final), job=str(ref))
+        if observation.phase is Phase.FAILED and ON_RETRY in mapping(evidence.trainjob, "metadata", "annotations"):
+            await record_failure(backend, ref, diagnosis)
+        raise TrainJobFailed(diagnosis, _measured(evidence, history).summary())
     return result_of(ref, evidence, observation, history)
 
 

@@ -32,6 +32,7 @@ from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
     QueueTimeout,
+    RankCrashed,
     Rejected,
     RuntimeNotFound,
     RunTimeout,
@@ -749,3 +750,163 @@ async def test_a_job_that_cannot_be_suspended_is_deleted() -> None:
     text = await flow.give_up(backend, ref, why)
     assert text == f"{ref} was deleted: it could not be suspended: runtimeRef: Invalid value: must be created before"
     assert backend.jobs == {}
+
+
+# ---------------------------------------------------------------- on_retry
+
+GROWING: dict[str, Any] = {
+    "resources_per_node": {"memory": "16Gi"},
+    "on_retry": {"out_of_memory": {"max_memory": "30Gi"}, "quota": {"queue": "backfill"}},
+}
+
+
+def memory_of(backend: MemoryBackend, ref: JobRef) -> str:
+    return str(backend.job(ref)["spec"]["trainer"]["resourcesPerNode"]["limits"]["memory"])
+
+
+async def fail_for_lack_of_memory(backend: MemoryBackend, ref: JobRef) -> Diagnosis:
+    backend.end(ref, 137, reason="OOMKilled")
+    with pytest.raises(TrainJobFailed) as caught:
+        await waiting.wait(backend, ref)
+    return caught.value.diagnosis
+
+
+async def test_attempts_after_a_lack_of_memory_get_more(backend: MemoryBackend) -> None:
+    first = await launch(backend, **GROWING)
+    why = await fail_for_lack_of_memory(backend, first)
+    assert (why.retry, why.change) == (RetryVerdict.INFRASTRUCTURE, "memory 16Gi -> 24Gi")
+    backend.terminated.clear()  # with the pods the evidence is deleted
+    second = await launch(backend, **GROWING, options={"after_failure": "infrastructure"})
+    assert (second.attempt, memory_of(backend, second)) == (2, "24Gi")
+    assert await launch(backend, **GROWING) == second, "the changed job is the same work"
+    assert (await fail_for_lack_of_memory(backend, second)).change == "memory 24Gi -> 30Gi"
+    third = await launch(backend, **GROWING)
+    assert memory_of(backend, third) == "30Gi"
+    why = await fail_for_lack_of_memory(backend, third)
+    assert (why.retry, why.change) == (RetryVerdict.UNKNOWN, ""), "the bound is reached"
+    with pytest.raises(TrainJobFailed):
+        await launch(backend, **GROWING, options={"after_failure": "infrastructure"})
+    assert memory_of(backend, await launch(backend, **GROWING)) == "30Gi", "a person may retry"
+
+
+async def test_a_launcher_reads_the_evidence_if_nobody_waited(backend: MemoryBackend) -> None:
+    first = await launch(backend, **GROWING)
+    backend.end(first, 137, reason="OOMKilled")
+    options = {"after_failure": "infrastructure"}
+    assert memory_of(backend, await launch(backend, **GROWING, options=options)) == "24Gi"
+
+
+async def test_a_waiter_reports_the_change(backend: MemoryBackend) -> None:
+    await fail_for_lack_of_memory(backend, await launch(backend, **GROWING))
+    second = await launch(backend, **GROWING)
+    backend.end(second)
+    notices: list[str] = []
+    await waiting.wait(backend, second, on_change=lambda _, notice: notices.append(notice))
+    (notice,) = filter(None, notices)
+    assert notice.startswith("on_retry changed this attempt: memory 16Gi -> 24Gi; because of out of memory: node-0 was")
+
+
+async def test_new_work_of_a_key_starts_without_changes(backend: MemoryBackend) -> None:
+    await fail_for_lack_of_memory(backend, await launch(backend, **GROWING))
+    second = await launch(backend, **GROWING)
+    backend.end(second)
+    await flow.mark_delivered(backend, second)
+    assert memory_of(backend, await launch(backend, **GROWING)) == "16Gi"
+
+
+@pytest.mark.parametrize("request_name", ["find", "evidence", "create"])
+async def test_a_launcher_that_is_killed_computes_the_same_change(backend: MemoryBackend, request_name: str) -> None:
+    first = await launch(backend, **GROWING)
+    backend.end(first, 137, reason="OOMKilled")
+
+    def kill(request: str) -> None:
+        if request == request_name:
+            backend.before = lambda _: None
+            raise asyncio.CancelledError
+
+    backend.before = kill
+    with pytest.raises(asyncio.CancelledError):
+        await launch(backend, **GROWING, options={"first_attempt": 2})
+    second = await launch(backend, **GROWING, options={"first_attempt": 2})
+    assert (second.attempt, memory_of(backend, second)) == (2, "24Gi")
+    assert len(backend.jobs) == 2
+
+
+async def test_concurrent_launches_create_one_changed_job(backend: MemoryBackend) -> None:
+    backend.end(await launch(backend, **GROWING), 137, reason="OOMKilled")
+    refs = await asyncio.gather(*(launch(backend, **GROWING) for _ in range(10)))
+    assert {ref.attempt for ref in refs} == {2}
+    assert len(set(refs)) == 1
+    assert memory_of(backend, refs[0]) == "24Gi"
+
+
+async def test_a_crash_that_fails_the_step_changes_the_next_attempt(backend: MemoryBackend) -> None:
+    first = await launch(backend, **GROWING)
+    backend.running(first)
+    backend.end(first, 137, reason="OOMKilled")
+    evidence = Evidence(None, backend.terminated.pop(first.uid))
+    backend.status(first, conditions=[])
+    backend.crashed[first.uid] = [evidence]
+    with pytest.raises(RankCrashed) as caught:
+        await waiting.wait(backend, first, WaitOptions(fail_on_first_crash=True))
+    assert caught.value.retry is RetryVerdict.INFRASTRUCTURE
+    await flow.give_up(backend, first, caught.value.diagnosis)
+    assert memory_of(backend, await launch(backend, **GROWING)) == "24Gi"
+
+
+QUEUED: dict[str, Any] = {**GROWING, "suspend": True, "labels": {QUEUE_LABEL: "main"}}
+
+
+async def time_out_in_queue(backend: MemoryBackend) -> JobRef:
+    ref = await launch(backend, **QUEUED)
+    with pytest.raises(QueueTimeout):
+        await waiting.wait(backend, ref, WaitOptions(queue_timeout=timedelta(0)))
+    return ref
+
+
+async def test_a_job_without_capacity_is_replaced_in_another_queue(backend: MemoryBackend) -> None:
+    first = await time_out_in_queue(backend)
+    second = await launch(backend, **QUEUED)
+    assert (second.attempt, backend.job(second)["metadata"]["labels"][QUEUE_LABEL]) == (2, "backfill")
+    assert [JobRef.of(job) for job in backend.jobs.values()] == [second], "never two jobs of one key wait for capacity"
+    assert await launch(backend, **QUEUED) == second
+    assert first.attempt == 1
+
+
+@pytest.mark.parametrize("since", ["admitted", "ran"])
+async def test_a_job_that_got_capacity_after_its_timeout_is_adopted(backend: MemoryBackend, since: str) -> None:
+    first = await time_out_in_queue(backend)
+    if since == "admitted":
+        await backend.patch(first, {"spec": {"suspend": False}})
+        backend.running(first)
+    else:
+        backend.ran.add(first.uid)
+    assert await launch(backend, **QUEUED) == first
+
+
+async def test_a_job_that_nobody_waited_too_long_for_is_adopted(backend: MemoryBackend) -> None:
+    first = await launch(backend, **QUEUED)
+    assert await launch(backend, **QUEUED) == first
+    plain = {**QUEUED, "on_retry": None}
+    other = await launch(backend, "other", **plain)
+    with pytest.raises(QueueTimeout):
+        await waiting.wait(backend, other, WaitOptions(queue_timeout=timedelta(0)))
+    assert "patch" not in backend.requests, "without a rule nothing is recorded"
+    assert await launch(backend, "other", **plain) == other
+
+
+async def test_a_job_that_a_person_suspended_is_not_replaced(backend: MemoryBackend) -> None:
+    first = await launch(backend, **GROWING)
+    await backend.patch(first, {"spec": {"suspend": True}})
+    with pytest.raises(QueueTimeout):
+        await waiting.wait(backend, first, WaitOptions(queue_timeout=timedelta(0)))
+    assert await launch(backend, **GROWING) == first
+
+
+async def test_another_spec_does_not_adopt_a_changed_job(backend: MemoryBackend) -> None:
+    await fail_for_lack_of_memory(backend, await launch(backend, **GROWING))
+    second = await launch(backend, **GROWING)
+    with pytest.raises(SpecMismatch) as caught:
+        await launch(backend, **GROWING, args=["--other"])
+    assert second.name in str(caught.value)
+    assert "resourcesPerNode" not in str(caught.value), "what on_retry changed is no difference of the specs"

@@ -23,8 +23,10 @@ from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import Forbidden, Transient
 from trainjob.backends.kubernetes.reflector import Change, Outage, Reflector, Synced
 from trainjob.backends.kubernetes.related import RelatedObjects
+from trainjob.diagnosis import ON_RETRY
 from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
 from trainjob.manifest import ATTEMPT, JobRef
+from trainjob.retry_changes import RETRY_CHANGE
 from trainjob.status import CANCELLED, QUEUE_LABEL, Blocker, Phase, observe
 from trainjob.unattended import LABEL as UNATTENDED
 
@@ -56,8 +58,9 @@ def projection(item: Mapping[str, Any]) -> TrainJob:
         "creationTimestamp": sys.intern(metadata["creationTimestamp"]),
         "labels": _labels(labels.get(ATTEMPT), labels.get(QUEUE_LABEL), labels.get(UNATTENDED)),
     }
-    if (cancelled := (metadata.get("annotations") or {}).get(CANCELLED)) is not None:
-        kept["annotations"] = {CANCELLED: cancelled}
+    given = metadata.get("annotations") or {}
+    if annotations := {name: given[name] for name in (CANCELLED, ON_RETRY, RETRY_CHANGE) if name in given}:
+        kept["annotations"] = annotations
     if "deletionTimestamp" in metadata:
         kept["deletionTimestamp"] = metadata["deletionTimestamp"]
     runtime = item["spec"].get("runtimeRef") or {}
