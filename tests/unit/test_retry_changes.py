@@ -12,7 +12,7 @@ from trainjob import Diagnosis, InvalidSpec, RetryVerdict, TrainJobSpec
 from trainjob.diagnosis import ON_RETRY, Category, with_change
 from trainjob.manifest import SPEC_HASH, render, spec_hash
 from trainjob.retry_changes import RETRY_CHANGE, Changes, applied, changed, notice, outlook, recorded
-from trainjob.spec.on_retry import PRIORITY_LABEL, memory_of
+from trainjob.spec.on_retry import PRIORITY_LABEL, OnRetry, memory_of
 from trainjob.spec.parts import quantity_value
 from trainjob.status import QUEUE_LABEL
 
@@ -368,4 +368,4 @@ def test_rules_cannot_be_combined_with_a_manifest() -> None:
         "spec": {"runtimeRef": {"name": "torch-distributed"}},
     }
     with pytest.raises(InvalidSpec, match="on_retry: cannot be combined with a whole manifest"):
-        TrainJobSpec(manifest=manifest, on_retry={"node_lost": {"max_excluded_nodes": 1}}).check()
+        TrainJobSpec(manifest=manifest, on_retry=OnRetry.model_validate(RULES)).check()
