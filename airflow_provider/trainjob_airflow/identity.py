@@ -139,6 +139,12 @@ def is_wanted(context: Context) -> bool:
         return True
 
 
+def has_retry(context: Context) -> bool:
+    """Whether another try follows a failure of this one."""
+    ti = context["ti"]
+    return bool(ti.try_number <= ti.max_tries)
+
+
 def has_succeeded(context: Context) -> bool:
     """Whether Airflow has recorded the success of this try. True if Airflow cannot be reached.
 

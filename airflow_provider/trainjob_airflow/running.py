@@ -212,6 +212,16 @@ class RunningJob:
         """Whether the job has ended or was deleted."""
         return has_ended(self.look())
 
+    def is_replaced(self) -> bool:
+        """Whether the next launch replaces the job, which got no capacity, by one with the changes of `on_retry`."""
+        from trainjob import TrainJobError
+        from trainjob.integration import is_replaced
+
+        with suppress(TrainJobError):
+            trainjob = self.look()
+            return trainjob is not None and is_replaced(trainjob)
+        return False
+
     def give_up(self, ref: JobRef, diagnosis: Diagnosis, action: CrashAction) -> str:
         """Apply `action` to a job that failed its task; return what was done."""
         from trainjob.integration import give_up

@@ -30,6 +30,7 @@ from trainjob.lifecycle import (
     CrashAction as CrashAction,
     cancelling as cancelling,
     give_up as give_up,
+    is_replaced as is_replaced,
     mark_delivered as mark_delivered,
     request_cancel as request_cancel,
 )

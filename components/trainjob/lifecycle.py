@@ -173,6 +173,12 @@ async def _failure(backend: Backend, trainjob: TrainJob, *, read: bool) -> Diagn
     return why
 
 
+def is_replaced(trainjob: TrainJob) -> bool:
+    """Whether the next launch of its key replaces a job that has not started in time, unless it starts before."""
+    why = _diagnosis_in(trainjob, FAILURE)
+    return why is not None and not why.failed and bool(why.change) and observe(trainjob).phase in NOT_STARTED
+
+
 async def _lacks_capacity(backend: Backend, trainjob: TrainJob, failure: Diagnosis | None) -> bool:
     """Whether the job has still not started, after the timeout that its waiter recorded."""
     if failure is None or failure.failed or observe(trainjob).phase not in NOT_STARTED:

@@ -21,12 +21,12 @@ from tests.airflow.conftest import Run, jobs, python
 from tests.airflow.versions import since
 from tests.processes import wait_until
 
-from trainjob import JobRef, TrainJobClient, TrainJobSpec
+from trainjob import JobRef, Phase, TrainJobClient, TrainJobSpec
 from trainjob.backends.base import Snapshot
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.diagnosis import Category
 from trainjob.errors import BackendUnavailable
-from trainjob.status import Blocker
+from trainjob.status import Blocker, observe
 from trainjob_airflow.compat import TaskDeferralError
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
 from trainjob_airflow.operators.data import ModelExportOperator
@@ -175,6 +175,52 @@ def test_a_timeout_can_keep_the_job(run: Run, home: Path) -> None:
     (name,) = jobs(home)
     with TrainJobClient("local") as client:
         client.cancel(client.find(name))
+
+
+@both
+def test_the_next_try_has_more_memory(run: Run, home: Path, deferrable: bool) -> None:
+    code = "import os\nif os.environ['MEMORY'] == '16Mi': raise MemoryError\nprint('memory', os.environ['MEMORY'])"
+    with DAG("grows") as dag:
+        step(
+            code=code,
+            env={"MEMORY": {"valueFrom": {"resourceFieldRef": {"resource": "limits.memory"}}}},
+            resources_per_node={"memory": "16Mi"},
+            on_retry={"out_of_memory": {"max_memory": "1Gi"}},
+            retries=1,
+            retry_delay=timedelta(0),
+            retry_user_errors=False,
+            deferrable=deferrable,
+        )
+    ran = run(dag)
+    assert ran.states == {"train": "success"}, ran.log
+    assert isinstance(ran.errors["train"], TrainJobFailure)
+    assert "can be retried: the next attempt changes memory 16Mi -> 24Mi" in ran.log
+    assert "on_retry changed this attempt: memory 16Mi -> 24Mi; because of out of memory" in ran.log
+    assert "memory 24Mi" in ran.log
+    assert [name[-2:] for name in jobs(home)] == ["-1", "-2"]
+
+
+@both
+def test_the_next_try_goes_to_another_queue(run: Run, home: Path, deferrable: bool) -> None:
+    with DAG("queues") as dag:
+        step(
+            code=SLEEP,
+            labels={"kueue.x-k8s.io/queue-name": "main"},
+            suspend=True,
+            queue_timeout=0.5,
+            on_retry={"quota": {"queue": "backfill"}},
+            retries=1,
+            retry_delay=timedelta(0),
+            deferrable=deferrable,
+        )
+    ran = run(dag)
+    assert "waiting for admission in queue main" in ran.log
+    assert "the next try replaces it by a job with the changes of on_retry" in ran.log
+    assert "on_retry changed this attempt: queue main -> backfill" in ran.log
+    assert "waiting for admission in queue backfill" in str(ran.errors["train"])
+    assert "it was cancelled" in str(ran.errors["train"]), "no try follows"
+    with TrainJobClient("local") as client:
+        assert [observe(job).phase for job in client.list()] == [Phase.CANCELLED] * 2
 
 
 @both

@@ -24,6 +24,7 @@ from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import (
     begin_deferral,
     end_deferral,
+    has_retry,
     has_succeeded,
     is_wanted,
     key_of,
@@ -144,7 +145,7 @@ class TrainJobTask(StrictTemplates):
             if training := self._training(context, running, ref):
                 training.resume(event.get("history"), event.get("phases"))
             if event["status"] == "timeout":
-                self._time_out(running, event["message"], retryable=event["retryable"])
+                self._time_out(context, running, event["message"], retryable=event["retryable"])
             if event["status"] == "error":
                 self._defer_again(context, running, ref, event)
             if event["status"] == "crashed":
@@ -238,7 +239,7 @@ class TrainJobTask(StrictTemplates):
             try:
                 result = running.wait(ref, self.wait_options, self.log, logs=self.get_logs, seconds=seconds)
             except DeadlineReached:
-                self._time_out(running, f"TrainJob {ref} did not end within execution_timeout")
+                self._time_out(context, running, f"TrainJob {ref} did not end within execution_timeout")
             self._store_end(running)
             return self._deliver(context, result, ref)
 
@@ -260,11 +261,11 @@ class TrainJobTask(StrictTemplates):
                 try:
                     yield running
                 except AirflowTaskTimeout:  # of Airflow's timer, which starts a moment after this operator's deadline
-                    self._time_out(running, f"{running} did not end within execution_timeout")
+                    self._time_out(context, running, f"{running} did not end within execution_timeout")
                 except CancelledError:
                     self._handle_kill(context, running)
                 except TimedOut as error:
-                    self._time_out(running, str(error), retryable=error.retry.retryable)
+                    self._time_out(context, running, str(error), retryable=error.retry.retryable)
                 except TrainJobError as error:
                     self._log_error(_summary_first(error))
                     self._store_end(running, error.diagnosis if isinstance(error, TrainJobFailed) else None)
@@ -356,9 +357,12 @@ class TrainJobTask(StrictTemplates):
         self.log.warning("%s", message)
         raise TrainJobFailure(message) from None
 
-    def _time_out(self, running: RunningJob, message: str, *, retryable: bool = True) -> NoReturn:
+    def _time_out(self, context: Context, running: RunningJob, message: str, *, retryable: bool = True) -> NoReturn:
         """Cancel the job after a timeout or a permanent blocker, unless it is to be kept, and fail this try."""
-        if self.cancel_on_timeout:
+        if retryable and has_retry(context) and running.is_replaced():
+            self._store_end(running)
+            message += "; the next try replaces it by a job with the changes of on_retry"
+        elif self.cancel_on_timeout:
             try:
                 self._store_end(running)
                 ended = running.cancel("delete", CANCEL_SECONDS)

@@ -32,7 +32,7 @@ _SPEC_FIELDS = (
         "env",
     ),
     *("inputs", "outputs", "checkpoints", "initializer", "runtime_patches", "labels", "annotations"),
-    *("active_deadline_seconds", "suspend", "managed_by", "unattended", "unattended_after"),
+    *("active_deadline_seconds", "suspend", "managed_by", "unattended", "unattended_after", "on_retry"),
 )
 _MANAGER = "trainjob.dev/airflow"
 _POD = {
@@ -89,6 +89,8 @@ class TrainJobOperator(TrainJobTask):
             waits resumes it), ``delete`` or ``keep``. The default is ``suspend``, or ``keep`` if the task does not wait
             or `on_kill_action` is ``keep``.
         unattended_after: One minute to seven days, as ``timedelta``, seconds or ISO 8601; an hour if left out.
+        on_retry: What the job of the next try changes after a failure, by its category: ``{"out_of_memory":
+            {"max_memory": "64Gi"}, "node_lost": {"max_excluded_nodes": 3}}``, see `trainjob.spec.OnRetry`.
         namespace: Kubernetes namespace; the connection's if left out.
         trainjob_conn_id: Connection of type ``trainjob``. If the default one does not exist, ``TRAINJOB_*`` in the
             environment decides.
@@ -151,6 +153,7 @@ class TrainJobOperator(TrainJobTask):
         "torchtune": "json",
         "initializer": "json",
         "runtime_patches": "json",
+        "on_retry": "json",
         "resources_per_node": "json",
     }
 
@@ -179,6 +182,7 @@ class TrainJobOperator(TrainJobTask):
         managed_by: str | None = None,
         unattended: str | None = None,
         unattended_after: timedelta | float | str | None = None,
+        on_retry: Mapping[str, Any] | None = None,
         volumes: Sequence[Any] | None = None,
         volume_mounts: Sequence[Any] | None = None,
         node_selector: Mapping[str, str] | None = None,
@@ -214,6 +218,7 @@ class TrainJobOperator(TrainJobTask):
         self.managed_by = managed_by
         self.unattended = unattended
         self.unattended_after = unattended_after
+        self.on_retry = on_retry
         from trainjob.integration import check_limits
 
         check_limits([volumes, volume_mounts, tolerations, affinity, image_pull_secrets, security_context])

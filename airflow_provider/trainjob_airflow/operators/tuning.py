@@ -122,7 +122,7 @@ class TrainJobTuningOperator(TrainJobOperator):
         with self._connected(context, event["namespace"], key) as running:
             self._begin(context, running, study)
             if event["status"] == "timeout":
-                self._time_out(running, event["message"], retryable=event["retryable"])
+                self._time_out(context, running, event["message"], retryable=event["retryable"])
             if event["status"] == "error":
                 self.log.warning("%s", event["message"])
                 if event["retryable"] and event["resumed"] < MAX_RESUMED:
@@ -161,7 +161,7 @@ class TrainJobTuningOperator(TrainJobOperator):
                     seconds=LAST_LOOK if seconds is not None and seconds <= 0 else seconds,
                 )
             except DeadlineReached:
-                self._time_out(running, f"{running} did not end within execution_timeout")
+                self._time_out(context, running, f"{running} did not end within execution_timeout")
             return self._finish(context, running, template, result.summary())
 
     def _parsed(self, context: Context, key: str) -> tuple[Study, TrainJobSpec]:
