@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.local.conftest import Jobs
@@ -22,7 +23,7 @@ print("trained with", os.environ["MEMORY"])
 
 def test_a_training_without_enough_memory_succeeds_at_the_next_attempt(jobs: Jobs) -> None:
     limit = {"valueFrom": {"resourceFieldRef": {"resource": "limits.memory"}}}
-    fields = {
+    fields: dict[str, Any] = {
         "command": ["python", "-c", TRAINING],
         "env": {"MEMORY": limit},
         "resources_per_node": {"memory": "300Mi"},
@@ -41,7 +42,11 @@ def test_a_training_without_enough_memory_succeeds_at_the_next_attempt(jobs: Job
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_job_without_capacity_goes_to_another_queue(jobs: Jobs, cancelled: bool) -> None:
-    fields = {"suspend": True, "labels": {QUEUE_LABEL: "main"}, "on_retry": {"quota": {"queue": "backfill"}}}
+    fields: dict[str, Any] = {
+        "suspend": True,
+        "labels": {QUEUE_LABEL: "main"},
+        "on_retry": {"quota": {"queue": "backfill"}},
+    }
     first = jobs.launch("true", **fields)
     with pytest.raises(QueueTimeout):
         jobs.client.wait(first, WaitOptions(queue_timeout=timedelta(seconds=0.1)))
