@@ -11,6 +11,7 @@ from tests.unit.schemas import recorded
 from trainjob import TrainJobSpec
 from trainjob.backends.kubernetes.compat import SchemaCompatibility, adapt, release_of
 from trainjob.manifest import render
+from trainjob.retry_changes import Changes
 
 SCHEMAS = {release: SchemaCompatibility(recorded(release)) for release in ("2.1", "2.2", "2.3")}
 SIDECAR = {"name": "sidecar", "env": [{"name": "A", "value": "1"}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
@@ -55,6 +56,13 @@ def paths(release: str, trainjob: dict[str, Any]) -> list[str]:
 def test_release_is_recognized_by_its_schema(release: str) -> None:
     assert release_of(recorded(release)) == release
     assert release_of({"properties": {"podSpecOverrides": {}}}) == "", "2.0"
+
+
+@pytest.mark.parametrize("release", SCHEMAS)
+def test_all_releases_can_exclude_nodes(release: str) -> None:
+    spec = TrainJobSpec.parse({"runtime": "r", "on_retry": {"node_lost": {"max_excluded_nodes": 1}}})
+    found = str(adapted(release, render(spec, "key", 2, "ns", changes=Changes(excluded_nodes=("gpu-7",)))))
+    assert "{'key': 'kubernetes.io/hostname', 'operator': 'NotIn', 'values': ['gpu-7']}" in found
 
 
 @pytest.mark.parametrize("release", ["2.2", "2.3"])
@@ -227,6 +235,7 @@ def test_2_3_supports_every_field_of_a_spec() -> None:
         "packages_to_install",
         "pip_index_urls",
         "torchtune",  # becomes command and args
+        "on_retry",  # annotations
         "labels",
         "annotations",
         "owner_reference",  # metadata, like labels and annotations
