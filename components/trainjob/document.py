@@ -11,13 +11,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from trainjob.backends.base import TrainJob, Usage
 from trainjob.diagnosis import Category, Diagnosis, Evidence
-from trainjob.goodput import Activity, Attempt, Segment, Source, measure, ratio_of, sums
+from trainjob.goodput import Activity, Attempt, Goodput, Segment, Source, measure, pieces_of_work, ratio_of, sums
 from trainjob.history import CHECKPOINT, METHOD, MetricHistory, Points, thinned
 from trainjob.kube_objects import mapping
 from trainjob.manifest import ATTEMPT, KEY, JobRef
@@ -32,8 +33,9 @@ from trainjob.workflows import task_of, title_of
 VERSION = 1
 MAX_POINTS = 20_000
 """Points in one document, of all metrics, attempts and compared trainings together: 700 KB."""
+MAX_ATTEMPTS = 20
+"""Attempts in one document, the latest."""
 
-_ATTEMPTS = 20  # latest
 _STEPS = 10  # latest points whose steps give the time of a step
 _CHECKPOINTS = 200  # latest of one attempt
 _SEGMENTS = 100  # longest of one attempt: 10 KB
@@ -54,7 +56,7 @@ def training_document(
     report: Report,
     *,
     history: MetricHistory | None = None,
-    attempts: Sequence[TrainJob] = (),
+    attempts: Sequence[Evidence] = (),
     logs: Iterable[Mapping[str, str]] = (),
     used: Sequence[Usage] | None = None,
     position: int | None = None,
@@ -67,7 +69,7 @@ def training_document(
     Args:
         report: The state of the job.
         history: Metrics that a waiter has collected; those that the training reported itself are added.
-        attempts: The objects of the other attempts of the same key, in any order.
+        attempts: The other attempts of the same key, in any order; this one is left out.
         logs: Last lines of the ranks, oldest first: ``rank``, ``time``, ``text``.
         used: Resources that the ranks use; None if unknown.
         position: Position in Kueue's queue, from 0.
@@ -80,13 +82,13 @@ def training_document(
     if history is not None:
         collected.merge(history.points())
         collected.merge_phases(history.phases)
-    spent = _spent(report, collected)
+    others = [each for each in attempts if each.trainjob and JobRef.of(each.trainjob).uid != report.ref.uid]
+    spent = _spent(report, collected, others)
     collected.merge(report.history)
     series = collected.points()
     own = _attempt(report, spent, series.pop(CHECKPOINT, []))
-    others = [examine(JobRef.of(each), Evidence(each), report.taken) for each in attempts]
-    known = [own, *(_attempt(each, _spent(each)) for each in others if each.ref.uid != own["uid"])]
-    shown = sorted(known, key=_order)[-_ATTEMPTS:]
+    examined = [examine(JobRef.of(each.trainjob), each, report.taken) for each in others if each.trainjob]
+    shown = sorted([own, *(_attempt(each, spent) for each in examined)], key=_order)[-MAX_ATTEMPTS:]
     return {
         "version": VERSION,
         "kind": "training",
@@ -122,7 +124,13 @@ def observed_document(
     """What a waiter knows of a job without a request: for a document that is kept while the job runs."""
     nothing = Diagnosis(Category.NONE, RetryVerdict.INFRASTRUCTURE, f"the job is {observation.phase}")
     metrics = {name: short_text(each) if isinstance(each, str) else each for name, each in observation.metrics.items()}
-    metadata = {"labels": {ATTEMPT: str(ref.attempt)}, "creationTimestamp": iso(observation.created)}
+    metadata = {
+        "namespace": ref.namespace,
+        "name": ref.name,
+        "uid": ref.uid,
+        "labels": {ATTEMPT: str(ref.attempt)},
+        "creationTimestamp": iso(observation.created),
+    }
     evidence = Evidence({"metadata": metadata})
     taken = datetime.now(UTC)
     report = Report(ref, observation, nothing, taken, short_text(key), metrics=metrics, evidence=evidence)
@@ -152,7 +160,7 @@ def merge_documents(kept: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[s
         known[each["uid"]] = {name: value or before.get(name) or value for name, value in each.items()}
         if _knows_more(before, each):
             known[each["uid"]]["goodput"] = before["goodput"]
-    attempts = sorted(known.values(), key=_order)[-_ATTEMPTS:]
+    attempts = sorted(known.values(), key=_order)[-MAX_ATTEMPTS:]
     return {**document, "attempts": attempts, "goodput": _goodput(attempts)}
 
 
@@ -406,16 +414,24 @@ def _estimate(now: Observation) -> str:
     return _ESTIMATES.get(str(now.details.get("estimate")), "the training script")
 
 
-def _spent(report: Report, history: MetricHistory | None = None) -> dict[str, Any] | None:
-    """How the time of an attempt was spent; None if it is unknown."""
-    history = history if history is not None else MetricHistory()
-    found = measure([Attempt(report.evidence, history.phases, history.points())], report.taken)
-    if not found.segments:
-        return None
-    assumed = math.fsum(each.seconds for each in found.segments if each.source is Source.ASSUMED)
-    segments = [_shown_segment(each) for each in found.segments]
+def _spent(report: Report, history: MetricHistory, others: Sequence[Evidence]) -> dict[str, dict[str, Any]]:
+    """UID -> how the time of that attempt was spent, and the time until the next one; only what is known."""
+    found: dict[str, dict[str, Any]] = {}
+    for piece in pieces_of_work([report.evidence, *others]):
+        own = (history.phases, history.points())
+        whole = measure([Attempt(each, *(own if each is report.evidence else ())) for each in piece], report.taken)
+        for ref in (JobRef.of(each.trainjob) for each in piece if each.trainjob):
+            segments = [each for each in whole.segments if each.attempt == ref.attempt]
+            if segments:
+                found[ref.uid] = _of_attempt(replace(whole, segments=segments))
+    return found
+
+
+def _of_attempt(goodput: Goodput) -> dict[str, Any]:
+    assumed = math.fsum(each.seconds for each in goodput.segments if each.source is Source.ASSUMED)
+    segments = [_shown_segment(each) for each in goodput.segments]
     times = {"start": segments[0]["start"], "end": segments[-1]["end"], "assumed": round(assumed, 3)}
-    return with_segments({**found.summary(), **times, "segments": segments}, _SEGMENTS)
+    return with_segments({**goodput.summary(), **times, "segments": segments}, _SEGMENTS)
 
 
 def _shown_segment(segment: Segment) -> dict[str, Any]:
@@ -461,7 +477,7 @@ def _goodput(attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _attempt(
-    report: Report, spent: Mapping[str, Any] | None, checkpoints: Sequence[Sequence[Any]] = ()
+    report: Report, spent: Mapping[str, Mapping[str, Any]], checkpoints: Sequence[Sequence[Any]] = ()
 ) -> dict[str, Any]:
     now = report.observation
     # The value is the step of the checkpoint, the step of the point that of the training when a waiter saw it.
@@ -481,7 +497,7 @@ def _attempt(
             for step, time in sorted(found.items(), key=lambda each: each[1])[-_CHECKPOINTS:]
         ],
         "history": {},
-        "goodput": spent,
+        "goodput": spent.get(report.ref.uid),
         "summary": report.diagnosis.summary if report.diagnosis.failed or report.given_up else "",
     }
 

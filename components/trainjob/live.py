@@ -16,7 +16,7 @@ import anyio
 
 from trainjob.backends.base import Backend, TrainJob, Usage
 from trainjob.diagnosis import Evidence
-from trainjob.document import list_document, training_document, with_comparison, with_lineage
+from trainjob.document import MAX_ATTEMPTS, list_document, training_document, with_comparison, with_lineage
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.history import MetricHistory
 from trainjob.kube_objects import mapping, rank_of
@@ -79,7 +79,8 @@ class _Job:
     name: str
     evidence: Evidence = field(default_factory=lambda: Evidence(None))
     ref: JobRef = field(init=False)
-    attempts: Sequence[TrainJob] = ()
+    attempts: Sequence[Evidence] = ()
+    ended: dict[str, Evidence] = field(default_factory=dict)  # of other attempts, by UID
     used: Sequence[Usage] | None = None
     position: int | None = None
     previous: Mapping[str, Any] | None = None
@@ -129,10 +130,19 @@ class _Job:
         if trainjob is None and not (self.evidence.pods or self.evidence.events):
             raise NotFound(f"there is no TrainJob {self.namespace}/{self.name}")
         key = mapping(trainjob, "metadata", "annotations").get(KEY)
-        self.attempts = await backend.find(self.namespace, labels_of(str(key))) if key else []
+        await self._read_attempts(backend, str(key or ""))
         if trainjob is not None:
             await self._read_workflow(backend, trainjob)
         self.full_at = time.monotonic()
+
+    async def _read_attempts(self, backend: Backend, key: str) -> None:
+        """Read all attempts of the key, and the pods of each other attempt once, after its end."""
+        jobs = await backend.find(self.namespace, labels_of(key)) if key else []
+        for each in sorted(jobs, key=_created)[-MAX_ATTEMPTS:]:
+            ref = JobRef.of(each)
+            if ref.uid != self.ref.uid and ref.uid not in self.ended and observe(each).phase.terminal:
+                self.ended[ref.uid] = replace(await backend.state(ref), trainjob=each)
+        self.attempts = [self.ended.get(each["metadata"]["uid"], Evidence(each)) for each in jobs]
 
     async def _read_workflow(self, backend: Backend, trainjob: TrainJob) -> None:
         """Read the previous run of the task once, and each other job of the workflow once it is complete."""

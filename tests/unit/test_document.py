@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit import generated_histories
+from tests.unit.generated_histories import BEGIN, Run, pods_of
 from tests.unit.test_report import FAILED, HOSTILE, NOW, REF, SECRET, failed, trainjob
 
 from trainjob.backends.base import Usage
@@ -154,7 +157,9 @@ def test_texts_are_masked_and_plain() -> None:
 def test_attempts_of_a_key_are_in_order_and_with_their_causes() -> None:
     earlier = trainjob(FAILED)
     earlier["metadata"] |= {"name": "x-1", "uid": "uid-0", "labels": {"trainjob.dev/attempt": "1"}}
-    document = training_document(examine(REF, Evidence(trainjob()), NOW), attempts=[trainjob(), earlier])
+    document = training_document(
+        examine(REF, Evidence(trainjob()), NOW), attempts=[Evidence(trainjob()), Evidence(earlier)]
+    )
     assert [(each["attempt"], each["phase"]) for each in document["attempts"]] == [(1, "Failed"), (2, "NotStarted")]
     assert document["attempts"][0]["summary"]
     assert not document["attempts"][1]["summary"]
@@ -316,7 +321,9 @@ def seen(job: dict[str, Any], *phases: tuple[int, Phase]) -> MetricHistory:
 
 
 def document_of(job: dict[str, Any], collected: MetricHistory | None = None, *others: dict[str, Any]) -> dict[str, Any]:
-    return training_document(examine(JobRef.of(job), Evidence(job), NOW), history=collected, attempts=others)
+    return training_document(
+        examine(JobRef.of(job), Evidence(job), NOW), history=collected, attempts=[Evidence(each) for each in others]
+    )
 
 
 def spent(goodput: dict[str, Any]) -> dict[str, float]:
@@ -336,6 +343,26 @@ def test_the_goodput_is_that_of_all_attempts_and_the_time_between_them() -> None
         ("training", "2026-11-21T10:17:00Z"),
     ]
     assert (own["start"], own["end"]) == ("2026-11-21T10:15:00Z", "2026-11-21T10:25:00Z")
+
+
+def test_steps_that_an_earlier_attempt_has_done_are_repeated() -> None:
+    first, second = Run(BEGIN + 10, BEGIN + 115, failed=True), Run(BEGIN + 200, BEGIN + 305)
+    first.reports += [(number, BEGIN + 10 + 10 * number, "loss") for number in range(1, 11)]
+    second.reports += [(number + 5, BEGIN + 200 + 10 * number, "loss") for number in range(1, 11)]
+    attempts = [
+        Evidence(job, pods_of([run], 0.0, random.Random(0)))
+        for run, job in (
+            (first, generated_histories.trainjob(BEGIN, 1, queue=False, admitted=None, ended=BEGIN + 120, done=False)),
+            (second, generated_histories.trainjob(BEGIN + 190, 2, queue=False, admitted=None, ended=BEGIN + 310)),
+        )
+    ]
+    ref = JobRef.of(attempts[1].trainjob or {})
+    document = training_document(examine(ref, attempts[1], NOW), attempts=attempts)
+    assert spent(document["goodput"])["repeated"] == pytest.approx(50, abs=12)
+    parts = [each["goodput"] for each in document["attempts"]]
+    assert sum(parts[0]["seconds"].values()) == 190, "with the time until the next attempt"
+    assert parts[0]["end"] == parts[1]["start"]
+    assert sum(document["goodput"]["seconds"].values()) == 310
 
 
 def test_attempts_of_an_earlier_result_are_not_part_of_the_goodput() -> None:

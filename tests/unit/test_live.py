@@ -248,6 +248,26 @@ async def test_attempts_of_the_key_are_shown(backend: Counting) -> None:
     assert [(each["attempt"], each["phase"]) for each in document["attempts"]] == [(1, "Failed"), (2, "NotStarted")]
 
 
+async def test_pods_of_other_attempts_are_read_once_after_their_end(
+    backend: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "FULL_SECONDS", 0.0)
+    monkeypatch.setattr(live, "_WAITING_SECONDS", 0.0)
+    first = await running(backend)
+    backend.end(first, 3)
+    second = await launch(backend, SPEC, "study/train", namespace="ns")
+    backend.running(second)
+    backend.reads.clear()
+    reader = LiveReader(backend, seconds=0)
+    for _ in range(3):
+        document = await reader.document("ns", second.name, tail=0)
+    assert document["attempts"][0]["summary"]
+    assert backend.reads.count("state") == 1
+    backend.end(second)
+    assert (await reader.document("ns", first.name, tail=0))["attempts"][1]["phase"] == "Complete"
+    assert backend.reads.count("state") == 2, "the page of the earlier attempt shows the later one, too"
+
+
 def origin(run: str, task: str) -> dict[str, str]:
     return {"dag_id": "retrain", "run_id": run, "task_id": task}
 
