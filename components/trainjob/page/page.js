@@ -1172,7 +1172,7 @@ function goodput({ goodput: found }) {
           h("td.number", null, short(each)), h("td.number", null, percent(each / wall)),
           held && h("td.number", null, (own(held, name) ?? 0).toLocaleString("en-US", { maximumFractionDigits: 2 })),
           h("td.wide.dim", null, own(ACTIVITIES, name) ?? "")))),
-      found?.assumed > 0 && h("p.dim", null, `${short(found.assumed)} is assumed to be training: nothing tells what was done.`),
+      found?.assumed > wall / 100 && h("p.dim", null, `${short(found.assumed)} is assumed to be training: nothing tells what was done.`),
     ],
   };
 }
