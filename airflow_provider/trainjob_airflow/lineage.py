@@ -26,7 +26,7 @@ def facets(read: Iterable[str], written: Iterable[str], job: Mapping[str, Any]) 
         from trainjob import __version__
         from trainjob_airflow.facets import TrainJobGoodputRunFacet
 
-        known = (spent["ratio"], spent["seconds"], spent["gpu_hours"])
+        known = (spent["ratio"], spent["seconds"], spent.get("gpu_hours"))
         run["trainjob_goodput"] = TrainJobGoodputRunFacet(*known, producer=f"https://trainjob.dev/#{__version__}")
     return OperatorLineage(inputs=_datasets(read), outputs=_datasets(written), run_facets=run)
 

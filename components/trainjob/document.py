@@ -431,7 +431,7 @@ def _of_attempt(goodput: Goodput) -> dict[str, Any]:
     assumed = math.fsum(each.seconds for each in goodput.segments if each.source is Source.ASSUMED)
     segments = [_shown_segment(each) for each in goodput.segments]
     times = {"start": segments[0]["start"], "end": segments[-1]["end"], "assumed": round(assumed, 3)}
-    return with_segments({**goodput.summary(), **times, "segments": segments}, _SEGMENTS)
+    return with_segments({"gpu_hours": None, **goodput.summary(), **times, "segments": segments}, _SEGMENTS)
 
 
 def _shown_segment(segment: Segment) -> dict[str, Any]:

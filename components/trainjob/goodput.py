@@ -238,11 +238,15 @@ class Goodput:
         }
 
     def summary(self) -> dict[str, Any]:
-        """``ratio``, ``seconds`` and ``gpu_hours`` for JSON; the latter two have all activities. Empty without time."""
+        """``ratio``, ``seconds`` and ``gpu_hours`` for JSON; the latter two have all activities. Empty without time.
+
+        ``gpu_hours`` is left out if it is unknown: `kfp.local` (2.17) refuses a null in an output.
+        """
         if self.ratio is None:
             return {}
         of_all = sums(self.seconds, self.gpu_hours)
-        return {"ratio": round(self.ratio, 6), "seconds": of_all["seconds"], "gpu_hours": of_all["gpu_hours"]}
+        hours = {"gpu_hours": of_all["gpu_hours"]} if of_all["gpu_hours"] is not None else {}
+        return {"ratio": round(self.ratio, 6), "seconds": of_all["seconds"], **hours}
 
     def _of(self, activity: Activity) -> Iterator[Segment]:
         return (segment for segment in self.segments if segment.activity is activity)

@@ -69,7 +69,7 @@ class TrainJobResult:
             all metrics together; `trainjob.progress` documents how they are chosen.
         checkpoints: Steps and Unix times of the checkpoints that the training reported, oldest first.
         goodput: How the time of this attempt was spent, see `trainjob.goodput`: ``ratio``, 0 to 1; ``seconds`` by
-            activity; ``gpu_hours`` by activity, None if the number of GPUs is unknown. Empty if the job was deleted
+            activity; ``gpu_hours`` by activity, if the number of GPUs is known. Empty if the job was deleted
             before its end was read. ``trainjob goodput`` shows all attempts together.
     """
 
