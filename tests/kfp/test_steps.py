@@ -167,6 +167,25 @@ def test_kfps_retries_and_retry_run_start_new_attempts(steps: Steps) -> None:
     assert len(steps.jobs()) == 3
 
 
+def test_a_retry_has_more_memory(steps: Steps) -> None:
+    code = "import os\nif os.environ['MEMORY'] == '16Mi': raise MemoryError\nprint('memory', os.environ['MEMORY'])"
+    growing = {
+        **script(code),
+        "env": {"MEMORY": {"valueFrom": {"resourceFieldRef": {"resource": "limits.memory"}}}},
+        "resources_per_node": {"memory": "16Mi"},
+        "spec": {"on_retry": {"out_of_memory": {"memory_factor": 2.0, "max_memory": "1Gi"}}},
+        "retry_user_errors": False,
+    }
+    first = steps.run("train", **growing)
+    assert first.code == 1
+    assert "can be retried: the next attempt changes memory 16Mi -> 32Mi" in first.termination_message
+    steps.environment["KFP_RETRY_INDEX"] = "1"
+    second = steps.run("train", **growing)
+    assert second.code == 0
+    assert "on_retry changed this attempt: memory 16Mi -> 32Mi; because of out of memory" in second.log
+    assert "memory 32Mi" in second.log
+
+
 def test_a_failure_that_is_certain_to_repeat_is_not_retried(steps: Steps) -> None:
     for index in ("", "1"):
         steps.environment["KFP_RETRY_INDEX"] = index
