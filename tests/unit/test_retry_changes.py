@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trainjob import Diagnosis, InvalidSpec, RetryVerdict, TrainJobSpec
-from trainjob.diagnosis import ON_RETRY, Category, with_change
+from trainjob import Diagnosis, Evidence, InvalidSpec, RetryVerdict, TrainJobSpec
+from trainjob.diagnosis import ON_RETRY, Category, with_change, with_node
 from trainjob.manifest import SPEC_HASH, render, spec_hash
 from trainjob.retry_changes import RETRY_CHANGE, Changes, applied, changed, notice, outlook, recorded
 from trainjob.spec.on_retry import PRIORITY_LABEL, OnRetry, memory_of
@@ -233,6 +234,21 @@ def test_a_failure_that_a_rule_changes_is_retried() -> None:
     assert with_change(OOM, body_after(spec_of(), *[OOM] * 3)) == OOM, "the bound is reached"
     assert with_change(lost(""), trainjob) == lost(""), "the node is unknown"
     assert with_change(OOM, None) == OOM
+
+
+def test_a_diagnosis_names_the_node_of_its_pod_or_rank() -> None:
+    def pod(name: str, rank: int, node: str) -> dict[str, Any]:
+        labels = {
+            "jobset.sigs.k8s.io/replicatedjob-name": "node",
+            "batch.kubernetes.io/job-completion-index": str(rank),
+        }
+        return {"metadata": {"name": name, "labels": labels}, "spec": {"nodeName": node} if node else {}}
+
+    evidence = Evidence(None, [pod("a-new", 1, ""), pod("a-old", 1, "x"), pod("b", 0, "y")])
+    why = failure(Category.NODE_LOST)
+    assert with_node(why, evidence).node == "x", "the first pod of node-1 that had a node"
+    assert with_node(replace(why, pod="b"), evidence).node == "y"
+    assert with_node(replace(why, rank=""), evidence).node == ""
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"changes": 3}', '{"changes": {"num_nodes": 0}}', None, 5])

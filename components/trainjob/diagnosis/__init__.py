@@ -13,7 +13,7 @@
     diagnose              all of these -> Diagnosis
 """
 
-from trainjob.diagnosis.diagnose import CUT, ON_RETRY, Diagnosis, Evidence, diagnose, with_change
+from trainjob.diagnosis.diagnose import CUT, ON_RETRY, Diagnosis, Evidence, diagnose, with_change, with_node
 from trainjob.diagnosis.log_tails import TAIL_LINES
 from trainjob.diagnosis.reasons import Category
 from trainjob.diagnosis.terminations import READ_LINES
@@ -28,4 +28,5 @@ __all__ = [
     "Evidence",
     "diagnose",
     "with_change",
+    "with_node",
 ]

@@ -166,9 +166,8 @@ def diagnose(evidence: Evidence, final: Observation | None = None) -> Diagnosis:
     found = _judge(evidence, observation)
     advice = found.advice if observation.phase.terminal else reasons.while_running(found.advice)
     unseen = tuple(map(public, evidence.unseen))
-    node = _node_of(found, evidence)
-    found = replace(found, job=job, advice=advice, unseen=unseen, phase=observation.phase, node=node)
-    return with_change(found, evidence.trainjob)
+    found = replace(found, job=job, advice=advice, unseen=unseen, phase=observation.phase)
+    return with_change(with_node(found, evidence), evidence.trainjob)
 
 
 def with_change(diagnosis: Diagnosis, trainjob: Mapping[str, Any] | None) -> Diagnosis:
@@ -189,10 +188,12 @@ def _is_changed(diagnosis: Diagnosis) -> bool:
     return bool(diagnosis.node) or diagnosis.category in (Category.QUOTA, Category.SCHEDULING)
 
 
-def _node_of(diagnosis: Diagnosis, evidence: Evidence) -> str:
+def with_node(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """Add the node of the pod, or if that is unknown, of the rank."""
     of_pod = [pod for pod in evidence.pods if diagnosis.pod and name_of(pod) == diagnosis.pod]
     of_rank = [pod for pod in evidence.pods if diagnosis.rank and rank_of(pod) == diagnosis.rank]
-    return next((str(node) for pod in of_pod or of_rank if (node := mapping(pod, "spec").get("nodeName"))), "")
+    nodes = (mapping(pod, "spec").get("nodeName") for pod in of_pod or of_rank)
+    return replace(diagnosis, node=next((str(node) for node in nodes if node), ""))
 
 
 def _judge(evidence: Evidence, observation: Observation) -> Diagnosis:
