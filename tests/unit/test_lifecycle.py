@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -910,3 +910,39 @@ async def test_another_spec_does_not_adopt_a_changed_job(backend: MemoryBackend)
         await launch(backend, **GROWING, args=["--other"])
     assert second.name in str(caught.value)
     assert "resourcesPerNode" not in str(caught.value), "what on_retry changed is no difference of the specs"
+
+
+@pytest.mark.parametrize("number", [*range(8), None])
+@pytest.mark.parametrize("failing", ["memory", "capacity"])
+async def test_a_launcher_killed_at_any_request_leaves_one_job_with_the_change(
+    backend: MemoryBackend, number: int | None, failing: str
+) -> None:
+    """`number`: the launcher is killed before this request, or after it has created the job."""
+    fields = GROWING if failing == "memory" else QUEUED
+    if failing == "memory":
+        await fail_for_lack_of_memory(backend, await launch(backend, **fields))
+    else:
+        await time_out_in_queue(backend)
+    requests: list[str] = []
+
+    def kill(request: str) -> None:
+        requests.append(request)
+        if number is None or len(requests) == number + 1:
+            raise asyncio.CancelledError
+
+    setattr(backend, "after" if number is None else "before", kill)
+    with suppress(asyncio.CancelledError):
+        await launch(backend, **fields, options={"first_attempt": 2})
+    backend.before = backend.after = lambda _: None
+    second = await launch(backend, **fields, options={"first_attempt": 2})
+    assert second.attempt == 2
+    active = [job for job in backend.jobs.values() if not observe(job).phase.terminal]
+    assert [JobRef.of(job) for job in active] == [second]
+    if failing == "memory":
+        assert memory_of(backend, second) == "24Gi"
+    elif number is not None and number < len(
+        requests
+    ):  # a deleted job has lost its reason, so the change may be lost with it
+        assert backend.job(second)["metadata"]["labels"][QUEUE_LABEL] in ("main", "backfill")
+    else:
+        assert backend.job(second)["metadata"]["labels"][QUEUE_LABEL] == "backfill"
