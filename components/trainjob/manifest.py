@@ -18,8 +18,9 @@ from trainjob import names, returned, unattended, volumes
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.retry_changes import Changes, applied, change_annotations
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
-from trainjob.spec.checks import RESERVED_PREFIX
+from trainjob.spec.checks import RESERVED_PREFIX, STALL_VARIABLE
 from trainjob.spec.patches import for_every_node
+from trainjob.status import STALL_TIMEOUT
 
 MAX_NAME = 33
 """JobSet's webhook limits ``<name>-dataset-initializer-0-0-abcde`` to 63 characters. Trainer admits a job with a longer
@@ -165,13 +166,15 @@ def render(
     changes = changes or Changes()
     written, spec = spec, applied(spec, changes)
     if spec.manifest is not None:
-        body = spec.manifest.get("spec") or {}
+        body = _with_variables(spec.manifest.get("spec") or {}, _stall_variable(spec))
         metadata = spec.manifest.get("metadata") or {}
         labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     else:
         body = _body(spec, f"{namespace}/{_work_name(key)}")
         labels, annotations = spec.labels, spec.annotations
     policy_labels, policy_annotations = unattended.metadata_of(spec)
+    if spec.stall_timeout is not None:
+        policy_annotations[STALL_TIMEOUT] = f"{spec.stall_timeout.total_seconds():g}"
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -208,6 +211,7 @@ def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
             *_locations("INPUT", spec.inputs),
             *_locations("OUTPUT", spec.outputs),
             *_checkpoint(spec, work),
+            *_stall_variable(spec),
             *env_api(spec.env),
         ],
         "resourcesPerNode": spec.resources_per_node.api() if spec.resources_per_node else None,
@@ -239,6 +243,18 @@ def _checkpoint(spec: TrainJobSpec, work: str) -> list[dict[str, Any]]:
     if spec.checkpoints is None:
         return []
     return env_api({volumes.CHECKPOINT_VARIABLE: volumes.checkpoint_directory(spec.checkpoints, work)})
+
+
+def _stall_variable(spec: TrainJobSpec) -> list[dict[str, Any]]:
+    return [] if spec.stall_timeout is None else env_api({STALL_VARIABLE: f"{spec.stall_timeout.total_seconds():g}"})
+
+
+def _with_variables(body: dict[str, Any], variables: list[dict[str, Any]]) -> dict[str, Any]:
+    """The spec of a whole manifest, with more variables for its ranks."""
+    if not variables:
+        return body
+    trainer = body.get("trainer") or {}
+    return {**body, "trainer": {**trainer, "env": [*variables, *(trainer.get("env") or [])]}}
 
 
 def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:

@@ -6,6 +6,7 @@ is read from ``jobsStatus``, which counts Jobs, not pods. Measured on Trainer 2.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,9 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CANCELLED = "trainjob.dev/cancelled"
 """Annotation of a job that `trainjob.lifecycle.cancel` suspended, terminated or deleted. Launching the key again
 resumes a suspended job."""
+
+STALL_TIMEOUT = "trainjob.dev/stall-timeout"
+"""Annotation: ``stall_timeout`` of the spec in seconds, which waiters read."""
 
 
 class Phase(StrEnum):
@@ -95,6 +99,7 @@ class Observation:
         stuck: Whether the blocker is permanent, so that a person has to act; `message` explains it.
         advice: What that person should do.
         cancelled: Whether `trainjob.lifecycle.cancel` was called for it.
+        stall_timeout: Seconds without progress after which a waiter fails the job; None for no limit.
     """
 
     phase: Phase
@@ -113,6 +118,7 @@ class Observation:
     stuck: bool = False
     advice: str = ""
     cancelled: bool = False
+    stall_timeout: float | None = None
 
     @property
     def step(self) -> int | None:
@@ -150,7 +156,9 @@ def _observed(trainjob: Mapping[str, Any] | None, previous: Observation | None, 
     reported = mapping(trainjob, "status", "trainerStatus")
     has_run = bool(reported) or (previous is not None and previous.has_run)
     common = _reported(reported, previous) | {"created": created, "has_run": has_run}
-    common["cancelled"] = CANCELLED in mapping(trainjob, "metadata", "annotations")
+    annotations = mapping(trainjob, "metadata", "annotations")
+    common["cancelled"] = CANCELLED in annotations
+    common["stall_timeout"] = _positive(annotations.get(STALL_TIMEOUT))
 
     for kind, phase in (("Complete", Phase.COMPLETE), ("Failed", Phase.FAILED), ("Cancelled", Phase.CANCELLED)):
         condition = mapping(conditions, kind)
@@ -226,6 +234,15 @@ def _progressing(
     if ran and blocker is None and any(job.get("active") for job in training):
         return {"phase": Phase.RUNNING, "has_run": True}
     return {"phase": Phase.RESTARTING if has_run else Phase.STARTING, "has_run": has_run}
+
+
+def _positive(text: object) -> float | None:
+    """A finite number above 0 in an annotation, which a person may have edited; None for anything else."""
+    try:
+        number = float(str(text))
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
 
 
 def _admitted(conditions: Mapping[str, Mapping[str, Any]], created: datetime | None) -> datetime | None:

@@ -115,8 +115,8 @@ def test_json_output_has_a_crash_event(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["wait", "x", "--on-crash", "cancel"], "give both"),
-        (["run", "--runtime", "r", "--on-crash", "keep", "--", "x"], "give both"),
+        (["wait", "--stdin", "--on-crash", "cancel"], "give one of them"),
+        (["run", "--runtime", "r", "--on-crash", "keep", "--", "x"], "give one of them"),
         (["wait", "--stdin", "--fail-on-first-crash"], "give the NAME of one job"),
         (["wait", "x", "--fail-on-first-crash", "--on-crash", "delete"], "delete"),
     ],

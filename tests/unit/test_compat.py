@@ -242,6 +242,7 @@ def test_2_3_supports_every_field_of_a_spec() -> None:
         "manifest",
         "unattended",  # metadata, too
         "unattended_after",
+        "stall_timeout",  # an annotation and a variable
     }
     trainjob = render(spec, "key", 1, "ns")
     assert adapted("2.3", trainjob) == trainjob["spec"]

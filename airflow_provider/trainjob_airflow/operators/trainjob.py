@@ -32,7 +32,7 @@ _SPEC_FIELDS = (
         "env",
     ),
     *("inputs", "outputs", "checkpoints", "initializer", "runtime_patches", "labels", "annotations"),
-    *("active_deadline_seconds", "suspend", "managed_by", "unattended", "unattended_after", "on_retry"),
+    *("active_deadline_seconds", "stall_timeout", "suspend", "managed_by", "unattended", "unattended_after", "on_retry"),
 )
 _MANAGER = "trainjob.dev/airflow"
 _POD = {
@@ -83,6 +83,8 @@ class TrainJobOperator(TrainJobTask):
         labels: Labels of the TrainJob, such as ``kueue.x-k8s.io/queue-name``.
         annotations: Annotations of the TrainJob.
         active_deadline_seconds: Seconds after which Trainer fails the job.
+        stall_timeout: Fail the task when no rank has made progress for so long, as ``timedelta``, seconds or text such
+            as ``15m``. The error names the rank that hangs and shows its stack; `on_crash_action` decides about the job.
         suspend: Create the job suspended.
         managed_by: Controller that manages the job.
         unattended: Action when no task has waited for the job for `unattended_after`: ``suspend`` (the next task that
@@ -114,7 +116,7 @@ class TrainJobOperator(TrainJobTask):
         fail_on_first_crash: Fail as soon as a rank crashes, with its exit code and last log lines. Trainer's runtimes
             restart a crashed rank again and again, so the job fails minutes later or never. Without this option, a
             crash is a warning in the task's log. On the local backend a crash always ends the job at once.
-        on_crash_action: Action on the job after such a crash. ``suspend`` stops it and keeps the object with the
+        on_crash_action: Action on the job after such a crash, or after `stall_timeout`. ``suspend`` stops it and keeps the object with the
             diagnosis; the next try is a new job. (A job that Kueue manages is deleted, since Kueue would start it
             again.) ``cancel`` deletes it. ``keep`` keeps it running; the next try adopts it and finds the same crash.
             It is separate from `on_kill_action`: a job that is kept when workers end need not be kept after a crash.
@@ -178,6 +180,7 @@ class TrainJobOperator(TrainJobTask):
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
         active_deadline_seconds: int | str | None = None,
+        stall_timeout: timedelta | float | str | None = None,
         suspend: bool | str | None = None,
         managed_by: str | None = None,
         unattended: str | None = None,
@@ -214,6 +217,7 @@ class TrainJobOperator(TrainJobTask):
         self.labels = labels
         self.annotations = annotations
         self.active_deadline_seconds = active_deadline_seconds
+        self.stall_timeout = stall_timeout
         self.suspend = suspend
         self.managed_by = managed_by
         self.unattended = unattended

@@ -182,6 +182,11 @@ spec_options = _apply(
     _pairs("--env", "Set a variable on the nodes; for a secret, use secretKeyRef in SPEC."),
     _pairs("--input", "Read this URI; on the nodes it is $TRAINJOB_INPUT_<NAME>."),
     _pairs("--output", "Write to this URI; on the nodes it is $TRAINJOB_OUTPUT_<NAME>."),
+    click.option(
+        "--stall-timeout",
+        type=duration,
+        help="Fail if no rank has made progress for this long, e.g. 15m; report the rank that hangs.",
+    ),
     _pairs("--label", "Add a label to the job, e.g. kueue.x-k8s.io/queue-name=gpu."),
     click.option(
         "--key",
@@ -217,7 +222,8 @@ live_options = _apply(
     click.option(
         "--on-crash",
         type=click.Choice(["suspend", "cancel", "keep"]),
-        help="Choose what happens to that job: it is suspended (default of run), deleted, or kept (default of wait).",
+        help="Choose what happens to a job that crashed or hangs: it is suspended (default of run), deleted, or kept"
+        " (default of wait).",
     ),
     click.option("--plain", is_flag=True, help="Print plain lines on a terminal, too."),
     click.option("--no-logs", is_flag=True, help="Do not print the ranks' log lines."),
@@ -244,10 +250,10 @@ def require_work(spec: IO[bytes] | None, fields: dict[str, Any]) -> None:
         raise click.UsageError("nothing to run: give a SPEC file, or --runtime … -- COMMAND")
 
 
-def require_crash_option(on_crash: str | None, options: WaitOptions) -> None:
-    """Refuse --on-crash without the option that it depends on."""
-    if on_crash and not options.fail_on_first_crash:
-        raise click.UsageError("--on-crash needs --fail-on-first-crash: give both")
+def require_crash_option(on_crash: str | None, options: WaitOptions, *, may_hang: bool) -> None:
+    """Refuse --on-crash where nothing can make the wait end before the job; `may_hang`: it may have a stall timeout."""
+    if on_crash and not options.fail_on_first_crash and not may_hang:
+        raise click.UsageError("--on-crash needs --fail-on-first-crash or --stall-timeout: give one of them, too")
 
 
 champion_option = click.option(

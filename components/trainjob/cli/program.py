@@ -191,7 +191,7 @@ def run(
     """
     work = fields_of(fields, command)
     require_work(spec, work)
-    require_crash_option(on_crash, options)
+    require_crash_option(on_crash, options, may_hang=spec is not None or "stall_timeout" in work)
     return target.do(
         lambda commands: commands.run(
             spec,
@@ -283,7 +283,7 @@ def wait(
     no_logs: bool,
 ) -> int:
     """Wait for an existing job to finish. Ctrl-C leaves it running."""
-    require_crash_option(on_crash, options)
+    require_crash_option(on_crash, options, may_hang=not many)
     if many == (name is not None):
         raise click.UsageError("give either the NAME of a job or --stdin")
     if name is not None:

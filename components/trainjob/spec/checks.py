@@ -13,6 +13,9 @@ from trainjob.masking import holds_secret, names_a_secret, source_holds_secret
 RESERVED_PREFIX = "trainjob.dev/"
 """Prefix of labels and annotations with a job's identity, which `trainjob.manifest` sets."""
 
+STALL_VARIABLE = "TRAINJOB_STALL_TIMEOUT"
+"""Environment variable of the ranks: ``stall_timeout`` in seconds, which `trainjob.progress` reads."""
+
 _RESERVED_ENV = {
     # Trainer's webhook rejects the first three groups; Trainer silently overwrites the fourth.
     "torch": {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"},
@@ -82,6 +85,8 @@ def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool
             yield Problem(path, "is not a name of an environment variable")
         if name.startswith(("TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_", "TRAINJOB_CHECKPOINT")) and reserved:
             yield Problem(path, "is set from inputs and outputs or checkpoints", "set those fields")
+        if name == STALL_VARIABLE and reserved:
+            yield Problem(path, "is set from stall_timeout", "set that field")
         for framework, names in _RESERVED_ENV.items() if reserved else ():
             if name in names:
                 yield Problem(path, f"is set by Trainer's {framework} runtimes", "use num_nodes and num_proc_per_node")

@@ -32,11 +32,14 @@ from trainjob.spec.patches import RuntimePatch
 from trainjob.spec.reading import check_limits, load_spec
 from trainjob.spec.torchtune import TorchTuneConfig
 from trainjob.spec.validation import Validation, snake_path
+from trainjob.wait_options import duration
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
 SHORTEST_UNATTENDED, LONGEST_UNATTENDED = timedelta(minutes=1), timedelta(days=7)
+SHORTEST_STALL, LONGEST_STALL = timedelta(seconds=1), timedelta(days=7)
 KIND = "TrainJob"
 
+_BESIDE_MANIFEST = {"manifest", "unattended", "unattended_after", "stall_timeout"}
 _IN_ENV = re.compile(r"\.env\[\d+\]\.value$")
 _OF_MANIFEST = ("apiVersion", "kind", "metadata", "spec")
 _AROUND_RUNTIME = ("manifest.spec", "manifest.spec.runtimeRef")
@@ -64,6 +67,16 @@ def _is_image(value: str) -> str:
 
 def _function(value: object) -> object:
     return Function.of(value) if callable(value) and not isinstance(value, Function) else value
+
+
+def _duration(value: object) -> object:
+    """Text such as ``15m`` as a timedelta; pydantic reads other values, and ISO 8601."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return duration(value)
+    except ValueError:
+        return value
 
 
 class TrainJobSpec(Part):
@@ -140,6 +153,13 @@ class TrainJobSpec(Part):
     active_deadline_seconds: Count | None = None
     """Seconds after creation, or after the latest resume, at which Trainer fails the job."""
 
+    stall_timeout: (
+        Annotated[timedelta, BeforeValidator(_duration), Field(ge=SHORTEST_STALL, le=LONGEST_STALL)] | None
+    ) = None
+    """Fail the job when no rank has made progress for so long: seconds, text such as ``15m`` or ISO 8601. Choose several
+    times the longest pause of a healthy training, such as an evaluation. Before the first step the limit is twice as
+    long. The process that waits for the job checks it, see docs/how-to/hangs.md."""
+
     managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None
     """The controller that manages the job."""
 
@@ -166,7 +186,8 @@ class TrainJobSpec(Part):
     """An object of the same namespace, such as a workflow. Kubernetes deletes the TrainJob with it."""
 
     manifest: dict[str, Any] | None = None
-    """A complete TrainJob object instead of the fields above, sent unchanged except for its name."""
+    """A complete TrainJob object instead of the fields above, sent unchanged except for its name, and what `unattended`
+    and `stall_timeout` add."""
 
     @model_validator(mode="before")
     @classmethod
@@ -219,7 +240,7 @@ class TrainJobSpec(Part):
             yield from self._field_problems({re.split(r"[.\[]", path)[0] for path in removed})
 
     def _manifest_problems(self) -> Iterator[Problem]:
-        for field in sorted(self.model_fields_set - {"manifest", "unattended", "unattended_after"}):
+        for field in sorted(self.model_fields_set - _BESIDE_MANIFEST):
             yield Problem(field, "cannot be combined with a whole manifest", "write it into the manifest")
         manifest, wrong_types = well_shaped(self.manifest, _SHAPES, "manifest")
         if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, KIND):

@@ -27,10 +27,12 @@ from trainjob.diagnosis import ON_RETRY
 from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
 from trainjob.manifest import ATTEMPT, JobRef
 from trainjob.retry_changes import RETRY_CHANGE
-from trainjob.status import CANCELLED, QUEUE_LABEL, Blocker, Phase, observe
+from trainjob.status import CANCELLED, QUEUE_LABEL, STALL_TIMEOUT, Blocker, Phase, observe
 from trainjob.unattended import LABEL as UNATTENDED
 
 _log = logging.getLogger(__name__)
+
+_ANNOTATIONS = (CANCELLED, ON_RETRY, RETRY_CHANGE, STALL_TIMEOUT)  # that waiters read
 
 _LINGER_SECONDS = 30.0  # the watch stays open for so long without waiters, since the next one often follows soon
 _SLICE = 100  # events handled and waiters woken in one turn of the event loop, at 0.1 ms each
@@ -59,7 +61,7 @@ def projection(item: Mapping[str, Any]) -> TrainJob:
         "labels": _labels(labels.get(ATTEMPT), labels.get(QUEUE_LABEL), labels.get(UNATTENDED)),
     }
     given = metadata.get("annotations") or {}
-    if annotations := {name: given[name] for name in (CANCELLED, ON_RETRY, RETRY_CHANGE) if name in given}:
+    if annotations := {name: given[name] for name in _ANNOTATIONS if name in given}:
         kept["annotations"] = annotations
     if "deletionTimestamp" in metadata:
         kept["deletionTimestamp"] = metadata["deletionTimestamp"]
