@@ -40,6 +40,17 @@ min-max decimation: consecutive reports form buckets of equal size, and each buc
 value; the first and the last value stay. `report` writes it compressed, as text: base64 of zlib of ``{"loss": [steps,
 times in 0.1 s, values]}``, with steps and times as differences to their predecessors. It is renewed once per second,
 and at interpreter exit.
+
+If ``TRAINJOB_STALL_TIMEOUT`` (seconds) is set, a watchdog thread writes lines to stderr, from which the waiter of the
+job finds out whether the rank makes progress. It starts at the first call of `report` or `step`, or by `watch`::
+
+    trainjob.rank {"rank": 3, "world": 4, "count": 120, "step": 120, "step_seconds": 0.0121, "time": 1769860800.0}
+
+One when it starts, one at the first step, and at most one each quarter of the timeout while the rank makes steps. When
+no step was counted for half of the timeout (before the first step: for all of it), one with ``stalled_seconds``, and
+the Python stacks of all threads, each line with a prefix: ``trainjob.stack 3| ``. At interpreter exit, one with
+``ended``. ``count`` is the number of calls; ``step`` is the latest step that the script gave, or ``steps`` the number
+of calls of `step` without one.
 """
 
 from __future__ import annotations
@@ -54,7 +65,7 @@ import time
 # `typing`, `json` and `dataclasses` would take nine tenths of this module's import time. Most runs do not need them.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any, SupportsFloat
 
     Value = bool | int | float | str
@@ -62,7 +73,7 @@ if TYPE_CHECKING:
     Point = tuple[int, float, float]
     _Entry = tuple[float, int, int, float]  # of a series: value, number, step, time
 
-__all__ = ["Report", "flush", "read", "report"]
+__all__ = ["Report", "flush", "read", "report", "step", "watch"]
 
 VERSION = 1
 MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
@@ -74,6 +85,17 @@ MAX_STEPS = 2**53  # exact in all JSON readers
 MAX_POINTS = 256  # of the history, of all metrics together: 8 KB as JSON in a result
 RESERVED = "trainjob."
 """Prefix of the names of `Report.details` among the metrics."""
+
+STALL_TIMEOUT = "TRAINJOB_STALL_TIMEOUT"
+"""Environment variable: seconds without a step after which the waiter fails the job."""
+RANK_MARKER = "trainjob.rank "
+"""Begin of a watchdog's line about its rank; JSON follows."""
+STACK_MARKER = "trainjob.stack "
+"""Begin of a line of a stack; the number of the rank, ``| `` and the text follow."""
+_LONGEST_TICK = 5.0  # seconds between two looks of the watchdog
+_STACK_LINES = 300  # of one rank: the threads of data loaders are many
+_FRAMES = 60  # of one thread
+_ATOMIC = 4096  # PIPE_BUF of Linux: a write of at most so many bytes is not mixed with others
 
 _BUCKETS = MAX_POINTS // 2  # of one metric, in memory
 _HISTORY_INTERVAL = 1.0
@@ -193,13 +215,57 @@ def report(
         ValueError: An argument is out of range, or the outputs alone exceed 4096 bytes. Nothing was changed.
     """
     change = _checked(progress, metrics, outputs, remaining_seconds)
+    number = _steps("step", step, 0)
+    _counter.count += 1
+    _counter.reported = _counter.reported if number is None else number
+    if _counter.unwatched:
+        watch()
     _reporter.report(
         change,
         _number("progress", progress),
-        _steps("step", step, 0),
+        number,
         _steps("total_steps", total_steps, 1),
         checkpoint=checkpoint,
     )
+
+
+def step(step: SupportsFloat | None = None) -> None:
+    """Count a step of this rank, for the detection of hangs. Call it once per step on every rank; it takes below 1 us.
+
+    Without `TrainJobSpec.stall_timeout` it has no effect. `report` counts, too, so that a script which reports each
+    step on every rank does not need this function.
+
+    Args:
+        step: Number of the step, the same on all ranks; if left out, calls are counted. A rank behind the others is
+            found by it.
+    """
+    counter = _counter
+    counter.count += 1
+    if step is None:
+        counter.steps += 1
+    else:
+        counter.step = step
+    if counter.unwatched:
+        watch()
+
+
+def watch() -> None:
+    """Start the watchdog of this rank, if the job has a `TrainJobSpec.stall_timeout`; a later call does nothing.
+
+    The first `report` or `step` calls this. Call it at the begin of a script to get the stacks of a rank that hangs
+    before its first step.
+    """
+    counter = _counter
+    with counter.lock:
+        if not counter.unwatched:
+            return
+        counter.unwatched = False
+    try:
+        seconds = float(os.environ.get(STALL_TIMEOUT) or 0)
+    except ValueError:
+        return
+    if 0 < seconds < math.inf:
+        _Watchdog(counter, seconds).start()
 
 
 def report_returned(value: Any) -> None:
@@ -888,13 +954,152 @@ def _post(status: bytes) -> None:
         raise error(f"HTTP {answer.status} from {url}: {body}")
 
 
+# --- the watchdog --------------------------------------------------------------------------------------------------
+
+_RANKS = ("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "DMLC_TASK_ID", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
+_WORLDS = ("WORLD_SIZE", "JAX_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "DMLC_NUM_WORKER", "PET_NNODES")
+
+
+class _Counter:
+    """The steps of this process. `step` runs in each step of a training, so it only adds to these."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.unwatched = True  # no watchdog was started, and `watch` has not found that there must be none
+        self.count = 0  # calls of `step` and `report`
+        self.steps = 0  # calls of `step` without a number
+        self.step: SupportsFloat | None = None  # latest number given to `step`
+        self.reported: int | None = None  # latest number given to `report`
+
+    def number(self) -> dict[str, int]:
+        """``step`` or ``steps``, which can be compared between ranks that have the same of both; empty if unknown."""
+        if self.step is not None:
+            try:
+                return {"step": int(float(self.step))}
+            except (TypeError, ValueError, OverflowError):
+                return {}
+        if self.steps:
+            return {"steps": self.steps}
+        return {} if self.reported is None else {"step": self.reported}
+
+
+class _Watchdog:
+    """Writes whether this rank makes progress, and its stacks when it does not."""
+
+    def __init__(self, counter: _Counter, timeout: float) -> None:
+        self._counter = counter
+        self._timeout = timeout
+        self._rank = _rank(*_RANKS)
+        self._world = _rank(*_WORLDS)
+        self._pid = os.getpid()
+        self._seen = 0  # count at the latest look
+        self._changed = time.monotonic()  # when it had changed
+        self._written = 0  # count in the latest marker
+        self._written_at = self._changed
+        self._number: dict[str, int] = {}  # in the latest marker, of a step made at:
+        self._number_at = self._changed
+        self._stalled = False
+        self._warned = False
+        self._ended = False
+
+    def start(self) -> None:
+        """Start the thread. Without one, as at interpreter shutdown, nothing more is written."""
+        self._mark()
+        try:
+            threading.Thread(target=self._run, name="trainjob-watchdog", daemon=True).start()
+        except RuntimeError:
+            return
+        atexit.register(self._end)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(min(self._timeout / 16, _LONGEST_TICK))
+            if self._ended:
+                return
+            now, count = time.monotonic(), self._counter.count
+            if count != self._seen:
+                if self._stalled:
+                    self._warn(now - self._changed)
+                self._seen, self._changed, self._stalled = count, now, False
+            if count != self._written and (not self._written or now - self._written_at >= self._timeout / 4):
+                self._mark()
+            elif not self._stalled and now - self._changed >= self._timeout / (2 if count else 1):
+                self._stalled = True
+                self._mark(stalled_seconds=round(now - self._changed, 3))
+                _write_lines(f"{STACK_MARKER}{self._rank}| {line}" for line in _stacks())
+
+    def _mark(self, **more: object) -> None:
+        """Write a marker of the latest look."""
+        marker: dict[str, object] = {"rank": self._rank, **({"world": self._world} if self._world else {})}
+        if self._seen:
+            number = self._counter.number()
+            marker |= {"count": self._seen, **number}
+            for name, value in number.items():
+                done = value - self._number.get(name, value)
+                if done > 0:
+                    marker["step_seconds"] = float(f"{(self._changed - self._number_at) / done:.4g}")
+            self._number, self._number_at = number, self._changed
+        self._written, self._written_at = self._seen, time.monotonic()
+        _write_lines([f"{RANK_MARKER}{_encode({**marker, **more, 'time': round(time.time(), 3)}).decode()}"])
+
+    def _warn(self, seconds: float) -> None:
+        if not self._warned:
+            self._warned = True
+            advice = f"raise stall_timeout ({self._timeout:g} s) to several times the longest pause of the training"
+            _write_lines([f"trainjob.progress: a step came {seconds:.3g} s after the one before: {advice}"])
+
+    def _end(self) -> None:
+        if os.getpid() == self._pid:  # not in a child that inherited this handler
+            self._ended = True
+            self._seen = self._counter.count
+            self._mark(ended=True)
+
+
+def _stacks() -> list[str]:
+    """The Python stacks of all threads but this one, the main thread first, innermost frames first."""
+    import faulthandler  # noqa: PLC0415 - only for ranks that hang
+    import tempfile  # noqa: PLC0415 - as above
+
+    # A file, since a pipe holds only 64 KB, and nothing reads it before the end. In memory where that is possible.
+    try:
+        if hasattr(os, "memfd_create"):
+            file = open(os.memfd_create("trainjob-stacks"), "w+b")  # noqa: PTH123, SIM115 - closed below
+        else:
+            file = tempfile.TemporaryFile()  # type: ignore[assignment]  # noqa: SIM115 - closed below
+    except OSError as error:
+        return [f"the stacks cannot be read: {error}"]
+    with file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read().decode("utf-8", "replace")
+    main = f"0x{threading.main_thread().ident or 0:016x}"
+    threads = [block.splitlines() for block in text.strip().split("\n\n") if not block.startswith("Current thread")]
+    threads.sort(key=lambda lines: main not in lines[0])
+    found = [line for lines in threads for line in lines[: _FRAMES + 1]]
+    return [line.replace(f"Thread {main}", "Main thread") for line in found[:_STACK_LINES]]
+
+
+def _write_lines(lines: Iterable[str]) -> None:
+    """Write complete lines to stderr, also if the script has replaced `sys.stderr`."""
+    text = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+    while text:
+        cut = text.rfind(b"\n", 0, _ATOMIC) + 1 or len(text)
+        try:
+            os.write(2, text[:cut])
+        except OSError:
+            return
+        text = text[cut:]
+
+
 _reporter = _Reporter()
+_counter = _Counter()
 
 
 def _after_fork() -> None:
     # A lock held by another thread would stay locked in the child forever, and the parent posts the pending status.
-    global _reporter  # noqa: PLW0603
+    global _reporter, _counter  # noqa: PLW0603
     _reporter = _Reporter()
+    _counter = _Counter()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -84,7 +84,7 @@ class TrainJobOperator(TrainJobTask):
         annotations: Annotations of the TrainJob.
         active_deadline_seconds: Seconds after which Trainer fails the job.
         stall_timeout: Fail the task when no rank has made progress for so long, as ``timedelta``, seconds or text such
-            as ``15m``. The error names the rank that hangs and shows its stack; `on_crash_action` decides about the job.
+            as ``15m``. The error names the rank that hangs and shows its stack. `on_crash_action` is then applied.
         suspend: Create the job suspended.
         managed_by: Controller that manages the job.
         unattended: Action when no task has waited for the job for `unattended_after`: ``suspend`` (the next task that
@@ -116,10 +116,11 @@ class TrainJobOperator(TrainJobTask):
         fail_on_first_crash: Fail as soon as a rank crashes, with its exit code and last log lines. Trainer's runtimes
             restart a crashed rank again and again, so the job fails minutes later or never. Without this option, a
             crash is a warning in the task's log. On the local backend a crash always ends the job at once.
-        on_crash_action: Action on the job after such a crash, or after `stall_timeout`. ``suspend`` stops it and keeps the object with the
-            diagnosis; the next try is a new job. (A job that Kueue manages is deleted, since Kueue would start it
-            again.) ``cancel`` deletes it. ``keep`` keeps it running; the next try adopts it and finds the same crash.
-            It is separate from `on_kill_action`: a job that is kept when workers end need not be kept after a crash.
+        on_crash_action: Action on the job after such a crash, or after `stall_timeout`. ``suspend`` stops it and keeps
+            the object with the diagnosis; the next try is a new job. (A job that Kueue manages is deleted, since Kueue
+            would start it again.) ``cancel`` deletes it. ``keep`` keeps it running; the next try adopts it and finds
+            the same crash. It is separate from `on_kill_action`: a job that is kept when workers end need not be kept
+            after a crash.
         on_kill_action: Action on the job when a person marks or clears the task: ``cancel`` deletes it, ``suspend``
             keeps it for the next try to resume, ``keep`` keeps it running. If only the worker terminates, the job
             always keeps running and the next try adopts it.

@@ -156,9 +156,9 @@ class TrainJobSpec(Part):
     stall_timeout: (
         Annotated[timedelta, BeforeValidator(_duration), Field(ge=SHORTEST_STALL, le=LONGEST_STALL)] | None
     ) = None
-    """Fail the job when no rank has made progress for so long: seconds, text such as ``15m`` or ISO 8601. Choose several
-    times the longest pause of a healthy training, such as an evaluation. Before the first step the limit is twice as
-    long. The process that waits for the job checks it, see docs/how-to/hangs.md."""
+    """Fail the job when no rank has made progress for so long: seconds, text such as ``15m`` or ISO 8601. It should be
+    several times the longest pause of a healthy training, such as an evaluation. Before the first step the limit is
+    twice as long. The process that waits for the job checks it, see docs/how-to/hangs.md."""
 
     managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None
     """The controller that manages the job."""
