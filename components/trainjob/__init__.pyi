@@ -13,6 +13,7 @@ from trainjob.errors import (
     InvalidGate as InvalidGate,
     InvalidSpec as InvalidSpec,
     InvalidStudy as InvalidStudy,
+    JobHung as JobHung,
     LaunchError as LaunchError,
     ModelNotFound as ModelNotFound,
     NotFound as NotFound,

@@ -154,6 +154,7 @@ class TrainJobClient:
         Raises:
             TrainJobFailed: the job failed; has the diagnosis.
             RankCrashed: a rank crashed, and `fail_on_first_crash` is set. The job keeps running.
+            JobHung: no rank made progress for the job's `stall_timeout`. The job keeps running.
             TimedOut: a timeout expired, or `fail_fast` is set and the job is blocked. The job keeps running.
             BackendUnavailable: an outage outlasted the retry budget. The job keeps running.
         """

@@ -22,6 +22,7 @@
         + Stuck                     the job is blocked by something that only a person can change
       x TrainJobFailed              the job ended without success; has the diagnosis
         + RankCrashed               a rank crashed and the waiter stopped waiting; the job keeps running
+            + JobHung               the same, because no rank made progress
       x DataError                   a dataset or model could not be transferred, or its content is wrong
         + SourceNotFound
         + ChecksumMismatch
@@ -224,6 +225,13 @@ class RankCrashed(TrainJobFailed):
 
     The job keeps running, and its runtime may restart the rank. The caller decides about the job, see
     `trainjob.lifecycle.give_up`.
+    """
+
+
+class JobHung(RankCrashed):
+    """No rank made progress for ``stall_timeout``.
+
+    The job keeps running, and the caller decides about it as after the crash of a rank.
     """
 
 

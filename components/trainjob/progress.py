@@ -1065,7 +1065,7 @@ def _stacks() -> list[str]:
         if hasattr(os, "memfd_create"):
             file = open(os.memfd_create("trainjob-stacks"), "w+b")  # noqa: PTH123, SIM115 - closed below
         else:
-            file = tempfile.TemporaryFile()  # type: ignore[assignment]  # noqa: SIM115 - closed below
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
     except OSError as error:
         return [f"the stacks cannot be read: {error}"]
     with file:

@@ -39,6 +39,7 @@ from trainjob.kube_objects import mapping, mappings, rank_of
 from trainjob.lifecycle import NOT_STARTED, record_failure
 from trainjob.logs import STATE_SECONDS, LogLine, Throttle
 from trainjob.manifest import JobRef
+from trainjob.stalls import StallWatch
 from trainjob.status import Observation, Phase, observe
 from trainjob.wait_options import WaitOptions
 
@@ -279,6 +280,7 @@ async def wait(
     Raises:
         TrainJobFailed: the job failed; has the diagnosis.
         RankCrashed: a rank crashed, and `fail_on_first_crash` is set; has the diagnosis. The job keeps running.
+        JobHung: no rank made progress for the job's `stall_timeout`; has the diagnosis. The job keeps running.
         TimedOut: a timeout expired, or `fail_fast` is set and the job is blocked; the job keeps running.
         BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
     """
@@ -320,10 +322,12 @@ async def attend(
 
     Raises:
         RankCrashed: a rank crashed, and `fail_on_first_crash` is set; the job keeps running.
+        JobHung: no rank made progress for the job's `stall_timeout`; the job keeps running.
         TimedOut: a timeout expired, or `fail_fast` is set and the job is blocked; the job keeps running.
         BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
     """
     final: Observation | None = None
+    stalls: StallWatch | None = None
     crashed: list[Evidence] = []
     try:
         async with anyio.create_task_group() as tasks:
@@ -341,6 +345,11 @@ async def attend(
             tasks.start_soon(_watch_crashes, backend, ref, crashed, on_crash, fatal)
             async with aclosing(follow(backend, ref, options)) as changes:
                 async for final, notice in changes:
+                    if stalls is None and final.stall_timeout is not None:
+                        stalls = StallWatch(backend, ref, on_change or (lambda *_: None))
+                        tasks.start_soon(stalls.run)
+                    if stalls is not None:
+                        stalls.observe(final)
                     if on_change is not None:
                         on_change(final, notice)
             with anyio.move_on_after(_LAST_LINES_SECONDS):

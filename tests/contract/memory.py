@@ -212,6 +212,13 @@ class MemoryBackend:
                 return
             await anyio.sleep(0.001)
 
+    async def tails(self, ref: JobRef, count: int) -> AsyncGenerator[tuple[Mapping[str, Any], list[LogLine]]]:
+        await self._request("tails")
+        labels = {"jobset.sigs.k8s.io/replicatedjob-name": "node"}
+        for rank in sorted({line.rank for line in self.lines}):
+            pod = {"metadata": {"labels": {**labels, "batch.kubernetes.io/job-completion-index": rank[5:]}}}
+            yield pod, [line for line in self.lines if line.rank == rank][-count:]
+
     def attend(self, ref: JobRef) -> None:
         self.attending.append(ref)
 

@@ -142,6 +142,13 @@ class Backend(Protocol):
             tail: Yield only this many of the existing lines of each rank.
         """
 
+    def tails(self, ref: JobRef, count: int) -> AsyncGenerator[tuple[Mapping[str, Any], list[LogLine]]]:
+        """Yield each pod of the job with the last `count` lines of its training container.
+
+        The pods of one rank come in the order of their creation. Lists the pods once, then reads a few logs at a time,
+        each once. A pod whose log cannot be read has no lines.
+        """
+
     def attend(self, ref: JobRef) -> None:
         """Record, until `leave`, that this process waits for the job (`trainjob.unattended`).
 

@@ -10,6 +10,7 @@
     terminations          containers and pods that failed, which was the first, and what its termination means
     kills                 containers that the kubelet killed
     blockers              what blocks a job: its pods, Events, Kueue's Workload
+    hangs                 ranks that make no progress, and which of them hangs
     diagnose              all of these -> Diagnosis
 """
 

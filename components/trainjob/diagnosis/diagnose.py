@@ -112,7 +112,8 @@ class Diagnosis:
         ended = "failed" if self.failed and self.phase is not Phase.CANCELLED else f"is {self.phase}"
         lines = [f"TrainJob {self.job} {ended}: {self.summary}"]
         if self.log:
-            lines.append(f"last lines of {self.rank or 'its log'}:")
+            if self.category is not Category.HANG:  # whose lines are stacks with headings
+                lines.append(f"last lines of {self.rank or 'its log'}:")
             lines += [f"  | {line}" for line in self.log]
             if any(line.endswith(CUT) for line in self.log):
                 lines.append(self.whole_log)
@@ -163,6 +164,7 @@ def diagnose(evidence: Evidence, final: Observation | None = None) -> Diagnosis:
     metadata = mapping(evidence.trainjob, "metadata")
     job = f"{metadata.get('namespace', '?')}/{metadata.get('name', '?')}"
     observation = observe(evidence.trainjob, final)
+    evidence = replace(evidence, logs={pod: log_tails.of_training(lines) for pod, lines in evidence.logs.items()})
     found = _judge(evidence, observation)
     advice = found.advice if observation.phase.terminal else reasons.while_running(found.advice)
     unseen = tuple(map(public, evidence.unseen))

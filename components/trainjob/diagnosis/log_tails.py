@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from trainjob.diagnosis.known import meaning_of_error
 from trainjob.diagnosis.reasons import Meaning
 from trainjob.diagnosis.tracebacks import Raised, trace
+from trainjob.progress import RANK_MARKER, STACK_MARKER
 from trainjob.sanitizing import plain, states
 
 _CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")
@@ -54,6 +55,7 @@ _LOST_CONNECTION = re.compile(
     r"\b(ConnectionResetError|ConnectionAbortedError|BrokenPipeError|ConnectionRefusedError)\b"
 )
 _TERMINATED = re.compile(r"SignalException: Process \d+ got signal: (15|2)\b")
+_WATCHDOG = re.compile(rf"{re.escape(RANK_MARKER)}\{{|{re.escape(STACK_MARKER)}\d+\| ")
 _PEER = re.compile(r"[Cc]losed by (?:remote )?peer \[([0-9a-fA-F.:]+)\]|[Rr]ead error \[([0-9a-fA-F.:]+)\]")
 
 
@@ -134,6 +136,13 @@ def read(lines: Sequence[str]) -> Tail:
         joined=int(joined),
         processes=int(processes),
     )
+
+
+def of_training(lines: Sequence[str]) -> Sequence[str]:
+    """The lines without those that the watchdog of `trainjob.progress` wrote about its rank."""
+    if not any(mark in line for line in lines for mark in (RANK_MARKER, STACK_MARKER)):
+        return lines
+    return [line for line in lines if not _WATCHDOG.match(line)]
 
 
 def shown(line: str) -> str:

@@ -30,6 +30,8 @@ class Category(StrEnum):
     DELETED = "deleted"
     OUTAGE = "outage"
     """A service that the job needs did not answer, or a disk had an error."""
+    HANG = "hang"
+    """No rank made progress for `stall_timeout`."""
     UNKNOWN = "unknown"
     NONE = "none"
     """No failure: the job is running or complete."""

@@ -275,6 +275,13 @@ class KubernetesBackend:
             watching.cancel()
             await asyncio.wait({watching})
 
+    async def tails(self, ref: JobRef, count: int) -> AsyncGenerator[tuple[Mapping[str, Any], list[LogLine]]]:
+        """Yield each pod with the last lines of its training container: one list, and one request for each log."""
+        found = await self._retry(lambda: pods.list_pods(self._client, ref))
+        async with aclosing(pods.tails_of(self._client, found, count)) as tails:
+            async for tail in tails:
+                yield tail
+
     async def _until_finished(self, ref: JobRef, finish: Callable[[], None]) -> None:
         try:
             async with aclosing(self.watch(ref)) as snapshots:

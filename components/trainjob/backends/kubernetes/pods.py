@@ -6,8 +6,8 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
 import anyio
@@ -104,6 +104,23 @@ async def tail_of(
                 raise RunRemoved(404, "", f"{metadata['name']}: {line.decode('utf-8', 'replace')}")
             found += latest(kubelet.take(line, ended=True))
     return found
+
+
+async def tails_of(
+    client: ApiClient, found: Sequence[Mapping[str, Any]], lines: int
+) -> AsyncGenerator[tuple[Mapping[str, Any], list[LogLine]]]:
+    """Each pod, the oldest first, with the last lines of its training container, or none if they cannot be read."""
+
+    async def read(pod: Mapping[str, Any]) -> list[LogLine]:
+        with anyio.move_on_after(_TAIL_SECONDS), suppress(ApiError):
+            return await tail_of(client, pod, training_container(pod), lines)
+        return []
+
+    ordered = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    for start in range(0, len(ordered), _TAILS):
+        some = ordered[start : start + _TAILS]
+        for pod, tail in zip(some, await asyncio.gather(*map(read, some)), strict=True):
+            yield pod, tail
 
 
 class KubeletLines:
@@ -218,7 +235,7 @@ class _Tails:
             return failure
         if lines is None:
             return None
-        self.logs[crash.pod] = [line.text for line in lines]
+        self.logs[crash.pod] = [*log_tails.of_training([line.text for line in lines])]
         self.tails[crash.pod] = log_tails.read(self.logs[crash.pod])
         self.last_written[crash.pod] = lines[-1].time if lines else ""
         return None

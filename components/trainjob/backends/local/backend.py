@@ -33,7 +33,7 @@ from trainjob.errors import (
     Rejected,
     RuntimeNotFound,
 )
-from trainjob.kube_objects import has_trained, rank_of
+from trainjob.kube_objects import has_trained, name_of, rank_of
 from trainjob.logs import LogLine, Splitter, latest, merge, parse_cri
 from trainjob.manifest import JobRef
 from trainjob.settings import Settings
@@ -230,6 +230,12 @@ class LocalBackend:
             if over or not follow:
                 return
             await asyncio.sleep(2 * _POLL)
+
+    async def tails(self, ref: JobRef, count: int) -> AsyncGenerator[tuple[Mapping[str, Any], list[LogLine]]]:
+        """See `Backend.tails`."""
+        files = self._files(ref.namespace, ref.name)
+        for pod in (await self.state(ref)).pods:
+            yield pod, _Reader(files, name_of(pod), Splitter(rank_of(pod))).tail(count)
 
     def attend(self, ref: JobRef) -> None:
         """See `Backend.attend`. A lock that the supervisor of the job checks, and that ends with this process."""

@@ -1,0 +1,199 @@
+"""Detects that no rank of a running job makes progress, for a waiter. `trainjob.diagnosis.hangs` finds the culprit.
+
+Progress is, in order of trust: the progress that the TrainJob reports, which the waiter's watch brings anyway; the step
+counters that the watchdogs of `trainjob.progress` write to the ranks' logs; and only if no rank has ever counted a
+step, any log line. Logs are read only when the watch has brought no progress for the whole timeout, so a healthy job
+costs at most one read of the end of each rank's log in that time.
+
+Readings are compared with each other, never with a clock: the clocks of nodes disagree.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import anyio
+
+from trainjob.backends.base import Backend
+from trainjob.diagnosis import hangs
+from trainjob.diagnosis.hangs import Process, RankState
+from trainjob.diagnosis.log_tails import of_training
+from trainjob.errors import JobHung, TrainJobError
+from trainjob.kube_objects import INITIALIZERS, rank_of
+from trainjob.manifest import JobRef
+from trainjob.status import Observation, Phase
+
+_log = logging.getLogger(__name__)
+
+_TAIL_LINES = 2000  # of each rank: its stacks have up to 300, other processes and chatty ranks add theirs
+_SHORTEST_PAUSE = 0.05
+
+_BY_WATCH = "the progress that the job reports"
+_BY_STEPS = "the steps that the ranks count"
+_BY_LINES = "log lines, since no rank counts steps (call trainjob.progress.step() on every rank)"
+
+
+@dataclass
+class Reading:
+    """What the ends of all logs show at one moment.
+
+    Attributes:
+        ranks: State of each process with a marker.
+        lines: Pod -> time of its last line that is not of a watchdog; empty text if there is none.
+    """
+
+    ranks: dict[Process, RankState] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a rank has counted a step in its present run."""
+        return any(rank.count for rank in self.ranks.values())
+
+    def progressed(self, before: Reading, known: set[str], *, stepped: bool) -> bool:
+        """Whether a rank has made progress since an earlier reading. A log that is missing in one of both shows none.
+
+        Args:
+            before: The earlier reading.
+            known: Pods whose processes have written markers. If the end of such a log shows none, its other lines have
+                displaced them, and count.
+            stepped: A rank has ever counted a step: other lines do not count.
+        """
+        if any(process not in before.ranks for process in self.ranks):
+            return True
+        if any(_steps(rank) != _steps(before.ranks[process]) for process, rank in self.ranks.items()):
+            return True
+        displaced = known - {pod for pod, _ in self.ranks}
+        return any(
+            at and before.lines.get(pod, at) != at for pod, at in self.lines.items() if not stepped or pod in displaced
+        )
+
+
+def _steps(rank: RankState) -> tuple[object, ...]:
+    return rank.count, rank.number, rank.ended
+
+
+def _reported(observation: Observation) -> str:
+    """The progress in an observation, as text: NaN differs from itself."""
+    return repr((observation.step, observation.progress, sorted(observation.metrics.items())))
+
+
+_NOTHING = _reported(Observation(Phase.NOT_STARTED))
+
+
+class StallWatch:
+    """Watches one job for its `stall_timeout`.
+
+    Args:
+        backend: Backend that runs the job.
+        ref: The job.
+        notify: Called with each notice for people, and the latest observation.
+    """
+
+    def __init__(self, backend: Backend, ref: JobRef, notify: Callable[[Observation, str], None]) -> None:
+        self._backend = backend
+        self._ref = ref
+        self._notify = notify
+        self._latest = Observation(Phase.NOT_STARTED)
+        self._reported = _NOTHING  # progress that the watch has brought
+        self._shown = ""  # what measures progress, as the latest notice has it
+        self._warned = False
+        self._known: set[str] = set()
+        self._stepped = False
+        self._restart()
+
+    def _restart(self) -> None:
+        """Forget all readings: the job makes progress."""
+        self._first: Reading | None = None  # of the readings without a change between them
+        self._since = self._due = time.monotonic()
+        self._due += self._latest.stall_timeout or 0
+
+    def observe(self, observation: Observation) -> None:
+        """Take the next observation of the job."""
+        before, self._latest = self._latest, observation
+        reported = _reported(observation)
+        progressed, self._reported = reported != self._reported, reported
+        if observation.phase is not before.phase or observation.stall_timeout != before.stall_timeout:
+            self._stepped = self._stepped and observation.phase is Phase.RUNNING
+            self._restart()
+        elif progressed:
+            self._stepped = True
+            self._show(_BY_WATCH)
+            self._restart()
+
+    async def run(self) -> None:
+        """Watch until the job hangs.
+
+        Raises:
+            JobHung: No rank has made progress for the timeout; before the first step, for twice the timeout.
+        """
+        while True:
+            timeout = self._latest.stall_timeout
+            if timeout is None or self._latest.phase is not Phase.RUNNING:
+                await anyio.sleep(1.0 if timeout is None else max(_SHORTEST_PAUSE, min(1.0, timeout / 8)))
+                continue
+            if (left := self._due - time.monotonic()) > 0:
+                await anyio.sleep(left)
+                continue
+            began = self._since
+            reading = await self._read()
+            if reading is not None and began == self._since:  # no progress was observed in the meantime
+                self._judge(reading, timeout)
+
+    def _judge(self, reading: Reading, timeout: float) -> None:
+        now = time.monotonic()
+        self._known |= {pod for pod, _ in reading.ranks}
+        self._stepped = self._stepped or reading.stepped
+        self._show(_BY_STEPS if reading.stepped else "" if self._stepped else _BY_LINES)
+        stalled = any(rank.stalled and rank.count for rank in reading.ranks.values())
+        self._due = now + timeout / (2 if stalled else 1)
+        if self._first is None or reading.progressed(self._first, self._known, stepped=self._stepped):
+            self._first, self._since = reading, now
+            return
+        # Ranks that start again have not made their first step.
+        starting = reading.ranks and not reading.stepped
+        limit = timeout if self._stepped and not starting else 2 * timeout
+        # A stall that the first reading already showed had lasted for half of the timeout.
+        lasted = now - self._since
+        if any(rank.stalled and rank.count for rank in self._first.ranks.values()):
+            lasted += timeout / 2
+        if not reading.ranks and not any(reading.lines.values()) and not self._stepped:
+            self._warn("no rank has written a line, reported progress or counted a step")
+        elif lasted >= limit:
+            hang = hangs.judge([*reading.ranks.values()], len(reading.lines))
+            raise JobHung(hangs.diagnosis_of(hang, limit, str(self._ref)))
+
+    async def _read(self) -> Reading | None:
+        """The ends of all logs now; None if they cannot be read."""
+        reading = Reading()
+        try:
+            async with aclosing(self._backend.tails(self._ref, _TAIL_LINES)) as tails:
+                async for pod, lines in tails:
+                    rank = rank_of(pod)
+                    if rank.startswith(INITIALIZERS):
+                        continue
+                    found = hangs.states_of(rank, (line.text for line in lines))
+                    reading.ranks |= {name: hangs.with_pod(state, pod) for name, state in found.items()}
+                    other = {*of_training([line.text for line in lines])}
+                    reading.lines[rank] = next((line.time for line in reversed(lines) if line.text in other), "")
+                    await anyio.lowlevel.checkpoint()  # a long tail must not delay other waiters
+        except TrainJobError as error:
+            self._warn(str(error))
+            self._due = time.monotonic() + (self._latest.stall_timeout or 0)
+            return None
+        return reading
+
+    def _show(self, source: str) -> None:
+        """Report once what measures progress, and again when it is something better."""
+        if source and source != self._shown and self._latest.stall_timeout is not None:
+            self._shown = source
+            self._notify(self._latest, f"stall_timeout {self._latest.stall_timeout:g} s: measured by {source}")
+
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._notify(self._latest, f"stall_timeout cannot be checked: {reason}")

@@ -1,0 +1,347 @@
+"""Which rank hangs: from markers and stacks of the ranks' logs. Never a wrong rank with confidence."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from trainjob.diagnosis import Category, Evidence, diagnose
+from trainjob.diagnosis.hangs import Frame, RankState, diagnosis_of, judge, marker_of, states_of, with_pod
+from trainjob.serialization import pack_diagnosis, unpack_diagnosis
+from trainjob.verdicts import RetryVerdict
+
+TORCH = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def stack(*frames: tuple[str, str]) -> tuple[Frame, ...]:
+    return tuple(Frame(file, "1", function) for file, function in frames)
+
+
+IN_TRAIN = ("/app/train.py", "train")
+WAITING = stack((TORCH, "all_reduce"), ("/x/torch/distributed/c10d_logger.py", "wrapper"), IN_TRAIN)
+IN_BARRIER = stack((TORCH, "barrier"), IN_TRAIN)
+LOADING = stack(("/app/data.py", "load"), IN_TRAIN)
+LOCKED = stack(("/usr/lib/python3.11/threading.py", "wait"), ("/app/data.py", "take"), IN_TRAIN)
+IN_BACKWARD = stack(
+    ("/x/torch/autograd/graph.py", "_engine_run_backward"), ("/x/torch/_tensor.py", "backward"), IN_TRAIN
+)
+ON_DEVICE = stack(("/x/torch/cuda/__init__.py", "synchronize"), IN_TRAIN)
+IN_JAX = stack(
+    ("/x/jax/_src/array.py", "_value"), ("/x/jax/experimental/multihost_utils.py", "sync_global_devices"), IN_TRAIN
+)
+COMPUTING = stack(("/x/torch/nn/functional.py", "linear"), ("/x/torch/distributed/fsdp/api.py", "forward"), IN_TRAIN)
+
+
+def rank(which: int, world: int = 4, **more: Any) -> RankState:
+    known = {"count": 10, "number": ("step", 10), "stalled": True, "stack": WAITING}
+    return RankState((f"node-{which}", which), world, **{**known, **more})
+
+
+def job(culprit: dict[str, Any], world: int = 4, number: int = 2) -> list[RankState]:
+    return [rank(each, world, **(culprit if each == number else {})) for each in range(world)]
+
+
+def number(state: RankState | None) -> int | None:
+    return None if state is None else state.process[1]
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 1000])
+@pytest.mark.parametrize(
+    ("culprit", "retry", "words"),
+    [
+        ({"stalled": False, "stack": ()}, RetryVerdict.INFRASTRUCTURE, "does not respond any more"),
+        ({"stalled": False, "ended": True, "stack": ()}, RetryVerdict.UNKNOWN, "ended"),
+        ({"stack": LOADING}, RetryVerdict.UNKNOWN, "is in load() (data.py, line 1)"),
+        ({"stack": LOCKED}, RetryVerdict.UNKNOWN, "is in take() (data.py, line 1)"),
+        ({"stack": COMPUTING}, RetryVerdict.UNKNOWN, "is in linear()"),
+        ({"stack": LOADING, "number": ("step", 8)}, RetryVerdict.UNKNOWN, "at step 8"),
+        ({"stack": (), "number": ("step", 9)}, RetryVerdict.UNKNOWN, "is at step 9"),
+        ({"number": ("step", 7)}, RetryVerdict.UNKNOWN, "at step 10 or later"),
+    ],
+)
+def test_the_rank_that_keeps_the_others_waiting_is_named(
+    world: int, culprit: dict[str, Any], retry: RetryVerdict, words: str
+) -> None:
+    found = judge(job(culprit, world, number=1), world)
+    assert (number(found.culprit), found.retry) == (1, retry)
+    assert words in found.summary
+    assert number(found.waiting) != 1
+    assert found.waiting is not None
+    assert found.waiting.waits_in == "all_reduce"
+
+
+def test_one_of_several_ranks_in_another_collective_is_named() -> None:
+    found = judge(job({"stack": IN_BARRIER}))
+    assert number(found.culprit) == 2
+    assert "mismatched collectives: node-2 waits in barrier, and node-0, node-1 and node-3 wait in all_reduce" in (
+        found.summary
+    )
+
+
+def test_of_two_ranks_in_different_collectives_none_is_named() -> None:
+    found = judge(job({"stack": IN_BARRIER}, 2, 1))
+    assert (found.culprit, found.retry) == (None, RetryVerdict.UNKNOWN)
+    assert "unknown which rank is wrong" in found.summary
+
+
+def test_ranks_that_all_wait_in_the_same_collective_have_lost_their_network() -> None:
+    found = judge([rank(each) for each in range(4)])
+    assert (found.culprit, found.retry) == (None, RetryVerdict.INFRASTRUCTURE)
+    assert "check the network" in found.advice
+
+
+def test_a_single_rank_is_the_one_that_hangs() -> None:
+    found = judge([rank(0, 1, stack=LOADING)], 1)
+    assert (number(found.culprit), found.waiting) == (0, None)
+    assert "node-0 makes no step in load() (data.py, line 1) at step 10" in found.summary
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param([], id="nothing is known"),
+        pytest.param([rank(0, stack=LOADING)], id="only rank 0 counts steps"),
+        pytest.param([rank(0, stack=LOADING), rank(1, count=0, number=None)], id="rank 1 does not count"),
+        pytest.param(job({"stack": LOADING})[:3], id="a rank is unknown"),
+        pytest.param([rank(0), rank(1), rank(2, stack=LOADING), rank(3, stack=LOADING)], id="two ranks are elsewhere"),
+        pytest.param([rank(0), rank(1), rank(2, stack=LOADING), rank(3, stack=())], id="a stack is unknown"),
+        pytest.param([rank(0), rank(1), rank(2, stack=LOADING), rank(3, stack=ON_DEVICE)], id="a device is waited for"),
+        pytest.param([rank(0), rank(1), rank(2, stack=LOADING), rank(3, number=("step", 9))], id="contradictory"),
+        pytest.param([rank(each, number=("step", 10 + each % 2)) for each in range(4)], id="ranks that finish in turn"),
+        pytest.param([rank(each, stack=LOADING) for each in range(4)], id="all ranks at the same place"),
+        pytest.param([rank(each, stalled=False) for each in range(4)], id="all ranks are silent"),
+        pytest.param(
+            [rank(0, number=("steps", 3)), *(rank(each, stack=()) for each in (1, 2, 3))], id="steps of two kinds"
+        ),
+        pytest.param(
+            [rank(0, 2, ended=True, stalled=False), rank(1, 2, stack=ON_DEVICE)], id="one ended, and one is unknown"
+        ),
+    ],
+)
+def test_no_rank_is_named_without_evidence_against_it_alone(ranks: list[RankState]) -> None:
+    assert judge(ranks, 4).culprit is None
+
+
+def test_a_rank_that_loops_after_the_others_have_ended_is_named_instead_of_them() -> None:
+    ranks = [*(rank(each, ended=True, stalled=False) for each in range(3)), rank(3, stack=LOADING, number=("step", 9))]
+    found = judge(ranks)
+    assert number(found.culprit) in (3, None)
+    assert "ended" not in found.summary
+
+
+@pytest.mark.parametrize(
+    ("frames", "waits"),
+    [
+        (WAITING, "all_reduce"),
+        (IN_BACKWARD, "backward"),
+        (IN_JAX, "sync_global_devices"),
+        (LOADING, ""),
+        (LOCKED, ""),
+        (COMPUTING, ""),
+        (ON_DEVICE, None),
+        ((), None),
+    ],
+)
+def test_a_stack_shows_whether_a_rank_waits_for_others(frames: tuple[Frame, ...], waits: str | None) -> None:
+    assert rank(0, stack=frames).waits_in == waits
+
+
+# ---------------------------------------------------------------- properties
+
+KINDS = {
+    "silent": {"stalled": False, "stack": ()},
+    "ended": {"stalled": False, "ended": True, "stack": ()},
+    "loop": {"stack": LOADING},
+    "lock": {"stack": LOCKED},
+    "behind": {"number": ("step", 4)},
+}
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    world=st.integers(2, 40),
+    at=st.integers(0, 39),
+    seed=st.integers(0, 10**6),
+    lost=st.floats(0, 1),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_culprit_is_right_or_not_named_whatever_evidence_is_lost(
+    kind: str, world: int, at: int, seed: int, lost: float
+) -> None:
+    """Markers or stacks of the other ranks are lost at random, and they come in any order."""
+    at, chance = at % world, random.Random(seed)
+    ranks = []
+    for state in job(KINDS[kind], world, at):
+        if number(state) != at and chance.random() < lost:
+            if chance.random() < 0.5:
+                continue
+            ranks.append(replace(state, stack=()))
+        else:
+            ranks.append(state)
+    chance.shuffle(ranks)
+    found = judge(ranks, world)
+    assert number(found.culprit) in (at, None)
+    assert number(judge(job(KINDS[kind], world, at), world).culprit) == at, "with all evidence, it is named"
+
+
+# ---------------------------------------------------------------- logs
+
+
+def line(number: int, **content: Any) -> str:
+    return f"trainjob.rank {json.dumps({'rank': number, **content})}"
+
+
+def stack_lines(number: int, *threads: Sequence[str]) -> list[str]:
+    frames = [
+        text
+        for i, functions in enumerate(threads)
+        for text in (
+            f"{'Main thread' if i == 0 else f'Thread 0x{i}'} (most recent call first):",
+            *(f'  File "/app/{name}.py", line 7 in {name}' for name in functions),
+        )
+    ]
+    return [f"trainjob.stack {number}| {text}" for text in frames]
+
+
+LOG = [
+    line(3, time=1.5),
+    "loading",
+    line(3, world=4, count=2, step=40, step_seconds=0.1, time=2.5),
+    line(3, world=4, count=9, step=47, stalled_seconds=9.5, time=12.5),
+    *stack_lines(3, ["inner", "outer"], ["worker"]),
+]
+
+
+def test_the_main_thread_of_the_latest_stall_is_read() -> None:
+    (state,) = states_of("node-3", LOG).values()
+    assert (state.process, state.world, state.count, state.number) == (("node-3", 3), 4, 9, ("step", 47))
+    assert state.stalled
+    assert [frame.function for frame in state.stack] == ["inner", "outer"]
+    (state,) = states_of("node-3", [*LOG, line(3, count=10, step=48)]).values()
+    assert (state.stalled, state.stack) == (False, ()), "it goes on"
+
+
+def test_counters_that_go_backwards_after_a_restart_are_taken_as_they_are() -> None:
+    (state,) = states_of("node-3", [*LOG, line(3, time=99)]).values()
+    assert (state.count, state.number, state.stalled) == (0, None, False)
+
+
+def test_processes_of_one_pod_are_kept_apart() -> None:
+    """Lines of torchrun's workers are mixed, and may have a prefix."""
+    mixed = [line(0, count=1, stalled_seconds=3), line(1, count=1, stalled_seconds=3)]
+    for first, second in zip(stack_lines(0, ["a", "b"]), stack_lines(1, ["c", "d"]), strict=True):
+        mixed += [f"[default0]:{first}", f"[default1]:{second}"]
+    states = states_of("node-0", mixed)
+    assert {name: [frame.function for frame in state.stack] for name, state in states.items()} == {
+        ("node-0", 0): ["a", "b"],
+        ("node-0", 1): ["c", "d"],
+    }
+
+
+def test_a_rank_that_reports_for_another_is_another_process() -> None:
+    states = states_of("node-0", [line(0, count=5)]) | states_of("node-1", [line(0, count=5, stalled_seconds=9)])
+    found = judge([*states.values()], 2)
+    assert found.culprit is not None
+    assert found.culprit.process == ("node-0", 0)
+    assert "node-0 does not respond" in found.summary
+
+
+def test_a_progress_bar_before_a_marker_does_not_hide_it() -> None:
+    assert marker_of(f"45%|####      | 3/7 {line(1, count=3)}") == {"rank": 1, "count": 3}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trainjob.rank",
+        "trainjob.rank {",
+        'trainjob.rank {"rank": "0"}',
+        'trainjob.rank {"rank": -1}',
+        'trainjob.rank {"rank": true}',
+        "trainjob.rank {}",
+        "trainjob.rank []",
+        "the trainjob.rank of this run",
+    ],
+)
+def test_lines_that_are_no_markers_are_ignored(text: str) -> None:
+    assert marker_of(text) is None
+
+
+@given(
+    cut=st.integers(0, 400),
+    noise=st.lists(st.tuples(st.integers(0, 20), st.text(max_size=60)), max_size=10),
+    wrong=st.dictionaries(
+        st.sampled_from(["world", "count", "step", "steps", "ended"]), st.none() | st.text() | st.floats()
+    ),
+)
+@settings(deadline=None)
+def test_any_log_can_be_read(cut: int, noise: list[tuple[int, str]], wrong: dict[str, Any]) -> None:
+    lines = [*LOG, line(3, **wrong)]
+    for place, text in noise:
+        lines.insert(place, text)
+    text = "\n".join(lines)
+    for part in (text[cut:], text[:-cut] if cut else text):
+        states = states_of("node-3", part.split("\n"))
+        assert all(name[0] == "node-3" for name in states)
+        judge([*states.values()], 1)
+
+
+def test_a_thousand_ranks_are_named_in_one_short_line() -> None:
+    silent = [rank(each, 1000, **KINDS["silent"]) for each in range(990)]
+    diagnosis = diagnosis_of(judge([*silent, *(rank(each, 1000) for each in range(990, 1000))]), 900, "ns/x")
+    assert "node-0, node-1, node-2 and 987 more do not respond any more" in diagnosis.summary
+    assert len(diagnosis.summary) < 400
+
+
+# ---------------------------------------------------------------- pods and the diagnosis
+
+
+def pod(state: dict[str, Any], ready: str = "True") -> dict[str, Any]:
+    status = {
+        "containerStatuses": [{"name": "node", "state": state}],
+        "conditions": [{"type": "Ready", "status": ready}],
+    }
+    return {"spec": {"nodeName": "gpu-7", "containers": [{"name": "node"}]}, "status": status}
+
+
+def test_a_silent_rank_on_a_lost_node_is_named_with_the_node() -> None:
+    ranks = job(KINDS["silent"])
+    ranks[2] = with_pod(ranks[2], pod({"running": {}}, "False"))
+    assert "node-2 does not respond any more at step 10: its pod on gpu-7 is not ready" in judge(ranks).summary
+
+
+def test_a_container_that_has_ended_is_an_ended_rank() -> None:
+    ended = with_pod(rank(2), pod({"terminated": {"exitCode": 0}}))
+    assert (ended.ended, ended.exit_code) == (True, 0)
+    found = judge([rank(0), rank(1), ended, rank(3)])
+    assert "node-2 ended with code 0 at step 10, while 3 ranks wait in all_reduce" in found.summary
+
+
+def test_the_diagnosis_shows_the_stack_of_the_culprit_and_of_one_that_waits() -> None:
+    diagnosis = diagnosis_of(judge(job({"stack": LOADING * 20})), 900, "ns/x")
+    assert (diagnosis.category, diagnosis.rank) == (Category.HANG, "node-2")
+    assert diagnosis.summary.startswith("no rank has made progress for 15m: node-2 is in load() (data.py, line 1)")
+    text = diagnosis.text()
+    assert "stack of node-2 (the rank that hangs), innermost frame first:" in text
+    assert "stack of node-0 (waits), innermost frame first:" in text
+    assert "last lines of" not in text
+    assert unpack_diagnosis(pack_diagnosis(diagnosis)) == diagnosis, "it fits into an annotation"
+
+
+def test_other_diagnoses_do_not_show_the_lines_of_a_watchdog() -> None:
+    ended = pod({"terminated": {"exitCode": 1, "finishedAt": "2026-11-26T12:00:00Z"}})
+    ended["metadata"] = {"name": "x-node-0", "labels": {"jobset.sigs.k8s.io/replicatedjob-name": "node"}}
+    failed = {"type": "Failed", "status": "True", "reason": "x", "message": ""}
+    evidence = Evidence({"status": {"conditions": [failed]}}, [ended], {"x-node-0": ["no data", *LOG]})
+    diagnosis = diagnose(evidence)
+    assert "last log line: loading" in diagnosis.summary
+    assert diagnosis.log == ("no data", "loading")

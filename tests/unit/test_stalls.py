@@ -1,0 +1,230 @@
+"""A waiter that watches for progress: what counts, what costs requests, and when a job hangs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from tests.contract.memory import MemoryBackend, now
+
+from trainjob import JobHung, JobRef, TrainJobResult
+from trainjob.diagnosis import Category
+from trainjob.lifecycle import give_up, launch
+from trainjob.logs import LogLine
+from trainjob.spec import TrainJobSpec
+from trainjob.status import Phase, observe
+from trainjob.waiting import wait
+
+pytestmark = pytest.mark.anyio
+
+TIMEOUT = 1.0  # the shortest of a spec; pauses of a loaded machine must stay below
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    return MemoryBackend()
+
+
+async def running(backend: MemoryBackend, **fields: Any) -> JobRef:
+    fields = {"runtime": "r", "command": ["x"], "num_nodes": 2, "stall_timeout": TIMEOUT, **fields}
+    ref = await launch(backend, TrainJobSpec.parse(fields), "key", namespace="default")
+    backend.running(ref)
+    return ref
+
+
+def marker(backend: MemoryBackend, rank: int, **content: Any) -> None:
+    text = f"trainjob.rank {json.dumps({'rank': rank, 'world': 2, **content})}"
+    backend.lines.append(LogLine(now(), f"node-{rank}", text))
+
+
+def stalls(backend: MemoryBackend, *ranks: int, step: int = 3) -> None:
+    for rank in ranks:
+        marker(backend, rank, count=step, step=step, stalled_seconds=TIMEOUT / 2)
+        stack = 'File "/x/torch/distributed/distributed_c10d.py", line 7 in all_reduce'
+        for text in ("Main thread (most recent call first):", f"  {stack}"):
+            backend.lines.append(LogLine(now(), f"node-{rank}", f"trainjob.stack {rank}| {text}"))
+
+
+def tails(backend: MemoryBackend) -> int:
+    return backend.requests.count("tails")
+
+
+class Waiter:
+    """`wait` in the background, with something that happens in the job at intervals."""
+
+    def __init__(self, backend: MemoryBackend, ref: JobRef) -> None:
+        self.backend, self.ref = backend, ref
+        self.notices: list[str] = []
+        self.result: TrainJobResult | None = None
+        self.hung: JobHung | None = None
+
+    async def run(self) -> None:
+        def change(_: object, notice: str) -> None:
+            self.notices += [notice] if notice else []
+
+        try:
+            self.result = await wait(self.backend, self.ref, on_change=change)
+        except JobHung as error:
+            self.hung = error
+
+    async def while_(self, happens: Callable[[int], None], seconds: float) -> None:
+        """Call `happens` each eighth of the timeout, then end the job."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.run)
+            end, number = time.monotonic() + seconds, 0
+            while time.monotonic() < end and self.hung is None:
+                happens(number)
+                number += 1
+                await anyio.sleep(TIMEOUT / 8)
+            if self.hung is None:
+                self.backend.end(self.ref)
+
+
+async def test_ranks_that_make_no_step_hang_and_the_silent_one_is_named(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    marker(backend, 1, count=3, step=3)
+    stalls(backend, 0)
+    waiter = Waiter(backend, ref)
+    began = time.monotonic()
+    with anyio.fail_after(10):
+        await waiter.run()
+    assert time.monotonic() - began > TIMEOUT
+    assert waiter.hung is not None
+    diagnosis = waiter.hung.diagnosis
+    assert (diagnosis.category, diagnosis.rank, diagnosis.job) == (Category.HANG, "node-1", str(ref))
+    assert "no rank has made progress for 1s: node-1 does not respond any more at step 3" in str(waiter.hung)
+    assert any("all_reduce" in line for line in diagnosis.log)
+    assert waiter.notices == ["stall_timeout 1 s: measured by the steps that the ranks count"]
+    assert tails(backend) == 2
+
+
+async def test_a_job_that_reports_progress_costs_no_read_of_a_log(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    stalls(backend, 0, 1)
+
+    def report(number: int) -> None:
+        metrics = [{"name": "trainjob.step", "value": str(number)}]
+        backend.status(ref, trainerStatus={"metrics": metrics, "lastUpdatedTime": now()})
+
+    waiter = Waiter(backend, ref)
+    await waiter.while_(report, 3 * TIMEOUT)
+    assert waiter.result is not None
+    assert tails(backend) == 0
+    assert waiter.notices == ["stall_timeout 1 s: measured by the progress that the job reports"]
+
+
+async def test_steps_of_any_rank_are_progress_at_one_read_per_timeout(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    stalls(backend, 0)
+    waiter = Waiter(backend, ref)
+    await waiter.while_(lambda number: marker(backend, 1, count=number + 1, step=number), 4 * TIMEOUT)
+    assert waiter.result is not None
+    assert tails(backend) <= 9, "half of the timeout apart while a rank reports a stall"
+
+
+async def test_before_the_first_step_log_lines_are_progress(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    marker(backend, 0)
+    waiter = Waiter(backend, ref)
+    lines = (LogLine(now(), "node-0", f"compiling {number}") for number in range(1000))
+    await waiter.while_(lambda _: backend.lines.append(next(lines)), 4 * TIMEOUT)
+    assert waiter.result is not None
+    assert tails(backend) <= 4
+    assert "measured by log lines, since no rank counts steps" in waiter.notices[0]
+
+
+async def test_a_job_without_any_step_has_twice_the_time(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    backend.lines.append(LogLine(now(), "node-0", "begin"))
+    waiter = Waiter(backend, ref)
+    began = time.monotonic()
+    with anyio.fail_after(15):
+        await waiter.run()
+    assert time.monotonic() - began >= 2 * TIMEOUT
+    assert waiter.hung is not None
+    assert waiter.hung.diagnosis.rank == ""
+    assert "it is unknown which rank hangs" in str(waiter.hung)
+    assert "trainjob.progress.step()" in waiter.hung.diagnosis.advice
+
+
+async def test_after_the_first_step_log_lines_are_no_progress(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    stalls(backend, 0, 1)
+    waiter = Waiter(backend, ref)
+    await waiter.while_(lambda number: backend.lines.append(LogLine(now(), "node-0", f"waiting {number}")), 4 * TIMEOUT)
+    assert waiter.hung is not None
+
+
+async def test_markers_that_other_lines_have_displaced_do_not_make_a_hang(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainjob.stalls._TAIL_LINES", 5)
+    ref = await running(backend)
+    marker(backend, 0, count=3, step=3)
+    marker(backend, 1, count=3, step=3)
+
+    def chatter(number: int) -> None:
+        if number > 10:  # after the first reading
+            backend.lines += [LogLine(now(), f"node-{rank}", f"{number}") for rank in (0, 1) for _ in range(5)]
+
+    waiter = Waiter(backend, ref)
+    await waiter.while_(chatter, 5 * TIMEOUT)
+    assert waiter.result is not None
+
+
+async def test_a_job_without_any_line_is_not_judged(backend: MemoryBackend) -> None:
+    """As for an account that may not read logs."""
+    waiter = Waiter(backend, await running(backend))
+    await waiter.while_(lambda _: None, 4.5 * TIMEOUT)
+    assert waiter.result is not None
+    assert waiter.notices[-1].startswith("stall_timeout cannot be checked: no rank has written a line")
+
+
+async def test_a_job_that_does_not_run_cannot_hang(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    stalls(backend, 0, 1)
+    backend.condition(ref, "Suspended", "Suspended")
+    backend.job(ref)["spec"]["suspend"] = True
+    waiter = Waiter(backend, ref)
+    await waiter.while_(lambda _: None, 3 * TIMEOUT)
+    assert waiter.hung is None
+    assert tails(backend) == 0
+
+
+async def test_a_restart_begins_a_new_start(backend: MemoryBackend) -> None:
+    """Counters go backwards, and the first step may take twice as long again."""
+    ref = await running(backend)
+    stalls(backend, 0, 1, step=9)
+
+    def restart(number: int) -> None:
+        if number == 6:
+            backend.lines.clear()
+            marker(backend, 0)
+            marker(backend, 1)
+
+    waiter = Waiter(backend, ref)
+    await waiter.while_(restart, 2.6 * TIMEOUT)
+    assert waiter.hung is None
+
+
+async def test_a_job_without_the_timeout_costs_nothing(backend: MemoryBackend) -> None:
+    ref = await running(backend, stall_timeout=None)
+    stalls(backend, 0, 1)
+    waiter = Waiter(backend, ref)
+    await waiter.while_(lambda _: None, 2 * TIMEOUT)
+    assert (waiter.hung, tails(backend), waiter.notices) == (None, 0, [])
+
+
+async def test_a_job_that_hangs_is_ended_with_its_diagnosis_kept(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    stalls(backend, 0, 1)
+    waiter = Waiter(backend, ref)
+    await waiter.run()
+    assert waiter.hung is not None
+    assert await give_up(backend, ref, waiter.hung.diagnosis, "suspend") == f"{ref} was suspended"
+    assert observe(backend.job(ref)).phase is Phase.SUSPENDED
+    assert '"category": "hang"' in backend.job(ref)["metadata"]["annotations"]["trainjob.dev/given-up"]
