@@ -24,7 +24,7 @@ def stack(*frames: tuple[str, str]) -> tuple[Frame, ...]:
 
 
 IN_TRAIN = ("/app/train.py", "train")
-WAITING = stack((TORCH, "all_reduce"), ("/x/torch/distributed/c10d_logger.py", "wrapper"), IN_TRAIN)
+WAITING = stack((TORCH, "_wait"), (TORCH, "all_reduce"), ("/x/torch/distributed/c10d_logger.py", "wrapper"), IN_TRAIN)
 IN_BARRIER = stack((TORCH, "barrier"), IN_TRAIN)
 LOADING = stack(("/app/data.py", "load"), IN_TRAIN)
 LOCKED = stack(("/usr/lib/python3.11/threading.py", "wait"), ("/app/data.py", "take"), IN_TRAIN)
@@ -153,6 +153,10 @@ def test_a_rank_that_loops_after_the_others_have_ended_is_named_instead_of_them(
 )
 def test_a_stack_shows_whether_a_rank_waits_for_others(frames: tuple[Frame, ...], waits: str | None) -> None:
     assert rank(0, stack=frames).waits_in == waits
+
+
+def test_a_rank_that_was_stopped_before_its_first_marker_with_a_step_is_silent() -> None:
+    assert number(judge(job({"stalled": False, "count": 0, "number": None, "stack": ()})).culprit) == 2
 
 
 # ---------------------------------------------------------------- properties

@@ -92,16 +92,22 @@ class RankState:
     @property
     def waits_in(self) -> str | None:
         """The collective in which it waits for others, "" if it is elsewhere; None if that is unknown."""
-        device = False
+        device, inside = False, []
         for frame in self.stack:
             if _BACKWARD.search(frame.file):
                 return "backward"
             if _COLLECTIVE.search(frame.file) and not _NEUTRAL.search(frame.file):
-                return frame.function
+                inside.append(frame.function)
+                continue
             device = device or bool(_DEVICE.search(frame.file))
             if not _NEUTRAL.search(frame.file) and not _DEVICE.search(frame.file):
-                return None if device else ""
-        return None
+                break
+        else:
+            if not inside:
+                return None
+        # The outermost one that a script calls; it may call others of its library.
+        known = [function for function in inside if _SAME_ON_ALL.match(function)]
+        return next(iter([*reversed(known), *inside]), None if device else "")
 
     @property
     def place(self) -> Frame | None:
@@ -214,9 +220,10 @@ def judge(ranks: Sequence[RankState], pods: int = 0) -> Hang:
         ranks: The known processes of a job that makes no progress.
         pods: Number of pods that train; 0 if unknown. Counts if no process reports how many there are.
     """
-    # A rank that never counts while others do has reported one stall, at its start: its state is out of date.
+    # A rank that never counts while others do has reported one stall, long ago: its state is out of date. Without that
+    # report it has been stopped before.
     counting = any(rank.count for rank in ranks)
-    current = [rank for rank in ranks if rank.count or rank.ended or not counting]
+    current = [rank for rank in ranks if rank.count or not rank.stalled or not counting]
     complete = len(current) >= (max((rank.world for rank in ranks), default=0) or pods)
     active = [rank for rank in current if not rank.ended]
     stalled = [rank for rank in active if rank.stalled]

@@ -1,0 +1,141 @@
+"""Jobs that hang, with real processes: noticed, the right rank named, and no alarm about healthy jobs.
+
+Both campaigns (`tests.campaigns`) draw the fault, the rank and step, and how the script counts its steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import campaigns
+from tests.contract.processes import marked
+from tests.local import hanging
+from tests.local.conftest import Jobs
+
+from trainjob import JobHung, JobRef, TrainJobFailed
+from trainjob.diagnosis import Category
+from trainjob.verdicts import RetryVerdict
+
+TIMEOUT = 3.0
+AT_ONCE = 6
+SLACK = 30.0  # seconds that a loaded machine may add to the time until a hang is noticed
+HANGS, HEALTHY = campaigns.runs(200, 20), campaigns.runs(200, 8)
+TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
+
+
+def launch(jobs: Jobs, folder: Path, plan: dict[str, Any]) -> JobRef:
+    folder.mkdir()
+    drop = plan["at"] if plan["fault"] == "network" else None
+    hanging.prepare(folder, plan["world"], drop)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    command = [sys.executable, hanging.__file__, str(folder)]
+    return jobs.launch(key=str(folder), command=command, num_nodes=plan["world"], stall_timeout=TIMEOUT)
+
+
+def planned(chance: random.Random, **plan: Any) -> dict[str, Any]:
+    world = chance.randint(2, 4)
+    return {
+        "world": world,
+        "culprit": chance.randrange(world),
+        "at": chance.randint(1, 60),
+        "steps": 10_000,
+        "early": chance.random() < 0.5,
+        "first": 0,
+        "paused": [],
+        "pauses": [],
+        "pause": 0,
+        "counts": chance.choice(["calls", "numbers", "report"]),
+        "chatty": chance.choice([None, *range(world)]),
+        **plan,
+    }
+
+
+def kill(ref: JobRef) -> None:
+    """End the ranks, of which a stopped one would not react to SIGTERM."""
+    for pid in marked(ref.uid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def expected(plan: dict[str, Any]) -> str:
+    """The rank that must be named; empty if none may be: nothing distinguishes one rank from the others."""
+    undecided = plan["fault"] == "network" or (plan["fault"] == "collective" and plan["world"] == 2)
+    return "" if undecided else f"node-{plan['culprit']}"
+
+
+def one_hang(jobs: Jobs, folder: Path, run: int) -> tuple[bool, float]:
+    chance = random.Random(f"hang/{campaigns.SEED}/{run}")
+    plan = planned(chance, fault=chance.choice(hanging.FAULTS))
+    ref = launch(jobs, folder / f"hang-{run}", plan)
+    description = f"run {run} of seed {campaigns.SEED}: {plan}"
+    try:
+        with pytest.raises(JobHung) as caught:
+            jobs.client.wait(ref)
+        noticed = time.time()
+    finally:
+        kill(ref)
+    diagnosis = caught.value.diagnosis
+    began = max(path.stat().st_mtime for path in (folder / f"hang-{run}").glob("at-*"))
+    assert diagnosis.category is Category.HANG
+    assert diagnosis.rank in (expected(plan), ""), f"{description}: {diagnosis.summary}"
+    assert noticed - began < 2 * TIMEOUT + SLACK, description
+    if plan["fault"] in ("stop", "network"):
+        assert diagnosis.retry is RetryVerdict.INFRASTRUCTURE, f"{description}: {diagnosis.summary}"
+    right = diagnosis.rank == expected(plan)
+    campaigns.done(f"{plan['fault']} at {plan['world']}: {noticed - began:.1f} s: {diagnosis.summary}")
+    return right, noticed - began
+
+
+@pytest.mark.timeout(3600)
+def test_a_hang_is_noticed_and_the_right_rank_is_named(
+    jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
+) -> None:
+    campaigns.begin(record_property, HANGS)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = [*pool.map(lambda run: one_hang(jobs, tmp_path, run), range(HANGS))]
+    right = sum(each for each, _ in found)
+    seconds = sorted(each for _, each in found)
+    result = f"{right} of {HANGS} culprits; median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s"
+    record_property("result", result)
+    campaigns.done(result)
+    assert right >= 0.95 * HANGS, result
+
+
+def one_healthy(jobs: Jobs, folder: Path, run: int) -> None:
+    chance = random.Random(f"healthy/{campaigns.SEED}/{run}")
+    steps = chance.randint(50, 120)
+    plan = planned(
+        chance,
+        fault="",
+        culprit=-1,
+        steps=steps,
+        first=chance.choice([0, 1.2 * TIMEOUT]),
+        pauses=chance.sample(range(1, steps), chance.randint(0, 2)),
+        pause=chance.uniform(0.2, 0.5) * TIMEOUT,
+    )
+    plan["paused"] = chance.choice([[0], [*range(plan["world"])]])
+    try:
+        jobs.client.wait(launch(jobs, folder / f"healthy-{run}", plan))
+    except TrainJobFailed as alarm:
+        raise AssertionError(f"run {run} of seed {campaigns.SEED}: {plan}: {alarm}") from None
+    campaigns.done(f"run {run}: first step after {plan['first']:.1f} s, {len(plan['pauses'])} pauses, {steps} steps")
+
+
+@pytest.mark.timeout(3600)
+def test_a_healthy_job_with_pauses_raises_no_alarm(
+    jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
+) -> None:
+    campaigns.begin(record_property, HEALTHY)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for _ in pool.map(lambda run: one_healthy(jobs, tmp_path, run), range(HEALTHY)):
+            pass
