@@ -61,6 +61,7 @@ path = os.path.join(folder, options["name"] + ".py")
 with open(path, "w", encoding="utf-8") as script:
     script.write("from __future__ import annotations\\n\\n" + source + "\\n\\n")
     script.write("if __name__ == '__main__':\\n    import json\\n    import _trainjob_returned\\n")
+    script.write("    _trainjob_returned.watch()\\n")
     call = "%s(**json.loads(%r))" % (options["name"], json.dumps(options["args"]))
     script.write("    _trainjob_returned.report(%r, %s)\\n" % (options["name"], call))
 launcher = "torchrun" if "PET_NNODES" in os.environ else sys.executable

@@ -14,6 +14,16 @@ MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it truncates 
 _RANKS = "RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX"
 
 
+def watch() -> None:
+    """Start the watchdog of this rank, if the job has a ``stall_timeout`` and the image has the package."""
+    if os.environ.get("TRAINJOB_STALL_TIMEOUT"):
+        try:
+            from trainjob import progress  # noqa: PLC0415 - the image may not have it
+        except ImportError:
+            return
+        progress.watch()
+
+
 def report(name: str, value: Any) -> None:
     """Report the value that function `name` returned, on global rank 0 only; None is not reported.
 

@@ -100,7 +100,7 @@ def main(folder: Path) -> None:
 
     plan = json.loads((folder / "plan.json").read_text())
     sys.path.insert(0, str(folder / "standin" / "torch" / "distributed"))
-    import distributed_c10d
+    import distributed_c10d  # type: ignore[import-not-found]  # written by `prepare`
 
     rank = int(os.environ["JOB_COMPLETION_INDEX"])
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(plan["world"])}

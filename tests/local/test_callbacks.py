@@ -38,10 +38,13 @@ arguments = TrainingArguments(
 )
 callback = ProgressCallback()
 Trainer(Model(), arguments, train_dataset=data, eval_dataset=data, callbacks=[callback]).train()
+counted = progress._counter.count, progress._counter.number()
 another_rank = SimpleNamespace(is_world_process_zero=False, global_step=99, max_steps=100)
 callback.on_step_end(None, another_rank, None)
 callback.on_log(None, another_rank, None, {"loss": 1e9})
 callback.on_train_end(None, another_rank, None)
+assert progress._counter.number() == {"step": 99}, "another rank counts its steps, too"
+assert counted[0] >= 6 and counted[1] == {"step": 6}, counted
 """
 
 LIGHTNING = """
@@ -74,9 +77,13 @@ LightningTrainer(
     max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
     enable_model_summary=False, default_root_dir="out", callbacks=[callback],
 ).fit(Model(), data, data)
+counted = progress._counter.count, progress._counter.number()
 another_rank = SimpleNamespace(
     is_global_zero=False, global_step=99, estimated_stepping_batches=100, callback_metrics={"loss": 1e9}
 )
+callback.on_train_batch_end(another_rank)
+assert progress._counter.number() == {"step": 99}, "another rank counts its steps, too"
+assert counted[0] >= 6 and counted[1] == {"step": 6}, counted
 callback.on_train_epoch_end(another_rank)
 callback.on_train_end(another_rank)
 """

@@ -161,7 +161,7 @@ def test_a_rank_that_was_stopped_before_its_first_marker_with_a_step_is_silent()
 
 # ---------------------------------------------------------------- properties
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "silent": {"stalled": False, "stack": ()},
     "ended": {"stalled": False, "ended": True, "stack": ()},
     "loop": {"stack": LOADING},

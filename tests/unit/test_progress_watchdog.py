@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +102,52 @@ def test_a_child_process_does_not_report_the_end_of_its_parent() -> None:
 
 def test_stderr_that_is_closed_does_not_end_the_training() -> None:
     assert run("os.close(2); progress.step(); time.sleep(1.5)\nprint('done')") == ([], [], [])
+
+
+# ---------------------------------------------------------------- programs that do not call it
+
+
+def executed(script: str, tmp_path: Path, *words: str, **env: str) -> tuple[list[str], str]:
+    """Lines that a script writes to stderr, and its stdout, if `trainjob exec` runs it."""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    cleared = {name: value for name, value in os.environ.items() if name not in progress._RANKS + progress._WORLDS}
+    command = [str(Path(sys.executable).with_name("trainjob")), "exec", "--", sys.executable, str(path), *words]
+    env = {**cleared, "TRAINJOB_STALL_TIMEOUT": "2", "JOB_COMPLETION_INDEX": "5", **env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    return done.stderr.splitlines(), done.stdout
+
+
+def test_exec_watches_a_script_but_no_process_that_it_starts(tmp_path: Path) -> None:
+    script = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'], check=True)"
+    lines, out = executed(script, tmp_path)
+    assert [progress.RANK_MARKER in line for line in lines] == [True, True], "the begin and the end of one process"
+    assert '"rank":5' in lines[0]
+    assert out == "1\n"
+
+
+def test_exec_does_not_watch_the_launcher_of_ranks(tmp_path: Path) -> None:
+    script = """
+import os, subprocess, sys
+if sys.argv[1:] == ["torchrun"]:
+    subprocess.run([sys.executable, __file__], check=True, env={**os.environ, "RANK": "7"})
+"""
+    lines, _ = executed(script, tmp_path, "torchrun")
+    assert [('"rank":7' in line) for line in lines] == [True, True]
+
+
+def test_exec_keeps_the_sitecustomize_of_the_image(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.CUSTOM = 'kept'")
+    assert executed("print(CUSTOM)", tmp_path, PYTHONPATH=str(tmp_path))[1] == "kept\n"
+
+
+def test_exec_without_a_timeout_changes_no_path(tmp_path: Path) -> None:
+    assert (
+        executed("import os\nprint(os.environ.get('PYTHONPATH'))", tmp_path, TRAINJOB_STALL_TIMEOUT="")[1] == "None\n"
+    )
+
+
+def test_a_function_trainer_is_watched() -> None:
+    script = "import trainjob.returned as sent\nsent.watch(); time.sleep(0.1)"
+    markers, _, _ = run(script)
+    assert [each.get("ended") for each in markers] == [None, True]

@@ -20,14 +20,23 @@ from trainjob.callbacks.metrics import numbers
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers is in no environment with mypy
-    """Reports the step, at most once per second, and all metrics that the trainer logs; on rank 0 only."""
+    """Reports the step, at most once per second, and all metrics that the trainer logs; on rank 0 only.
+
+    Every rank counts its steps, for the detection of hangs.
+    """
 
     def __init__(self) -> None:
         self._reported = -math.inf
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Watch this rank, also before its first step."""
+        del args, state, control, kwargs
+        progress.watch()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report the current step."""
+        """Count the step; report it."""
         del args, control, kwargs
+        progress.step(state.global_step)
         if state.is_world_process_zero and time.monotonic() - self._reported >= 1:
             self._report(state)
 

@@ -20,14 +20,23 @@ from trainjob.callbacks.metrics import numbers
 
 
 class ProgressCallback(Callback):  # type: ignore[misc]  # lightning is in no environment with mypy
-    """Reports the step and the metrics of ``self.log``, at most once per second; on global rank 0 only."""
+    """Reports the step and the metrics of ``self.log``, at most once per second; on global rank 0 only.
+
+    Every rank counts its steps, for the detection of hangs.
+    """
 
     def __init__(self) -> None:
         self._reported = -math.inf
         self._last: dict[str, float] = {}
 
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        """Watch this rank, also before its first step."""
+        del trainer
+        progress.watch()
+
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Report the current step and the changed metrics; those of the last validation stay in `callback_metrics`."""
+        """Count and report the step and changed metrics: those of the last validation stay in `callback_metrics`."""
+        progress.step(trainer.global_step)
         if time.monotonic() - self._reported >= 1:
             metrics = numbers(trainer.callback_metrics)
             self._report(trainer, dict(metrics.items() - self._last.items()))

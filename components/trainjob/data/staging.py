@@ -71,9 +71,17 @@ def _remote(prefix: str) -> dict[str, str]:
 def _become(command: Sequence[str]) -> int:
     sys.stdout.flush()
     try:
-        os.execvp(command[0], list(command))  # noqa: S606 - the author's own command
+        os.execvpe(command[0], list(command), _environment())  # noqa: S606 - the author's own command
     except OSError as error:
         return _cannot_start(command, error)
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the command: with a stall timeout, Python starts the watchdog of `trainjob.progress`."""
+    if not os.environ.get(progress.STALL_TIMEOUT):
+        return {**os.environ}
+    folder = str(Path(progress.__file__).with_name("startup"))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
 
 
 def _cannot_start(command: Sequence[str], error: OSError) -> int:
@@ -90,7 +98,7 @@ def _run(command: Sequence[str], uris: Mapping[str, str], places: Mapping[str, P
     try:
         with (
             subprocess.Popen(
-                words, env={**os.environ, **{name: str(place) for name, place in places.items()}}
+                words, env={**_environment(), **{name: str(place) for name, place in places.items()}}
             ) as child,
             _forward_signals(child),
         ):
