@@ -72,7 +72,7 @@ def test_the_rank_that_keeps_the_others_waiting_is_named(
     world: int, culprit: dict[str, Any], retry: RetryVerdict, words: str
 ) -> None:
     found = judge(job(culprit, world, number=1), world)
-    assert (number(found.culprit), found.retry) == (1, retry)
+    assert (number(found.culprit), found.meaning.retry) == (1, retry)
     assert words in found.summary
     assert number(found.waiting) != 1
     assert found.waiting is not None
@@ -89,14 +89,14 @@ def test_one_of_several_ranks_in_another_collective_is_named() -> None:
 
 def test_of_two_ranks_in_different_collectives_none_is_named() -> None:
     found = judge(job({"stack": IN_BARRIER}, 2, 1))
-    assert (found.culprit, found.retry) == (None, RetryVerdict.UNKNOWN)
+    assert (found.culprit, found.meaning.retry) == (None, RetryVerdict.UNKNOWN)
     assert "unknown which rank is wrong" in found.summary
 
 
 def test_ranks_that_all_wait_in_the_same_collective_have_lost_their_network() -> None:
     found = judge([rank(each) for each in range(4)])
-    assert (found.culprit, found.retry) == (None, RetryVerdict.INFRASTRUCTURE)
-    assert "check the network" in found.advice
+    assert (found.culprit, found.meaning.retry) == (None, RetryVerdict.INFRASTRUCTURE)
+    assert "check the network" in found.meaning.advice
 
 
 def test_a_single_rank_is_the_one_that_hangs() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainjob.diagnosis.diagnose import Diagnosis
-from trainjob.diagnosis.reasons import Category
+from trainjob.diagnosis.reasons import Category, Meaning
 from trainjob.kube_objects import mapping, mappings, training_container
 from trainjob.masking import masked_lines
 from trainjob.progress import RANK_MARKER, STACK_MARKER
@@ -192,24 +192,60 @@ class Hang:
 
     Attributes:
         summary: A clause for people.
-        retry: Who has to act.
-        advice: What to do.
+        meaning: Who has to act, and how.
         culprit: The rank that hangs; None if that is unknown.
         waiting: A rank that waits for it, or another one whose stack helps; None if there is none.
     """
 
     summary: str
-    retry: RetryVerdict
-    advice: str
+    meaning: Meaning
     culprit: RankState | None = None
     waiting: RankState | None = None
 
 
-_RERUN = "launch the job again"
-_READ_STACKS = "read the stacks: the first frames show where the training code waits or loops"
-_COUNT = (
+def _meaning(seen: str, advice: str, retry: RetryVerdict = RetryVerdict.UNKNOWN) -> Meaning:
+    return Meaning(Category.HANG, retry, advice, seen)
+
+
+# A loop or a lock may not repeat, so their verdict is not final.
+_SILENT = _meaning(
+    "does not respond any more",
+    "check the node of that rank, then launch the job again: its process is stopped, its node is lost, or native code "
+    "blocks its interpreter",
+    RetryVerdict.INFRASTRUCTURE,
+)
+_ALONE = _meaning(
+    "makes no step",
+    "read the stack: its first frames show where the training code waits or loops. For a long pause of a healthy "
+    "training, raise stall_timeout",
+)
+_EARLY = _meaning(
+    "ended while other ranks wait in a collective",
+    "find out why that rank ends early: all ranks must run the same number of steps, also with a dataset that does not "
+    "divide evenly",
+)
+_CRASHED = _meaning("exited while other ranks wait in a collective", "read the log of that rank: its process failed")
+_ELSEWHERE = _meaning(
+    "is elsewhere while other ranks wait in a collective",
+    "read the stack of that rank: its first frames show an endless loop, a lock, or a read that never returns",
+)
+_BEHIND = _meaning("is behind the other ranks", "read the stack of that rank, and compare its data with that of others")
+_MISMATCHED = _meaning(
+    "mismatched collectives",
+    "let all ranks call the same collectives in the same order: look for a condition on the rank or on its data",
+)
+_ALL_WAIT = _meaning(
+    "all ranks wait in a collective",
+    "check the network between the nodes, then launch the job again: no rank is outside of the collective",
+    RetryVerdict.INFRASTRUCTURE,
+)
+_UNKNOWN = _meaning(
+    "it is unknown which rank hangs", "read the stacks: their first frames show where the training code waits or loops"
+)
+_UNCOUNTED = _meaning(
+    "not all ranks report their steps",
     "call trainjob.progress.step() on every rank: its watchdog then reports which rank hangs, with its stack (see "
-    "docs/how-to/hangs.md)"
+    "docs/how-to/hangs.md)",
 )
 
 
@@ -255,9 +291,7 @@ def _silent(active: Sequence[RankState], stalled: Sequence[RankState], waiting: 
     return Hang(
         f"{_names([culprit, *(rank for rank in silent if rank is not culprit)])} {verb} not respond any more"
         f"{culprit.at_step}{lost}, while {_count(stalled)} {others}",
-        RetryVerdict.INFRASTRUCTURE,
-        f"check the node of {_name(culprit)}, then {_RERUN}: its process is stopped, its node is lost, or native code "
-        "blocks its interpreter",
+        _SILENT,
         culprit,
         next(iter([*waiting, *stalled])),
     )
@@ -267,8 +301,7 @@ def _alone(rank: RankState) -> Hang:
     where = f" in {rank.place}" if rank.place else ""
     return Hang(
         f"{_name(rank)} makes no step{where}{rank.at_step}",
-        RetryVerdict.UNKNOWN,
-        f"{_READ_STACKS}; raise stall_timeout if it is a long pause of a healthy training",
+        _ALONE,
         rank,
     )
 
@@ -279,15 +312,10 @@ def _ended(ended: Sequence[RankState], stalled: Sequence[RankState], waiting: Se
         return None
     culprit = next((rank for rank in ended if rank.exit_code), ended[0])
     code = "" if culprit.exit_code is None else f" with code {culprit.exit_code}"
-    failed = bool(culprit.exit_code)
     return Hang(
         f"{_names([culprit, *(rank for rank in ended if rank is not culprit)])} ended{code}{culprit.at_step}, while "
         f"{_count(waiting)} {_wait(waiting)} in {waiting[0].waits_in}",
-        RetryVerdict.UNKNOWN,
-        f"read the log of {_name(culprit)}"
-        if failed
-        else f"check why {_name(culprit)} ends early: all ranks must run the same number of steps, also with a dataset "
-        "that does not divide evenly",
+        _CRASHED if culprit.exit_code else _EARLY,
         culprit,
         waiting[0],
     )
@@ -314,8 +342,7 @@ def _elsewhere(stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Ha
     where = others[0].waits_in or str(others[0].place)
     return Hang(
         f"{_name(culprit)} is in {culprit.place}{culprit.at_step}, while {_count(others)} {_wait(others)} in {where}",
-        RetryVerdict.UNKNOWN,
-        f"{_READ_STACKS}, such as an endless loop, a lock, or a read that never returns",
+        _ELSEWHERE,
         culprit,
         others[0],
     )
@@ -334,8 +361,7 @@ def _behind(stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Hang 
     return Hang(
         f"{_name(first)} is{first.at_step}, and {_count(others)} {'is' if len(others) == 1 else 'are'} at step "
         f"{_number(second)} or later",
-        RetryVerdict.UNKNOWN,
-        _READ_STACKS,
+        _BEHIND,
         first,
         next((rank for rank in waiting if rank is not first), second),
     )
@@ -353,8 +379,7 @@ def _mismatched(waiting: Sequence[RankState]) -> Hang | None:
     return Hang(
         f"mismatched collectives: {_names(few)} {_wait(few)} in {few[0].waits_in}, and {_names(many)} {_wait(many)} in "
         f"{many[0].waits_in}" + ("" if single else "; it is unknown which rank is wrong"),
-        RetryVerdict.UNKNOWN,
-        "let all ranks call the same collectives in the same order: look for a condition on the rank or on its data",
+        _MISMATCHED,
         few[0] if single else None,
         many[0],
     )
@@ -364,15 +389,13 @@ def _unknown(stalled: Sequence[RankState], waiting: Sequence[RankState], *, comp
     if complete and waiting and len(waiting) == len(stalled):
         return Hang(
             f"{_count(waiting)} {_wait(waiting)} in {waiting[0].waits_in}, and it is unknown for which rank",
-            RetryVerdict.INFRASTRUCTURE,
-            f"check the network between the nodes, then {_RERUN}: no known rank is outside the collective",
+            _ALL_WAIT,
             waiting=waiting[0],
         )
     others = "" if complete else "; not all ranks report their steps"
     return Hang(
         f"it is unknown which rank hangs{others}",
-        RetryVerdict.UNKNOWN,
-        _READ_STACKS if stalled and complete else _COUNT,
+        _UNKNOWN if stalled and complete else _UNCOUNTED,
         waiting=stalled[0] if stalled else None,
     )
 
@@ -383,11 +406,11 @@ def diagnosis_of(hang: Hang, seconds: float, job: str) -> Diagnosis:
     lines = [line for rank, role in shown if rank is not None and rank.stack for line in _stack_lines(rank, role)]
     return Diagnosis(
         Category.HANG,
-        hang.retry,
+        hang.meaning.retry,
         f"no rank has made progress for {_duration(seconds)}: {hang.summary}",
         rank=hang.culprit.process[0] if hang.culprit else "",
         log=tuple(masked_lines(map(plain, lines))),
-        advice=hang.advice,
+        advice=hang.meaning.advice,
         job=job,
     )
 
