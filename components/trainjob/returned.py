@@ -8,6 +8,8 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it truncates longer messages
@@ -17,11 +19,8 @@ _RANKS = "RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX
 def watch() -> None:
     """Start the watchdog of this rank, if the job has a ``stall_timeout`` and the image has the package."""
     if os.environ.get("TRAINJOB_STALL_TIMEOUT"):
-        try:
-            from trainjob import progress  # noqa: PLC0415 - the image may not have it
-        except ImportError:
-            return
-        progress.watch()
+        with suppress(ImportError):
+            import_module("trainjob.progress").watch()  # by name, since that module imports this one
 
 
 def report(name: str, value: Any) -> None:
