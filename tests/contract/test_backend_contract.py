@@ -382,6 +382,19 @@ async def test_logs_without_follow_end_at_the_present(shell: Harness) -> None:
     await until(read)
 
 
+async def test_tails_have_each_pod_with_its_last_lines(shell: Harness) -> None:
+    ref = await shell.run('for i in 1 2 3; do echo "$JOB_COMPLETION_INDEX: $i"; done; sleep 60', num_nodes=2)
+    found: dict[str, list[str]] = {}
+
+    async def read() -> bool:
+        async with aclosing(shell.backend.tails(ref, 2)) as tails:
+            found.update({rank_of(pod): [line.text for line in lines] async for pod, lines in tails})
+        return all(len(found.get(f"node-{rank}", ())) == 2 for rank in (0, 1)) and "3" in found["node-1"][-1]
+
+    await until(read)
+    assert found == {"node-0": ["0: 2", "0: 3"], "node-1": ["1: 2", "1: 3"]}
+
+
 async def test_logs_resume_after_any_line(shell: Harness) -> None:
     ref = await shell.run("seq 200", num_nodes=2)
     await ended(shell, ref)

@@ -18,10 +18,11 @@ from trainjob import JobRef, LogLine
 from trainjob.backends.kubernetes.client import ApiClient
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.logs import RankLogs
+from trainjob.backends.kubernetes.pods import list_pods, tails_of
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.anyio]
 
-POD = {
+POD: dict[str, Any] = {
     "metadata": {
         "name": "x-node-0-0-abcde",
         "namespace": "ns",
@@ -48,6 +49,9 @@ class Kubelet(EndsConnections):
         super().__init__(("127.0.0.1", 0), Handler)
         self.opened = self.stalled = threading.Event()
         self.replies: list[list[bytes | None]] = []
+        self.pods = [POD]
+        self.refused = ""  # name of a pod whose log may not be read
+        self.requests: list[str] = []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -58,9 +62,11 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def do_GET(self) -> None:
-        if "/log?" not in self.path:
-            body = json.dumps({"metadata": {}, "items": [POD]}).encode()
-            self.send_response(200)
+        self.server.requests.append(self.path)
+        refused = bool(self.server.refused) and f"/{self.server.refused}/log?" in self.path
+        if "/log?" not in self.path or refused:
+            body = json.dumps({"metadata": {}, "items": self.server.pods}).encode()
+            self.send_response(403 if refused else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -140,3 +146,23 @@ async def test_stored_lines_have_the_last_state(kubelet: Kubelet, client: ApiCli
     lines = await RankLogs(client, JobRef("ns", "x", "uid"), (), "", None).stored()
     await client.aclose()
     assert [line.text for line in lines] == ["4%", "done"]
+
+
+def pod(number: int, created: str) -> dict[str, Any]:
+    metadata = POD["metadata"] | {"name": f"x-node-0-{number}", "creationTimestamp": created, "uid": f"u{number}"}
+    labels = POD["metadata"]["labels"] | {"batch.kubernetes.io/job-completion-index": str(number)}
+    return POD | {"metadata": metadata | {"labels": labels}}
+
+
+async def test_tails_cost_one_list_and_one_bounded_request_for_each_pod(kubelet: Kubelet, client: ApiClient) -> None:
+    kubelet.pods = [pod(number, f"2026-11-21T10:00:{59 - number:02}Z") for number in range(40)]
+    kubelet.refused = "x-node-0-7"
+    kubelet.replies = [[f"{FIRST} a line\n".encode()] for _ in range(39)]
+    async with aclosing(tails_of(client, await list_pods(client, JobRef("ns", "x", "uid")), 5)) as tails:
+        found = [(each["metadata"]["name"], [line.text for line in lines]) async for each, lines in tails]
+    await client.aclose()
+    assert [name for name, _ in found] == [f"x-node-0-{number}" for number in range(39, -1, -1)], "the oldest first"
+    assert dict(found) == {f"x-node-0-{number}": [] if number == 7 else ["a line"] for number in range(40)}
+    logs = [path for path in kubelet.requests if "/log?" in path]
+    assert (len(kubelet.requests), len(logs)) == (41, 40)
+    assert all("tailLines=5" in path and "limitBytes=" in path and "follow" not in path for path in logs)

@@ -64,7 +64,7 @@ def train(
             ...}}}.
         inputs: URIs that the training reads, by name; the nodes have each as TRAINJOB_INPUT_<NAME>.
         outputs: URIs that the training writes, by name; the nodes have each as TRAINJOB_OUTPUT_<NAME>.
-        spec: Other fields of the TrainJobSpec: labels, runtime_patches, active_deadline_seconds, ...
+        spec: Other fields of the TrainJobSpec: labels, runtime_patches, stall_timeout, active_deadline_seconds, ...
         queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
         start_timeout: Maximum seconds from admission to the first running rank; 0 for no limit.
         run_timeout: Maximum seconds from admission to the end; 0 for no limit.
@@ -73,9 +73,9 @@ def train(
         fail_on_first_crash: Fail as soon as a rank crashes; report the last lines of its log. Trainer's default
             runtimes restart a crashed rank several times, so the job fails minutes later or never. If false, a crash is
             only logged.
-        on_crash_action: What happens to the job after fail_on_first_crash. suspend: the object stays and contains the
-            diagnosis. cancel: the job is deleted. keep: the job keeps running. The next try launches a new job unless
-            the job was kept.
+        on_crash_action: What happens to the job after fail_on_first_crash, or after stall_timeout (in spec). suspend:
+            the object stays and contains the diagnosis. cancel: the job is deleted. keep: the job keeps running. The
+            next try launches a new job unless the job was kept.
         on_kill_action: What happens to the job when this step is terminated. suspend: the next try or "Retry run"
             resumes it (it is deleted if suspending takes too long). cancel: the job is deleted. keep: the job keeps
             running, as it always does when the step's pod is drained.
