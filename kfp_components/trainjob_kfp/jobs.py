@@ -108,7 +108,7 @@ def run_job(
                 # Never marked as delivered: the execution has one result, also for a pod that is restarted after it.
                 return wait_and_report(client, ref, options, report, add)
             except RankCrashed as error:
-                why, action = error.diagnosis, parameters["on_crash_action"]
+                why, action = error.diagnosis, parameters.get("on_crash_action", "suspend")
                 write_line(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
                 raise
             except TimedOut:

@@ -10,7 +10,7 @@ from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, JobRef, LogLine, Phase, TrainJobClient, TrainJobSpec
 from trainjob.diagnosis import Evidence
-from trainjob.errors import RankCrashed
+from trainjob.errors import JobHung, RankCrashed
 from trainjob.lifecycle import given_up
 from trainjob.status import observe
 from trainjob_kfp import jobs, steplog
@@ -87,6 +87,25 @@ def test_a_crash_is_logged_with_the_last_lines_of_its_rank(
     out = capsys.readouterr().out
     assert "exited with code 3; the job keeps running if" in out
     assert "  | ValueError: no" in out
+
+
+def test_a_job_that_hangs_fails_any_step_and_is_suspended(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.crashed, backend.after = {}, lambda request: runs() if request == "create" else None
+    backend.lines = [
+        LogLine("2026-11-26T12:00:00Z", "node-0", 'trainjob.rank {"rank": 0, "count": 1, "stalled_seconds": 9}')
+    ]
+
+    def runs() -> None:
+        backend.running(JobRef.of(next(iter(backend.jobs.values()))))
+
+    spec = TrainJobSpec.parse({**SPEC.model_dump(exclude_unset=True), "stall_timeout": 1})
+    without = {name: value for name, value in PARAMETERS.items() if "crash" not in name}
+    with pytest.raises(JobHung, match="no rank has made progress for 1s: node-0 makes no step"):
+        jobs.run_job(EXECUTION, spec, without)
+    assert [observe(job).phase for job in backend.jobs.values()] == [Phase.SUSPENDED]
+    assert "was suspended" in capsys.readouterr().out
 
 
 def test_unknown_crash_actions_are_refused(backend: MemoryBackend) -> None:
