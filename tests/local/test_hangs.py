@@ -22,7 +22,7 @@ from tests.contract.processes import marked
 from tests.local import hanging
 from tests.local.conftest import Jobs
 
-from trainjob import JobHung, JobRef, TrainJobFailed
+from trainjob import JobHung, JobRef, TrainJobFailed, progress
 from trainjob.diagnosis import Category
 from trainjob.verdicts import RetryVerdict
 
@@ -139,3 +139,68 @@ def test_a_healthy_job_with_pauses_raises_no_alarm(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in pool.map(lambda run: one_healthy(jobs, tmp_path, run), range(HEALTHY)):
             pass
+
+
+# ---------------------------------------------------------------- PyTorch
+
+TORCH = """
+import os, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from trainjob import progress
+
+fault = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+
+def load(step):
+    if rank == 1 and step == 20:
+        if fault == "stop":
+            os.kill(os.getpid(), 19)
+        if fault == "loop":
+            while True: time.sleep(0.01)
+    return torch.ones(2, 4)
+
+for step in range(1000):
+    if rank == 1 and step == 20 and fault == "collective":
+        dist.barrier()
+    model(load(step)).sum().backward()
+    dist.all_reduce(torch.ones(1))
+    progress.step(step)
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not TORCH_PYTHON, reason="PyTorch has a separate environment; TRAINJOB_TORCH_PYTHON names its python"
+)
+@pytest.mark.parametrize("fault", ["stop", "loop", "collective"] if campaigns.FULL else ["loop"])
+def test_hangs_of_pytorch_with_gloo(jobs: Jobs, tmp_path: Path, fault: str) -> None:
+    """Three processes of torchrun in one pod: rank 1 hangs in its data loader, or calls another collective.
+
+    A rank that ends closes its connections, so that gloo fails the others.
+    """
+    script = tmp_path / "train.py"
+    script.write_text(TORCH)
+    components = str(Path(progress.__file__).parents[1])
+    ref = jobs.launch(
+        command=[TORCH_PYTHON, "-m", "torch.distributed.run", str(script), fault],
+        runtime="torch-distributed",
+        num_proc_per_node=3,
+        env={"PYTHONPATH": components, "OMP_NUM_THREADS": "1"},
+        stall_timeout=6,
+    )
+    try:
+        with pytest.raises(JobHung) as caught:
+            jobs.client.wait(ref)
+    finally:
+        kill(ref)
+    diagnosis = caught.value.diagnosis
+    if fault == "collective":
+        assert "rank 1 (node-0)" in diagnosis.summary or diagnosis.rank == "", diagnosis.text()
+    else:
+        assert "rank 1 (node-0)" in diagnosis.summary
+        assert diagnosis.rank == "node-0"
+    campaigns.done(diagnosis.text())
