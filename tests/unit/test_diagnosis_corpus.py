@@ -23,7 +23,8 @@ FOREIGN = re.compile(
 def test_every_failure_is_recorded() -> None:
     assert corpus.recorded() == sorted(failure.name for failure in FAILURES)
     assert len(FAILURES) >= 25
-    assert {failure.category for failure in FAILURES} == set(Category)
+    # A hang is found while the job runs, from several readings of its logs: tests/local/test_hangs.py.
+    assert {failure.category for failure in FAILURES} == set(Category) - {Category.HANG}
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)

@@ -249,6 +249,7 @@ def test_processes_of_one_pod_are_kept_apart() -> None:
         ("node-0", 0): ["a", "b"],
         ("node-0", 1): ["c", "d"],
     }
+    assert "rank 0 (node-0) ended" in judge([replace(states["node-0", 0], ended=True, stack=()), rank(1, 2)]).summary
 
 
 def test_a_rank_that_reports_for_another_is_another_process() -> None:

@@ -76,6 +76,7 @@ class RankState:
         ended: Its interpreter has exited, or its container has.
         stack: Its main thread, innermost frame first, when it reported the stall; empty if unknown.
         exit_code: Exit code of its container; None if it has not ended.
+        shared: Other processes of its pod write markers, too.
         lost: Why its pod cannot respond, such as a node that is not ready; empty if it can.
     """
 
@@ -87,6 +88,7 @@ class RankState:
     ended: bool = False
     stack: tuple[Frame, ...] = ()
     exit_code: int | None = None
+    shared: bool = False
     lost: str = ""
 
     @property
@@ -165,7 +167,7 @@ def states_of(pod: str, lines: Iterable[str]) -> dict[Process, RankState]:
                 stacks[process] = None
             if process in found and found[process].stalled:
                 found[process] = replace(found[process], stack=tuple(frames))
-    return found
+    return found if len(found) < 2 else {name: replace(state, shared=True) for name, state in found.items()}
 
 
 def with_pod(state: RankState, pod: Mapping[str, Any]) -> RankState:
@@ -236,7 +238,8 @@ _MISMATCHED = _meaning(
 )
 _ALL_WAIT = _meaning(
     "all ranks wait in a collective",
-    "check the network between the nodes, then launch the job again: no rank is outside of the collective",
+    "check the network between the nodes, then launch the job again. If it hangs again, check whether all ranks call the "
+    "same collectives in the same order: no rank is outside of them",
     RetryVerdict.INFRASTRUCTURE,
 )
 _UNKNOWN = _meaning(
@@ -436,7 +439,7 @@ def _ahead(rank: RankState, other: RankState) -> bool:
 
 def _name(rank: RankState) -> str:
     pod, number = rank.process
-    return pod if pod.endswith(f"-{number}") and pod.startswith("node-") else f"rank {number} ({pod})"
+    return pod if pod == f"node-{number}" and not rank.shared else f"rank {number} ({pod})"
 
 
 def _names(ranks: Sequence[RankState]) -> str:
