@@ -32,7 +32,8 @@ _SPEC_FIELDS = (
         "env",
     ),
     *("inputs", "outputs", "checkpoints", "initializer", "runtime_patches", "labels", "annotations"),
-    *("active_deadline_seconds", "stall_timeout", "suspend", "managed_by", "unattended", "unattended_after", "on_retry"),
+    *("active_deadline_seconds", "stall_timeout", "suspend", "managed_by", "unattended", "unattended_after"),
+    "on_retry",
 )
 _MANAGER = "trainjob.dev/airflow"
 _POD = {

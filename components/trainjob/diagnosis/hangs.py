@@ -238,8 +238,8 @@ _MISMATCHED = _meaning(
 )
 _ALL_WAIT = _meaning(
     "all ranks wait in a collective",
-    "check the network between the nodes, then launch the job again. If it hangs again, check whether all ranks call the "
-    "same collectives in the same order: no rank is outside of them",
+    "check the network between the nodes, then launch the job again. If it hangs again, check whether all ranks call "
+    "the same collectives in the same order: no rank is outside of them",
     RetryVerdict.INFRASTRUCTURE,
 )
 _UNKNOWN = _meaning(

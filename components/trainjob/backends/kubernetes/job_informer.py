@@ -32,7 +32,7 @@ from trainjob.unattended import LABEL as UNATTENDED
 
 _log = logging.getLogger(__name__)
 
-_ANNOTATIONS = (CANCELLED, ON_RETRY, RETRY_CHANGE, STALL_TIMEOUT)  # that waiters read
+_ANNOTATIONS = (CANCELLED, ON_RETRY, RETRY_CHANGE, STALL_TIMEOUT)  # read by waiters
 
 _LINGER_SECONDS = 30.0  # the watch stays open for so long without waiters, since the next one often follows soon
 _SLICE = 100  # events handled and waiters woken in one turn of the event loop, at 0.1 ms each
