@@ -237,14 +237,18 @@ def step(step: SupportsFloat | None = None) -> None:
 
     Args:
         step: Number of the step, the same on all ranks; if left out, calls are counted. A rank behind the others is
-            found by it.
+            found by it. Anything but an int is converted at once, so a tensor on a device is waited for.
+
+    Raises:
+        ValueError: The step is not a whole number.
     """
     counter = _counter
-    counter.count += 1
     if step is None:
         counter.steps += 1
     else:
-        counter.step = step
+        # Not by the watchdog: it would wait for a device that hangs.
+        counter.step = step if type(step) is int else _steps("step", step, 0)
+    counter.count += 1
     if counter.unwatched:
         watch()
 
@@ -968,16 +972,13 @@ class _Counter:
         self.unwatched = True  # no watchdog was started, and `watch` has not found that there must be none
         self.count = 0  # calls of `step` and `report`
         self.steps = 0  # calls of `step` without a number
-        self.step: SupportsFloat | None = None  # latest number given to `step`
+        self.step: int | None = None  # latest number given to `step`
         self.reported: int | None = None  # latest number given to `report`
 
     def number(self) -> dict[str, int]:
         """``step`` or ``steps``, which can be compared between ranks that have the same of both; empty if unknown."""
         if self.step is not None:
-            try:
-                return {"step": int(float(self.step))}
-            except (TypeError, ValueError, OverflowError):
-                return {}
+            return {"step": self.step}
         if self.steps:
             return {"steps": self.steps}
         return {} if self.reported is None else {"step": self.reported}

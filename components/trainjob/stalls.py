@@ -13,13 +13,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 import anyio
 
 from trainjob.backends.base import Backend
-from trainjob.diagnosis import hangs
+from trainjob.diagnosis import Diagnosis, hangs, with_change, with_node
 from trainjob.diagnosis.hangs import Process, RankState
 from trainjob.diagnosis.log_tails import of_training
 from trainjob.errors import JobHung, TrainJobError
@@ -141,10 +141,20 @@ class StallWatch:
                 continue
             began = self._since
             reading = await self._read()
-            if reading is not None and began == self._since:  # no progress was observed in the meantime
-                self._judge(reading, timeout)
+            if reading is None or began != self._since:  # progress was observed in the meantime
+                continue
+            if (diagnosis := self._judge(reading, timeout)) is not None:
+                raise JobHung(await self._with_change(diagnosis))
 
-    def _judge(self, reading: Reading, timeout: float) -> None:
+    async def _with_change(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Add the node of the rank that hangs, and what `on_retry` changes, as far as they can be read."""
+        with suppress(TrainJobError):
+            evidence = await self._backend.state(self._ref)
+            return with_change(with_node(diagnosis, evidence), evidence.trainjob)
+        return diagnosis
+
+    def _judge(self, reading: Reading, timeout: float) -> Diagnosis | None:
+        """The diagnosis of a job that hangs; None if it does not, or not long enough."""
         now = time.monotonic()
         self._known |= {pod for pod, _ in reading.ranks}
         self._stepped = self._stepped or reading.stepped
@@ -153,7 +163,7 @@ class StallWatch:
         self._due = now + timeout / (2 if stalled else 1)
         if self._first is None or reading.progressed(self._first, self._known, stepped=self._stepped):
             self._first, self._since = reading, now
-            return
+            return None
         # Ranks that start again have not made their first step.
         starting = reading.ranks and not reading.stepped
         limit = timeout if self._stepped and not starting else 2 * timeout
@@ -165,7 +175,8 @@ class StallWatch:
             self._warn("no rank has written a line, reported progress or counted a step")
         elif lasted >= limit:
             hang = hangs.judge([*reading.ranks.values()], len(reading.lines))
-            raise JobHung(hangs.diagnosis_of(hang, limit, str(self._ref)))
+            return hangs.diagnosis_of(hang, limit, str(self._ref))
+        return None
 
     async def _read(self) -> Reading | None:
         """The ends of all logs now; None if they cannot be read."""

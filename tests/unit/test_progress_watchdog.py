@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -81,12 +82,17 @@ def test_a_rank_before_its_first_step_has_twice_the_time() -> None:
         ("progress.step(7); progress.report(step=500)", {"step": 7}),
         ("progress.report(step=500)", {"step": 500}),
         ("progress.report(metrics={'loss': 1})", {}),
-        ("progress.step('soon')", {}),
     ],
 )
 def test_ranks_write_numbers_that_can_be_compared(script: str, number: dict[str, int]) -> None:
     markers, _, _ = run(script)
     assert {name: value for name, value in markers[-1].items() if name in ("step", "steps")} == number
+
+
+def test_a_step_that_is_no_whole_number_is_refused() -> None:
+    for given in ("soon", 0.5, math.nan, math.inf):
+        with pytest.raises(ValueError, match="step"):
+            progress.step(given)  # type: ignore[arg-type]  # text is wrong, too
 
 
 @pytest.mark.parametrize("timeout", ["", "soon", "-1", "inf", "nan", "0"])

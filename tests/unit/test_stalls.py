@@ -53,6 +53,12 @@ def tails(backend: MemoryBackend) -> int:
     return backend.requests.count("tails")
 
 
+def pod(rank: int, node: str) -> dict[str, Any]:
+    index = {"batch.kubernetes.io/job-completion-index": str(rank)}
+    labels = {"jobset.sigs.k8s.io/replicatedjob-name": "node", **index}
+    return {"metadata": {"name": f"x-node-0-{rank}-abcde", "labels": labels}, "spec": {"nodeName": node}}
+
+
 class Waiter:
     """`wait` in the background, with something that happens in the job at intervals."""
 
@@ -217,6 +223,19 @@ async def test_a_job_without_the_timeout_costs_nothing(backend: MemoryBackend) -
     waiter = Waiter(backend, ref)
     await waiter.while_(lambda _: None, 2 * TIMEOUT)
     assert (waiter.hung, tails(backend), waiter.notices) == (None, 0, [])
+
+
+async def test_the_next_attempt_of_a_job_that_hangs_avoids_its_node(backend: MemoryBackend) -> None:
+    fields = {"stall_timeout": TIMEOUT, "on_retry": {"hang": {"max_excluded_nodes": 1}}}
+    ref = await running(backend, **fields)
+    backend.terminated[ref.uid] = [pod(rank, f"machine-{rank}") for rank in range(2)]
+    marker(backend, 1, count=3, step=3)
+    stalls(backend, 0)
+    waiter = Waiter(backend, ref)
+    await waiter.run()
+    assert waiter.hung is not None
+    assert waiter.hung.diagnosis.node == "machine-1"
+    assert waiter.hung.diagnosis.change == "excluded_nodes (none) -> that of the failed rank"
 
 
 async def test_a_job_that_hangs_is_ended_with_its_diagnosis_kept(backend: MemoryBackend) -> None:
