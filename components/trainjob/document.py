@@ -33,9 +33,8 @@ from trainjob.workflows import task_of, title_of
 VERSION = 1
 MAX_POINTS = 20_000
 """Points in one document, of all metrics, attempts and compared trainings together: 700 KB."""
-MAX_ATTEMPTS = 20
-"""Attempts in one document, the latest."""
 
+_ATTEMPTS = 20  # latest
 _STEPS = 10  # latest points whose steps give the time of a step
 _CHECKPOINTS = 200  # latest of one attempt
 _SEGMENTS = 100  # longest of one attempt: 10 KB
@@ -88,7 +87,7 @@ def training_document(
     series = collected.points()
     own = _attempt(report, spent, series.pop(CHECKPOINT, []))
     examined = [examine(JobRef.of(each.trainjob), each, report.taken) for each in others if each.trainjob]
-    shown = sorted([own, *(_attempt(each, spent) for each in examined)], key=_order)[-MAX_ATTEMPTS:]
+    shown = sorted([own, *(_attempt(each, spent) for each in examined)], key=_order)[-_ATTEMPTS:]
     return {
         "version": VERSION,
         "kind": "training",
@@ -160,7 +159,7 @@ def merge_documents(kept: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[s
         known[each["uid"]] = {name: value or before.get(name) or value for name, value in each.items()}
         if _knows_more(before, each):
             known[each["uid"]]["goodput"] = before["goodput"]
-    attempts = sorted(known.values(), key=_order)[-MAX_ATTEMPTS:]
+    attempts = sorted(known.values(), key=_order)[-_ATTEMPTS:]
     return {**document, "attempts": attempts, "goodput": _goodput(attempts)}
 
 

@@ -16,7 +16,7 @@ import anyio
 
 from trainjob.backends.base import Backend, TrainJob, Usage
 from trainjob.diagnosis import Evidence
-from trainjob.document import MAX_ATTEMPTS, list_document, training_document, with_comparison, with_lineage
+from trainjob.document import list_document, training_document, with_comparison, with_lineage
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.history import MetricHistory
 from trainjob.kube_objects import mapping, rank_of
@@ -36,6 +36,7 @@ _LINES = 200  # of all shown ranks together
 _RANKS = 4  # whose lines are shown if none is chosen
 T = TypeVar("T")
 
+_ATTEMPTS = 5  # whose pods are read and kept
 _SIBLINGS = 20  # jobs of one workflow
 _JOBS = 500  # kept; the one not viewed for the longest time is dropped
 
@@ -136,9 +137,9 @@ class _Job:
         self.full_at = time.monotonic()
 
     async def _read_attempts(self, backend: Backend, key: str) -> None:
-        """Read all attempts of the key, and the pods of each other attempt once, after its end."""
+        """Read all attempts of the key, and the pods of the latest ones once, after their end: for the goodput."""
         jobs = await backend.find(self.namespace, labels_of(key)) if key else []
-        for each in sorted(jobs, key=_created)[-MAX_ATTEMPTS:]:
+        for each in sorted(jobs, key=_created)[-_ATTEMPTS:]:
             ref = JobRef.of(each)
             if ref.uid != self.ref.uid and ref.uid not in self.ended and observe(each).phase.terminal:
                 self.ended[ref.uid] = replace(await backend.state(ref), trainjob=each)
