@@ -382,7 +382,7 @@ def gpus_of(evidence: Evidence) -> float | None:
     trainer = mapping(evidence.trainjob, "spec", "trainer")
     pods = {rank_of(pod): pod for pod in evidence.pods}
     resources, nodes = mapping(trainer, "resourcesPerNode"), trainer.get("numNodes") or len(_training(pods.values()))
-    if resources and isinstance(nodes, int) and nodes > 0:
+    if resources and isinstance(nodes, int) and 0 < nodes < 2**31:
         return nodes * _gpus(resources)
     containers = [each for pod in pods.values() for each in mappings(pod, "spec", "containers")]
     given = [mapping(each, "resources") for each in containers if "resources" in each]
@@ -401,7 +401,7 @@ def _is_gpu(resource: str) -> bool:
 
 def _amount(quantity: object) -> float:
     text = str(quantity)
-    return float(text) if text.isdecimal() else 0.0  # extended resources are whole numbers
+    return float(text) if text.isdecimal() and len(text) < 20 else 0.0  # extended resources are whole numbers: int64
 
 
 def _text(time: float) -> str:

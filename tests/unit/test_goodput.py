@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -270,6 +273,33 @@ def test_malformed_objects_raise_nothing(broken: Any) -> None:
         check_sums(measure([Attempt(Evidence(job, [{**pod, name: broken}]))], at(BEGIN + 100)))
     for name in job:
         check_sums(measure([Attempt(Evidence({**job, name: broken}, [pod]))], at(BEGIN + 100)))
+
+
+JUNK = (
+    *(None, "", 0, -1, 1e308, math.inf, 10**400, True, [], {}, [None], {"a": 1}, "x", "NaN", "9" * 400),
+    *("0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2026-13-01", "2026-01-31T12:00:00", "2026-01-31T12:00:00+14:00"),
+)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each place in nested JSON values, as its container and its key there."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in pairs:
+        yield value, key
+        yield from places(each)
+
+
+def test_a_wait_does_not_fail_because_of_malformed_objects() -> None:
+    chance = random.Random(0)
+    for seed in range(400):
+        attempt = chance.choice(simulate(seed % 20, "both").attempts)
+        given = copy.deepcopy([attempt.evidence.trainjob, *attempt.evidence.pods])
+        for _ in range(chance.randint(1, 4)):
+            container, key = chance.choice([each for each in places(given) if each[0] is not given])
+            container[key] = copy.deepcopy(chance.choice(JUNK))
+        found = measure([replace(attempt, evidence=Evidence(given[0], given[1:]))], at(BEGIN))
+        check_sums(found)
+        json.dumps(found.summary(), allow_nan=False)
 
 
 def test_a_job_that_was_given_up_has_ended() -> None:
