@@ -275,7 +275,7 @@ def test_malformed_objects_raise_nothing(broken: Any) -> None:
         check_sums(measure([Attempt(Evidence({**job, name: broken}, [pod]))], at(BEGIN + 100)))
 
 
-JUNK = (
+JUNK: tuple[Any, ...] = (
     *(None, "", 0, -1, 1e308, math.inf, 10**400, True, [], {}, [None], {"a": 1}, "x", "NaN", "9" * 400),
     *("0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2026-13-01", "2026-01-31T12:00:00", "2026-01-31T12:00:00+14:00"),
 )
@@ -293,7 +293,7 @@ def test_a_wait_does_not_fail_because_of_malformed_objects() -> None:
     chance = random.Random(0)
     for seed in range(400):
         attempt = chance.choice(simulate(seed % 20, "both").attempts)
-        given = copy.deepcopy([attempt.evidence.trainjob, *attempt.evidence.pods])
+        given: Any = copy.deepcopy([attempt.evidence.trainjob, *attempt.evidence.pods])
         for _ in range(chance.randint(1, 4)):
             container, key = chance.choice([each for each in places(given) if each[0] is not given])
             container[key] = copy.deepcopy(chance.choice(JUNK))
