@@ -151,6 +151,7 @@ def test_outputs_keep_their_type(log: Path, given: Any, expected: object) -> Non
 
 
 NAMES = st.text(min_size=1, max_size=64)
+METRIC_NAMES = NAMES.filter(lambda name: not name.startswith(progress.RESERVED))
 VALUES = st.one_of(st.floats(), st.integers(-(10**60), 10**60), st.text(min_size=1, max_size=64), st.booleans())
 OUTPUTS = st.one_of(st.text(min_size=1, max_size=80), st.booleans(), st.integers(-(10**30), 10**30))
 
@@ -162,7 +163,7 @@ OUTPUTS = st.one_of(st.text(min_size=1, max_size=80), st.booleans(), st.integers
             {},
             optional={
                 "progress": st.floats(0, 100),
-                "metrics": st.dictionaries(NAMES, VALUES, max_size=60),
+                "metrics": st.dictionaries(METRIC_NAMES, VALUES, max_size=60),
                 "outputs": st.dictionaries(NAMES, OUTPUTS, max_size=3),
                 "remaining_seconds": st.floats(0, 1e300),
             },
