@@ -47,6 +47,7 @@ def test_reports_of_one_moment_are_shown_in_their_order() -> None:
 @example([(None, -5e-185, 0.0), (None, 0.0, 0.0), (None, -8e123, 0.0)], 1, BLOCKS)  # a time before the first
 @example([(None, -1.7e308, 0.0), (None, 1.7e308, 1.0)], 2, BLOCKS)
 @example([(None, 0.0, 0.0), (None, 5e-324, 1.0)], 2, BLOCKS)
+@example([(None, 0.0, 1.7e308), (None, 1.0, 1.7e308), (None, 1.0, 1.7e308)], 1, BLOCKS)
 def test_any_points(given_points: list[tuple[float | None, float, float]], width: int, levels: str) -> None:
     shown = sparkline(given_points, width, levels)
     assert len(shown) <= max(0, width)

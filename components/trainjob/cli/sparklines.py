@@ -34,7 +34,7 @@ def sparkline(points: Sequence[Sequence[float | None]], width: int, levels: str 
     kept = [(time, value) for _, time, value in points if _finite(time) and _finite(value)]
     if len(kept) < 2 or width < 1:
         return ""
-    kept = [(time / 2, value) for time, value in kept]  # the difference of two floats can be infinite
+    kept = [(time / 2, value / 2) for time, value in kept]  # the difference of two floats can be infinite
     start, end = kept[0][0], max(time for time, _ in kept)
     if end <= start:  # in one moment: one character for each point
         start, end, kept = 0.0, len(kept) - 1.0, [(float(i), value) for i, (_, value) in enumerate(kept)]
@@ -48,11 +48,10 @@ def sparkline(points: Sequence[Sequence[float | None]], width: int, levels: str 
         heights.append(math.fsum(value / len(column) for value in column) if column else last)
         last = column[-1] if column else last
     low, high = min(heights), max(heights)
-    half = high / 2 - low / 2
     top = len(levels) - 1
-    if half <= 0:
+    if high <= low:
         return levels[top // 2] * width
-    return "".join(levels[round((height / 2 - low / 2) / half * top)] for height in heights)
+    return "".join(levels[round((height - low) / (high - low) * top)] for height in heights)
 
 
 def _finite(number: float | None) -> TypeGuard[float]:
