@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import anyio
 
@@ -44,15 +45,28 @@ class Reading:
     Attributes:
         ranks: State of each process with a marker.
         lines: Pod -> time of its last line that is not of a watchdog; empty text if there is none.
+        pods: Pod -> the object.
     """
 
     ranks: dict[Process, RankState] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
+    pods: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def stepped(self) -> bool:
         """Whether a rank has counted a step in its present run."""
         return any(rank.count for rank in self.ranks.values())
+
+    @property
+    def stalled(self) -> bool:
+        """Whether each rank that counts steps reports a stall, or has ended."""
+        counting = [rank for rank in self.ranks.values() if rank.count]
+        return any(rank.stalled for rank in counting) and all(rank.stalled or rank.ended for rank in counting)
+
+    def without_log(self, known: set[str]) -> set[str]:
+        """The pods among `known` of whose log nothing was read."""
+        read = {pod for pod, _ in self.ranks} | {pod for pod, at in self.lines.items() if at}
+        return known - read
 
     def progressed(self, before: Reading, known: set[str], *, stepped: bool) -> bool:
         """Whether a rank has made progress since an earlier reading. A log that is missing in one of both shows none.
@@ -102,7 +116,8 @@ class StallWatch:
         self._reported = _NOTHING  # progress that the watch has brought
         self._shown = ""  # what measures progress, as the latest notice has it
         self._warned = False
-        self._known: set[str] = set()
+        self._known: set[str] = set()  # pods whose processes have written markers
+        self._ranks: dict[Process, RankState] = {}  # in the latest reading
         self._stepped = False
         self._restart()
 
@@ -156,10 +171,21 @@ class StallWatch:
     def _judge(self, reading: Reading, timeout: float) -> Diagnosis | None:
         """The diagnosis of a job that hangs; None if it does not, or not long enough."""
         now = time.monotonic()
+        unread = reading.without_log(self._known)
+        if 2 * len(unread) > len(self._known):  # an outage of the logs, not of ranks
+            self._due = now + timeout
+            self._warn(f"the logs of {len(unread)} pods cannot be read any more")
+            return None
+        for process, state in self._ranks.items():
+            if process[0] in unread:  # the node may be lost: what is known of its ranks stays
+                latest = hangs.with_pod(state, reading.pods.get(process[0], {}))
+                reading.ranks[process] = replace(latest, lost=latest.lost or "its log cannot be read any more")
+        self._ranks = reading.ranks
         self._known |= {pod for pod, _ in reading.ranks}
         self._stepped = self._stepped or reading.stepped
         self._show(_BY_STEPS if reading.stepped else "" if self._stepped else _BY_LINES)
         stalled = any(rank.stalled and rank.count for rank in reading.ranks.values())
+        # A second reading soon after: ranks that have stalled for half of the timeout need half of it more.
         self._due = now + timeout / (2 if stalled else 1)
         if self._first is None or reading.progressed(self._first, self._known, stepped=self._stepped):
             self._first, self._since = reading, now
@@ -167,10 +193,7 @@ class StallWatch:
         # Ranks that start again have not made their first step.
         starting = reading.ranks and not reading.stepped
         limit = timeout if self._stepped and not starting else 2 * timeout
-        # A stall that the first reading already showed had lasted for half of the timeout.
-        lasted = now - self._since
-        if any(rank.stalled and rank.count for rank in self._first.ranks.values()):
-            lasted += timeout / 2
+        lasted = now - self._since + (timeout / 2 if self._first.stalled else 0)
         if not reading.ranks and not any(reading.lines.values()) and not self._stepped:
             self._warn("no rank has written a line, reported progress or counted a step")
         elif lasted >= limit:
@@ -188,6 +211,7 @@ class StallWatch:
                     if rank.startswith(INITIALIZERS):
                         continue
                     found = hangs.states_of(rank, (line.text for line in lines))
+                    reading.pods[rank] = pod
                     reading.ranks |= {name: hangs.with_pod(state, pod) for name, state in found.items()}
                     other = {*of_training([line.text for line in lines])}
                     reading.lines[rank] = next((line.time for line in reversed(lines) if line.text in other), "")
