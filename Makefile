@@ -296,10 +296,10 @@ campaign: packages ## all schedules of what `make test` samples, the oldest vers
 		status=$$?; $(BIN)/python -m tests.docs.campaigns $$(($$(date +%s) - started)); exit $$status
 
 campaign-%: export TRAINJOB_CAMPAIGN = 1
-campaign-local: $(VENV)/test.stamp ## 300 kills of programs, 300 of exports with an evaluation, 100 of launchers, 200 of studies, 50 of pushes
+campaign-local: $(VENV)/test.stamp ## 300 kills of programs, 300 of exports with an evaluation, 100 of launchers, 200 of studies, 50 of pushes; 500 preemptions
 	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 \
 		tests/local/test_kills.py tests/local/test_gate_kills.py tests/local/test_chaos.py \
-		tests/local/test_tuning_kills.py tests/oci/test_faults.py)
+		tests/local/test_tuning_kills.py tests/local/test_preemptions.py tests/oci/test_faults.py)
 
 campaign-sizes: $(TORCH_VENV)/stamp cluster-programs ## 20 GiB, 10,000 files, 50 tasks, an outage of 2 minutes
 	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 tests/local/test_memory.py tests/oci/test_memory.py \

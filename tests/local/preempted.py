@@ -1,0 +1,148 @@
+"""A training for `tests.local.test_preemptions`: the model and the data of the digits examples, with NumPy alone.
+
+It starts in a fraction of the time of JAX or PyTorch. Its ranks average their gradients through rank 0. It writes a
+checkpoint every `EVERY` steps, slowly, so that preemptions at random instants find half-written ones.
+
+::
+
+    python preempted.py --dataset DIRECTORY --output DIRECTORY --epochs 1
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "dags_examples" / "training"))
+import digits  # type: ignore[import-not-found]
+
+EVERY = 5
+"""Steps from one checkpoint to the next."""
+
+STEP_SECONDS, PIECE_SECONDS, PIECES = 0.005, 0.004, 10
+
+
+class Slowly:
+    """A file that is written in `PIECES` pieces, with a pause after each."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def __enter__(self) -> Slowly:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, content: bytes) -> None:
+        size = len(content) // PIECES + 1
+        for start in range(0, len(content), size):
+            self._file.write(content[start : start + size])
+            self._file.flush()
+            time.sleep(PIECE_SECONDS)
+
+
+def write_slowly() -> None:
+    """Let every file that `Path.open` opens for writing be written slowly."""
+    opened = Path.open
+
+    def slowly(path: Path, mode: str = "r", **options: Any) -> Any:
+        file = opened(path, mode, **options)
+        return Slowly(file) if mode == "wb" else file
+
+    Path.open = slowly  # type: ignore[method-assign, assignment]
+
+
+def join() -> tuple[int, int, list[Connection]]:
+    """Rank, number of ranks, and connections: of rank 0 to all others, of the others to rank 0."""
+    rank, world = int(os.environ["JAX_PROCESS_ID"]), int(os.environ["JAX_NUM_PROCESSES"])
+    host, port = os.environ["JAX_COORDINATOR_ADDRESS"].split(":")
+    if rank == 0:
+        with Listener((host, int(port))) as listener:
+            return rank, world, [listener.accept() for _ in range(world - 1)]
+    while True:
+        try:
+            return rank, world, [Client((host, int(port)))]
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+
+
+def from_rank_0(rank: int, peers: list[Connection], value: Any) -> Any:
+    if rank != 0:
+        return peers[0].recv()
+    for peer in peers:
+        peer.send(value)
+    return value
+
+
+def mean_of(rank: int, peers: list[Connection], gradient: digits.Weights) -> digits.Weights:
+    """The average of all ranks, added in the order of the ranks."""
+    if rank != 0:
+        peers[0].send(gradient)
+    else:
+        for peer in peers:
+            others = peer.recv()
+            gradient = {name: array + others[name] for name, array in gradient.items()}
+        gradient = {name: array / np.float32(len(peers) + 1) for name, array in gradient.items()}
+    return from_rank_0(rank, peers, gradient)
+
+
+def gradient_of(weights: digits.Weights, images: digits.Floats, labels: digits.Labels) -> digits.Weights:
+    """Gradient of the mean cross entropy."""
+    hidden = np.maximum(images @ weights["hidden.weight"].T + weights["hidden.bias"], 0)
+    logits = hidden @ weights["output.weight"].T + weights["output.bias"]
+    error = np.exp(logits - logits.max(axis=1, keepdims=True))
+    error /= error.sum(axis=1, keepdims=True)
+    error[np.arange(len(labels)), labels] -= 1
+    error /= np.float32(len(labels))
+    inner = (error @ weights["output.weight"]) * (hidden > 0)
+    return {
+        "hidden.weight": inner.T @ images,
+        "hidden.bias": inner.sum(axis=0),
+        "output.weight": error.T @ hidden,
+        "output.bias": error.sum(axis=0),
+    }
+
+
+def train() -> None:
+    options = digits.arguments()
+    rank, world, peers = join()
+    run = digits.Run(options, rank, world)
+    data = digits.load(options.dataset)
+    write_slowly()
+    first, _ = digits.first_weights(options)
+    checkpoint = digits.Checkpoint(options, data)
+    done, weights, velocity = from_rank_0(rank, peers, checkpoint.load(first))
+    per_epoch = len(data.train_labels) // options.batch_size
+    rates = digits.learning_rates(options, per_epoch)
+    if rank == 0:
+        digits.write_line(f"resumes after step {done}")
+    for step in range(done, len(rates)):
+        if rank == 0:
+            digits.write_line(f"step {step + 1}")
+        epoch, number = divmod(step, per_epoch)
+        mine = digits.batches(len(data.train_labels), options, epoch + 1, rank, world)[number]
+        gradient = gradient_of(weights, data.train_images[mine], data.train_labels[mine])
+        gradient = mean_of(rank, peers, gradient)
+        velocity = {name: digits.MOMENTUM * array + gradient[name] for name, array in velocity.items()}
+        weights = {name: array - rates[step] * velocity[name] for name, array in weights.items()}
+        time.sleep(STEP_SECONDS)
+        if rank == 0 and (step + 1) % EVERY == 0:
+            checkpoint.save(step + 1, weights, velocity)
+    run.finish(weights, 0, "numpy", data)
+    if rank == 0:
+        checkpoint.remove()
+    from_rank_0(rank, peers, "saved")  # no rank may exit with success before that
+
+
+if __name__ == "__main__":
+    digits.main(train)

@@ -1,0 +1,233 @@
+"""Preemptions of a training at random instants: no step is lost twice, and the weights are those of no preemption.
+
+A campaign (`tests.campaigns`) of 500 preemptions. `tests.local.preempted` is the training.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from tests import campaigns
+from tests.local import preempted
+from tests.local.conftest import Jobs
+from tests.processes import eventually
+
+from trainjob import JobRef, TrainJobClient, TrainJobFailed
+from trainjob.status import Phase, observe
+
+pytestmark = pytest.mark.timeout(3600)
+
+PREEMPTIONS = campaigns.runs(500, 20)
+PER_RUN = 5
+AT_ONCE = 4
+INSTANTS = ("time", "step", "write", "write")
+WAYS = ("SIGKILL", "SIGTERM", "suspend", "cancel", "machine")
+SCRIPT = Path(preempted.__file__)
+DATA = SCRIPT.parents[2] / "dags_examples" / "data"
+
+Result = tuple[dict[str, bytes], set[str]]
+
+
+@dataclass
+class Life:
+    """The log of the ranks from one start to the next end.
+
+    Attributes:
+        resumed: Step after which rank 0 resumed, 0 for the beginning; None if it did not get so far.
+        steps: Steps that rank 0 began.
+        pids: Process of each rank.
+    """
+
+    resumed: int | None = None
+    steps: list[int] = field(default_factory=list)
+    pids: dict[int, int] = field(default_factory=dict)
+
+
+class Training:
+    """One training on the local backend.
+
+    Args:
+        jobs: Jobs of this thread.
+        key: Key of the work.
+        world: Number of ranks.
+        directory: For its model and its checkpoints.
+    """
+
+    def __init__(self, jobs: Jobs, key: str, world: int, directory: Path) -> None:
+        self.jobs, self.key, self.world = jobs, key, world
+        self.model, self.checkpoints = directory / "model", directory / "checkpoints"
+        self.launch()
+
+    def launch(self) -> None:
+        self.suspended = 0
+        self.ref: JobRef = self.jobs.launch(
+            key=self.key,
+            runtime="jax-resilient",
+            num_nodes=self.world,
+            command=[sys.executable, str(SCRIPT), f"--dataset={DATA}", f"--output={self.model}", "--epochs=3"],
+            env={"OPENBLAS_NUM_THREADS": "1"},  # sums in one order
+            checkpoints=self.checkpoints.as_uri(),
+        )
+
+    def life(self) -> Life:
+        """The current life: the log since the last of `suspended` suspensions of this job."""
+        lives = [Life()]
+        for line in self.jobs.lines(self.ref):
+            if found := re.match(r"rank (\d) of \d starts, process (\d+)", line):
+                if int(found[1]) in lives[-1].pids:
+                    lives.append(Life())
+                lives[-1].pids[int(found[1])] = int(found[2])
+            elif found := re.match(r"resumes after step (\d+)", line):
+                lives[-1].resumed = int(found[1])
+            elif found := re.match(r"step (\d+)", line):
+                lives[-1].steps.append(int(found[1]))
+        return lives[self.suspended] if self.suspended < len(lives) else Life()
+
+    def unfinished(self) -> set[Path]:
+        """Files that a write of a checkpoint has not completed."""
+        return set(self.checkpoints.rglob(".checkpoint.*"))
+
+    def complete(self) -> int:
+        """Step of the complete checkpoint; 0 without one."""
+        for path in self.checkpoints.rglob("checkpoint.safetensors"):
+            with safe_open(path, framework="numpy") as file:
+                return int(file.metadata()["epoch"])
+        return 0
+
+    def phase(self) -> Phase:
+        job = self.jobs.client.get(self.ref)
+        assert job is not None
+        return observe(job).phase
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition, or for the end of the training."""
+        eventually(lambda: condition() or self.phase().terminal)
+        assert self.phase() in (Phase.RUNNING, Phase.COMPLETE), self.jobs.lines(self.ref)
+
+    def wait_for(self, instant: str, chance: random.Random) -> None:
+        """Wait for a random instant: at any time, in a step or while a checkpoint is written."""
+        self.until(lambda: len(self.life().pids) == self.world)
+        if instant == "write":
+            earlier = self.unfinished()
+            self.until(lambda: self.unfinished() - earlier)
+        elif instant == "step":
+            number = chance.randint(1, 12)
+            self.until(lambda: len(self.life().steps) >= number)
+        time.sleep(chance.uniform(0, 0.5 if instant == "time" else 0.03))
+
+    def preempt(self, way: str, chance: random.Random) -> None:
+        """Preempt it, and wait until its ranks have ended."""
+        client, backend, ref = self.jobs.client, self.jobs.client.backend, self.ref
+        pids = list(self.life().pids.values())
+        if way == "suspend":
+            client.call(lambda: backend.patch(ref, {"spec": {"suspend": True}}))
+            eventually(lambda: client.call(lambda: backend.stopped(ref)))
+            return
+        if way == "cancel":
+            client.cancel(ref)
+        elif way == "machine":
+            kill([*(process.pid for process in self.jobs.supervisors(ref)), *pids], signal.SIGKILL)
+        else:
+            kill([chance.choice(pids)], signal.Signals[way])
+        with suppress(TrainJobFailed):
+            client.wait(ref)
+
+    def resume(self, way: str) -> None:
+        """Start the ranks again: those of the same job, or of the next attempt."""
+        if way == "suspend":
+            self.suspended += 1
+            client, backend, ref = self.jobs.client, self.jobs.client.backend, self.ref
+            client.call(lambda: backend.patch(ref, {"spec": {"suspend": False}}))
+        else:
+            self.launch()
+
+    def result(self) -> Result:
+        """Wait for its end; return the weights of the model, and their hashes on all ranks."""
+        self.jobs.client.wait(self.ref)
+        lines = "\n".join(self.jobs.lines(self.ref))
+        hashes = re.findall(r"^rank \d ends with weights (\w+)$", lines, re.MULTILINE)
+        assert len(hashes) == self.world
+        assert [path for path in self.checkpoints.rglob("*") if path.is_file()] == [], "checkpoints are left"
+        with safe_open(self.model / "model.safetensors", framework="numpy") as file:
+            weights = {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118 - not a dict
+        return weights, set(hashes)
+
+
+def kill(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def check(life: Life, saved: int, expected: int | None) -> int:
+    """Check what a life repeated and lost; return the number of steps that the next one repeats.
+
+    Args:
+        life: The log of the life.
+        saved: Step of the complete checkpoint after its end.
+        expected: Step of the complete checkpoint before its start.
+    """
+    if life.resumed is None:  # it ended before
+        assert saved == expected
+        return 0
+    assert life.resumed == expected
+    begun = life.resumed + len(life.steps)
+    assert life.steps == list(range(life.resumed + 1, begun + 1))
+    assert saved >= life.resumed
+    assert saved % preempted.EVERY == 0
+    assert begun - saved <= preempted.EVERY
+    return max(0, begun - saved)
+
+
+def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]) -> Counter[str]:
+    """Preempt a training `PER_RUN` times; count what happened."""
+    chance, seen = random.Random(f"{campaigns.SEED}/{run}"), Counter[str]()
+    with TrainJobClient("local") as client:
+        training = Training(Jobs(client, home), f"run-{run}", chance.randint(1, 2), directory / str(run))
+        saved, left, description = 0, set[Path](), list[str]()
+        while seen["preemptions"] < PER_RUN:
+            instant, way = chance.choice(INSTANTS), chance.choice(WAYS)
+            training.wait_for(instant, chance)
+            training.preempt(way, chance)
+            if training.phase() is Phase.COMPLETE:  # before
+                assert training.result() == undisturbed[training.world]
+                training.launch()
+                saved, left = 0, set()
+                continue
+            before, saved = saved, training.complete()
+            repeated = check(training.life(), saved, before)
+            description.append(f"{way} at a {instant}: {repeated}")
+            seen.update(preemptions=1, half_written=len(training.unfinished() - left), repeated=repeated)
+            left = training.unfinished()
+            training.resume(way)
+        assert training.result() == undisturbed[training.world]
+        assert training.life().resumed == saved
+    campaigns.done(f"run {run} of {training.world} rank(s): {', '.join(description)}")
+    return seen
+
+
+def test_a_preempted_training_repeats_at_most_one_interval_and_ends_with_the_same_weights(
+    jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
+) -> None:
+    campaigns.begin(record_property, PREEMPTIONS)
+    undisturbed = {world: Training(jobs, f"{world}", world, tmp_path / f"of-{world}").result() for world in (1, 2)}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = range(PREEMPTIONS // PER_RUN)
+        counts = list(pool.map(lambda run: one(run, jobs.home, tmp_path, undisturbed), runs))
+    total = sum(counts, Counter[str]())
+    campaigns.done(f"{dict(total)}")
+    assert total["preemptions"] == len(runs) * PER_RUN
+    assert total["half_written"] > 0
