@@ -9,9 +9,9 @@
         print(client.wait(ref).metrics)
 
 The public names are listed in ``__init__.pyi``. Each is imported on first use, so that ``import trainjob`` does not
-slow down a DAG file. `trainjob.data`, `trainjob.registry` and `trainjob.progress` are public, too;
-`trainjob.integration` is public for authors of integrations. All other modules are private: their names may change in
-any release.
+slow down a DAG file. `trainjob.data`, `trainjob.registry`, `trainjob.progress` and `trainjob.checkpoints` are public,
+too; `trainjob.integration` is public for authors of integrations. All other modules are private: their names may change
+in any release.
 """
 
 import warnings
