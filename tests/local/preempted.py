@@ -5,7 +5,9 @@ checkpoint every `EVERY` steps, slowly, so that preemptions at random instants f
 
 ::
 
-    python preempted.py --dataset DIRECTORY --output DIRECTORY --epochs 1
+    python preempted.py digits|trainjob --dataset DIRECTORY --output DIRECTORY --epochs 3
+
+The first argument is what saves the checkpoints: the class of the digits examples, or `trainjob.checkpoints`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "dags_examples" / "training"))
 import digits  # type: ignore[import-not-found]
+from safetensors.numpy import load_file, save
+
+from trainjob import checkpoints
 
 EVERY = 5
 """Steps from one checkpoint to the next."""
@@ -113,14 +118,36 @@ def gradient_of(weights: digits.Weights, images: digits.Floats, labels: digits.L
     }
 
 
+class Checkpoint:
+    """Checkpoints of two files by `trainjob.checkpoints`, with the methods of `digits.Checkpoint`."""
+
+    def load(self, first: digits.Weights) -> tuple[int, digits.Weights, digits.Weights]:
+        found = checkpoints.latest()
+        if found is None:
+            return 0, first, {name: np.zeros_like(array) for name, array in first.items()}
+        step, directory = found
+        return step, load_file(directory / "weights.safetensors"), load_file(directory / "velocity.safetensors")
+
+    def save(self, step: int, weights: digits.Weights, velocity: digits.Weights) -> None:
+        def write(directory: Path) -> None:
+            for name, tensors in (("weights", weights), ("velocity", velocity)):
+                with (directory / f"{name}.safetensors").open("wb") as file:
+                    file.write(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
+
+        checkpoints.save(step, write)
+
+    def remove(self) -> None:
+        checkpoints.clear()
+
+
 def train() -> None:
-    options = digits.arguments()
+    options = digits.arguments(sys.argv[2:])
     rank, world, peers = join()
     run = digits.Run(options, rank, world)
     data = digits.load(options.dataset)
     write_slowly()
     first, _ = digits.first_weights(options)
-    checkpoint = digits.Checkpoint(options, data)
+    checkpoint = digits.Checkpoint(options, data) if sys.argv[1] == "digits" else Checkpoint()
     done, weights, velocity = from_rank_0(rank, peers, checkpoint.load(first))
     per_epoch = len(data.train_labels) // options.batch_size
     rates = digits.learning_rates(options, per_epoch)

@@ -34,6 +34,7 @@ PREEMPTIONS = campaigns.runs(500, 20)
 PER_RUN = 5
 AT_ONCE = 4
 INSTANTS = ("time", "step", "write", "write")
+SAVERS = ("digits", "trainjob")
 WAYS = ("SIGKILL", "SIGTERM", "suspend", "cancel", "machine")
 SCRIPT = Path(preempted.__file__)
 DATA = SCRIPT.parents[2] / "dags_examples" / "data"
@@ -64,10 +65,11 @@ class Training:
         key: Key of the work.
         world: Number of ranks.
         directory: For its model and its checkpoints.
+        saver: What saves the checkpoints: ``digits`` or ``trainjob``.
     """
 
-    def __init__(self, jobs: Jobs, key: str, world: int, directory: Path) -> None:
-        self.jobs, self.key, self.world = jobs, key, world
+    def __init__(self, jobs: Jobs, key: str, world: int, directory: Path, saver: str = "digits") -> None:
+        self.jobs, self.key, self.world, self.saver = jobs, key, world, saver
         self.model, self.checkpoints = directory / "model", directory / "checkpoints"
         self.launch()
 
@@ -77,7 +79,8 @@ class Training:
             key=self.key,
             runtime="jax-resilient",
             num_nodes=self.world,
-            command=[sys.executable, str(SCRIPT), f"--dataset={DATA}", f"--output={self.model}", "--epochs=3"],
+            command=[sys.executable, str(SCRIPT), self.saver],
+            args=[f"--dataset={DATA}", f"--output={self.model}", "--epochs=3"],
             env={"OPENBLAS_NUM_THREADS": "1"},  # sums in one order
             checkpoints=self.checkpoints.as_uri(),
         )
@@ -97,15 +100,16 @@ class Training:
         return lives[self.suspended] if self.suspended < len(lives) else Life()
 
     def unfinished(self) -> set[Path]:
-        """Files that a write of a checkpoint has not completed."""
-        return set(self.checkpoints.rglob(".checkpoint.*"))
+        """Files and directories that a write of a checkpoint has not completed."""
+        return {*self.checkpoints.rglob(".checkpoint.*"), *self.checkpoints.rglob("unfinished-*")}
 
     def complete(self) -> int:
         """Step of the complete checkpoint; 0 without one."""
         for path in self.checkpoints.rglob("checkpoint.safetensors"):
             with safe_open(path, framework="numpy") as file:
                 return int(file.metadata()["epoch"])
-        return 0
+        names = sorted(path.name for path in self.checkpoints.rglob("[0-9]*-step-*"))
+        return int(names[-1].rpartition("-")[2]) if names else 0
 
     def phase(self) -> Phase:
         job = self.jobs.client.get(self.ref)
@@ -196,7 +200,8 @@ def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]
     """Preempt a training `PER_RUN` times; count what happened."""
     chance, seen = random.Random(f"{campaigns.SEED}/{run}"), Counter[str]()
     with TrainJobClient("local") as client:
-        training = Training(Jobs(client, home), f"run-{run}", chance.randint(1, 2), directory / str(run))
+        saver, world = SAVERS[run % 2], chance.randint(1, 2)
+        training = Training(Jobs(client, home), f"run-{run}", world, directory / str(run), saver)
         saved, left, description = 0, set[Path](), list[str]()
         while seen["preemptions"] < PER_RUN:
             instant, way = chance.choice(INSTANTS), chance.choice(WAYS)
@@ -215,7 +220,7 @@ def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]
             training.resume(way)
         assert training.result() == undisturbed[training.world]
         assert training.life().resumed == saved
-    campaigns.done(f"run {run} of {training.world} rank(s): {', '.join(description)}")
+    campaigns.done(f"run {run}, checkpoints of {saver}, {world} rank(s): {', '.join(description)}")
     return seen
 
 
