@@ -118,7 +118,7 @@ class Training:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for a condition, or for the end of the training."""
-        eventually(lambda: condition() or self.phase().terminal)
+        eventually(lambda: condition() or self.phase().terminal, 300)
         assert self.phase() in (Phase.RUNNING, Phase.COMPLETE), self.jobs.lines(self.ref)
 
     def wait_for(self, instant: str, chance: random.Random) -> None:
@@ -138,7 +138,7 @@ class Training:
         pids = list(self.life().pids.values())
         if way == "suspend":
             client.call(lambda: backend.patch(ref, {"spec": {"suspend": True}}))
-            eventually(lambda: client.call(lambda: backend.stopped(ref)))
+            eventually(lambda: client.call(lambda: backend.stopped(ref)), 300)
             return
         if way == "cancel":
             client.cancel(ref)
