@@ -40,7 +40,8 @@ def save(step: int, write: Callable[[Path], object], *, keep: int = 2, rank: int
     """Save a checkpoint, then remove older and incomplete ones.
 
     Call it on rank 0 alone, or with `rank` on every rank that writes a part of the checkpoint, as PyTorch's distributed
-    checkpoints (DCP) do. All ranks then write to one directory, on a volume that they share.
+    checkpoints (DCP) do. All ranks then write to one directory, on a volume that they share, and only one training of a
+    key may run at a time.
 
     Args:
         step: Step of the training, 0 or more.
