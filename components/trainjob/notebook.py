@@ -53,7 +53,7 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
         lines = masked_lines(plain(line[: 4 * _LINE]) for line in diagnosis.log)
         log = "\n".join(escape(one_line(line, _LINE)) for line in lines)
         style = "margin:4px 0;max-height:20em;overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere"
-        parts.append(f'<div>Last lines of {_text(diagnosis.rank or "its log")}:</div><pre style="{style}">{log}</pre>')
+        parts.append(f'<div>{_text(diagnosis.log_heading.capitalize())}</div><pre style="{style}">{log}</pre>')
     if diagnosis.advice:
         parts.append(f"<div><b>What to do:</b> {_text(diagnosis.advice, 2000)}</div>")
     parts.append(f'<div style="opacity:.8">Category: {_text(diagnosis.category)}; {_text(diagnosis.outlook)}</div>')

@@ -33,7 +33,7 @@ def warning(diagnosis: Diagnosis) -> list[str]:
     """Log lines about a crash while the job is still running."""
     lines = [diagnosis.crash]
     if diagnosis.log:
-        lines.append(f"last lines of {diagnosis.rank or 'its log'}:")
+        lines.append(diagnosis.log_heading)
         shown = [one_line(line, LINE_CHARACTERS) for line in diagnosis.log]
         lines += [f"  | {line}" for line in shown]
         if any(line.endswith(CUT) for line in shown):

@@ -112,8 +112,7 @@ class Diagnosis:
         ended = "failed" if self.failed and self.phase is not Phase.CANCELLED else f"is {self.phase}"
         lines = [f"TrainJob {self.job} {ended}: {self.summary}"]
         if self.log:
-            if self.category is not Category.HANG:  # whose lines are stacks with headings
-                lines.append(f"last lines of {self.rank or 'its log'}:")
+            lines.append(self.log_heading)
             lines += [f"  | {line}" for line in self.log]
             if any(line.endswith(CUT) for line in self.log):
                 lines.append(self.whole_log)
@@ -129,6 +128,11 @@ class Diagnosis:
         """Where complete lines can be read."""
         rank = f" --rank {self.rank}" if self.rank else ""
         return f"some lines are cut; for complete lines, while the pods exist: trainjob logs {self.job}{rank}"
+
+    @property
+    def log_heading(self) -> str:
+        """The line above `log`."""
+        return "stacks:" if self.category is Category.HANG else f"last lines of {self.rank or 'its log'}:"
 
     @property
     def outlook(self) -> str:

@@ -1107,8 +1107,8 @@ function problem(training) {
       diagnosis.advice && h("p", null, h("span.dim", null, "What to do: "), bdi(diagnosis.advice)),
       h("p.dim", null, joined(bdi(diagnosis.category), diagnosis.outlook && bdi(diagnosis.outlook), diagnosis.rank && bdi(diagnosis.rank),
         diagnosis.exit_code != null && `exit code ${diagnosis.exit_code}`)),
-      (diagnosis.log || []).length > 0 && [h("p.dim", null, "Last lines of ", bdi(diagnosis.rank || "its log")),
-        h("pre", { tabindex: "0", role: "group", "aria-label": "Last lines of the log" }, diagnosis.log.map(line => [bdi(line), "\n"]))]));
+      (diagnosis.log || []).length > 0 && [h("p.dim", null, diagnosis.category === "hang" ? "Stacks" : ["Last lines of ", bdi(diagnosis.rank || "its log")]),
+        h("pre", { tabindex: "0", role: "group", "aria-label": diagnosis.category === "hang" ? "Stacks" : "Last lines of the log" }, diagnosis.log.map(line => [bdi(line), "\n"]))]));
   }
   return cards;
 }
