@@ -200,7 +200,11 @@ def test_the_next_try_has_more_memory(run: Run, home: Path, deferrable: bool) ->
     assert [name[-2:] for name in jobs(home)] == ["-1", "-2"]
 
 
-@both
+@pytest.mark.parametrize(
+    "deferrable",
+    [False, pytest.param(True, marks=since("3.1", "retries of deferred tasks that begin anew"))],
+    ids=["worker", "deferred"],
+)
 def test_the_next_try_goes_to_another_queue(run: Run, home: Path, deferrable: bool) -> None:
     with DAG("queues") as dag:
         step(
