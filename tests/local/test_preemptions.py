@@ -209,6 +209,7 @@ def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]
             training.preempt(way, chance)
             if training.phase() is Phase.COMPLETE:  # before
                 assert training.result() == undisturbed[training.world]
+                training.key += "-again"  # a launch of the same key would adopt the complete job
                 training.launch()
                 saved, left = 0, set()
                 continue
