@@ -270,3 +270,23 @@ def test_a_failed_torch_rank_ends_the_other_and_the_next_run_resumes(tmp_path: P
     ends = [sorted(re.findall(r"rank \d ends with weights \w+", each.text)) for each in (undisturbed, ended)]
     assert ends[0] == ends[1] != []
     assert not list((tmp_path / "checkpoints" / "of-this-work").iterdir())
+
+
+@needs_torch
+def test_ranks_that_write_one_checkpoint_resume_from_the_latest_complete_one(tmp_path: Path) -> None:
+    """`trainjob.checkpoints` with PyTorch's distributed checkpoints."""
+    command = [TORCH_PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+    script = str(Path(__file__).with_name("distributed_checkpoints.py"))
+    environment = {
+        "PYTHONPATH": str(ROOT / "components"),
+        "OMP_NUM_THREADS": "1",
+        "TRAINJOB_CHECKPOINT": str(tmp_path / "checkpoints"),
+    }
+    ended = run_all([[*command, str(free_port()), script]], [{**environment, "FAIL_AT": "3"}])
+    assert re.search(r"exitcode\s*: 7", ended.text), ended.text
+    assert (tmp_path / "checkpoints" / "unfinished-3").is_dir()
+    ended = run_all([[*command, str(free_port()), script]], [environment])
+    assert ended.codes == [0], ended.text
+    ends = re.findall(r"rank (\d) resumed after step 2 and ends with 160\n", ended.text)  # 5 steps, 32 elements
+    assert sorted(ends) == ["0", "1"], ended.text
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000004-step-4", "000005-step-5"]
