@@ -78,7 +78,7 @@ class Blocker:
     advice: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Observation:
     """The state of a job at one moment.
 
