@@ -253,6 +253,10 @@ def _admitted(conditions: Mapping[str, Mapping[str, Any]], created: datetime | N
     return parse_time(suspended.get("lastTransitionTime")) if suspended.get("status") == "False" else None
 
 
+_NOTHING: Mapping[str, bool | float | str] = {}
+"""Shared by the observations of all jobs that have reported nothing: 10,000 of them would have 1 MB of empty dicts."""
+
+
 def _reported(trainer_status: Mapping[str, Any], previous: Observation | None) -> dict[str, Any]:
     if not trainer_status and previous is not None:
         return {
@@ -270,8 +274,8 @@ def _reported(trainer_status: Mapping[str, Any], previous: Observation | None) -
     return {
         "progress": _number(trainer_status, "progressPercentage"),
         "remaining_seconds": _number(trainer_status, "estimatedRemainingSeconds"),
-        "metrics": metrics,
-        "details": details,
+        "metrics": metrics or _NOTHING,
+        "details": details or _NOTHING,
     }
 
 
