@@ -1098,7 +1098,7 @@ _counter = _Counter()
 
 def _after_fork() -> None:
     # A lock held by another thread would stay locked in the child forever, and the parent posts the pending status.
-    global _reporter, _counter  # noqa: PLW0603
+    global _reporter, _counter  # noqa: PLW0603 - the state of the process
     _reporter = _Reporter()
     _counter = _Counter()
 

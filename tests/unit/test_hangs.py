@@ -231,7 +231,7 @@ def test_the_main_thread_of_the_latest_stall_is_read() -> None:
     assert state.stalled
     assert [frame.function for frame in state.stack] == ["inner", "outer"]
     (state,) = states_of("node-3", [*LOG, line(3, count=10, step=48)]).values()
-    assert (state.stalled, state.stack) == (False, ()), "it goes on"
+    assert (state.stalled, state.stack) == (False, ()), "it makes steps again"
 
 
 def test_counters_that_go_backwards_after_a_restart_are_taken_as_they_are() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
@@ -52,28 +53,28 @@ class TaskTrigger(BaseTrigger):
     def __init__(
         self, *, trainjob_conn_id: str, deadline: str | None, on_kill_action: str, target: dict[str, Any] | None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's has no types
         self.trainjob_conn_id = trainjob_conn_id
         self.deadline = deadline
         self.on_kill_action = on_kill_action
         self.target = target
         self._waiting = self._killed = False
 
+    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """What each event has, whatever its status."""
-        raise NotImplementedError
 
+    @abstractmethod
     def launched(self) -> str:
         """What the task has launched, in the words of a message."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def outcome(self) -> dict[str, Any]:
         """Wait for the end; returns an event."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def cancel(self, backend: Backend) -> str:
         """Apply `on_kill_action`, which is not ``keep``; returns what was done."""
-        raise NotImplementedError
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the end, and yield one event."""
@@ -84,7 +85,7 @@ class TaskTrigger(BaseTrigger):
             self._killed = error.args == (_KILLED,)
             raise
         self._waiting = False
-        yield TriggerEvent(event | self.identity())  # type: ignore[no-untyped-call]
+        yield TriggerEvent(event | self.identity())  # type: ignore[no-untyped-call]  # Airflow's has no types
 
     async def connected(self, wait: Callable[[Backend], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """Call `wait` with the shared backend until the deadline; errors become events."""
@@ -358,7 +359,7 @@ class TrainJobStateTrigger(BaseTrigger):
         poll_interval: float = 10,
         target: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's has no types
         self.trainjob_conn_id = trainjob_conn_id
         self.namespace = namespace
         self.name = name
@@ -375,7 +376,7 @@ class TrainJobStateTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the phase or condition, and yield one event."""
-        yield TriggerEvent(await self._outcome())  # type: ignore[no-untyped-call]
+        yield TriggerEvent(await self._outcome())  # type: ignore[no-untyped-call]  # Airflow's has no types
 
     async def _outcome(self) -> dict[str, Any]:
         await asyncio.to_thread(load)
