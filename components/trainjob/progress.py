@@ -44,13 +44,20 @@ and at interpreter exit.
 If ``TRAINJOB_STALL_TIMEOUT`` (seconds) is set, a watchdog thread writes lines to stderr, from which the waiter of the
 job finds out whether the rank makes progress. It starts at the first call of `report` or `step`, or by `watch`::
 
-    trainjob.rank {"rank": 3, "world": 4, "count": 120, "step": 120, "step_seconds": 0.0121, "time": 1769860800.0}
+    trainjob.rank {"rank": 3, "world": 4, "count": 120, "step": 120, "step_seconds": 0.0121,
+                   "spent": {"all": 1.45, "waiting": 0.2}, "time": 1769860800.0}
 
-One when it starts, one at the first step, and at most one each quarter of the timeout while the rank makes steps. When
-no step was counted for half of the timeout (before the first step: for all of it), one with ``stalled_seconds``, and
-the Python stacks of all threads, each line with a prefix: ``trainjob.stack 3| ``. At interpreter exit, one with
-``ended``. ``count`` is the number of calls; ``step`` is the latest step that the script gave, or ``steps`` the number
-of calls of `step` without one.
+(without the line break). One when it starts, one at the first step, and at most one each quarter of the timeout while
+the rank makes steps. When no step was counted for half of the timeout (before the first step: for all of it), one with
+``stalled_seconds``, and the Python stacks of all threads, each line with a prefix: ``trainjob.stack 3| ``. At
+interpreter exit, one with ``ended``. ``count`` is the number of calls; ``step`` is the latest step that the script
+gave, or ``steps`` the number of calls of `step` without one. ``spent`` has the seconds from the first step to the
+latest, and how many of them the main thread spent ``waiting`` for other ranks in a collective, waiting for a
+``device``, and ``loading`` data, by looks at its stack about ten times a second: they show a rank that is slower than
+the others.
+
+If `py-spy <https://github.com/benfred/py-spy>`_ is on the ``PATH``, the stacks of a rank that stalls have the native
+frames, too.
 """
 
 from __future__ import annotations
@@ -66,6 +73,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import FrameType
     from typing import Any, SupportsFloat
 
     Value = bool | int | float | str
@@ -92,7 +100,35 @@ RANK_MARKER = "trainjob.rank "
 """Begin of a watchdog's line about its rank; JSON follows."""
 STACK_MARKER = "trainjob.stack "
 """Begin of a line of a stack; the number of the rank, ``| `` and the text follow."""
-_LONGEST_TICK = 5.0  # seconds between two looks of the watchdog
+WAITING, DEVICE, LOADING = "waiting", "device", "loading"
+"""What a marker's ``spent`` has, besides ``all``."""
+NATIVE_HEADING = "native frames by py-spy"
+"""Line of a stack after which the stacks of py-spy follow, that of the main thread first."""
+_NATIVE_SECONDS = 10  # that py-spy may take
+_WATCHDOG = "trainjob-watchdog"  # name of its thread
+_LONGEST_TICK = 0.1  # seconds between two looks of the watchdog, on average
+_GOLDEN = 0.618  # pauses that differ by this sequence do not keep step with the training
+
+# Files of Python frames, as regular expressions.
+NEUTRAL_FILES = (
+    r"(^|/)(threading|queue|selectors|socket|ssl|subprocess|contextlib)\.py$|concurrent/futures/|asyncio/"
+    r"|torch/distributed/(c10d_logger|utils)\.py$|torch/utils/_contextlib\.py$|torch/_ops\.py$|torch/_tensor\.py$"
+    r"|torch/autograd/function\.py$|jax/_src/(?!distributed|multihost)|<frozen"
+)
+"""They wait for something, whatever it is: the frame that called them tells."""
+COLLECTIVE_FILES = (
+    r"torch/distributed/|torch/_C/_distributed|jax/experimental/multihost_utils\.py$|jax/_src/(distributed|multihost)"
+    r"|mpi4py/|horovod/|deepspeed/comm/|oneccl|torch_xla/core/xla_model\.py$|xgboost/collective\.py$"
+)
+"""A process waits in these for other ranks."""
+BACKWARD_FILES = r"torch/autograd/graph\.py$"
+"""The reducers of DistributedDataParallel and FSDP wait in here for other ranks, in native code."""
+DEVICE_FILES = r"torch/(cuda|xpu|hpu|npu)/(__init__|streams)\.py$|jax/_src/(array|api)\.py$|/jaxlib/"
+"""These wait for a device, which may wait for another rank: nothing follows from them."""
+_LOADING_FILES = (
+    r"(^|/)(torch/utils/data|tensorflow/python/data|datasets/formatting|grain|streaming/base|webdataset|nvidia/dali)/"
+    r"|(^|/)datasets/(iterable|arrow)_dataset\.py$"
+)
 _STACK_LINES = 300  # of one rank: the threads of data loaders are many
 _FRAMES = 60  # of one thread
 _ATOMIC = 4096  # PIPE_BUF of Linux: a write of at most so many bytes is not mixed with others
@@ -1002,22 +1038,36 @@ class _Watchdog:
         self._stalled = False
         self._warned = False
         self._ended = False
+        self._began: float | None = None  # when the first step was seen
+        self._sampled = self._changed
+        self._spent = {WAITING: 0.0, DEVICE: 0.0, LOADING: 0.0}
+        self._phase = 0.0
 
     def start(self) -> None:
         """Start the thread. Without one, as at interpreter shutdown, nothing more is written."""
         self._mark()
         try:
-            threading.Thread(target=self._run, name="trainjob-watchdog", daemon=True).start()
+            threading.Thread(target=self._run, name=_WATCHDOG, daemon=True).start()
         except RuntimeError:
             return
         atexit.register(self._end)
 
     def _run(self) -> None:
+        places = _Places()
+        main = threading.main_thread().ident
         while True:
-            time.sleep(min(self._timeout / 16, _LONGEST_TICK))
+            self._phase = (self._phase + _GOLDEN) % 1
+            time.sleep(min(self._timeout / 16, _LONGEST_TICK) * (0.5 + self._phase))
             if self._ended:
                 return
             now, count = time.monotonic(), self._counter.count
+            if self._began is not None:
+                if (place := places.of(sys._current_frames().get(main or 0))) in self._spent:
+                    # The whole time since: code that holds the interpreter's lock delays this thread.
+                    self._spent[place] += now - self._sampled
+            elif count:
+                self._began = now
+            self._sampled = now
             if count != self._seen:
                 if self._stalled:
                     self._warn(now - self._changed)
@@ -1027,7 +1077,8 @@ class _Watchdog:
             elif not self._stalled and now - self._changed >= self._timeout / (2 if count else 1):
                 self._stalled = True
                 self._mark(stalled_seconds=round(now - self._changed, 3))
-                _write_lines(f"{STACK_MARKER}{self._rank}| {line}" for line in _stacks())
+                for stacks in (_stacks, _native_stacks):
+                    _write_lines(f"{STACK_MARKER}{self._rank}| {line}" for line in stacks())
 
     def _mark(self, **more: object) -> None:
         """Write a marker of the latest look."""
@@ -1040,6 +1091,9 @@ class _Watchdog:
                 if done > 0:
                     marker["step_seconds"] = float(f"{(self._changed - self._number_at) / done:.4g}")
             self._number, self._number_at = number, self._changed
+            if self._began is not None:
+                spent = {"all": self._changed - self._began} | {k: v for k, v in self._spent.items() if v}
+                marker["spent"] = {name: round(seconds, 3) for name, seconds in spent.items()}
         self._written, self._written_at = self._seen, time.monotonic()
         _write_lines([f"{RANK_MARKER}{_encode({**marker, **more, 'time': round(time.time(), 3)}).decode()}"])
 
@@ -1052,8 +1106,45 @@ class _Watchdog:
     def _end(self) -> None:
         if os.getpid() == self._pid:  # not in a child that inherited this handler
             self._ended = True
-            self._seen = self._counter.count
+            if self._seen != self._counter.count:
+                self._seen, self._changed = self._counter.count, time.monotonic()
             self._mark(ended=True)
+
+
+class _Places:
+    """Classifies what a thread does by the files of its frames."""
+
+    def __init__(self) -> None:
+        import re  # noqa: PLC0415 - only for ranks that are watched
+
+        self._kinds: dict[str, str] = {}  # of a file
+        self._patterns = [
+            (LOADING, re.compile(_LOADING_FILES)),
+            (WAITING, re.compile(BACKWARD_FILES)),
+            (DEVICE, re.compile(DEVICE_FILES)),
+            ("neutral", re.compile(NEUTRAL_FILES)),
+            (WAITING, re.compile(COLLECTIVE_FILES)),
+        ]
+
+    def of(self, frame: FrameType | None) -> str:
+        """`WAITING`, `DEVICE` or `LOADING`; other text for anything else."""
+        found = ""  # by the innermost frame that decides
+        device = False
+        while frame is not None:
+            kind = self._kind(frame.f_code.co_filename)
+            if kind == LOADING:  # what it calls belongs to it
+                return LOADING
+            device = device or (not found and kind == DEVICE)
+            if not found and kind not in ("neutral", DEVICE):
+                found = DEVICE if device and kind != WAITING else kind
+            frame = frame.f_back
+        return found
+
+    def _kind(self, file: str) -> str:
+        if (kind := self._kinds.get(file)) is None:
+            kind = next((kind for kind, pattern in self._patterns if pattern.search(file)), "own")
+            self._kinds[file] = kind
+        return kind
 
 
 def _stacks() -> list[str]:
@@ -1078,6 +1169,44 @@ def _stacks() -> list[str]:
     threads.sort(key=lambda lines: main not in lines[0])
     found = [line for lines in threads for line in lines[: _FRAMES + 1]]
     return [line.replace(f"Thread {main}", "Main thread") for line in found[:_STACK_LINES]]
+
+
+def _native_stacks() -> list[str]:
+    """What py-spy shows of all threads, the main thread first; nothing without py-spy, or without its permission."""
+    import subprocess  # noqa: PLC0415 - only for ranks that hang
+    from shutil import which  # noqa: PLC0415 - as above
+
+    program, limit = which("py-spy"), which("timeout")
+    if program is None or limit is None:
+        return []
+    _allow_tracing(True)
+    try:
+        # py-spy stops this process meanwhile, so another process has to end it if it takes too long.
+        command = [limit, "-s", "KILL", str(_NATIVE_SECONDS), program, "dump", "--native", "--pid", str(os.getpid())]
+        text = subprocess.run(command, capture_output=True, check=False).stdout.decode("utf-8", "replace")
+    except OSError:
+        return []
+    finally:
+        _allow_tracing(False)
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        if line.startswith("Thread "):
+            blocks.append([])
+        if blocks and line:  # before the first thread stands the command line, which may have secrets
+            blocks[-1].append(line)
+    blocks.sort(key=lambda lines: "MainThread" not in lines[0])
+    found = [line for lines in blocks if _WATCHDOG not in lines[0] for line in lines[: _FRAMES + 1]]
+    return [NATIVE_HEADING, *found[:_STACK_LINES]] if found else []
+
+
+def _allow_tracing(allowed: bool) -> None:
+    """Let a child of this process read it, which the kernel's module Yama forbids by default."""
+    import ctypes  # noqa: PLC0415 - only for ranks that hang
+
+    set_ptracer, anyone = 0x59616D61, -1  # PR_SET_PTRACER, PR_SET_PTRACER_ANY of linux/prctl.h
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(set_ptracer, ctypes.c_ulong(anyone if allowed else 0), 0, 0, 0)
 
 
 def _write_lines(lines: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
+from trainjob.diagnosis.stragglers import Straggler, stragglers_of
 from trainjob.errors import NotFound
 from trainjob.kube_objects import (
     job_restarts,
@@ -114,6 +115,7 @@ class Report:
         job_restarts: Restarts of all ranks together, by JobSet.
         evidence: What was read of the job.
         checkpoints: Steps and Unix times of the checkpoints that the training reported; empty as `history`.
+        stragglers: Ranks that waiters have found to be slower than the others, see `trainjob.diagnosis.stragglers`.
     """
 
     ref: JobRef
@@ -131,6 +133,7 @@ class Report:
     evidence: Evidence = field(default_factory=lambda: Evidence(None))
     checkpoints: Sequence[tuple[int, float]] = ()
     job_restarts: int = 0
+    stragglers: Sequence[Straggler] = ()
 
     @property
     def trainjob(self) -> TrainJob:
@@ -183,6 +186,7 @@ class Report:
             "ranks": [_times_as_text(asdict(rank)) for rank in self.ranks],
             "events": [_times_as_text(asdict(event)) for event in self.events],
             "unseen": list(self.diagnosis.unseen),
+            "stragglers": [each.as_dict() for each in self.stragglers],
         }
 
 
@@ -253,6 +257,7 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
         evidence=evidence,
         checkpoints=result.checkpoints,
         job_restarts=max((job_restarts(pod) for pod in evidence.pods), default=0),
+        stragglers=stragglers_of(trainjob),
     )
 
 

@@ -2,8 +2,9 @@
 
 Progress is, in order of trust: the progress that the TrainJob reports, which the waiter's watch brings anyway; the step
 counters that the watchdogs of `trainjob.progress` write to the ranks' logs; and only if no rank has ever counted a
-step, any log line. Logs are read only when the watch has brought no progress for the whole timeout, so a healthy job
-costs at most one read of the end of each rank's log in that time.
+step, any log line. Logs are read when the watch has brought no progress for the whole timeout, and once in that time to
+compare the ranks (`trainjob.diagnosis.stragglers`). So a healthy job costs at most two reads of the end of each rank's
+log in that time.
 
 Readings are compared with each other, never with a clock: the clocks of nodes disagree.
 """
@@ -11,6 +12,7 @@ Readings are compared with each other, never with a clock: the clocks of nodes d
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
@@ -23,8 +25,9 @@ from trainjob.backends.base import Backend
 from trainjob.diagnosis import Diagnosis, hangs, with_change, with_node
 from trainjob.diagnosis.hangs import Process, RankState
 from trainjob.diagnosis.log_tails import of_training
+from trainjob.diagnosis.stragglers import Stragglers, annotation, stragglers_of
 from trainjob.errors import JobHung, TrainJobError
-from trainjob.kube_objects import INITIALIZERS, rank_of
+from trainjob.kube_objects import INITIALIZERS, mapping, rank_of
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
 
@@ -32,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 _TAIL_LINES = 2000  # of each rank: its stacks have up to 300, other processes and chatty ranks add theirs
 _SHORTEST_PAUSE = 0.05
+_COMPARED_PER_SECOND = 2.0  # logs that all waits of this process read to compare ranks
+_STRAGGLERS_SHOWN = 3  # in a notice each, of those found at once
+_UNCOUNTED, _RARELY = 8, 16  # after so many readings without steps of two ranks, so many timeouts between them
 
 _BY_WATCH = "the progress that the job reports"
 _BY_STEPS = "the steps that the ranks count"
@@ -99,8 +105,24 @@ def _reported(observation: Observation) -> str:
 _NOTHING = _reported(Observation(Phase.NOT_STARTED))
 
 
+class _Slots:
+    """Spreads the reads that compare ranks over time, for all jobs of this process."""
+
+    def __init__(self) -> None:
+        self._free = 0.0
+
+    def take(self, logs: int) -> float:
+        """When so many logs may be read."""
+        at = max(self._free, time.monotonic())
+        self._free = at + logs / _COMPARED_PER_SECOND
+        return at
+
+
+_slots = _Slots()
+
+
 class StallWatch:
-    """Watches one job for its `stall_timeout`.
+    """Watches one job for its `stall_timeout`, and warns about ranks that are slower than the others.
 
     Args:
         backend: Backend that runs the job.
@@ -119,6 +141,9 @@ class StallWatch:
         self._known: set[str] = set()  # pods whose processes have written markers
         self._ranks: dict[Process, RankState] = {}  # in the latest reading
         self._stepped = False
+        self._stragglers = Stragglers()
+        self._uncounted = 0  # readings in a row that could not compare ranks
+        self._compared = math.inf  # when the ranks are compared next
         self._restart()
 
     def _restart(self) -> None:
@@ -134,6 +159,7 @@ class StallWatch:
         progressed, self._reported = reported != self._reported, reported
         if observation.phase is not before.phase or observation.stall_timeout != before.stall_timeout:
             self._stepped = self._stepped and observation.phase is Phase.RUNNING
+            self._compared = max(time.monotonic() + (observation.stall_timeout or 0), _slots.take(1))
             self._restart()
         elif progressed:
             self._stepped = True
@@ -151,12 +177,19 @@ class StallWatch:
             if timeout is None or self._latest.phase is not Phase.RUNNING:
                 await anyio.sleep(1.0 if timeout is None else max(_SHORTEST_PAUSE, min(1.0, timeout / 8)))
                 continue
-            if (left := self._due - time.monotonic()) > 0:
+            near = timeout / 4  # one reading serves both purposes if they are so near
+            wakes = self._due if self._compared > self._due - near else self._compared
+            if (left := wakes - time.monotonic()) > 0:
                 await anyio.sleep(left)
                 continue
-            began = self._since
+            began, due = self._since, self._due <= time.monotonic()
             reading = await self._read()
-            if reading is None or began != self._since:  # progress was observed in the meantime
+            if reading is None:
+                self._due = self._compared = time.monotonic() + timeout
+                continue
+            if self._compared <= time.monotonic() + near:
+                await self._compare(reading, timeout)
+            if not due or began != self._since:  # progress was observed in the meantime
                 continue
             if (diagnosis := self._judge(reading, timeout)) is not None:
                 raise JobHung(await self._with_change(diagnosis))
@@ -167,6 +200,23 @@ class StallWatch:
             evidence = await self._backend.state(self._ref)
             return with_change(with_node(diagnosis, evidence), evidence.trainjob)
         return diagnosis
+
+    async def _compare(self, reading: Reading, seconds: float) -> None:
+        """Warn about stragglers, and record them on the job. The next comparison is after so many seconds."""
+        counting = [rank for rank in reading.ranks.values() if rank.count]
+        self._uncounted = 0 if len(counting) > 1 else self._uncounted + 1
+        pause = seconds * (1 if self._uncounted < _UNCOUNTED else _RARELY)
+        self._compared = max(time.monotonic() + pause, _slots.take(len(reading.pods)))
+        nodes = {rank: str(mapping(pod, "spec").get("nodeName") or "") for rank, pod in reading.pods.items()}
+        if not (new := self._stragglers.take(reading.ranks, nodes)):
+            return
+        for straggler in new[:_STRAGGLERS_SHOWN]:
+            self._notify(self._latest, str(straggler))
+        if len(new) > _STRAGGLERS_SHOWN:
+            self._notify(self._latest, f"{len(new) - _STRAGGLERS_SHOWN} more ranks are stragglers")
+        with suppress(TrainJobError):  # without the permission, the notices are all there is
+            known = stragglers_of(await self._backend.get(self._ref.namespace, self._ref.name))
+            await self._backend.patch(self._ref, {"metadata": {"annotations": annotation(known, new)}})
 
     def _judge(self, reading: Reading, timeout: float) -> Diagnosis | None:
         """The diagnosis of a job that hangs; None if it does not, or not long enough."""
@@ -218,7 +268,6 @@ class StallWatch:
                     await anyio.lowlevel.checkpoint()  # a long tail must not delay other waiters
         except TrainJobError as error:
             self._warn(str(error))
-            self._due = time.monotonic() + (self._latest.stall_timeout or 0)
             return None
         return reading
 

@@ -20,6 +20,7 @@ import anyio
 from trainjob import progress, retry_changes, telemetry, unattended, volumes
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import ON_RETRY, Category, Diagnosis, Evidence, diagnose, with_change
+from trainjob.diagnosis.stragglers import stragglers_of
 from trainjob.errors import (
     BackendUnavailable,
     NotFound,
@@ -72,6 +73,9 @@ class TrainJobResult:
         goodput: How the time of this attempt was spent, see `trainjob.goodput`: ``ratio``, 0 to 1; ``seconds`` by
             activity; ``gpu_hours`` by activity, if the number of GPUs is known. Empty if the job was deleted
             before its end was read. ``trainjob goodput`` shows all attempts together.
+        stragglers: Ranks that the waiters of a job with a ``stall_timeout`` found to be slower than the others:
+            ``rank``, ``number``, ``name``, ``node``, ``seconds`` of work per step and their ``median`` of the other
+            ranks, ``step_seconds``, ``loading`` and a ``summary``.
     """
 
     namespace: str
@@ -85,12 +89,13 @@ class TrainJobResult:
     history: Mapping[str, Sequence[tuple[int, float, float]]] = field(default_factory=dict)
     checkpoints: Sequence[tuple[int, float]] = ()
     goodput: Mapping[str, Any] = field(default_factory=dict)
+    stragglers: Sequence[Mapping[str, Any]] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The result as a dict for JSON and XCom. NaN and infinity become text, since JSON has neither.
 
-        ``returned``, ``history``, ``checkpoints`` and ``goodput`` are left out if they are empty. A point of the
-        history is a list.
+        ``returned``, ``history``, ``checkpoints``, ``goodput`` and ``stragglers`` are left out if they are empty. A
+        point of the history is a list.
         """
         finite = {
             name: value if isinstance(value, str) or math.isfinite(value) else str(value)
@@ -107,6 +112,8 @@ class TrainJobResult:
             del values["checkpoints"]
         if not self.goodput:
             del values["goodput"]
+        if not self.stragglers:
+            del values["stragglers"]
         return values
 
     def _repr_html_(self) -> str:
@@ -473,6 +480,7 @@ def result_of(
         history={name: points for name, points in history.items() if not name.startswith(progress.RESERVED)},
         checkpoints=[(step, time) for step, time, _ in report.history.get(CHECKPOINT, ())],
         goodput=_measured(evidence, collected).summary() if observation.phase.terminal else {},
+        stragglers=[each.as_dict() for each in stragglers_of(evidence.trainjob)],
     )
 
 

@@ -384,12 +384,19 @@ def _log_metrics(metrics: Any, result: Mapping[str, Any]) -> None:
 
 
 def _log_goodput(metrics: Any, result: Mapping[str, Any]) -> None:
-    """``goodput`` and ``seconds.<activity>`` of what occurred, unless the training has a metric of that name."""
+    """``goodput``, ``seconds.<activity>`` of what occurred, and the number of ``stragglers``, if there are some.
+
+    A metric of the training with such a name is kept.
+    """
+    known: dict[str, float] = {}
     if spent := result.get("goodput"):
-        known = {f"seconds.{name}": seconds for name, seconds in spent["seconds"].items() if seconds}
-        for name, value in ({"goodput": spent["ratio"]} | known).items():
-            if name not in result["metrics"]:
-                metrics.log_metric(name, value)
+        known = {"goodput": spent["ratio"]}
+        known |= {f"seconds.{name}": seconds for name, seconds in spent["seconds"].items() if seconds}
+    if slow := result.get("stragglers"):
+        known["stragglers"] = len(slow)
+    for name, value in known.items():
+        if name not in result["metrics"]:
+            metrics.log_metric(name, value)
 
 
 _PROPERTIES = ("display_name", "store_session_info", "_kfp_workspace")

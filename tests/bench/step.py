@@ -1,5 +1,7 @@
 """Measures the cost of `trainjob.progress.step` for a training with steps of 10 ms, with and without a watchdog.
 
+And the cost of the watchdog's looks at the stack of the main thread, with 40 frames, ten times a second.
+
 ::
 
     python tests/bench/step.py [CALLS]
@@ -11,9 +13,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 STEP_SECONDS = 0.01
+LOOKS_PER_STEP = 0.1
+FRAMES, LOOKS = 40, 20_000
 
 
 def measure(calls: int) -> float:
@@ -30,6 +35,19 @@ def measure(calls: int) -> float:
     return min(series)
 
 
+def look(frames: int) -> float:
+    """Seconds of one look at a stack of so many frames."""
+    if frames:
+        return look(frames - 1)
+    from trainjob import progress
+
+    places, main = progress._Places(), threading.main_thread().ident or 0
+    began = time.perf_counter()
+    for _ in range(LOOKS):
+        places.of(sys._current_frames().get(main))
+    return (time.perf_counter() - began) / LOOKS
+
+
 def main(calls: int) -> None:
     """Print one JSON object per figure."""
     for name, timeout in (("without stall_timeout", ""), ("with stall_timeout", "900")):
@@ -38,6 +56,9 @@ def main(calls: int) -> None:
         seconds = float(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
         figure = {"bench": "step", "metric": name, "value": round(seconds * 1e6, 3), "unit": "us per call"}
         print(json.dumps({**figure, "peer": "a step of 10 ms", "ratio": seconds / STEP_SECONDS}))
+    seconds = look(FRAMES)
+    figure = {"bench": "step", "metric": "a look of the watchdog", "value": round(seconds * 1e6, 3), "unit": "us"}
+    print(json.dumps({**figure, "peer": "a step of 10 ms", "ratio": LOOKS_PER_STEP * seconds / STEP_SECONDS}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A training whose ranks wait for each other in each step, and of which one rank does something that hangs.
+"""A training whose ranks wait for each other in each step, and of which one rank does something that hangs or is slow.
 
 Its collectives stand in for PyTorch's, which needs seconds to start: a `Hub` of the test completes a collective when
 all ranks have called the same one. Like NCCL, they wait forever for a rank that is gone.
@@ -116,7 +116,7 @@ def main(folder: Path) -> None:
             load(plan["fault"])
         if rank in plan["paused"] and step in plan["pauses"]:
             time.sleep(plan["pause"])
-        time.sleep(0.01)
+        time.sleep(0.01 * (plan["slower"] if rank == plan["culprit"] else 1))
         if hangs and plan["fault"] == "collective":
             distributed_c10d.barrier()
         else:

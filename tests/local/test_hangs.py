@@ -1,6 +1,6 @@
-"""Jobs that hang, with real processes: noticed, the right rank named, and no alarm about healthy jobs.
+"""Jobs that hang or have a slow rank, with real processes: that rank is named, and no rank of a healthy job.
 
-Both campaigns (`tests.campaigns`) draw the fault, the rank and step, and how the script counts its steps.
+The campaigns (`tests.campaigns`) draw the fault, the rank and step, and how the script counts its steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from trainjob.verdicts import RetryVerdict
 TIMEOUT = 3.0
 AT_ONCE = 6
 SLACK = 30.0  # seconds that a loaded machine may add to the time until a hang is noticed
-HANGS, HEALTHY = campaigns.runs(200, 20), campaigns.runs(200, 8)
+HANGS, HEALTHY, SLOW = campaigns.runs(200, 20), campaigns.runs(200, 8), campaigns.runs(50, 4)
+SLOW_SECONDS = 6 * TIMEOUT  # ranks are compared once per timeout, and named after two comparisons
 TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
 
 
@@ -52,6 +53,7 @@ def planned(chance: random.Random, **plan: Any) -> dict[str, Any]:
         "early": chance.random() < 0.5,
         "first": 0,
         "paused": [],
+        "slower": 1,
         "pauses": [],
         "pause": 0,
         "counts": chance.choice(["calls", "numbers", "report"]),
@@ -125,9 +127,10 @@ def one_healthy(jobs: Jobs, folder: Path, run: int) -> None:
     )
     plan["paused"] = chance.choice([[0], [*range(plan["world"])]])
     try:
-        jobs.client.wait(launch(jobs, folder / f"healthy-{run}", plan))
+        result = jobs.client.wait(launch(jobs, folder / f"healthy-{run}", plan))
     except TrainJobFailed as alarm:
         raise AssertionError(f"run {run} of seed {campaigns.SEED}: {plan}: {alarm}") from None
+    assert not result.stragglers, f"run {run} of seed {campaigns.SEED}: {plan}: {result.stragglers}"
     campaigns.done(f"run {run}: first step after {plan['first']:.1f} s, {len(plan['pauses'])} pauses, {steps} steps")
 
 
@@ -139,6 +142,37 @@ def test_a_healthy_job_with_pauses_raises_no_alarm(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in pool.map(lambda run: one_healthy(jobs, tmp_path, run), range(HEALTHY)):
             pass
+
+
+def one_slow(jobs: Jobs, folder: Path, run: int) -> tuple[str, str]:
+    chance = random.Random(f"slow/{campaigns.SEED}/{run}")
+    slower = chance.uniform(3, 8)
+    plan = planned(chance, fault="", slower=slower, at=0, chatty=None, steps=int(SLOW_SECONDS / (0.01 * slower)))
+    notices: list[str] = []
+    ref = launch(jobs, folder / f"slow-{run}", plan)
+    result = jobs.client.wait(ref, on_change=lambda _, notice: notices.append(notice))
+    named = [each["rank"] for each in result.stragglers]
+    campaigns.done(
+        f"{slower:.1f} times slower, {plan['world']} ranks: {[each['summary'] for each in result.stragglers]}"
+    )
+    for each in result.stragglers:
+        assert each["summary"] in notices
+        assert each["node"]
+    return ",".join(named), f"node-{plan['culprit']}"
+
+
+@pytest.mark.timeout(3600)
+def test_a_slow_rank_of_a_synchronous_training_is_named(
+    jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
+) -> None:
+    """Its steps take as long as those of all others, which wait for it."""
+    campaigns.begin(record_property, SLOW)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = [*pool.map(lambda run: one_slow(jobs, tmp_path, run), range(SLOW))]
+    right = sum(named == slow for named, slow in found)
+    record_property("result", f"{right} of {SLOW} slow ranks, and no other rank, named")
+    assert all(named in (slow, "") for named, slow in found), found
+    assert right >= 0.9 * SLOW, found
 
 
 # ---------------------------------------------------------------- PyTorch
@@ -204,3 +238,48 @@ def test_hangs_of_pytorch_with_gloo(jobs: Jobs, tmp_path: Path, fault: str) -> N
         assert "rank 1 (node-0)" in diagnosis.summary
         assert diagnosis.rank == "node-0"
     campaigns.done(diagnosis.text())
+
+
+SLOW_TORCH = """
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+from trainjob import progress
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+
+class Examples(Dataset):
+    def __len__(self):
+        return 280
+
+    def __getitem__(self, index):
+        time.sleep(0.05 if rank == 2 else 0.005)
+        return torch.ones(4)
+
+for step, batch in enumerate(DataLoader(Examples())):
+    model(batch).sum().backward()
+    progress.step(step)
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not TORCH_PYTHON, reason="PyTorch has a separate environment; TRAINJOB_TORCH_PYTHON names its python"
+)
+def test_a_slow_data_loader_of_pytorch_is_named(jobs: Jobs, tmp_path: Path) -> None:
+    """The other ranks wait for it in the backward pass, in which DistributedDataParallel reduces the gradients."""
+    script = tmp_path / "train.py"
+    script.write_text(SLOW_TORCH)
+    result = jobs.run(
+        command=[TORCH_PYTHON, "-m", "torch.distributed.run", str(script)],
+        runtime="torch-distributed",
+        num_proc_per_node=3,
+        env={"PYTHONPATH": str(Path(progress.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
+        stall_timeout=3,
+    )
+    assert [each["name"] for each in result.stragglers] == ["rank 2 (node-0)"]
+    assert "It loads data for most of that." in result.stragglers[0]["summary"]

@@ -71,6 +71,7 @@ def training(phase: str = "Running", **changes: Any) -> Document:
         "method": "min-max decimation",
         "attempts": [],
         "goodput": None,
+        "stragglers": [],
         "ranks": [],
         "logs": [],
         "diagnosis": None,
@@ -413,6 +414,20 @@ def failed() -> Document:
                 goodput=SECOND,
                 checkpoints=[{"time": ago(1900), "step": 2000, "uri": "s3://models/digits/checkpoints/step-2000"}],
             ),
+        ],
+        stragglers=[
+            {
+                "rank": "node-2",
+                "number": 2,
+                "name": "node-2",
+                "node": "gpu-3",
+                "seconds": 1.84,
+                "median": 1.02,
+                "step_seconds": 1.9,
+                "loading": 1.1,
+                "summary": "node-2 on gpu-3 is slower than the other ranks: 1.84 s of work per step, their median is "
+                "1.02 s. Ranks that wait for it lose 43% of each step. It loads data for most of that.",
+            }
         ],
         goodput=goodput(
             {

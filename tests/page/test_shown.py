@@ -126,6 +126,15 @@ def test_a_failed_training_shows_its_diagnosis(show: Show) -> None:
     assert "HF_TOKEN" in page.locator("#spec").inner_text()
 
 
+def test_stragglers_are_warnings_at_the_top(show: Show) -> None:
+    page = show(documents.failed())
+    warning = page.get_by_text("node-2 on gpu-3 is slower than the other ranks")
+    assert warning.is_visible()
+    assert warning.bounding_box()["y"] < page.locator("#ranks").bounding_box()["y"]  # type: ignore[index]  # both exist
+    older = {name: value for name, value in documents.failed().items() if name != "stragglers"}
+    assert show(older).get_by_text("slower than the other ranks").count() == 0
+
+
 def test_a_goodput_is_a_bar_of_its_activities(show: Show) -> None:
     page = show(documents.failed())
     page.get_by_role("button", name="Goodput", exact=True).click()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from trainjob import progress
+from trainjob.diagnosis.hangs import states_of
 
 
 def run(script: str, *, timeout: str = "1.2", **env: str) -> tuple[list[dict[str, Any]], list[str], list[str]]:
@@ -64,6 +65,67 @@ progress.step(); stuck(); progress.step(); time.sleep(0.4)
     assert markers[-1]["steps"] == 2
     assert len(other) == 1
     assert "raise stall_timeout" in other[0]
+
+
+def test_native_frames_follow_if_py_spy_is_there() -> None:
+    script = """
+def stuck(): time.sleep(3)
+progress.step(); stuck()
+"""
+    markers, stacks, _ = run(script, timeout="1", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    texts = [line.removeprefix("trainjob.stack 0| ") for line in stacks]
+    native = texts[texts.index(progress.NATIVE_HEADING) + 1 :]
+    assert native[0].startswith("Thread ")
+    assert '"MainThread"' in native[0], "the main thread is first"
+    assert any("time_sleep" in line for line in native), "the function of C that sleeps"
+    assert any(line.strip().startswith("stuck (") for line in native)
+    assert not any("watchdog" in line for line in stacks)
+    assert not any("import os, time" in line for line in stacks), "the command line may have secrets"
+    assert markers[-1]["ended"]
+    state = states_of("node-0", [f"{progress.RANK_MARKER}{json.dumps(markers[-2])}", *stacks])["node-0", 0]
+    assert state.stack[0].function == "stuck"
+    assert any("time_sleep" in line for line in state.native)
+    assert not any("Thread" in line for line in state.native)
+
+
+def test_without_py_spy_there_are_only_python_frames(tmp_path: Path) -> None:
+    _, stacks, other = run("progress.step(); time.sleep(1.5)", timeout="1", PATH=str(tmp_path))
+    assert stacks
+    assert not any(progress.NATIVE_HEADING in line for line in stacks)
+    assert other == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "kind"),
+    [
+        ("torch/distributed", "distributed_c10d.py", "waiting"),
+        ("torch/autograd", "graph.py", "waiting"),
+        ("torch/cuda", "streams.py", "device"),
+        ("torch/utils/data", "dataloader.py", "loading"),
+        ("torch/nn", "module.py", ""),
+    ],
+)
+def test_a_marker_has_what_the_main_thread_spent_its_time_with(
+    tmp_path: Path, folder: str, file: str, kind: str
+) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / file).write_text("import time, threading\ndef wait(): threading.Event().wait(0.03)\n")
+    module = file.removesuffix(".py")
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / folder)!r})
+import {module}
+for n in range(60):
+    {module}.wait()
+    time.sleep(0.01)
+    progress.step(n)
+"""
+    markers, _, _ = run(script, timeout="4")
+    spent = markers[-1]["spent"]
+    assert spent.keys() == {"all", *([kind] if kind else [])}
+    assert spent["all"] > 1.5
+    if kind:
+        assert 0.5 < spent[kind] / spent["all"] < 0.95, "three quarters"
 
 
 def test_a_rank_before_its_first_step_has_twice_the_time() -> None:

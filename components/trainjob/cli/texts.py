@@ -21,6 +21,7 @@ from trainjob.waiting import TrainJobResult
 
 _RANKS, _EVENTS = 50, 20  # fit on one or two screens
 _KEY = 500  # characters
+_STRAGGLERS = 3  # `report --json` has more
 
 PHASE_COLORS = {
     Phase.COMPLETE: "green",
@@ -82,7 +83,8 @@ def status_text(report: Report) -> str:
         "queued": short(seconds["queued"]) if seconds.get("queued") else "",
         "active": short(seconds["active"]) if "active" in seconds else "",
     }
-    text = "\n".join([click.style(str(report.ref), bold=True), *_aligned(shown)])
+    slow = [fitted(f"  {'warning':<9} {each}") for each in report.stragglers[:_STRAGGLERS]]
+    text = "\n".join([click.style(str(report.ref), bold=True), *_aligned(shown), *slow])
     return f"{text}\n\n{_explanation(report)}" if report.troubled else text
 
 

@@ -7,16 +7,26 @@ the other ranks that are known; otherwise the diagnosis reports that it is unkno
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from trainjob.diagnosis.diagnose import Diagnosis
 from trainjob.diagnosis.reasons import Category, Meaning
 from trainjob.kube_objects import mapping, mappings, training_container
 from trainjob.masking import masked_lines
-from trainjob.progress import RANK_MARKER, STACK_MARKER
+from trainjob.progress import (
+    BACKWARD_FILES,
+    COLLECTIVE_FILES,
+    DEVICE_FILES,
+    NATIVE_HEADING,
+    NEUTRAL_FILES,
+    RANK_MARKER,
+    STACK_MARKER,
+)
 from trainjob.sanitizing import plain
 from trainjob.verdicts import RetryVerdict
 
@@ -25,25 +35,15 @@ Process = tuple[str, int]
 
 _MARKER = re.compile(re.escape(RANK_MARKER) + r"(\{.*\})")
 _STACK = re.compile(re.escape(STACK_MARKER) + r"(\d+)\| ?(.*)")
+_PYTHON = re.compile(r"\.py:\d+\)$|^<")  # a Python frame of py-spy
 _FRAME = re.compile(r'\s*File "(.*)", line (\d+|\?+) in (.*)')
 
 _SHOWN = 8  # innermost frames of a stack: two stacks with their headings fit into the lines that are stored
+_NATIVE_SHOWN = 4  # of them, native frames that the innermost Python frame has called
 _NAMED = 3  # ranks that a summary names
 
-# Frames that wait for something, whatever it is: the frame that called them tells.
-_NEUTRAL = re.compile(
-    r"(^|/)(threading|queue|selectors|socket|ssl|subprocess|contextlib)\.py$|concurrent/futures/|asyncio/"
-    r"|torch/distributed/(c10d_logger|utils)\.py$|torch/utils/_contextlib\.py$|torch/_ops\.py$|torch/_tensor\.py$"
-    r"|torch/autograd/function\.py$|jax/_src/(?!distributed|multihost)|<frozen"
-)
-# A process waits in these for other ranks. `_engine_run_backward`: the reducers of DistributedDataParallel and FSDP.
-_COLLECTIVE = re.compile(
-    r"torch/distributed/|torch/_C/_distributed|jax/experimental/multihost_utils\.py$|jax/_src/(distributed|multihost)"
-    r"|mpi4py/|horovod/|deepspeed/comm/|oneccl|torch_xla/core/xla_model\.py$|xgboost/collective\.py$"
-)
-_BACKWARD = re.compile(r"torch/autograd/graph\.py$")
-# These wait for a device, which may wait for another rank: nothing follows from them.
-_DEVICE = re.compile(r"torch/(cuda|xpu|hpu|npu)/(__init__|streams)\.py$|jax/_src/(array|api)\.py$|/jaxlib/")
+_NEUTRAL, _COLLECTIVE = re.compile(NEUTRAL_FILES), re.compile(COLLECTIVE_FILES)
+_BACKWARD, _DEVICE = re.compile(BACKWARD_FILES), re.compile(DEVICE_FILES)
 # Every rank of a group calls the same one. Others, such as send and recv, differ between ranks of a healthy training.
 _SAME_ON_ALL = re.compile(
     r"(?i)^(all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|monitored_?barrier|reduce$|gather"
@@ -76,6 +76,9 @@ class RankState:
         ended: Its interpreter has exited, or its container has.
         stack: Its main thread, innermost frame first, when it reported the stall; empty if unknown.
         exit_code: Exit code of its container; None if it has not ended.
+        native: Its main thread by py-spy, innermost frame first: native and Python frames; empty if unknown.
+        spent: Seconds of its present run up to the latest step: ``all``, and ``waiting`` for ranks, ``device`` and
+            ``loading`` among them, see `trainjob.progress`. Empty if unknown.
         shared: Other processes of its pod write markers, too.
         lost: Why its pod cannot respond, such as a node that is not ready; empty if it can.
     """
@@ -88,6 +91,8 @@ class RankState:
     ended: bool = False
     stack: tuple[Frame, ...] = ()
     exit_code: int | None = None
+    native: tuple[str, ...] = ()
+    spent: Mapping[str, float] = field(default_factory=dict)
     shared: bool = False
     lost: str = ""
 
@@ -141,7 +146,7 @@ def states_of(pod: str, lines: Iterable[str]) -> dict[Process, RankState]:
         lines: Lines of its log, oldest first; may begin anywhere, and lines may be cut.
     """
     found: dict[Process, RankState] = {}
-    stacks: dict[Process, list[Frame] | None] = {}  # None: the main thread is complete
+    stacks: dict[Process, _Stack] = {}
     for text in lines:
         if (marker := marker_of(text)) is not None:
             process = pod, marker["rank"]
@@ -154,20 +159,40 @@ def states_of(pod: str, lines: Iterable[str]) -> dict[Process, RankState]:
                 number,
                 stalled="stalled_seconds" in marker,
                 ended=marker.get("ended") is True,
+                spent=_spent(marker),
             )
-            stacks[process] = []
-        elif STACK_MARKER in text and (line := _STACK.search(text)):
-            process = pod, int(line[1])
-            frames = stacks.get(process)
-            if frames is None or process not in found:
-                continue
-            if frame := _FRAME.match(line[2]):
-                frames.append(Frame(*frame.groups()))
-            elif frames:  # the heading of the next thread
-                stacks[process] = None
-            if process in found and found[process].stalled:
-                found[process] = replace(found[process], stack=tuple(frames))
-    return found if len(found) < 2 else {name: replace(state, shared=True) for name, state in found.items()}
+            stacks[process] = _Stack()
+        elif STACK_MARKER in text and (line := _STACK.search(text)) and (stack := stacks.get((pod, int(line[1])))):
+            stack.take(line[2])
+    for process, state in found.items():
+        stack = stacks[process]
+        frames, native = (stack.frames, stack.native) if state.stalled else ((), ())
+        found[process] = replace(state, stack=tuple(frames), native=tuple(native), shared=len(found) > 1)
+    return found
+
+
+class _Stack:
+    """The main thread of a process, from the lines of its stacks. The main thread is the first one, by both ways."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.native: list[str] = []
+        self._part: list[Frame] | list[str] | None = self.frames  # which is read; None if it is complete
+
+    def take(self, line: str) -> None:
+        """Take the next line."""
+        if line == NATIVE_HEADING:
+            self._part = self.native
+        elif self._part is self.frames:
+            if frame := _FRAME.match(line):
+                self.frames.append(Frame(*frame.groups()))
+            elif self.frames:  # the heading of the next thread
+                self._part = None
+        elif self._part is self.native:
+            if not line.startswith("Thread "):
+                self.native.append(line.strip())
+            elif self.native:
+                self._part = None
 
 
 def with_pod(state: RankState, pod: Mapping[str, Any]) -> RankState:
@@ -303,7 +328,7 @@ def _silent(active: Sequence[RankState], stalled: Sequence[RankState], waiting: 
 def _alone(rank: RankState) -> Hang:
     where = f" in {rank.place}" if rank.place else ""
     return Hang(
-        f"{_name(rank)} makes no step{where}{rank.at_step}",
+        f"{name_of(rank)} makes no step{where}{rank.at_step}",
         _ALONE,
         rank,
     )
@@ -344,7 +369,7 @@ def _elsewhere(stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Ha
         return None
     where = others[0].waits_in or str(others[0].place)
     return Hang(
-        f"{_name(culprit)} is in {culprit.place}{culprit.at_step}, while {_count(others)} {_wait(others)} in {where}",
+        f"{name_of(culprit)} is in {culprit.place}{culprit.at_step}, while {_count(others)} {_wait(others)} in {where}",
         _ELSEWHERE,
         culprit,
         others[0],
@@ -362,7 +387,7 @@ def _behind(stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Hang 
         return None
     others = [rank for rank in ordered if rank is not first]
     return Hang(
-        f"{_name(first)} is{first.at_step}, and {_count(others)} {'is' if len(others) == 1 else 'are'} at step "
+        f"{name_of(first)} is{first.at_step}, and {_count(others)} {'is' if len(others) == 1 else 'are'} at step "
         f"{_number(second)} or later",
         _BEHIND,
         first,
@@ -419,8 +444,10 @@ def diagnosis_of(hang: Hang, seconds: float, job: str) -> Diagnosis:
 
 
 def _stack_lines(rank: RankState, role: str) -> list[str]:
-    frames = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in rank.stack[:_SHOWN]]
-    return [f"stack of {_name(rank)} ({role}), innermost frame first:", *frames]
+    inner = [f"  {line}" for line in takewhile(lambda line: not _PYTHON.search(line), rank.native)][:_NATIVE_SHOWN]
+    frames = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in rank.stack]
+    shown = [*inner, *frames][:_SHOWN]
+    return [f"stack of {name_of(rank)} ({role}), innermost frame first:", *shown]
 
 
 def _operation(rank: RankState) -> str | None:
@@ -437,20 +464,21 @@ def _ahead(rank: RankState, other: RankState) -> bool:
     return bool(comparable) and _number(rank) > _number(other)
 
 
-def _name(rank: RankState) -> str:
+def name_of(rank: RankState) -> str:
+    """The process for people: its pod, and its number if that differs from the pod's."""
     pod, number = rank.process
     return pod if pod == f"node-{number}" and not rank.shared else f"rank {number} ({pod})"
 
 
 def _names(ranks: Sequence[RankState]) -> str:
-    names = [_name(rank) for rank in ranks[:_NAMED]]
+    names = [name_of(rank) for rank in ranks[:_NAMED]]
     if len(ranks) > _NAMED:
         return f"{', '.join(names)} and {len(ranks) - _NAMED} more"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def _count(ranks: Sequence[RankState]) -> str:
-    return _name(ranks[0]) if len(ranks) == 1 else f"{len(ranks)} ranks"
+    return name_of(ranks[0]) if len(ranks) == 1 else f"{len(ranks)} ranks"
 
 
 def _wait(ranks: Sequence[RankState]) -> str:
@@ -462,6 +490,15 @@ def _duration(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     parts = [f"{value}{unit}" for value, unit in ((hours, "h"), (minutes, "m"), (rest, "s")) if value]
     return " ".join(parts) or f"{seconds:g}s"
+
+
+def _spent(marker: Mapping[str, Any]) -> dict[str, float]:
+    spent = marker.get("spent")
+    return {
+        str(name): float(seconds)
+        for name, seconds in (spent.items() if isinstance(spent, dict) else ())
+        if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
+    }
 
 
 def _natural(value: object) -> int | None:

@@ -1320,7 +1320,7 @@ class TrainingPage {
 
   show(training, state) {
     render(this.head, head(training, state));
-    render(this.notes, notes(training.notes));
+    render(this.notes, notes([...(training.stragglers ?? []).map(each => each.summary), ...training.notes]));
     render(this.problem, problem(training));
     this.curves.update(linesOfTraining(training));
     this.silent.hidden = !this.curves.element.hidden || Object.keys(training.metrics).length > 0 || !training.running;

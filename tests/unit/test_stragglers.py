@@ -1,0 +1,211 @@
+"""Which ranks are slower than the others, from two readings of their markers."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from trainjob.diagnosis.hangs import Process, RankState, states_of
+from trainjob.diagnosis.stragglers import (
+    FACTOR,
+    SHARE,
+    STRAGGLERS,
+    Straggler,
+    Stragglers,
+    annotation,
+    compare,
+    stragglers_of,
+)
+
+STEPS = 100  # between two readings
+NODES = {f"node-{rank}": f"gpu-{rank}" for rank in range(64)}
+
+Spent = Mapping[str, float]
+
+
+def readings(*spent: Spent, steps: int = STEPS, times: int = 2) -> list[dict[Process, RankState]]:
+    """Consecutive readings of ranks that spend the given seconds per step."""
+    found: list[dict[Process, RankState]] = []
+    for reading in range(times):
+        ranks: dict[Process, RankState] = {}
+        for rank, each in enumerate(spent):
+            done = 5 + reading * steps
+            total = {name: seconds * done for name, seconds in each.items()}
+            marker = {"rank": rank, "world": len(spent), "count": done, "step": done, "spent": total}
+            ranks |= states_of(f"node-{rank}", [f"trainjob.rank {json.dumps(marker)}"])
+        found.append(ranks)
+    return found
+
+
+def found(*spent: Spent, steps: int = STEPS) -> list[Straggler]:
+    before, after = readings(*spent, steps=steps)
+    return compare(before, after, NODES)
+
+
+def test_the_rank_that_works_while_the_others_wait_for_it() -> None:
+    fast = {"all": 2.0, "waiting": 1.1}
+    (slow,) = found(fast, fast, {"all": 2.0, "waiting": 0.0}, fast)
+    assert (slow.rank, slow.number, slow.node) == ("node-2", 2, "gpu-2")
+    assert str(slow) == (
+        "node-2 on gpu-2 is slower than the other ranks: 2 s of work per step, their median is 900 ms. Ranks that wait "
+        "for it lose 55% of each step."
+    )
+
+
+def test_a_rank_that_loads_data_slowly() -> None:
+    fast = {"all": 2.0, "waiting": 1.2, "loading": 0.1}
+    (slow,) = found(fast, {"all": 2.0, "waiting": 0.1, "loading": 1.5}, fast)
+    assert slow.rank == "node-1"
+    assert str(slow).endswith(" It loads data for most of that.")
+
+
+def test_ranks_that_do_not_wait_for_each_other_are_compared_by_their_step_time() -> None:
+    (slow,) = found({"all": 1.0}, {"all": 1.0}, {"all": 1.8, "device": 1.2})
+    assert slow.rank == "node-2"
+    assert slow.seconds == pytest.approx(1.8)
+
+
+def test_of_ranks_that_wait_for_a_device_only_the_loading_of_data_is_compared() -> None:
+    """Rank 0 waits for its device to log the loss; the others queue their work, and are not slower."""
+    assert found({"all": 2.0, "device": 1.8}, {"all": 2.0}) == []
+    (slow,) = found({"all": 2.0, "device": 1.8, "loading": 0.1}, {"all": 2.0, "device": 0.5, "loading": 1.4})
+    assert slow.rank == "node-1"
+
+
+@pytest.mark.parametrize(
+    ("own", "slower"),
+    [(FACTOR - 0.01, False), (FACTOR + 0.01, True)],
+)
+def test_a_straggler_needs_the_factor(own: float, slower: bool) -> None:
+    fast = {"all": 2.0, "waiting": 1.0}
+    assert bool(found(fast, {"all": 2.0, "waiting": 2.0 - own}, fast)) is slower
+
+
+def test_a_factor_that_costs_little_is_no_straggler() -> None:
+    fast = {"all": 10.0, "waiting": 9.5}
+    assert found(fast, fast, {"all": 10.0, "waiting": 10 - 0.5 - 10 * SHARE + 0.1}) == []
+
+
+def test_most_ranks_cannot_be_stragglers() -> None:
+    fast, slow = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
+    assert found(slow, slow, slow, fast) == []
+
+
+@pytest.mark.parametrize("steps", [0, 9])
+def test_too_few_steps_show_nothing(steps: int) -> None:
+    assert found({"all": 1.0}, {"all": 9.0}, steps=steps) == []
+
+
+def test_one_rank_alone_is_no_straggler() -> None:
+    assert found({"all": 1.0}) == []
+
+
+def test_a_rank_that_has_restarted_is_not_compared() -> None:
+    before, after = readings({"all": 1.0}, {"all": 1.0}, {"all": 2.0})
+    assert compare(before, after, NODES)
+    assert compare(after, before, NODES) == [], "its counters went back"
+    # As many steps as before, after a restart: less time has passed than before.
+    restarted = readings({"all": 1.0}, {"all": 1.0}, {"all": 0.001})[1]
+    assert compare(before, {**after, ("node-2", 2): restarted["node-2", 2]}, NODES) == []
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {}, optional={name: st.floats(0, 100) for name in ("all", "waiting", "device", "loading", "other")}
+        ),
+        max_size=6,
+    )
+)
+def test_any_times_name_the_slowest_half_at_most(spent: list[dict[str, float]]) -> None:
+    slow = found(*spent)
+    assert 2 * len(slow) <= len(spent)
+    for each in slow:
+        assert each.seconds - each.median >= SHARE * each.step_seconds > 0
+        assert "nan" not in str(each)
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=2, max_size=9))
+def test_each_rank_is_compared_with_the_median_of_the_others(seconds: list[float]) -> None:
+    for each in found(*({"all": second} for second in seconds)):
+        others = [second for rank, second in enumerate(seconds) if rank != each.number]
+        assert each.median == pytest.approx(statistics.median(others))
+        assert each.seconds == pytest.approx(seconds[each.number])
+
+
+def test_a_thousand_ranks_are_compared() -> None:
+    fast, slow = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
+    assert [each.number for each in found(*[fast] * 700, slow, *[fast] * 299)] == [700]
+
+
+def test_a_rank_is_named_once_after_two_slow_windows_in_a_row() -> None:
+    fast, slow = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
+    watch = Stragglers()
+    named = [watch.take(reading, NODES) for reading in readings(fast, slow, fast, times=6)]
+    assert [[each.rank for each in new] for new in named] == [[], [], ["node-1"], [], [], []]
+
+
+def test_a_single_slow_window_names_nobody() -> None:
+    fast, slow = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
+    first = readings(fast, slow, fast)
+    (normal,) = readings(fast, fast, fast, times=1)
+    watch = Stragglers()
+    named = [watch.take(reading, NODES) for reading in [*first, normal, *first, normal, *first]]
+    assert named == [[]] * len(named)
+
+
+# ---------------------------------------------------------------- the annotation
+
+
+def straggler(number: int, seconds: float = 2.0) -> Straggler:
+    return Straggler(f"node-{number}", number, f"node-{number}", f"gpu-{number}", seconds, 1.0, seconds, 0.5)
+
+
+def trainjob(text: object) -> dict[str, Any]:
+    return {"metadata": {"annotations": {STRAGGLERS: text}}}
+
+
+def test_the_annotation_keeps_the_stragglers_that_cost_most() -> None:
+    known = [straggler(number, 2.0 + number) for number in range(8)]
+    text = annotation(known, [straggler(3, 99.0), straggler(70, 50.0)])[STRAGGLERS]
+    assert len(text) < 8 * 500
+    kept = stragglers_of(trainjob(text))
+    assert [each.number for each in kept] == [3, 70, 7, 6, 5, 4, 2, 1]
+    assert kept[0] == straggler(3, 99.0)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    st.lists(
+        JSON
+        | st.fixed_dictionaries(
+            dict.fromkeys(("rank", "number", "name", "node", "seconds", "median", "step_seconds", "loading"), JSON)
+        )
+    )
+)
+def test_an_annotation_that_a_person_has_edited_is_read_as_far_as_possible(values: list[Any]) -> None:
+    good = straggler(1)
+    text = json.dumps([*values, good.as_dict()])
+    kept = stragglers_of(trainjob(text))
+    assert kept[-1] == good
+    for each in kept:
+        assert all(map(math.isfinite, (each.seconds, each.median, each.step_seconds, each.loading)))
+        assert str(each)
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "3", "null", "[" * 100_000, 3, None, ["x"]])
+def test_an_annotation_that_cannot_be_read_has_no_stragglers(text: object) -> None:
+    assert stragglers_of(trainjob(text)) == []
+    assert stragglers_of(None) == []
