@@ -74,8 +74,8 @@ class TrainJobResult:
             activity; ``gpu_hours`` by activity, if the number of GPUs is known. Empty if the job was deleted
             before its end was read. ``trainjob goodput`` shows all attempts together.
         stragglers: Ranks that the waiters of a job with a ``stall_timeout`` found to be slower than the others:
-            ``rank``, ``number``, ``name``, ``node``, ``seconds`` of work per step and their ``median`` of the other
-            ranks, ``step_seconds``, ``loading`` and a ``summary``.
+            ``rank``, ``number``, ``name``, ``node``, ``seconds`` of work per step and its ``median`` of all ranks,
+            ``step_seconds``, ``loading`` and a ``summary``.
     """
 
     namespace: str

@@ -425,7 +425,7 @@ def failed() -> Document:
                 "median": 1.02,
                 "step_seconds": 1.9,
                 "loading": 1.1,
-                "summary": "node-2 on gpu-3 is slower than the other ranks: 1.84 s of work per step, their median is "
+                "summary": "node-2 on gpu-3 is slower than the other ranks: 1.84 s of work per step, the median is "
                 "1.02 s. Ranks that wait for it lose 43% of each step. It loads data for most of that.",
             }
         ],

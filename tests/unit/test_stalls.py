@@ -315,7 +315,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.stalls._COMPARED_PER_SECOND", 1000.0)
 
 
-SLOW = "node-1 is slower than the other ranks: 2 s of work per step, their median is 1 s."
+SLOW = "node-1 is slower than the other ranks: 2 s of work per step, the median is 1 s."
 
 
 @pytest.mark.usefixtures("quick")

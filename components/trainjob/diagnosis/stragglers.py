@@ -26,7 +26,7 @@ STRAGGLERS = "trainjob.dev/stragglers"
 """Annotation of a TrainJob: the stragglers that waiters have found, a JSON list."""
 
 FACTOR = 1.5
-"""A straggler spends at least so much more time than the median of the other ranks."""
+"""A straggler spends at least so many times the median of all ranks."""
 SHARE = 0.2
 """What that costs is at least this part of each of its steps."""
 WINDOWS = 2
@@ -46,7 +46,7 @@ class Straggler:
         name: Both for people, as ``rank 5 (node-1)``.
         node: Name of its node; empty if unknown.
         seconds: Time per step that it spends by itself.
-        median: The same of the other ranks, their median.
+        median: The median of that time of all ranks.
         step_seconds: Time per step, with waits.
         loading: Seconds per step among `seconds` in which it loads data.
     """
@@ -65,7 +65,7 @@ class Straggler:
         lost = (self.seconds - self.median) / self.step_seconds
         loads = " It loads data for most of that." if self.loading > self.seconds / 2 else ""
         return (
-            f"{self.name}{where} is slower than the other ranks: {_seconds(self.seconds)} of work per step, their "
+            f"{self.name}{where} is slower than the other ranks: {_seconds(self.seconds)} of work per step, the "
             f"median is {_seconds(self.median)}. Ranks that wait for it lose {lost:.0%} of each step.{loads}"
         )
 
@@ -126,22 +126,14 @@ def compare(
 def _outliers(
     measured: Mapping[Process, float], windows: Mapping[Process, Mapping[str, float]]
 ) -> dict[Process, tuple[float, float]]:
-    """The ranks with much higher times than the others: their time, and the median of the others."""
-    ordered = sorted(measured, key=lambda process: measured[process])
-    values = [measured[process] for process in ordered]
-    found = {}
-    for index, process in enumerate(ordered):
-        seconds, median = values[index], _median_without(index, values)
-        if seconds >= FACTOR * median and seconds - median >= SHARE * windows[process]["all"]:
-            found[process] = seconds, median
-    return found
-
-
-def _median_without(index: int, ordered: Sequence[float]) -> float:
-    """The median of all but one of some ordered values; infinity if there is no other."""
-    others = len(ordered) - 1
-    middle = [ordered[place + (place >= index)] for place in {(others - 1) // 2, others // 2}] if others else []
-    return statistics.fmean(middle) if middle else math.inf
+    """The ranks with much higher times than the median: their time, and the median."""
+    # The lower median: of two ranks, the slower one can be found.
+    median = statistics.median_low(measured.values()) if measured else 0.0
+    return {
+        process: (seconds, median)
+        for process, seconds in measured.items()
+        if seconds >= FACTOR * median and seconds - median >= SHARE * windows[process]["all"]
+    }
 
 
 def _window(before: RankState, after: RankState) -> dict[str, float] | None:
