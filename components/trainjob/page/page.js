@@ -1288,6 +1288,7 @@ class TrainingPage {
     this.head = h("header.panel", { id: "head" });
     this.notes = h("div.notes");
     this.problem = h("div");
+    this.slow = h("div.notes");
     this.silent = h("p.panel.dim", { hidden: true }, "This training has not reported a metric.");
     this.nav = h("nav", { "aria-label": "Sections" });
     this.curves = new Curves();
@@ -1302,7 +1303,7 @@ class TrainingPage {
     const [metrics, spent, phases, used, origin, wanted, ...rest] = this.parts.map(each => each.section);
     const elements = sections => sections.map(each => each.element);
     this.sections = [this.curves, metrics, this.evaluation, this.ranks, this.log, spent, phases, origin, used, wanted, ...rest];
-    root.replaceChildren(this.head, this.notes, this.problem, this.nav, this.silent, ...elements(this.sections.slice(0, 8)),
+    root.replaceChildren(this.head, this.notes, this.problem, this.slow, this.nav, this.silent, ...elements(this.sections.slice(0, 8)),
       h("div.columns", null, elements([used, wanted])), ...elements(rest));
   }
 
@@ -1320,8 +1321,9 @@ class TrainingPage {
 
   show(training, state) {
     render(this.head, head(training, state));
-    render(this.notes, notes([...(training.stragglers ?? []).map(each => each.summary), ...training.notes]));
+    render(this.notes, notes(training.notes));
     render(this.problem, problem(training));
+    render(this.slow, notes((training.stragglers ?? []).map(each => each.summary)));
     this.curves.update(linesOfTraining(training));
     this.silent.hidden = !this.curves.element.hidden || Object.keys(training.metrics).length > 0 || !training.running;
     this.evaluation.update(training.evaluation ?? null);
