@@ -105,20 +105,22 @@ def _reported(observation: Observation) -> str:
 _NOTHING = _reported(Observation(Phase.NOT_STARTED))
 
 
-class _Slots:
-    """Spreads the reads that compare ranks over time, for all jobs of this process."""
+class _Limit:
+    """Limits the logs that are read to compare ranks, for all jobs of this process."""
 
     def __init__(self) -> None:
         self._free = 0.0
 
-    def take(self, logs: int) -> float:
-        """When so many logs may be read."""
-        at = max(self._free, time.monotonic())
-        self._free = at + logs / _COMPARED_PER_SECOND
-        return at
+    def allows(self, logs: int) -> bool:
+        """Whether so many logs may be read now. If so, others wait for the time that they take."""
+        now = time.monotonic()
+        if now < self._free:
+            return False
+        self._free = now + logs / _COMPARED_PER_SECOND
+        return True
 
 
-_slots = _Slots()
+_limit = _Limit()
 
 
 class StallWatch:
@@ -144,6 +146,7 @@ class StallWatch:
         self._stragglers = Stragglers()
         self._uncounted = 0  # readings in a row that could not compare ranks
         self._compared = math.inf  # when the ranks are compared next
+        self._logs = 1  # number of logs in the latest reading
         self._restart()
 
     def _restart(self) -> None:
@@ -159,7 +162,7 @@ class StallWatch:
         progressed, self._reported = reported != self._reported, reported
         if observation.phase is not before.phase or observation.stall_timeout != before.stall_timeout:
             self._stepped = self._stepped and observation.phase is Phase.RUNNING
-            self._compared = max(time.monotonic() + (observation.stall_timeout or 0), _slots.take(1))
+            self._compared = time.monotonic() + (observation.stall_timeout or 0)
             self._restart()
         elif progressed:
             self._stepped = True
@@ -183,6 +186,9 @@ class StallWatch:
                 await anyio.sleep(left)
                 continue
             began, due = self._since, self._due <= time.monotonic()
+            if not due and not _limit.allows(self._logs):
+                self._compared = time.monotonic() + near
+                continue
             reading = await self._read()
             if reading is None:
                 self._due = self._compared = time.monotonic() + timeout
@@ -206,7 +212,7 @@ class StallWatch:
         counting = [rank for rank in reading.ranks.values() if rank.count]
         self._uncounted = 0 if len(counting) > 1 else self._uncounted + 1
         pause = seconds * (1 if self._uncounted < _UNCOUNTED else _RARELY)
-        self._compared = max(time.monotonic() + pause, _slots.take(len(reading.pods)))
+        self._compared, self._logs = time.monotonic() + pause, len(reading.pods)
         nodes = {rank: str(mapping(pod, "spec").get("nodeName") or "") for rank, pod in reading.pods.items()}
         if not (new := self._stragglers.take(reading.ranks, nodes)):
             return

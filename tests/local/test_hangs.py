@@ -146,7 +146,7 @@ def test_a_healthy_job_with_pauses_raises_no_alarm(
 
 def one_slow(jobs: Jobs, folder: Path, run: int) -> tuple[str, str]:
     chance = random.Random(f"slow/{campaigns.SEED}/{run}")
-    slower = chance.uniform(3, 8)
+    slower = chance.choice([1.0, chance.uniform(3, 8), chance.uniform(3, 8)])
     plan = planned(chance, fault="", slower=slower, at=0, chatty=None, steps=int(SLOW_SECONDS / (0.01 * slower)))
     notices: list[str] = []
     ref = launch(jobs, folder / f"slow-{run}", plan)
@@ -158,19 +158,22 @@ def one_slow(jobs: Jobs, folder: Path, run: int) -> tuple[str, str]:
     for each in result.stragglers:
         assert each["summary"] in notices
         assert each["node"]
-    return ",".join(named), f"node-{plan['culprit']}"
+    return ",".join(named), f"node-{plan['culprit']}" if slower > 1 else ""
 
 
 @pytest.mark.timeout(3600)
 def test_a_slow_rank_of_a_synchronous_training_is_named(
-    jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
+    jobs: Jobs, tmp_path: Path, record_property: campaigns.Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its steps take as long as those of all others, which wait for it."""
+    monkeypatch.setattr("trainjob.stalls._COMPARED_PER_SECOND", 100.0)  # for short timeouts of several jobs
     campaigns.begin(record_property, SLOW)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = [*pool.map(lambda run: one_slow(jobs, tmp_path, run), range(SLOW))]
     right = sum(named == slow for named, slow in found)
-    record_property("result", f"{right} of {SLOW} slow ranks, and no other rank, named")
+    result = f"{right} of {SLOW} right, {sum(bool(slow) for _, slow in found)} of them with a slow rank"
+    record_property("result", result)
+    campaigns.done(result)
     assert all(named in (slow, "") for named, slow in found), found
     assert right >= 0.9 * SLOW, found
 

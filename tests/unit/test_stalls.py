@@ -19,7 +19,7 @@ from trainjob.errors import Rejected
 from trainjob.lifecycle import give_up, launch
 from trainjob.logs import LogLine
 from trainjob.spec import TrainJobSpec
-from trainjob.stalls import _Slots
+from trainjob.stalls import _Limit
 from trainjob.status import Phase, observe
 from trainjob.waiting import wait
 
@@ -30,7 +30,7 @@ TIMEOUT = 1.0  # the shortest of a spec; pauses of a loaded machine must stay be
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
-    monkeypatch.setattr("trainjob.stalls._slots", _Slots())  # not those that other tests have taken
+    monkeypatch.setattr("trainjob.stalls._limit", _Limit())  # not what other tests have used
     return MemoryBackend()
 
 
@@ -371,7 +371,13 @@ async def test_of_many_stragglers_a_few_are_reported(backend: MemoryBackend) -> 
     assert slow[-1] == "2 more ranks are stragglers"
 
 
-def test_all_jobs_of_a_process_share_the_reads_that_compare_ranks() -> None:
-    slots = _Slots()
-    now = time.monotonic()
-    assert [round(slots.take(4) - now) for _ in range(4)] == [0, 2, 4, 6], "two logs a second"
+def test_all_jobs_of_a_process_share_the_reads_that_compare_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, now = _Limit(), 1000.0
+    monkeypatch.setattr("trainjob.stalls.time.monotonic", lambda: now)
+    assert limit.allows(4)
+    assert not limit.allows(1)
+    now += 1.9
+    assert not limit.allows(1), "two logs a second"
+    now += 0.2
+    assert limit.allows(1)
+    assert not limit.allows(1)

@@ -70,11 +70,8 @@ class Straggler:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The straggler as JSON, with a ``summary`` for people; seconds with four digits."""
-        values = {
-            name: float(f"{each:.4g}") if isinstance(each, float) else each for name, each in asdict(self).items()
-        }
-        return {**values, "summary": str(self)}
+        """The straggler as JSON, with a ``summary`` for people."""
+        return {**asdict(self), "summary": str(self)}
 
 
 class Stragglers:
@@ -118,8 +115,9 @@ def compare(
     found = []
     for process, (seconds, median) in slow.items():
         window, (pod, number) = windows[process], process
-        name, node = name_of(after[process]), nodes.get(pod, "")
-        found.append(Straggler(pod, number, name, node, seconds, median, window["all"], window[LOADING]))
+        # With four digits, so that all show the same, also what reads it from the annotation.
+        numbers = (float(f"{each:.4g}") for each in (seconds, median, window["all"], window[LOADING]))
+        found.append(Straggler(pod, number, name_of(after[process]), nodes.get(pod, ""), *numbers))
     return sorted(found, key=lambda each: each.median - each.seconds)
 
 
