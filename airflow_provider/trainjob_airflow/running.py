@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from threading import Event
 from time import monotonic
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
         TrainJobSpec,
         WaitOptions,
     )
-    from trainjob.integration import CrashAction, Study, StudyResult, TrainJob, Trial
+    from trainjob.integration import CrashAction, Goodput, Study, StudyResult, TrainJob, Trial
     from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log
     from trainjob_airflow.training import TaskTraining
@@ -36,6 +37,7 @@ _T = TypeVar("_T")
 
 _REPLY_SECONDS = 1.0  # of the 5 s that a killed task has left
 _EVIDENCE_SECONDS = 5.0
+_LAST_LOOK = 5.0  # seconds to observe a job whose deadline passed while nothing waited: it may have ended before
 
 
 @contextmanager
@@ -62,6 +64,14 @@ def has_ended(trainjob: TrainJob | None) -> bool:
     from trainjob.integration import observe
 
     return trainjob is None or observe(trainjob).phase.terminal
+
+
+def seconds_to_wait(deadline: datetime | None, margin: float = 0.0) -> float | None:
+    """Seconds until `margin` before the deadline; 5 s if that has passed, None without a deadline."""
+    if deadline is None:
+        return None
+    left = (deadline - datetime.now(UTC)).total_seconds() - margin
+    return left if left > 0 else _LAST_LOOK
 
 
 class DeadlineReached(Exception):
@@ -203,6 +213,20 @@ class RunningJob:
             with suppress(TrainJobError):
                 self.evidence = self.client.call(lambda: read(ref))
         return self.evidence
+
+    def measure(self) -> Goodput | None:
+        """How the time of the job was spent until now; None if it cannot be read in 5 s, or is a study."""
+        from trainjob.integration import measured
+
+        evidence, history = self.read_evidence(), self.training.history if self.training is not None else None
+        return measured(self.ref, evidence, history) if self.ref is not None and evidence is not None else None
+
+    def start_measuring(self) -> Future[Goodput] | None:
+        """The same in the background, while the job is being cancelled."""
+        from trainjob.integration import spent_so_far
+
+        ref, client, history = self.ref, self.client, self.training.history if self.training is not None else None
+        return None if ref is None else client.start(lambda: spent_so_far(client.backend, ref, history))
 
     def look(self) -> TrainJob | None:
         """The job as it is now; None if it was deleted."""

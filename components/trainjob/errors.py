@@ -51,6 +51,7 @@ from trainjob.verdicts import RetryVerdict
 
 if TYPE_CHECKING:
     from trainjob.diagnosis import Diagnosis
+    from trainjob.goodput import Goodput
 
 
 class TrainJobError(Exception):
@@ -175,9 +176,20 @@ class BackendUnavailable(TrainJobError):
 
 
 class TimedOut(TrainJobError):
-    """A timeout of the waiter expired. The job keeps running: only the caller may cancel it."""
+    """A timeout of the waiter expired. The job keeps running: only the caller may cancel it.
+
+    Attributes:
+        goodput: How the time of the attempt was spent until then, as in `trainjob.TrainJobResult`; empty if it is
+            unknown.
+        spent: The same with its segments, for `trainjob.telemetry`; None if it was not measured.
+    """
 
     retry = RetryVerdict.INFRASTRUCTURE
+    spent: Goodput | None = None
+
+    def __init__(self, message: str = "") -> None:
+        self.goodput: Mapping[str, Any] = {}
+        super().__init__(message)
 
 
 class QueueTimeout(TimedOut):
@@ -225,7 +237,12 @@ class RankCrashed(TrainJobFailed):
 
     The job keeps running, and its runtime may restart the rank. The caller decides about the job, see
     `trainjob.lifecycle.give_up`.
+
+    Attributes:
+        spent: `goodput` with its segments, for `trainjob.telemetry`; None if it was not measured.
     """
+
+    spent: Goodput | None = None
 
 
 class JobHung(RankCrashed):

@@ -22,6 +22,7 @@ from trainjob.document import (
     with_segments as with_segments,
     workflow_document as workflow_document,
 )
+from trainjob.goodput import Goodput as Goodput
 from trainjob.history import MetricHistory as MetricHistory
 from trainjob.kube_objects import mapping as mapping, parse_time as parse_time
 from trainjob.lifecycle import (
@@ -50,7 +51,13 @@ from trainjob.progress_log import (
     ProgressLogger as ProgressLogger,
     phase_text as phase_text,
 )
-from trainjob.report import examine as examine, numeric as numeric, rounded as rounded, short as short
+from trainjob.report import (
+    examine as examine,
+    numeric as numeric,
+    rounded as rounded,
+    short as short,
+    spent_text as spent_text,
+)
 from trainjob.sanitizing import plain as plain
 from trainjob.serialization import (
     pack_diagnosis as pack_diagnosis,
@@ -65,6 +72,7 @@ from trainjob.spec.literals import check_literals as check_literals, has_open as
 from trainjob.spec.parts import field_name as field_name
 from trainjob.spec.reading import check_limits as check_limits, load_spec as load_spec, read_spec_file as read_spec_file
 from trainjob.status import observe as observe
+from trainjob.telemetry import record_goodput as record_goodput
 from trainjob.tuning import (
     Study as Study,
     StudyResult as StudyResult,
@@ -77,7 +85,13 @@ from trainjob.tuning.journal import journal_location as journal_location, open_j
 from trainjob.tuning.pages import document_of_study as document_of_study, find_study as find_study
 from trainjob.tuning.template import check_template as check_template, spec_of as spec_of
 from trainjob.unattended import SUSPEND as SUSPEND
-from trainjob.waiting import attend as attend, conclude as conclude, result_of as result_of
+from trainjob.waiting import (
+    attend as attend,
+    conclude as conclude,
+    measured as measured,
+    result_of as result_of,
+    spent_so_far as spent_so_far,
+)
 from trainjob.workflows import (
     KFP_PIPELINE as KFP_PIPELINE,
     KFP_RUN as KFP_RUN,

@@ -456,6 +456,14 @@ def rounded(value: float | str) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
+def spent_text(spent: Mapping[str, Any]) -> str:
+    """The goodput of a result or an error as text for a log; empty if it is unknown."""
+    if not spent:
+        return ""
+    parts = [f"{activity} {short(seconds)}" for activity, seconds in spent["seconds"].items() if seconds]
+    return f"goodput {100 * spent['ratio']:.1f}%: {', '.join(parts)}"
+
+
 def short(seconds: float) -> str:
     """A duration in at most two units: ``0.4s``, ``12s``, ``1m20s``, ``2h05m``, ``3d04h``."""
     seconds = max(0.0, seconds)

@@ -30,9 +30,12 @@ def active() -> bool:
     return "opentelemetry.trace" in sys.modules or "opentelemetry.metrics" in sys.modules
 
 
-def record(ref: JobRef, goodput: Goodput) -> None:
-    """Record a job that has ended. An error is logged: it must not fail the wait."""
-    if not goodput.segments:
+def record_goodput(ref: JobRef, goodput: Goodput | None) -> None:
+    """Record a job that has ended, or that its waiter ends; nothing if `goodput` is unknown.
+
+    An error is logged: it must not fail the wait.
+    """
+    if goodput is None or not (active() and goodput.segments):
         return
     try:
         _record_spans(ref, goodput)

@@ -39,7 +39,7 @@ from trainjob.history import CHECKPOINT, MetricHistory, thinned
 from trainjob.kube_objects import mapping, mappings, rank_of
 from trainjob.lifecycle import NOT_STARTED, record_failure
 from trainjob.logs import STATE_SECONDS, LogLine, Throttle
-from trainjob.manifest import JobRef
+from trainjob.manifest import ATTEMPT, JobRef
 from trainjob.stalls import StallWatch
 from trainjob.status import Observation, Phase, observe
 from trainjob.wait_options import WaitOptions
@@ -51,6 +51,7 @@ _CRASHES = 32  # crashes whose evidence is kept
 # this is at most 7 KB for each job.
 _HISTORY_POINTS = progress.MAX_POINTS // 2
 _LAST_LINES_SECONDS = 10.0  # for reading the ranks' last lines after the job has ended
+_MEASURE_SECONDS = 5.0  # for reading a job whose wait has failed: the reason is known and must not be delayed for long
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class TrainJobResult:
         checkpoints: Steps and Unix times of the checkpoints that the training reported, oldest first.
         goodput: How the time of this attempt was spent, see `trainjob.goodput`: ``ratio``, 0 to 1; ``seconds`` by
             activity; ``gpu_hours`` by activity, if the number of GPUs is known. Empty if the job was deleted
-            before its end was read. ``trainjob goodput`` shows all attempts together.
+            before its end was read, unless its waiter observed its phases. ``trainjob goodput`` shows all attempts
+            together.
         stragglers: Ranks that the waiters of a job with a ``stall_timeout`` found to be slower than the others:
             ``rank``, ``number``, ``name``, ``node``, ``seconds`` of work per step and its ``median`` of all ranks,
             ``step_seconds``, ``loading`` and a ``summary``.
@@ -290,6 +292,9 @@ async def wait(
         JobHung: no rank made progress for the job's `stall_timeout`; has the diagnosis. The job keeps running.
         TimedOut: a timeout expired, or `fail_fast` is set and the job is blocked; the job keeps running.
         BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
+
+    The errors of a failed, hung or timed-out job have its goodput. A job that ended is recorded by `telemetry`; after
+    another error the caller records ``error.spent`` if it ends the job, since another waiter may follow otherwise.
     """
     read = None if on_log is None else lambda: _forward(backend, ref, on_log, state_seconds)
     history = MetricHistory(_HISTORY_POINTS)
@@ -299,7 +304,12 @@ async def wait(
         if on_change is not None:
             on_change(observation, notice)
 
-    final, crash = await attend(backend, ref, options, on_change=change, on_crash=on_crash, read=read)
+    try:
+        final, crash = await attend(backend, ref, options, on_change=change, on_crash=on_crash, read=read)
+    except (RankCrashed, TimedOut) as error:
+        error.spent = await spent_so_far(backend, ref, history)
+        error.goodput = error.spent.summary()
+        raise
     return await conclude(backend, ref, final, crash, history, on_evidence=on_evidence)
 
 
@@ -438,20 +448,34 @@ async def conclude(
         evidence = evidence.with_earlier(earlier)
     if on_evidence is not None:
         on_evidence(evidence)
-    if telemetry.active():
-        telemetry.record(ref, _measured(evidence, history))
+    spent = measured(ref, evidence, history, observation)
+    telemetry.record_goodput(ref, spent)
     if observation.phase is not Phase.COMPLETE:
         diagnosis = replace(diagnose(evidence, final), job=str(ref))
         if observation.phase is Phase.FAILED and ON_RETRY in mapping(evidence.trainjob, "metadata", "annotations"):
             await record_failure(backend, ref, diagnosis)
-        raise TrainJobFailed(diagnosis, _measured(evidence, history).summary())
-    return result_of(ref, evidence, observation, history)
+        raise TrainJobFailed(diagnosis, spent.summary())
+    return result_of(ref, evidence, observation, history, spent)
 
 
 def result_of(
-    ref: JobRef, evidence: Evidence, observation: Observation, collected: MetricHistory | None = None
+    ref: JobRef,
+    evidence: Evidence,
+    observation: Observation,
+    collected: MetricHistory | None = None,
+    spent: Goodput | None = None,
 ) -> TrainJobResult:
-    """The result of a job as far as it is known; `collected` completes what the training and its pods have kept."""
+    """The result of a job as far as it is known.
+
+    Args:
+        ref: The job.
+        evidence: Evidence of the job.
+        observation: Its state.
+        collected: Completes what the training and its pods have kept.
+        spent: How its time was spent; measured if left out.
+    """
+    if spent is None and observation.phase.terminal:
+        spent = measured(ref, evidence, collected, observation)
     report = _report(evidence)
     history = {name: points for name, points in report.history.items() if not name.startswith(progress.RESERVED)}
     if collected:
@@ -479,15 +503,40 @@ def result_of(
         returned=report.returned,
         history={name: points for name, points in history.items() if not name.startswith(progress.RESERVED)},
         checkpoints=[(step, time) for step, time, _ in report.history.get(CHECKPOINT, ())],
-        goodput=_measured(evidence, collected).summary() if observation.phase.terminal else {},
+        goodput=spent.summary() if spent is not None else {},
         stragglers=[each.as_dict() for each in stragglers_of(evidence.trainjob)],
     )
 
 
-def _measured(evidence: Evidence, collected: MetricHistory | None) -> Goodput:
+async def spent_so_far(backend: Backend, ref: JobRef, history: MetricHistory | None = None) -> Goodput:
+    """How the time of a job was spent until now, with what a waiter has collected.
+
+    Never raises, and takes at most 5 s: nothing is known of a job that cannot be read in that time.
+    """
+    try:
+        with anyio.move_on_after(_MEASURE_SECONDS):
+            return measured(ref, await backend.state(ref), history)
+    except Exception as error:  # noqa: BLE001 - of any backend: the reason why the wait has ended is more important
+        _log.warning("the goodput of TrainJob %s cannot be measured: %s: %s", ref, type(error).__name__, error)
+    return measure([], datetime.now(UTC))
+
+
+def measured(
+    ref: JobRef, evidence: Evidence, collected: MetricHistory | None, final: Observation | None = None
+) -> Goodput:
+    """How the time of an attempt was spent; of a deleted job, by the phases that its waiter has observed."""
     collected = collected if collected is not None else MetricHistory()
-    attempt = Attempt(evidence, collected.phases, collected.points())
-    return measure([attempt], datetime.now(UTC))
+    if evidence.trainjob is not None or final is None or final.created is None or not collected.phases:
+        return measure([Attempt(evidence, collected.phases, collected.points())], datetime.now(UTC))
+    metadata = {
+        "namespace": ref.namespace,
+        "name": ref.name,
+        "labels": {ATTEMPT: str(ref.attempt)},
+        "creationTimestamp": final.created.isoformat(),
+    }
+    end = datetime.now(UTC) if final.finished is None else final.finished
+    seen = Evidence({"metadata": metadata}, evidence.pods, reported=evidence.reported)
+    return replace(measure([Attempt(seen, collected.phases, collected.points())], end), phase=final.phase)
 
 
 def _report(evidence: Evidence) -> progress.Report:

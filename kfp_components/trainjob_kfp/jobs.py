@@ -38,6 +38,8 @@ from trainjob.integration import (
     ProgressLogger,
     give_up,
     page_html,
+    record_goodput,
+    spent_text,
     take_document,
 )
 from trainjob_kfp.execution import Execution
@@ -110,10 +112,13 @@ def run_job(
             except RankCrashed as error:
                 why, action = error.diagnosis, parameters.get("on_crash_action", "suspend")
                 write_line(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
+                if action != "keep":
+                    record_goodput(ref, error.spent)
                 raise
-            except TimedOut:
+            except TimedOut as error:
                 if parameters["cancel_on_timeout"]:
                     client.cancel(ref)
+                    record_goodput(ref, error.spent)
                 raise
 
 
@@ -167,7 +172,12 @@ def wait_and_report(
         history.observe(observation, time.time())
         log.change(observation, notice)
 
-    result = client.wait(ref, options, on_change=change, on_log=log.line, on_crash=log.crash)
+    try:
+        result = client.wait(ref, options, on_change=change, on_log=log.line, on_crash=log.crash)
+    except (TrainJobFailed, TimedOut) as error:
+        if spent := spent_text(error.goodput):  # KFP (2.17) drops the outputs of failed steps, metrics included
+            write_line(f"TrainJob {ref}: {spent}")
+        raise
     if report is not None:
         try:
             document = client.call(lambda: take_document(client.backend, ref.namespace, ref.name, history=history))

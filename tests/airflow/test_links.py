@@ -14,6 +14,7 @@ from airflow.sdk import DAG, Asset
 from tests.airflow.conftest import Run, python
 from tests.airflow.versions import older_than
 
+from trainjob import JobRef, TrainJobClient
 from trainjob_airflow import lineage
 from trainjob_airflow.links import format_urls
 from trainjob_airflow.operators.trainjob import TrainJobOperator
@@ -162,8 +163,9 @@ def test_openlineage_gets_the_goodput_as_its_schema_says(hours: dict[str, float]
     assert sent == {"ratio": 0.75, "seconds": spent["seconds"]} | ({"gpuHours": hours} if hours else {})
 
 
-@pytest.mark.parametrize("state", ["success", "failed"])
-def test_stats_get_the_goodput(run: Run, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, Any]]:
+    """Metric of Airflow -> its latest value and tags."""
     from airflow.providers.common.compat.sdk import Stats
 
     sent: dict[str, tuple[Any, Any]] = {}
@@ -174,6 +176,11 @@ def test_stats_get_the_goodput(run: Run, monkeypatch: pytest.MonkeyPatch, state:
             kind,
             lambda name, value=None, *, dt=None, tags=None: sent.update({name: (dt if value is None else value, tags)}),
         )
+    return sent
+
+
+@pytest.mark.parametrize("state", ["success", "failed"])
+def test_stats_get_the_goodput(run: Run, sent: dict[str, tuple[Any, Any]], state: str) -> None:
     with DAG("counts") as dag:
         TrainJobOperator(
             task_id="t",
@@ -189,3 +196,64 @@ def test_stats_get_the_goodput(run: Run, monkeypatch: pytest.MonkeyPatch, state:
     if state == "success":
         seconds = ran.xcoms["t"]["goodput"]["seconds"]
         assert spent == {f"trainjob.activity.{name}": timedelta(seconds=each) for name, each in seconds.items() if each}
+
+
+SLEEP = "import time; time.sleep(60)"
+HANG = f"from trainjob import progress; progress.step(); {SLEEP}"
+QUEUED: dict[str, Any] = {"suspend": True, "labels": {"kueue.x-k8s.io/queue-name": "q"}}
+ENDED_EARLY: dict[str, tuple[str, dict[str, Any], str]] = {
+    "queue_timeout": (SLEEP, {**QUEUED, "queue_timeout": 1}, "queued"),
+    "execution_timeout": (SLEEP, {"execution_timeout": timedelta(seconds=4)}, "training"),
+    "hang": (HANG, {"stall_timeout": 1, "on_crash_action": "cancel"}, "training"),
+}
+
+
+@pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
+@pytest.mark.parametrize("way", ENDED_EARLY)
+def test_a_task_that_ends_its_job_publishes_the_goodput(
+    run: Run, sent: dict[str, tuple[Any, Any]], way: str, deferrable: bool
+) -> None:
+    code, arguments, activity = ENDED_EARLY[way]
+    found: list[dict[str, Any]] = []
+
+    def failed(context: Any) -> None:
+        task = context["ti"].task
+        found.append(task.get_openlineage_facets_on_failure(context["ti"]).run_facets)
+
+    with DAG("early") as dag:
+        TrainJobOperator(
+            task_id="t",
+            runtime="trainjob-step",
+            command=python(code),
+            deferrable=deferrable,
+            on_failure_callback=failed,
+            **arguments,
+        )
+    ran = run(dag)
+    assert ran.states == {"t": "failed"}, ran.log
+    spent = {name: value for name, (value, _) in sent.items() if name.startswith("trainjob.activity.")}
+    assert spent[f"trainjob.activity.{activity}"] > timedelta(seconds=0.5)
+    assert f"goodput {100 * sent['trainjob.goodput'][0]:.1f}%: " in ran.log
+    (facets,) = found
+    assert facets["trainjob_goodput"].ratio == sent["trainjob.goodput"][0]
+    assert facets["externalQuery"].externalQueryId
+
+
+def test_a_job_that_keeps_running_is_counted_by_the_try_that_ends_it(
+    run: Run, sent: dict[str, tuple[Any, Any]]
+) -> None:
+    with DAG("kept") as dag:
+        TrainJobOperator(
+            task_id="t",
+            runtime="trainjob-step",
+            command=python(SLEEP),
+            queue_timeout=0.5,
+            cancel_on_timeout=False,
+            **QUEUED,
+        )
+    ran = run(dag)
+    assert ran.states == {"t": "failed"}
+    assert not [name for name in sent if name.startswith("trainjob.activity.")]
+    with TrainJobClient() as client:
+        (job,) = client.list()
+        client.cancel(JobRef.of(job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,22 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     ],
 )
 def test_the_first_crash_fails_the_step(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], action: str, phase: Phase | None, outcome: str
+    backend: MemoryBackend,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+    phase: Phase | None,
+    outcome: str,
 ) -> None:
+    recorded: list[object] = []
+    monkeypatch.setattr(jobs, "record_goodput", lambda _, spent: recorded.append(spent))
     with pytest.raises(RankCrashed, match="exited with code 3") as raised:
         jobs.run_job(EXECUTION, SPEC, {**PARAMETERS, "on_crash_action": action})
     assert bool(getattr(raised.value, "__notes__", ())) is bool(phase), "a deleted job has no page"
-    assert outcome in capsys.readouterr().out
+    log = capsys.readouterr().out
+    assert outcome in log
+    assert re.search(r"goodput \d+\.\d%: training ", log)
+    assert recorded == ([] if action == "keep" else [raised.value.spent]), "a later wait records a job that runs"
     assert [observe(job).phase for job in backend.jobs.values()] == ([phase] if phase else [])
     assert all(given_up(job) for job in backend.jobs.values() if phase is Phase.SUSPENDED)
 

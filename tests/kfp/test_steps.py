@@ -282,6 +282,7 @@ def test_a_job_that_takes_too_long_is_stopped(steps: Steps) -> None:
     ended = steps.run("train", runtime="trainjob-step", command=SLEEPING, run_timeout=1)
     assert ended.code == 1
     assert "run_timeout of 0:00:01" in ended.termination_message
+    assert re.search(r"goodput \d+\.\d%: .*training", ended.log)
     assert phases(steps) == [Phase.CANCELLED]
 
 

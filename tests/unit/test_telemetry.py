@@ -77,7 +77,7 @@ HALF = goodput((Activity.QUEUED, 30), (Activity.STARTING, 20), (Activity.TRAININ
 
 
 def test_a_job_is_a_span_with_its_segments_as_children(recorded: Recorded) -> None:
-    telemetry.record(REF, HALF)
+    telemetry.record_goodput(REF, HALF)
     *children, job = recorded.spans()
     assert job.name == "TrainJob train-1"
     assert (job.start_time, job.end_time) == (BEGIN * SECOND, (BEGIN + 100) * SECOND)
@@ -99,16 +99,16 @@ def test_a_job_is_a_span_with_its_segments_as_children(recorded: Recorded) -> No
 
 def test_the_parent_is_the_current_span(recorded: Recorded) -> None:
     with recorded.tracers.get_tracer("caller").start_as_current_span("task") as task:
-        telemetry.record(REF, HALF)
+        telemetry.record_goodput(REF, HALF)
     job = next(each for each in recorded.spans() if each.name == "TrainJob train-1")
     assert job.parent is not None
     assert job.parent.span_id == task.get_span_context().span_id
 
 
 def test_metrics_sum_the_time_by_activity(recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
-    telemetry.record(REF, HALF)
-    telemetry.record(REF, HALF)
-    telemetry.record(REF, replace(HALF, phase=Phase.FAILED))
+    telemetry.record_goodput(REF, HALF)
+    telemetry.record_goodput(REF, HALF)
+    telemetry.record_goodput(REF, replace(HALF, phase=Phase.FAILED))
     spent = {
         (each.attributes["trainjob.activity"], each.attributes["trainjob.phase"]): each.value
         for each in recorded.points("trainjob.activity.seconds")
@@ -125,7 +125,7 @@ def test_metrics_sum_the_time_by_activity(recorded: Recorded, caplog: pytest.Log
 
 def test_the_spans_of_one_job_are_bounded(recorded: Recorded) -> None:
     many = goodput(*[(Activity.TRAINING, 10), (Activity.CHECKPOINTING, 1)] * 2000)
-    telemetry.record(REF, many)
+    telemetry.record_goodput(REF, many)
     *children, job = recorded.spans()
     assert len(children) == 500
     assert {each.name for each in children} == {"training"}
@@ -134,7 +134,7 @@ def test_the_spans_of_one_job_are_bounded(recorded: Recorded) -> None:
 
 
 def test_a_job_without_known_time_is_not_recorded(recorded: Recorded) -> None:
-    telemetry.record(REF, Goodput("", "", "", Phase.DELETED))
+    telemetry.record_goodput(REF, Goodput("", "", "", Phase.DELETED))
     assert recorded.spans() == []
 
 
@@ -148,7 +148,7 @@ def test_an_error_of_the_sdk_does_not_fail_the_wait(
 
     monkeypatch.setattr(trace, "get_tracer", fail)
     with caplog.at_level(logging.WARNING):
-        telemetry.record(REF, HALF)
+        telemetry.record_goodput(REF, HALF)
     assert "TrainJob ns/train-1 cannot be recorded by OpenTelemetry: RuntimeError: no exporter" in caplog.text
 
 

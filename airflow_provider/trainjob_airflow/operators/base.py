@@ -32,7 +32,8 @@ from trainjob_airflow.identity import (
     publish_job,
     was_cleared,
 )
-from trainjob_airflow.running import DeadlineReached, RunningJob, has_ended
+from trainjob_airflow.running import DeadlineReached, RunningJob, has_ended, seconds_to_wait
+from trainjob_airflow.stats import send_goodput, stats, tags_of
 from trainjob_airflow.tasklog import write_group, write_result
 from trainjob_airflow.templates import StrictTemplates, secrets_in
 from trainjob_airflow.training import TaskTraining
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobError, TrainJobResult, TrainJobSpec
+    from trainjob.integration import Goodput
 
 OnKill = Literal["cancel", "suspend", "keep"]
 OnCrash = Literal["suspend", "cancel", "keep"]
@@ -49,7 +51,6 @@ _T = TypeVar("_T")
 _KILL_SECONDS = 3.5  # Airflow sends SIGKILL 5 s after the SIGTERM that calls on_kill()
 CANCEL_SECONDS = 60.0
 BACKSTOP = timedelta(minutes=5)  # after execution_timeout, in case no triggerer runs
-LAST_LOOK = 5.0  # seconds to observe a job whose deadline passed while nothing waited: it may have ended before
 MAX_RESUMED = 3
 
 
@@ -118,6 +119,7 @@ class TrainJobTask(StrictTemplates):
         self._running: RunningJob | None = None
         self._delivered: JobRef | None = None
         self._result: dict[str, Any] = {}
+        self._failed: dict[str, Any] = {}
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """Build the spec of the job from rendered fields.
@@ -218,7 +220,7 @@ class TrainJobTask(StrictTemplates):
             if self.on_kill_action == "cancel" and was_cleared(context):
                 running.cancel("delete", CANCEL_SECONDS)
             ref = running.launch(spec, max(1, context["ti"].try_number), self._origin(context))
-            _stats().incr("trainjob.launched", tags=_tags(context))
+            stats().incr("trainjob.launched", tags=tags_of(context["ti"]))
             publish_job(context, ref)
             self._link(context, ref)
             links.push(context, self)
@@ -232,10 +234,7 @@ class TrainJobTask(StrictTemplates):
                 self._defer(context, ref, phase=training.phase if training else "")
             if not self.wait_for_completion:
                 return TrainJobResult(ref.namespace, ref.name, ref.uid, ref.attempt).as_dict()
-            deadline = self._deadline(context)
-            seconds = (deadline - datetime.now(UTC)).total_seconds() - self._margin() if deadline else None
-            if seconds is not None and seconds <= 0:
-                seconds = LAST_LOOK
+            seconds = seconds_to_wait(self._deadline(context), self._margin())
             try:
                 result = running.wait(ref, self.wait_options, self.log, logs=self.get_logs, seconds=seconds)
             except DeadlineReached:
@@ -272,11 +271,14 @@ class TrainJobTask(StrictTemplates):
                     if isinstance(error, TrainJobFailed) and error.diagnosis.exit_code in self.skip_on_exit_code:
                         raise AirflowSkipException(str(error)) from None
                     failure = airflow_error(error, user_errors=self.retry_user_errors)
-                    _stats().incr("trainjob.failed", tags=_tags(context) | {"retry": str(error.retry)})
-                    if isinstance(error, TrainJobFailed):
-                        _send_goodput(context, error.goodput)
+                    stats().incr("trainjob.failed", tags=tags_of(context["ti"]) | {"retry": str(error.retry)})
                     if isinstance(error, RankCrashed) and running.ref is not None:
+                        spent = running.measure()
                         self._log_error(running.give_up(running.ref, error.diagnosis, self.on_crash_action))
+                        if self.on_crash_action != "keep":
+                            self._record_end(context, running, spent)
+                    elif isinstance(error, TrainJobFailed):
+                        self._publish_end(context, running, error.goodput)
                     raise failure from None
                 finally:
                     self._running = None
@@ -350,8 +352,11 @@ class TrainJobTask(StrictTemplates):
             message = f"the task was killed; {running} keeps running (on_kill_action='keep')"
         else:
             try:
+                measuring = running.start_measuring()
                 ended = running.cancel("suspend" if self.on_kill_action == "suspend" else "delete", _KILL_SECONDS)
                 message = f"the task was killed: {running} {'has ended' if ended else 'is terminating'}"
+                if measuring is not None and measuring.done():
+                    self._record_end(context, running, measuring.result())
             except Exception as error:  # noqa: BLE001 - any error; this process ends now
                 message = f"the task was killed, but {running} could not be cancelled: {error}"
         self.log.warning("%s", message)
@@ -359,12 +364,15 @@ class TrainJobTask(StrictTemplates):
 
     def _time_out(self, context: Context, running: RunningJob, message: str, *, retryable: bool = True) -> NoReturn:
         """Cancel the job after a timeout or a permanent blocker, unless it is to be kept, and fail this try."""
+        spent = None
         if retryable and has_retry(context) and running.is_replaced():
             self._store_end(running)
+            spent = running.measure()
             message += "; the next try replaces it by a job with the changes of on_retry"
         elif self.cancel_on_timeout:
             try:
                 self._store_end(running)
+                spent = running.measure()
                 ended = running.cancel("delete", CANCEL_SECONDS)
             except AirflowTaskTimeout:  # of Airflow's timer, during this call; it fires only once
                 ended = running.cancel("delete", CANCEL_SECONDS)
@@ -374,7 +382,32 @@ class TrainJobTask(StrictTemplates):
                 self._store_end(running)
             message += "; it keeps running (cancel_on_timeout=False)"
         self._log_error(message)
+        self._record_end(context, running, spent)
         raise TrainJobTimeout(message) if retryable else TrainJobFatal(message)
+
+    def _record_end(self, context: Context, running: RunningJob, spent: Goodput | None) -> None:
+        """Record how the time of a job was spent that this try has ended. A later wait records one that keeps running.
+
+        Args:
+            context: Of the task.
+            running: The job.
+            spent: How its time was spent; None if that is unknown.
+        """
+        from trainjob.integration import record_goodput
+
+        if running.ref is not None and spent is not None:
+            record_goodput(running.ref, spent)
+            self._publish_end(context, running, spent.summary())
+
+    def _publish_end(self, context: Context, running: RunningJob, spent: Mapping[str, Any]) -> None:
+        """Publish how the time of a job was spent whose try fails: in the log, as metrics and to OpenLineage."""
+        from trainjob.integration import spent_text
+
+        ref = running.ref
+        if ref is not None and spent:
+            self._failed = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "goodput": spent}
+            self.log.info("%s", spent_text(spent))
+            send_goodput(context["ti"], spent)
 
     def _link(self, context: Context, ref: JobRef, **more: Any) -> None:
         """Set the URLs of the links."""
@@ -399,8 +432,8 @@ class TrainJobTask(StrictTemplates):
         self._link(context, ref, **self.version_of(merged))
         assets.set_extra(context, self, merged | {"metrics": self.metrics_of(merged)})
         for name, seconds in merged["seconds"].items():
-            _stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=_tags(context))
-        _send_goodput(context, result.goodput)
+            stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=tags_of(context["ti"]))
+        send_goodput(context["ti"], result.goodput)
         return self.returned(context, merged)
 
     def returned(self, context: Context, result: dict[str, Any]) -> Any:
@@ -467,6 +500,11 @@ class TrainJobTask(StrictTemplates):
         read, written = self.data_of(self._result) if self._result else ((), ())
         return lineage.facets(read, written, self._result)
 
+    def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
+        """The job of a failed task and its goodput; `apache-airflow-providers-openlineage` calls it."""
+        del task_instance
+        return lineage.facets((), (), self._failed)
+
     def _spec(self, key: str, context: Context) -> TrainJobSpec:
         from trainjob import InvalidSpec, TrainJobError
 
@@ -509,21 +547,6 @@ class TrainJobTask(StrictTemplates):
             self.log.error("%s", line)
 
 
-def _stats() -> Any:
-    from airflow.providers.common.compat.sdk import Stats  # DAG files do not need this import
-
-    return Stats
-
-
-def _send_goodput(context: Context, spent: Mapping[str, Any]) -> None:
-    """Send how the time of a job was spent to Airflow's metrics."""
-    if spent:
-        _stats().gauge("trainjob.goodput", spent["ratio"], tags=_tags(context))
-        for activity, seconds in spent["seconds"].items():
-            if seconds:
-                _stats().timing(f"trainjob.activity.{activity}", timedelta(seconds=seconds), tags=_tags(context))
-
-
 def _summary_first(error: TrainJobError) -> str:
     """The text of an error; that of a failed job begins with why it failed, since the log has its name already."""
     from trainjob import TrainJobFailed
@@ -531,11 +554,6 @@ def _summary_first(error: TrainJobError) -> str:
     if not isinstance(error, TrainJobFailed):
         return str(error)
     return str(error).removeprefix(f"TrainJob {error.diagnosis.job} failed: ")
-
-
-def _tags(context: Context) -> dict[str, str]:
-    ti = context["ti"]
-    return {"dag_id": ti.dag_id, "task_id": ti.task_id}
 
 
 def _acknowledge(context: Context) -> None:

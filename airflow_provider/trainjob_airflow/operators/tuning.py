@@ -13,9 +13,9 @@ from trainjob_airflow.arguments import check_texts
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import begin_deferral, key_of, was_cleared
-from trainjob_airflow.operators.base import BACKSTOP, CANCEL_SECONDS, LAST_LOOK, MAX_RESUMED
+from trainjob_airflow.operators.base import BACKSTOP, CANCEL_SECONDS, MAX_RESUMED
 from trainjob_airflow.operators.trainjob import TrainJobOperator
-from trainjob_airflow.running import DeadlineReached, RunningStudy
+from trainjob_airflow.running import DeadlineReached, RunningStudy, seconds_to_wait
 from trainjob_airflow.study import TaskStudy
 from trainjob_airflow.tasklog import write_group, write_study
 from trainjob_airflow.templates import is_open
@@ -148,8 +148,6 @@ class TrainJobTuningOperator(TrainJobOperator):
                 if running.page is not None:
                     running.page.store()
                 self._defer_study(context, running, study, template)
-            deadline = self._deadline(context)
-            seconds = (deadline - datetime.now(UTC)).total_seconds() - self._margin() if deadline else None
             try:
                 result = running.tune(
                     study,
@@ -158,7 +156,7 @@ class TrainJobTuningOperator(TrainJobOperator):
                     self.wait_options,
                     self.log,
                     origin=self._origin(context),
-                    seconds=LAST_LOOK if seconds is not None and seconds <= 0 else seconds,
+                    seconds=seconds_to_wait(self._deadline(context), self._margin()),
                 )
             except DeadlineReached:
                 self._time_out(context, running, f"{running} did not end within execution_timeout")

@@ -11,7 +11,7 @@ import gc
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from trainjob_airflow.events import pack
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import states_of
+from trainjob_airflow.running import seconds_to_wait
 from trainjob_airflow.states import Wanted
+from trainjob_airflow.stats import send_goodput
 from trainjob_airflow.tasklog import progress_logger
 from trainjob_airflow.training import Task, Training, Writer
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 _TAIL = 200  # log lines of each rank from before this trigger started; after a restart they are logged again
 _POINTS = 512  # of all metrics in an event, which Airflow stores in its database: about 20 KB
-_LAST_LOOK = 5.0  # seconds to observe a job whose deadline passed while nothing waited: it may have ended before
 _KILLED = "__airflow_user_action__"  # message of the cancellation when a person has ended the task (Airflow 3.3)
 _KILL = 25.0  # Airflow gives on_kill() 30 s ([triggerer] on_kill_timeout)
 
@@ -161,10 +162,7 @@ class TaskTrigger(BaseTrigger):
 
     def _seconds_left(self) -> float | None:
         """Rest of ``execution_timeout``, which Airflow does not enforce for deferred tasks (apache/airflow#69678)."""
-        if self.deadline is None:
-            return None
-        left = (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds()
-        return left if left > 0 else _LAST_LOOK
+        return seconds_to_wait(datetime.fromisoformat(self.deadline) if self.deadline is not None else None)
 
 
 class TrainJobTrigger(TaskTrigger):
@@ -223,6 +221,7 @@ class TrainJobTrigger(TaskTrigger):
         self.get_logs = get_logs
         self.resumed = resumed
         self.stored = stored
+        self._page: Training | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
@@ -245,7 +244,7 @@ class TrainJobTrigger(TaskTrigger):
     async def outcome(self) -> dict[str, Any]:
         """Wait for the end of the job."""
         await asyncio.to_thread(load)
-        training = self._training()
+        training = self._page = self._training()
         if training is None:
             return await self._watched(None)
         try:
@@ -320,9 +319,19 @@ class TrainJobTrigger(TaskTrigger):
     async def cancel(self, backend: Backend) -> str:
         """Cancel or suspend the job."""
         from trainjob import cancel
+        from trainjob.integration import record_goodput, spent_so_far
 
         action: Literal["delete", "suspend"] = "suspend" if self.on_kill_action == "suspend" else "delete"
-        ended = await cancel(backend, self._ref(), action, timeout_seconds=_KILL)
+        ref, history = self._ref(), self._page.history if self._page is not None else None
+        measuring = asyncio.create_task(spent_so_far(backend, ref, history))  # beside the cancel: it must not wait
+        try:
+            ended = await cancel(backend, ref, action, timeout_seconds=_KILL)
+            if measuring.done():
+                record_goodput(ref, measuring.result())
+                if self.task_instance is not None:
+                    send_goodput(self.task_instance, measuring.result().summary())
+        finally:
+            measuring.cancel()
         return f"{self.launched()} {'has ended' if ended else 'is terminating'} ({action})"
 
     def _ref(self) -> JobRef:

@@ -22,7 +22,7 @@ import anyio
 import click
 from pydantic.alias_generators import to_camel
 
-from trainjob import lifecycle as flow, report, waiting
+from trainjob import lifecycle as flow, report, telemetry, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.backends.local.store import leftovers
@@ -339,6 +339,8 @@ class Commands:
         except TrainJobFailed as error:
             if isinstance(error, RankCrashed):
                 show.notice(await flow.give_up(self.backend, ref, error.diagnosis, on_crash))
+                if on_crash != "keep":
+                    telemetry.record_goodput(ref, error.spent)
             if not self.as_json:
                 for line in await self._after_failure(ref, error, on_crash):
                     error.add_note(line)  # printed after the error

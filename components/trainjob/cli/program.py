@@ -130,9 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _details(error: TrainJobError) -> dict[str, Any]:
-    if isinstance(error, TrainJobFailed):
+    if isinstance(error, TrainJobFailed | TimedOut):
         spent = {"goodput": error.goodput} if error.goodput else {}
-        return {"diagnosis": error.diagnosis.as_dict(), **spent}
+        return {"diagnosis": error.diagnosis.as_dict(), **spent} if isinstance(error, TrainJobFailed) else spent
     if isinstance(error, InvalidSpec):
         return {"problems": [vars(problem) for problem in error.problems]}
     return {}

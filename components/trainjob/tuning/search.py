@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeGuard, TypeVar
 
-from trainjob import lifecycle
+from trainjob import lifecycle, telemetry
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import (
     InvalidStudy,
@@ -24,6 +24,7 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
+from trainjob.goodput import Goodput
 from trainjob.history import thinned
 from trainjob.manifest import JobRef, check_key, differences, key_hash
 from trainjob.spec import TrainJobSpec
@@ -420,7 +421,7 @@ class _Search:
                 again = error.diagnosis.retry.retried(user_errors=False) and ref.attempt <= self.study.retries
                 if isinstance(error, RankCrashed):  # its job keeps running
                     await self._end(number, "failed", None, error.diagnosis.summary)
-                    await self._cancel(ref)
+                    await self._cancel(ref, error.spent)
                 elif not again:
                     await self._end(number, "failed", None, error.diagnosis.summary)
                 elif not await self._ended_elsewhere(number):
@@ -429,7 +430,7 @@ class _Search:
                     continue
             except TimedOut as error:
                 await self._end(number, "failed", None, str(error))
-                await self._cancel(ref)
+                await self._cancel(ref, error.spent)
             return
 
     async def _watch(self, number: int, ref: JobRef) -> None:
@@ -527,8 +528,9 @@ class _Search:
                 await self._cancel(self.refs[number])
         self.running.clear()
 
-    async def _cancel(self, ref: JobRef) -> None:
-        """Cancel a job; after an outage, with the next poll."""
+    async def _cancel(self, ref: JobRef, spent: Goodput | None = None) -> None:
+        """Cancel a job; after an outage, with the next poll. Record how its time was `spent`."""
+        telemetry.record_goodput(ref, spent)
         try:
             await lifecycle.cancel(self.backend, ref, timeout_seconds=0)
         except TrainJobError as error:
