@@ -214,6 +214,25 @@ class RunningJob:
                 self.evidence = self.client.call(lambda: read(ref))
         return self.evidence
 
+    def read_attempts(self) -> Sequence[Evidence] | None:
+        """The attempts of the key that still exist; none for the first one, None if they cannot be read in 5 s."""
+        import anyio
+
+        from trainjob import TrainJobError
+        from trainjob.integration import read_attempts
+
+        async def read(ref: JobRef) -> Sequence[Evidence] | None:
+            with anyio.move_on_after(_EVIDENCE_SECONDS):
+                return await read_attempts(self.client.backend, ref, self.key)
+            return None
+
+        ref = self.ref
+        if ref is None or ref.attempt <= 1:
+            return ()
+        with suppress(TrainJobError):
+            return self.client.call(lambda: read(ref))
+        return None
+
     def measure(self) -> Goodput | None:
         """How the time of the job was spent until now; None if it cannot be read in 5 s, or is a study."""
         from trainjob.integration import measured

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -198,22 +198,34 @@ class TaskTraining(Training):
         if document is not None:
             self._write(document)
 
-    def end(self, evidence: Evidence | None, diagnosis: Diagnosis | None = None) -> None:
+    def end(
+        self,
+        evidence: Evidence | None,
+        diagnosis: Diagnosis | None = None,
+        attempts: Sequence[Evidence] | None = (),
+    ) -> None:
         """Store the last document of a try.
 
         Args:
             evidence: Of the job; None if it cannot be read.
             diagnosis: Why the job failed; None if it did not.
+            attempts: The attempts of the key that still exist; None if they cannot be read.
         """
         if evidence is None:
             self.store()
         else:
-            self._store_evidence(evidence, diagnosis)
+            self._store_evidence(evidence, diagnosis, attempts or (), self._unread(attempts))
         if self._state is not None and self._document:
             with self._xcom.logged():
                 self._state.set(_ATTEMPTS, _compact(self._document))
 
-    def _store_evidence(self, evidence: Evidence, diagnosis: Diagnosis | None = None) -> None:
+    def _store_evidence(
+        self,
+        evidence: Evidence,
+        diagnosis: Diagnosis | None = None,
+        attempts: Sequence[Evidence] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
         from trainjob.integration import examine, observe, training_document
 
         with self._xcom.logged():
@@ -224,7 +236,30 @@ class TaskTraining(Training):
                 report = replace(report, diagnosis=diagnosis)
             self.observation = report.observation
             self.due, self._stored, self.phase = None, time.monotonic(), str(report.observation.phase)
-            self._write(training_document(report, history=self.history, source="kept", task=self.task.task_id))
+            kept = {each["uid"]: each for each in self._document.get("attempts") or ()}
+            document = training_document(
+                report,
+                history=self.history,
+                attempts=attempts,
+                source="kept",
+                notes=notes,
+                task=self.task.task_id,
+                histories={uid: each["history"] for uid, each in kept.items()},
+            )
+            # What a try stored of its attempt stays: the pods and logs of an ended job may be gone.
+            ended = {uid for uid, each in kept.items() if each["finished"] and uid != self.ref.uid}
+            self._write(document | {"attempts": [each for each in document["attempts"] if each["uid"] not in ended]})
+
+    def _unread(self, attempts: Sequence[Evidence] | None) -> list[str]:
+        """A note about earlier attempts that cannot be measured together with this one."""
+        earlier = [each for each in self._document.get("attempts") or () if each["attempt"] < self.ref.attempt]
+        complete = [i for i, each in enumerate(earlier) if each["phase"] == "Complete"]  # of earlier work
+        read = {each.trainjob["metadata"]["uid"] for each in attempts or () if each.trainjob}
+        unread = [each["name"] for each in earlier[complete[-1] + 1 if complete else 0 :] if each["uid"] not in read]
+        if not unread:
+            return []
+        why = "could not be read" if attempts is None else "were deleted"
+        return [f"earlier attempts {why} ({', '.join(unread)}): steps that were repeated after them count as training"]
 
     def _write(self, document: dict[str, Any]) -> None:
         with self._xcom.logged():

@@ -62,6 +62,7 @@ def training_document(
     source: str = "live",
     notes: Sequence[str] = (),
     task: str = "",
+    histories: Mapping[str, Points] | None = None,
 ) -> dict[str, Any]:
     """The document of one training.
 
@@ -75,6 +76,7 @@ def training_document(
         source: ``live``, or ``kept`` for what a waiter stored.
         notes: What is missing in the document, and why.
         task: Name of the task of a workflow, if the labels of the job do not have it.
+        histories: UID -> metrics of another attempt that were kept: its pods may be gone.
     """
     now, trainjob = report.observation, report.trainjob
     collected = MetricHistory()
@@ -82,7 +84,7 @@ def training_document(
         collected.merge(history.points())
         collected.merge_phases(history.phases)
     others = [each for each in attempts if each.trainjob and JobRef.of(each.trainjob).uid != report.ref.uid]
-    spent = _spent(report, collected, others)
+    spent = _spent(report, collected, others, histories or {})
     collected.merge(report.history)
     series = collected.points()
     own = _attempt(report, spent, series.pop(CHECKPOINT, []))
@@ -413,12 +415,19 @@ def _estimate(now: Observation) -> str:
     return _ESTIMATES.get(str(now.details.get("estimate")), "the training script")
 
 
-def _spent(report: Report, history: MetricHistory, others: Sequence[Evidence]) -> dict[str, dict[str, Any]]:
+def _spent(
+    report: Report, history: MetricHistory, others: Sequence[Evidence], histories: Mapping[str, Points]
+) -> dict[str, dict[str, Any]]:
     """UID -> how the time of that attempt was spent, and the time until the next one; only what is known."""
     found: dict[str, dict[str, Any]] = {}
     for piece in pieces_of_work([report.evidence, *others]):
-        own = (history.phases, history.points())
-        whole = measure([Attempt(each, *(own if each is report.evidence else ())) for each in piece], report.taken)
+        attempts = [
+            Attempt(each, history.phases, history.points())
+            if each is report.evidence
+            else Attempt(each, history=histories.get(JobRef.of(each.trainjob).uid, {}) if each.trainjob else {})
+            for each in piece
+        ]
+        whole = measure(attempts, report.taken)
         for ref in (JobRef.of(each.trainjob) for each in piece if each.trainjob):
             segments = [each for each in whole.segments if each.attempt == ref.attempt]
             if segments:

@@ -35,7 +35,7 @@ from trainjob.lifecycle import (
     mark_delivered as mark_delivered,
     request_cancel as request_cancel,
 )
-from trainjob.live import LiveReader as LiveReader, take_document as take_document
+from trainjob.live import LiveReader as LiveReader, read_attempts as read_attempts, take_document as take_document
 from trainjob.logs import Throttle as Throttle
 from trainjob.manifest import (
     KEY as KEY,

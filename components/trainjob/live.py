@@ -72,6 +72,26 @@ async def take_document(
     return job.document(history, lines, task)
 
 
+async def read_attempts(
+    backend: Backend, ref: JobRef, key: str, ended: dict[str, Evidence] | None = None
+) -> list[Evidence]:
+    """All attempts of a key that still exist, the latest five that have ended with their pods.
+
+    Args:
+        backend: Backend of the jobs.
+        ref: The attempt whose pods the caller reads.
+        key: The key.
+        ended: UID -> attempt that was read with its pods before; is completed.
+    """
+    known = ended if ended is not None else {}
+    jobs = await backend.find(ref.namespace, labels_of(key))
+    for each in sorted(jobs, key=_created)[-_ATTEMPTS:]:
+        other = JobRef.of(each)
+        if other.uid != ref.uid and other.uid not in known and observe(each).phase.terminal:
+            known[other.uid] = replace(await backend.state(other), trainjob=each)
+    return [known.get(each["metadata"]["uid"], Evidence(each)) for each in jobs]
+
+
 @dataclass
 class _Job:
     """What was read of one job."""
@@ -138,12 +158,7 @@ class _Job:
 
     async def _read_attempts(self, backend: Backend, key: str) -> None:
         """Read all attempts of the key, and the pods of the latest ones once, after their end: for the goodput."""
-        jobs = await backend.find(self.namespace, labels_of(key)) if key else []
-        for each in sorted(jobs, key=_created)[-_ATTEMPTS:]:
-            ref = JobRef.of(each)
-            if ref.uid != self.ref.uid and ref.uid not in self.ended and observe(each).phase.terminal:
-                self.ended[ref.uid] = replace(await backend.state(ref), trainjob=each)
-        self.attempts = [self.ended.get(each["metadata"]["uid"], Evidence(each)) for each in jobs]
+        self.attempts = await read_attempts(backend, self.ref, key, self.ended) if key else []
 
     async def _read_workflow(self, backend: Backend, trainjob: TrainJob) -> None:
         """Read the previous run of the task once, and each other job of the workflow once it is complete."""

@@ -18,6 +18,7 @@ from tests.airflow.test_links import stored
 from tests.airflow.versions import since
 
 from trainjob import JobRef, Observation, Phase
+from trainjob.backends.local.backend import LocalBackend
 from trainjob.document import observed_document
 from trainjob_airflow import training as module
 from trainjob_airflow.operators.trainjob import TrainJobOperator
@@ -288,6 +289,57 @@ def test_a_later_try_has_the_earlier_attempts(run: Run, tmp_path: Path) -> None:
     assert first["history"]["loss"]
     assert "first" in first["summary"]
     assert document["airflow"]["try_number"] == 2
+
+
+RESUMES = """
+import os, time
+from trainjob import progress
+again = os.path.exists(first)
+for step in range(1, 9 if again else 7):
+    time.sleep(0.1)
+    progress.report(step=step, metrics={"loss": 1 / step})
+if not again:
+    open(first, "x")
+    raise SystemExit(3)
+"""
+
+
+@both
+@pytest.mark.parametrize("deleted", [False, True], ids=["kept", "deleted"])
+@since("3.3", "the state of a task that a new try does not clear")
+def test_steps_that_a_later_try_repeats_are_no_training(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deferrable: bool, deleted: bool
+) -> None:
+    if deleted:  # as by ttlSecondsAfterFinished
+        find = LocalBackend.find
+
+        async def latest(backend: LocalBackend, namespace: str, labels: Any) -> list[Any]:
+            return sorted(await find(backend, namespace, labels), key=lambda job: JobRef.of(job).attempt)[-1:]
+
+        monkeypatch.setattr(LocalBackend, "find", latest)
+    with DAG("repeats") as dag:
+        step(
+            f"first = {str(tmp_path / 'first')!r}\n{RESUMES}",
+            retries=1,
+            retry_delay=timedelta(0),
+            deferrable=deferrable,
+        )
+    ran = run(dag)
+    document = stored(ran.run_id, "xcom")[KEY]
+    first, second = document["attempts"]
+    assert (first["phase"], second["phase"]) == ("Failed", "Complete"), ran.log
+    assert "exited with code 3" in first["summary"]
+    assert first["goodput"]["seconds"]["repeated"] == 0
+    repeated = second["goodput"]["seconds"]["repeated"]
+    if deleted:
+        assert repeated == 0
+        assert document["notes"] == [
+            f"earlier attempts were deleted ({first['name']}): steps that were repeated after them count as training"
+        ]
+    else:
+        assert repeated >= 0.4
+        assert document["goodput"]["seconds"]["repeated"] == repeated
+        assert document["notes"] == []
 
 
 def test_a_failing_store_does_not_fail_the_task(

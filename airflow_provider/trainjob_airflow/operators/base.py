@@ -298,7 +298,7 @@ class TrainJobTask(StrictTemplates):
     def _store_end(self, running: RunningJob, diagnosis: Diagnosis | None = None) -> None:
         """Store the last state of the job, before its pods or the job itself are deleted."""
         if running.training is not None:
-            running.training.end(running.read_evidence(), diagnosis)
+            running.training.end(running.read_evidence(), diagnosis, running.read_attempts())
 
     def _defer(self, context: Context, ref: JobRef, resumed: int = 0, phase: str = "") -> NoReturn:
         from trainjob_airflow.triggers.trainjob import TrainJobTrigger
