@@ -35,6 +35,13 @@ class Wanted:
         """The state in words, after "it can no longer"."""
         return f"have condition {self.condition}" if self.condition else f"be {' or '.join(self.phases)}"
 
+    @property
+    def is_end(self) -> bool:
+        """Whether only the end of a job is waited for, which a job that hangs does not reach."""
+        from trainjob import Phase
+
+        return not self.condition and all(Phase(phase).terminal for phase in self.phases)
+
     async def find(self, backend: Backend, namespace: str) -> TrainJob | None:
         """The current job; None if none matches."""
         if self.name:

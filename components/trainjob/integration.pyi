@@ -1,6 +1,6 @@
 from trainjob import names as names
 from trainjob.backends import BACKENDS as BACKENDS
-from trainjob.backends.base import TrainJob as TrainJob
+from trainjob.backends.base import Snapshot as Snapshot, TrainJob as TrainJob
 from trainjob.backends.kubernetes.credentials import Credentials as Credentials
 from trainjob.backends.kubernetes.pods import disruption_of as disruption_of
 from trainjob.backends.kubernetes.prepared import PreparedRequest as PreparedRequest
@@ -71,6 +71,7 @@ from trainjob.spec.function import Function as Function
 from trainjob.spec.literals import check_literals as check_literals, has_open as has_open
 from trainjob.spec.parts import field_name as field_name
 from trainjob.spec.reading import check_limits as check_limits, load_spec as load_spec, read_spec_file as read_spec_file
+from trainjob.stalls import StallWatch as StallWatch
 from trainjob.status import observe as observe
 from trainjob.telemetry import record_goodput as record_goodput
 from trainjob.tuning import (
@@ -91,6 +92,7 @@ from trainjob.waiting import (
     measured as measured,
     result_of as result_of,
     spent_so_far as spent_so_far,
+    until_hung as until_hung,
 )
 from trainjob.workflows import (
     KFP_PIPELINE as KFP_PIPELINE,

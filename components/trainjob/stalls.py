@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
+from anyio.lowlevel import RunVar
 
 from trainjob.backends.base import Backend
 from trainjob.diagnosis import Diagnosis, hangs, with_change, with_node
@@ -38,6 +39,8 @@ _SHORTEST_PAUSE = 0.05
 _COMPARED_PER_SECOND = 2.0  # logs that all waits of this process read to compare ranks
 _STRAGGLERS_SHOWN = 3  # in a notice each, of those found at once
 _UNCOUNTED, _RARELY = 8, 16  # after so many readings without steps of two ranks, so many timeouts between them
+_MAX_READERS = 16  # jobs of one event loop
+_READERS: RunVar[anyio.CapacityLimiter] = RunVar("trainjob_stall_readers")
 
 _BY_WATCH = "the progress that the job reports"
 _BY_STEPS = "the steps that the ranks count"
@@ -123,17 +126,30 @@ class _Limit:
 _limit = _Limit()
 
 
+def _readers() -> anyio.CapacityLimiter:
+    """Limits the jobs whose logs are read at once: many waits that begin together are due together."""
+    try:
+        return _READERS.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(_MAX_READERS)
+        _READERS.set(limiter)
+        return limiter
+
+
 class StallWatch:
     """Watches one job for its `stall_timeout`, and warns about ranks that are slower than the others.
 
     Args:
-        backend: Backend that runs the job.
+        backend: Backend that runs the job; may be replaced by another one of the same kind.
         ref: The job.
         notify: Called with each notice for people, and the latest observation.
+        compares: Whether to compare the ranks, also of a job that makes progress.
     """
 
-    def __init__(self, backend: Backend, ref: JobRef, notify: Callable[[Observation, str], None]) -> None:
-        self._backend = backend
+    def __init__(
+        self, backend: Backend, ref: JobRef, notify: Callable[[Observation, str], None], *, compares: bool = True
+    ) -> None:
+        self.backend = backend
         self._ref = ref
         self._notify = notify
         self._latest = Observation(Phase.NOT_STARTED)
@@ -143,6 +159,7 @@ class StallWatch:
         self._known: set[str] = set()  # pods whose processes have written markers
         self._ranks: dict[Process, RankState] = {}  # in the latest reading
         self._stepped = False
+        self._compares = compares
         self._stragglers = Stragglers()
         self._uncounted = 0  # readings in a row that could not compare ranks
         self._compared = math.inf  # when the ranks are compared next
@@ -162,7 +179,8 @@ class StallWatch:
         progressed, self._reported = reported != self._reported, reported
         if observation.phase is not before.phase or observation.stall_timeout != before.stall_timeout:
             self._stepped = self._stepped and observation.phase is Phase.RUNNING
-            self._compared = time.monotonic() + (observation.stall_timeout or 0)
+            if self._compares:
+                self._compared = time.monotonic() + (observation.stall_timeout or 0)
             self._restart()
         elif progressed:
             self._stepped = True
@@ -175,35 +193,44 @@ class StallWatch:
         Raises:
             JobHung: No rank has made progress for the timeout; before the first step, for twice the timeout.
         """
-        while True:
-            timeout = self._latest.stall_timeout
-            if timeout is None or self._latest.phase is not Phase.RUNNING:
-                await anyio.sleep(1.0 if timeout is None else max(_SHORTEST_PAUSE, min(1.0, timeout / 8)))
-                continue
-            near = timeout / 4  # one reading serves both purposes if they are so near
-            wakes = self._due if self._compared > self._due - near else self._compared
-            if (left := wakes - time.monotonic()) > 0:
-                await anyio.sleep(left)
-                continue
-            began, due = self._since, self._due <= time.monotonic()
-            if not due and not _limit.allows(self._logs):
-                self._compared = time.monotonic() + near
-                continue
+        while True:  # noqa: ASYNC110 - time decides
+            await anyio.sleep(await self.check())
+
+    async def check(self) -> float:
+        """Check once, if a check is due; returns the seconds until the next one is.
+
+        Raises:
+            JobHung: as `run`.
+        """
+        timeout = self._latest.stall_timeout
+        if timeout is None or self._latest.phase is not Phase.RUNNING:
+            return 1.0 if timeout is None else max(_SHORTEST_PAUSE, min(1.0, timeout / 8))
+        near = timeout / 4  # one reading serves both purposes if they are so near
+        wakes = self._due if self._compared > self._due - near else self._compared
+        if (left := wakes - time.monotonic()) > 0:
+            return left
+        began, due = self._since, self._due <= time.monotonic()
+        if not due and not _limit.allows(self._logs):
+            self._compared = time.monotonic() + near
+            return 0.0
+        async with _readers():
             reading = await self._read()
-            if reading is None:
-                self._due = self._compared = time.monotonic() + timeout
-                continue
-            if self._compared <= time.monotonic() + near:
-                await self._compare(reading, timeout)
-            if not due or began != self._since:  # progress was observed in the meantime
-                continue
-            if (diagnosis := self._judge(reading, timeout)) is not None:
-                raise JobHung(await self._with_change(diagnosis))
+        if reading is None:
+            self._due = time.monotonic() + timeout
+            self._compared = max(self._compared, self._due)
+            return 0.0
+        if self._compared <= time.monotonic() + near:
+            await self._compare(reading, timeout)
+        if not due or began != self._since:  # progress was observed in the meantime
+            return 0.0
+        if (diagnosis := self._judge(reading, timeout)) is not None:
+            raise JobHung(await self._with_change(diagnosis))
+        return 0.0
 
     async def _with_change(self, diagnosis: Diagnosis) -> Diagnosis:
         """Add the node of the rank that hangs, and what `on_retry` changes, as far as they can be read."""
         with suppress(TrainJobError):
-            evidence = await self._backend.state(self._ref)
+            evidence = await self.backend.state(self._ref)
             return with_change(with_node(diagnosis, evidence), evidence.trainjob)
         return diagnosis
 
@@ -221,8 +248,8 @@ class StallWatch:
         if len(new) > _STRAGGLERS_SHOWN:
             self._notify(self._latest, f"{len(new) - _STRAGGLERS_SHOWN} more ranks are stragglers")
         with suppress(TrainJobError):  # without the permission, the notices are all there is
-            known = stragglers_of(await self._backend.get(self._ref.namespace, self._ref.name))
-            await self._backend.patch(self._ref, {"metadata": {"annotations": annotation(known, new)}})
+            known = stragglers_of(await self.backend.get(self._ref.namespace, self._ref.name))
+            await self.backend.patch(self._ref, {"metadata": {"annotations": annotation(known, new)}})
 
     def _judge(self, reading: Reading, timeout: float) -> Diagnosis | None:
         """The diagnosis of a job that hangs; None if it does not, or not long enough."""
@@ -261,7 +288,7 @@ class StallWatch:
         """The ends of all logs now; None if they cannot be read."""
         reading = Reading()
         try:
-            async with aclosing(self._backend.tails(self._ref, _TAIL_LINES)) as tails:
+            async with aclosing(self.backend.tails(self._ref, _TAIL_LINES)) as tails:
                 async for pod, lines in tails:
                     rank = rank_of(pod)
                     if rank.startswith(INITIALIZERS):

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -45,6 +45,7 @@ from trainjob.status import Observation, Phase, observe
 from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _CRASHES = 32  # crashes whose evidence is kept
 # Of a job whose training keeps no history itself, for its result. A process that waits for 1,000 jobs has 58 MB, and
@@ -344,7 +345,6 @@ async def attend(
         BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
     """
     final: Observation | None = None
-    stalls: StallWatch | None = None
     crashed: list[Evidence] = []
     try:
         async with anyio.create_task_group() as tasks:
@@ -360,21 +360,78 @@ async def attend(
             tasks.start_soon(reading)
             fatal = options is not None and options.fail_on_first_crash
             tasks.start_soon(_watch_crashes, backend, ref, crashed, on_crash, fatal)
-            async with aclosing(follow(backend, ref, options)) as changes:
+            notify = on_change or (lambda *_: None)
+            followed = follow(backend, ref, options)
+            async with aclosing(until_hung(backend, ref, followed, notify, compares=True)) as changes:
                 async for final, notice in changes:
-                    if stalls is None and final.stall_timeout is not None:
-                        stalls = StallWatch(backend, ref, on_change or (lambda *_: None))
-                        tasks.start_soon(stalls.run)
-                    if stalls is not None:
-                        stalls.observe(final)
-                    if on_change is not None:
-                        on_change(final, notice)
+                    notify(final, notice)
             with anyio.move_on_after(_LAST_LINES_SECONDS):
                 await read_to_end.wait()
             tasks.cancel_scope.cancel()
     except ExceptionGroup as group:  # a task group wraps every exception
         raise group.exceptions[0] from None
     return final, crashed[0].with_earlier(*crashed[1:]) if crashed else None
+
+
+async def until_hung(
+    backend: Backend,
+    ref: JobRef,
+    changes: AsyncGenerator[tuple[Observation, T]],
+    notify: Callable[[Observation, str], None],
+    *,
+    compares: bool = False,
+) -> AsyncGenerator[tuple[Observation, T]]:
+    """Pass on observations of a job, and check its `stall_timeout` while it runs. A job without one costs nothing.
+
+    Args:
+        backend: Backend that runs the job.
+        ref: The job.
+        changes: Each observation, with anything else.
+        notify: Called with each notice about what measures progress, and the latest observation.
+        compares: Whether to compare the ranks, too, and to record stragglers on the job.
+
+    Raises:
+        JobHung: no rank made progress for the timeout; the job keeps running.
+    """
+    stalls: StallWatch | None = None
+    checking: asyncio.Task[None] | None = None
+    async with aclosing(changes):
+        try:
+            while True:
+                found = await (anext(changes, None) if checking is None else _before(checking, anext(changes, None)))
+                if found is None:
+                    return
+                observation = found[0]
+                if observation.stall_timeout is not None:
+                    stalls = stalls or StallWatch(backend, ref, notify, compares=compares)
+                    stalls.observe(observation)
+                    if observation.phase is not Phase.RUNNING:
+                        await _end(checking)
+                        checking = None
+                    elif checking is None:
+                        checking = asyncio.create_task(stalls.run())
+                yield found
+        finally:
+            await _end(checking)
+
+
+async def _before(checking: asyncio.Task[None], following: Awaitable[T]) -> T:
+    """The result of `following`, or the error of `checking` if that ends before."""
+    step = asyncio.ensure_future(following)
+    try:
+        await asyncio.wait({step, checking}, return_when=asyncio.FIRST_COMPLETED)
+        if not step.done():
+            await checking
+        return await step
+    finally:
+        await _end(step)
+
+
+async def _end(task: asyncio.Future[Any] | None) -> None:
+    """Cancel a task unless it is done, and wait until it is. Its error is not needed any more."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None], state_seconds: float) -> None:

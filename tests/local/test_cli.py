@@ -209,6 +209,33 @@ def test_exit_codes_of_waiting_for_many(trainjob: Shell, names: str, words: tupl
     assert [(event["name"], event["phase"]) for event in ended] == ([(good, "Complete")] if names else [])
 
 
+def test_waiting_for_many_reports_a_job_that_hangs(trainjob: Shell) -> None:
+    hangs = "from trainjob import progress; import time; progress.step(); time.sleep(60)"
+    stuck = trainjob("run", "--detach", *STEP, "--stall-timeout", "1s", "--", sys.executable, "-c", hangs).strip()
+    good = trainjob("run", "--detach", *STEP, "--stall-timeout", "1s", "--", "true").strip()
+    for words in (("--json",), ()):
+        done = subprocess.run(
+            [TRAINJOB, "wait", "--stdin", *words],
+            env=trainjob.environment,
+            input=f"{stuck} {good}",
+            text=True,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        if words:
+            found = {event["event"]: event for event in events(done.stdout)}
+            assert (found["ended"]["name"], found["hung"]["name"]) == (good, stuck)
+            assert found["hung"]["diagnosis"]["category"] == "hang"
+            assert found["hung"]["diagnosis"]["rank"] == "node-0"
+        else:
+            assert done.stdout.startswith(f"{good}\t")
+            assert "no rank has made progress for 1s: node-0 makes no step" in done.stderr
+    assert trainjob.json("status", stuck)["phase"] == "Running", "a waiter does not change the job"
+    trainjob("cancel", stuck)
+
+
 def test_a_run_as_json_lines(trainjob: Shell) -> None:
     reported = events(trainjob("run", "--json", "--key", "nightly/digits", *trainjob.training(2)))
     launched, *_, result = reported

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -20,8 +22,8 @@ from trainjob.lifecycle import give_up, launch
 from trainjob.logs import LogLine
 from trainjob.spec import TrainJobSpec
 from trainjob.stalls import _Limit
-from trainjob.status import Phase, observe
-from trainjob.waiting import wait
+from trainjob.status import QUEUE_LABEL, Phase, observe
+from trainjob.waiting import follow, until_hung, wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -381,3 +383,82 @@ def test_all_jobs_of_a_process_share_the_reads_that_compare_ranks(monkeypatch: p
     now += 0.2
     assert limit.allows(1)
     assert not limit.allows(1)
+
+
+# ---------------------------------------------------------------- many jobs in one process
+
+
+async def test_many_waits_cost_nothing_while_their_jobs_make_progress(backend: MemoryBackend) -> None:
+    """One reports progress, one has no timeout, one is queued: none is read, and only the first one has a timer."""
+    jobs = {}
+    kinds: dict[str, dict[str, Any]] = {
+        "reports": {},
+        "without": {"stall_timeout": None},
+        "queued": {"suspend": True, "labels": {QUEUE_LABEL: "q"}},
+    }
+    for name, fields in kinds.items():
+        spec = TrainJobSpec.parse({"runtime": "r", "command": ["x"], "stall_timeout": TIMEOUT, **fields})
+        jobs[name] = await launch(backend, spec, name, namespace="default")
+    for name in ("reports", "without"):
+        backend.running(jobs[name])
+    tasks: set[str] = set()
+
+    async def follow_one(ref: JobRef) -> None:
+        async with aclosing(until_hung(backend, ref, follow(backend, ref), lambda *_: None)) as changes:
+            async for _ in changes:
+                pass
+
+    with anyio.move_on_after(3 * TIMEOUT):
+        async with anyio.create_task_group() as group:
+            for ref in jobs.values():
+                group.start_soon(follow_one, ref)
+            for number in range(1000):
+                metrics = [{"name": "trainjob.step", "value": str(number)}]
+                backend.status(jobs["reports"], trainerStatus={"metrics": metrics, "lastUpdatedTime": now()})
+                await anyio.sleep(TIMEOUT / 8)
+                tasks |= {task.get_name() for task in asyncio.all_tasks() if "StallWatch.run" in repr(task)}
+    assert tails(backend) == 0
+    assert len(tasks) == 1
+
+
+async def test_many_jobs_that_hang_are_read_a_few_at_a_time(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker(backend, 0, count=3, step=3)
+    reading = peak = 0
+    read = backend.tails
+
+    async def slowly(ref: JobRef, count: int) -> AsyncGenerator[Any]:
+        nonlocal reading, peak
+        reading += 1
+        peak = max(peak, reading)
+        try:
+            await anyio.sleep(0.01)
+            async with aclosing(read(ref, count)) as found:
+                async for each in found:
+                    yield each
+        finally:
+            reading -= 1
+
+    monkeypatch.setattr(backend, "tails", slowly)
+    hung = []
+
+    async def follow_one(ref: JobRef) -> None:
+        try:
+            async with aclosing(until_hung(backend, ref, follow(backend, ref), lambda *_: None)) as changes:
+                async for _ in changes:
+                    pass
+        except JobHung as error:
+            hung.append(error.diagnosis.job)
+
+    refs = []
+    for number in range(60):
+        spec = TrainJobSpec.parse({"runtime": "r", "command": ["x"], "stall_timeout": TIMEOUT})
+        refs.append(await launch(backend, spec, f"k{number}", namespace="default"))
+        backend.running(refs[-1])
+    with anyio.fail_after(100):
+        async with anyio.create_task_group() as group:
+            for ref in refs:
+                group.start_soon(follow_one, ref)
+    assert sorted(hung) == sorted(map(str, refs))
+    assert 1 < peak <= 16

@@ -14,7 +14,7 @@ from airflow.providers.common.compat.sdk import (
 )
 
 from trainjob_airflow.arguments import check_place, check_switches, check_texts
-from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
+from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, airflow_error
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.running import connected
 from trainjob_airflow.states import Wanted, wanted
@@ -23,14 +23,17 @@ from trainjob_airflow.templates import StrictTemplates, is_open
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from trainjob import TrainJobClient
+    from trainjob import Diagnosis, JobRef, Observation, TrainJobClient
+    from trainjob.integration import StallWatch, TrainJob
 
 
 class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     """Waits until a TrainJob reaches a phase or a condition. A short phase that has passed counts as reached.
 
     The sensor also waits for a job that does not exist yet. If the job ends in another phase (it failed while the
-    sensor waits for ``Complete``), the sensor fails at once, or is skipped with ``soft_fail``.
+    sensor waits for ``Complete``), the sensor fails at once, or is skipped with ``soft_fail``. The same applies if it
+    waits for the end of a job that hangs by its ``stall_timeout``. With ``mode="reschedule"`` this timeout is not
+    checked: each poke is a separate process, which knows no earlier progress.
 
     Args:
         name: Name of the TrainJob.
@@ -74,6 +77,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         self.namespace = namespace
         self.trainjob_conn_id = trainjob_conn_id
         self.deferrable = deferrable
+        self._stalls: tuple[JobRef, StallWatch] | None = None
         if kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
             return
         from trainjob.integration import has_open
@@ -128,9 +132,13 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger's event."""
+        from trainjob.integration import unpack_diagnosis
+
         del context
         if event["status"] == "error" and event["retryable"]:
             raise TrainJobFailure(event["message"])
+        if event["status"] == "hung":
+            self._fail_hung(unpack_diagnosis(event["diagnosis"]))
         if event["status"] != "reached":
             self._fail(event["message"])
         self.log.info("%s", event["message"])
@@ -144,6 +152,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         sought = self._wanted()
         with connected(self.trainjob_conn_id, self.namespace) as client:
             trainjob = client.call(lambda: sought.find(client.backend, client.namespace))
+            if trainjob is not None and sought.is_end:
+                self._check_progress(client, trainjob)
         if trainjob is None:
             self.log.info("TrainJob %s does not exist yet", sought)
             return PokeReturnValue(is_done=False)
@@ -154,6 +164,28 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         if observation.phase.terminal:
             self._fail(f"TrainJob {name} is {observation.phase}; it can no longer {sought.state}")
         return PokeReturnValue(is_done=False)
+
+    def _check_progress(self, client: TrainJobClient, trainjob: TrainJob) -> None:
+        """Fail if no rank made progress for the job's ``stall_timeout``, by what pokes of this process have seen."""
+        from trainjob import JobHung, JobRef
+        from trainjob.integration import StallWatch, observe
+
+        observation, ref = observe(trainjob), JobRef.of(trainjob)
+        if observation.stall_timeout is None or self.mode != "poke":
+            return
+        if self._stalls is None or self._stalls[0] != ref:
+            self._stalls = ref, StallWatch(client.backend, ref, self._log_notice, compares=False)
+        stalls = self._stalls[1]
+        stalls.backend = client.backend  # each poke has its own connection
+        stalls.observe(observation)
+        try:
+            client.call(stalls.check)
+        except JobHung as error:
+            self._fail_hung(error.diagnosis)
+
+    def _log_notice(self, observation: Observation, notice: str) -> None:
+        del observation
+        self.log.info("%s", notice)
 
     def _result(self, namespace: str, name: str) -> dict[str, Any] | None:
         """What the job has reported so far; None if it no longer exists."""
@@ -169,6 +201,16 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
 
         with connected(self.trainjob_conn_id, namespace) as client:
             return client.call(lambda: read(client))
+
+    def _fail_hung(self, diagnosis: Diagnosis) -> NoReturn:
+        from trainjob import JobHung
+
+        error = JobHung(diagnosis)
+        for line in str(error).splitlines():
+            self.log.error("%s", line)
+        if self.soft_fail:
+            raise AirflowSkipException(str(error))
+        raise airflow_error(error)
 
     def _fail(self, message: str) -> NoReturn:
         if self.soft_fail:

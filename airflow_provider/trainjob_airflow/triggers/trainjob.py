@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from datetime import datetime
 from functools import cache
@@ -28,7 +28,7 @@ from trainjob_airflow.training import Task, Training, Writer
 
 if TYPE_CHECKING:
     from trainjob import Backend, Evidence, JobRef, Observation
-    from trainjob.integration import ProgressLogger
+    from trainjob.integration import ProgressLogger, Snapshot
 
 _TAIL = 200  # log lines of each rank from before this trigger started; after a restart they are logged again
 _POINTS = 512  # of all metrics in an event, which Airflow stores in its database: about 20 KB
@@ -343,7 +343,8 @@ class TrainJobTrigger(TaskTrigger):
 class TrainJobStateTrigger(BaseTrigger):
     """Waits until a job reaches one of several phases or a condition. Yields one event and never raises.
 
-    The event's payload is ``{"status": "reached" | "ended" | "error", "message": …, "retryable": …}``.
+    The event's payload is ``{"status": "reached" | "ended" | "hung" | "error", "message": …, "retryable": …}``. With
+    ``hung``, by the ``stall_timeout`` of the job, it has a ``diagnosis``.
 
     Args:
         trainjob_conn_id: Connection, which the triggerer looks up if `target` is left out.
@@ -389,13 +390,16 @@ class TrainJobStateTrigger(BaseTrigger):
 
     async def _outcome(self) -> dict[str, Any]:
         await asyncio.to_thread(load)
-        from trainjob import TrainJobError
+        from trainjob import JobHung, TrainJobError
+        from trainjob.integration import pack_diagnosis
 
         hook = TrainJobHook(self.trainjob_conn_id, self.target)
         try:
             async with hook.shared_backend() as backend:
                 namespace = self.namespace or await hook.namespace() or backend.default_namespace
                 return await self._wait(backend, namespace)
+        except JobHung as error:
+            return event_of("hung", str(error)) | {"diagnosis": pack_diagnosis(error.diagnosis)}
         except TrainJobError as error:
             return event_of("error", str(error), retryable=error.retry.retryable)
         except Exception as error:
@@ -404,15 +408,26 @@ class TrainJobStateTrigger(BaseTrigger):
 
     async def _wait(self, backend: Backend, namespace: str) -> dict[str, Any]:
         from trainjob import JobRef
-        from trainjob.integration import observe
+        from trainjob.integration import observe, until_hung
 
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
         while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(self.poll_interval)
-        progress, latest, name = progress_logger(self.log), None, f"TrainJob {JobRef.of(trainjob)}"
-        async with aclosing(backend.watch(JobRef.of(trainjob))) as snapshots:
-            async for snapshot in snapshots:
-                observation: Observation = observe(snapshot.trainjob, latest, snapshot.blocker)
+        ref, progress, latest = JobRef.of(trainjob), progress_logger(self.log), None
+
+        async def observations() -> AsyncGenerator[tuple[Observation, Snapshot]]:
+            before = None
+            async with aclosing(backend.watch(ref)) as snapshots:
+                async for snapshot in snapshots:
+                    before = observe(snapshot.trainjob, before, snapshot.blocker)
+                    yield before, snapshot
+
+        name = f"TrainJob {ref}"
+        watched = observations()
+        if sought.is_end:
+            watched = until_hung(backend, ref, watched, progress.change)
+        async with aclosing(watched) as changes:
+            async for observation, snapshot in changes:
                 if observation != latest or snapshot.notice:
                     progress.change(observation, snapshot.notice)
                 latest = observation

@@ -11,11 +11,11 @@ from contextlib import aclosing
 from trainjob.cli.commands import Commands, Interrupts
 from trainjob.cli.texts import as_json
 from trainjob.cli.views import JsonView, PlainView
-from trainjob.errors import TimedOut
+from trainjob.errors import JobHung, TimedOut
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
 from trainjob.wait_options import WaitOptions
-from trainjob.waiting import follow
+from trainjob.waiting import follow, until_hung
 
 FAILED, TIMEOUT, NOT_FOUND = 1, 4, 5
 _SLICE = 100  # waits started in one turn of the event loop, which has to serve a connection meanwhile
@@ -75,7 +75,9 @@ class ManyWaits:
 
     async def _wait(self, ref: JobRef) -> None:
         try:
-            async with aclosing(follow(self._commands.backend, ref, self._options)) as changes:
+            backend = self._commands.backend
+            waiting = until_hung(backend, ref, follow(backend, ref, self._options), lambda *_: None)
+            async with aclosing(waiting) as changes:
                 async for now, notice in changes:
                     if now.phase.terminal:
                         self._ended(ref, now, time.time())
@@ -85,6 +87,11 @@ class ManyWaits:
                         self._show.notice(notice)
         except TimedOut as error:
             self._bad(TIMEOUT, str(error))
+        except JobHung as error:
+            if isinstance(self._show, JsonView):
+                hung = {"event": "hung", "name": self._given[ref.namespace, ref.name], "uid": ref.uid}
+                self._show.write(as_json({**hung, "time": time.time(), "diagnosis": error.diagnosis.as_dict()}))
+            self._bad(FAILED, str(error))
 
     def _ended(self, ref: JobRef, final: Observation, seen: float) -> None:
         name = self._given[ref.namespace, ref.name]
