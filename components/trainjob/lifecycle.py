@@ -30,11 +30,15 @@ from trainjob.kube_objects import mapping
 from trainjob.manifest import (
     DELIVERED,
     FAILURE,
+    FAILURE_OF,
     GIVEN_UP,
+    KEY,
     JobRef,
     check_key,
     differences,
+    failure_record,
     job_name,
+    key_hash,
     labels_of,
     render,
     spec_hash,
@@ -65,7 +69,7 @@ async def launch(
     after_failure: AfterFailure = "retry",
     origin: Mapping[str, str] | None = None,
 ) -> JobRef:
-    """Create the job of `key`, or adopt the existing one. A first launch is one request.
+    """Create the job of `key`, or adopt the existing one. A first launch is one request, with `on_retry` two.
 
     An attempt is adopted while it is active or suspended, and when it is complete but its result was not delivered. An
     attempt that `cancel` suspended is resumed; one that a person suspended stays suspended. After an attempt that
@@ -73,7 +77,8 @@ async def launch(
     that was never used before.
 
     After a failure for which `on_retry` of the spec has a rule, the new attempt is changed, by what is recorded on the
-    failed one. Two launchers may see different evidence: as for any launch, the first object of a name counts.
+    failed one; if that was deleted, by its `failure_record`, which a launch deletes. Two launchers may see different
+    evidence: as for any launch, the first object of a name counts.
 
     Args:
         backend: Backend that runs the job.
@@ -94,10 +99,12 @@ async def launch(
         InvalidSpec: the spec is invalid, or the key is blank.
     """
     spec.check()
+    check_key(key)
     attempt = first_attempt
-    earlier: list[TrainJob] = await backend.find(namespace, labels_of(key)) if first_attempt > 1 else []
+    records = await _records(backend, spec, key, namespace)
+    earlier: list[TrainJob] = await backend.find(namespace, labels_of(key)) if first_attempt > 1 or records else []
     while True:
-        latest = max(earlier, key=lambda job: JobRef.of(job).attempt, default=None)
+        latest = max([*records, *earlier], key=_age, default=None)
         changes = Changes()
         if latest is not None:
             present = recorded(latest)
@@ -108,19 +115,55 @@ async def launch(
                 ref = _same_spec(latest, render(spec, key, JobRef.of(latest).attempt, namespace, changes=present))
                 await backend.recover(ref)
                 await _resume(backend, latest)
+                await _forget(backend, records)
                 return ref
             if replaced:
                 await cancel(backend, JobRef.of(latest))
+                records = await _records(backend, spec, key, namespace)
             if observe(latest).phase is not Phase.COMPLETE:  # of which the next attempt would be new work
                 changes = after
             attempt = max(attempt, JobRef.of(latest).attempt + 1)
         try:
             made = render(spec, key, attempt, namespace, origin=origin, changes=changes)
-            return JobRef.of(await backend.create(made))
+            ref = JobRef.of(await backend.create(made))
+            await _forget(backend, records)
+            return ref
         except AlreadyExists:
             earlier = await backend.find(namespace, labels_of(key))
             if not any(job["metadata"]["name"] == job_name(key, attempt) for job in earlier):
                 attempt += 1  # the name belonged to a deleted job; try the next attempt
+
+
+async def _records(backend: Backend, spec: TrainJobSpec, key: str, namespace: str) -> list[TrainJob]:
+    """Why deleted attempts of `key` failed. The local backend keeps the annotations of a job that is cancelled."""
+    if spec.on_retry is None or backend.cluster is None:
+        return []
+    return await backend.find(namespace, {FAILURE_OF: key_hash(key)})
+
+
+def _age(trainjob: TrainJob) -> tuple[int, bool]:
+    """Orders attempts; the record of one is older than it, unless it is being deleted."""
+    metadata = trainjob["metadata"]
+    exists = FAILURE_OF not in (metadata.get("labels") or {}) and "deletionTimestamp" not in metadata
+    return JobRef.of(trainjob).attempt, exists
+
+
+async def _keep_reason(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis) -> None:
+    """Record why a job is about to be deleted, if `on_retry` changes the next attempt by that. Never raises."""
+    if not diagnosis.change or backend.cluster is None or KEY not in (trainjob["metadata"].get("annotations") or {}):
+        return
+    record = failure_record(trainjob, json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False))
+    with suppress(TrainJobError):
+        stored = await backend.create(record)
+        if QUEUE_LABEL in (stored["metadata"].get("labels") or {}):  # Kueue's LocalQueueDefaulting: it would be started
+            await _forget(backend, [stored])
+
+
+async def _forget(backend: Backend, records: list[TrainJob]) -> None:
+    """Delete records of failures. A record that stays is older than the next attempt, and changes nothing."""
+    for record in records:
+        with suppress(TrainJobError):
+            await backend.delete(JobRef.of(record))
 
 
 async def dry_run(backend: Backend, spec: TrainJobSpec, key: str, *, namespace: str) -> TrainJob:
@@ -251,7 +294,8 @@ async def cancel(
     """Stop a job, and wait until none of its pods is running. A job that has ended is not changed.
 
     A suspended job is resumed when its key is launched again. With ``delete``, the local backend ends the job as
-    `Phase.CANCELLED` and keeps its logs and metrics; on a cluster the job is deleted with its logs and metrics.
+    `Phase.CANCELLED` and keeps its logs and metrics; on a cluster the job is deleted with its logs and metrics. If it
+    did not start in time, and `on_retry` changes the next attempt by that, a record of the reason stays.
 
     Returns:
         True once its last pod has ended; False if some were still ending after `timeout_seconds`.
@@ -259,7 +303,10 @@ async def cancel(
     trainjob = await backend.get(ref.namespace, ref.name)
     if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or observe(trainjob).phase.terminal:
         return True
-    if cancelling(trainjob, action) is None:  # by this mark, other waiters report the job as cancelled
+    if cancelling(trainjob, action) is None:
+        if is_replaced(trainjob) and (why := _diagnosis_in(trainjob, FAILURE)) is not None:
+            await _keep_reason(backend, trainjob, why)
+        # By this mark, other waiters report the job as cancelled.
         with suppress(NotFound, Rejected):
             await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: "true"}}})
     await request_cancel(backend, trainjob, action)
@@ -286,7 +333,8 @@ async def give_up(backend: Backend, ref: JobRef, diagnosis: Diagnosis, action: C
         diagnosis: Diagnosis of the crash.
         action: ``suspend`` stops the job and keeps the object, with the diagnosis as an annotation, since the pods are
             deleted; ``cancel`` deletes the job; ``keep`` lets it run. A job that Kueue manages is deleted instead of
-            suspended: Kueue would resume it.
+            suspended: Kueue would resume it. Of a deleted job a record of the reason stays if `on_retry` changes the
+            next attempt by that.
     """
     if action == "keep":
         return f"{ref} keeps running"
@@ -313,6 +361,7 @@ async def _stop(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis, acti
             why = f": it could not be suspended: {error}"
         else:
             return f"{ref} was suspended"
+    await _keep_reason(backend, trainjob, diagnosis)
     await backend.delete(ref)
     return f"{ref} was deleted{why}"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainjob import names, returned, unattended, volumes
 from trainjob.errors import InvalidSpec, Problem
-from trainjob.retry_changes import Changes, applied, change_annotations
+from trainjob.retry_changes import RETRY_CHANGE, Changes, applied, change_annotations
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX, STALL_VARIABLE
 from trainjob.spec.patches import for_every_node
@@ -41,6 +41,9 @@ GIVEN_UP = RESERVED_PREFIX + "given-up"
 failed while it is suspended: launching the same key again starts the next attempt."""
 FAILURE = RESERVED_PREFIX + "failure"
 """Annotation of a job with `on_retry`, with a diagnosis as JSON: why it failed, or did not start in time."""
+
+FAILURE_OF = RESERVED_PREFIX + "failure-of"
+"""Label of a `failure_record`: the hash of the key."""
 
 # Without a shell, so that only Python interprets the source. Written to a file, because torchrun needs one and spawned
 # worker processes import it. The launcher follows from the variables of Trainer's torch and MPI plugins, since the name
@@ -138,6 +141,38 @@ def labels_of(key: str) -> dict[str, str]:
     """
     check_key(key)
     return {MANAGED_BY: "trainjob", KEY: key_hash(key)}
+
+
+def failure_record(trainjob: Mapping[str, Any], diagnosis: str) -> dict[str, Any]:
+    """An object that keeps why an attempt failed after its deletion, until the next launch of its key.
+
+    A suspended TrainJob that counts as given up. It has neither the labels of the attempts of its key, so nothing but a
+    launch finds it, nor that of a queue, so nothing starts it. If a person resumes it, it fails.
+
+    Args:
+        trainjob: The attempt.
+        diagnosis: Its diagnosis as JSON.
+    """
+    metadata, attempt = trainjob["metadata"], JobRef.of(trainjob).attempt
+    annotations = metadata.get("annotations") or {}
+    kept = {name: annotations[name] for name in (RETRY_CHANGE,) if name in annotations}
+    owners = {"ownerReferences": metadata["ownerReferences"]} if metadata.get("ownerReferences") else {}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": job_name(f"{annotations[KEY]}/failure", attempt),
+            "namespace": metadata["namespace"],
+            "labels": {FAILURE_OF: key_hash(annotations[KEY]), ATTEMPT: str(attempt)},
+            "annotations": {**kept, GIVEN_UP: diagnosis},
+            **owners,
+        },
+        "spec": {
+            "suspend": True,
+            "runtimeRef": dict(trainjob["spec"]["runtimeRef"]),
+            "trainer": {"numNodes": 1, "command": ["false"]},
+        },
+    }
 
 
 def render(

@@ -27,7 +27,7 @@ from trainjob import (
 )
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.lifecycle import cancel, give_up, launch
-from trainjob.manifest import FAILURE
+from trainjob.manifest import FAILURE, FAILURE_OF
 from trainjob.serialization import unpack_diagnosis
 from trainjob.waiting import wait
 
@@ -119,3 +119,36 @@ async def test_a_job_without_capacity_runs_in_another_queue(
         await wait(backend, second, on_change=lambda _, notice: notices.append(notice))
     assert f"queue {small_queue} -> {kueue.QUEUE}; because of quota" in notices[0]
     await cancel(backend, blocking)
+
+
+def objects(cluster: Access, namespace: str, kind: str = "TrainJob") -> list[dict[str, Any]]:
+    version = "v1" if kind == "Pod" else "trainer.kubeflow.org/v1alpha1"
+    return cluster.api.find(version, kind, namespace)
+
+
+async def test_the_reason_outlives_a_job_that_kueue_manages(
+    backend: KubernetesBackend, cluster: Access, namespace: str
+) -> None:
+    growing = spec(
+        env=simulate(run="200ms", exit_code=137, reason="OOMKilled"),
+        labels={kueue.QUEUE_LABEL: kueue.QUEUE},
+        resources_per_node={"memory": "1Gi"},
+        on_retry={"out_of_memory": {"max_memory": "8Gi"}},
+    )
+    first = await launch(backend, growing, "a", namespace=namespace)
+    with anyio.fail_after(90), pytest.raises(RankCrashed) as caught:
+        await wait(backend, first, WaitOptions(fail_on_first_crash=True))
+    assert "was deleted: Kueue would start it again" in await give_up(backend, first, caught.value.diagnosis)
+    await until(lambda: [each["metadata"]["name"] for each in objects(cluster, namespace)] != [first.name])
+    await until(lambda: len(objects(cluster, namespace)) == 1)
+    (record,) = objects(cluster, namespace)
+    assert record["spec"]["suspend"] is True
+    assert FAILURE_OF in record["metadata"]["labels"]
+    await anyio.sleep(2)
+    assert objects(cluster, namespace, "Pod") == [], "nothing starts the record"
+    second = await launch(backend, growing, "a", namespace=namespace)
+    assert second.attempt == 2
+    (container,) = (await pod_of(backend, second))["spec"]["containers"]
+    assert container["resources"]["limits"]["memory"] == "1536Mi"
+    await until(lambda: [each["metadata"]["name"] for each in objects(cluster, namespace)] == [second.name])
+    await cancel(backend, second)

@@ -11,9 +11,9 @@ from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, JobRef, LogLine, Phase, TrainJobClient, TrainJobSpec
 from trainjob.diagnosis import Evidence
-from trainjob.errors import JobHung, RankCrashed
+from trainjob.errors import JobHung, QueueTimeout, RankCrashed
 from trainjob.lifecycle import given_up
-from trainjob.status import observe
+from trainjob.status import QUEUE_LABEL, observe
 from trainjob_kfp import jobs, steplog
 from trainjob_kfp.execution import Execution
 
@@ -117,6 +117,20 @@ def test_a_job_that_hangs_fails_any_step_and_is_suspended(
         jobs.run_job(EXECUTION, spec, without)
     assert [observe(job).phase for job in backend.jobs.values()] == [Phase.SUSPENDED]
     assert "was suspended" in capsys.readouterr().out
+
+
+def test_a_cancelled_job_without_capacity_changes_the_next_try(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster deletes the job, and the step keeps the reason: it does not know whether KFP retries it."""
+    monkeypatch.setattr(backend, "cluster", object())
+    backend.after = lambda _: None
+    fields = {"labels": {QUEUE_LABEL: "main"}, "suspend": True, "on_retry": {"quota": {"queue": "backfill"}}}
+    spec = TrainJobSpec.parse({**SPEC.model_dump(exclude_unset=True), **fields})
+    for queue, index in (("main", "0"), ("backfill", "1")):
+        monkeypatch.setenv("KFP_RETRY_INDEX", index)
+        with pytest.raises(QueueTimeout, match=f"in queue {queue}"):
+            jobs.run_job(EXECUTION, spec, {**PARAMETERS, "queue_timeout": 0.2, "fail_on_first_crash": False})
 
 
 def test_unknown_crash_actions_are_refused(backend: MemoryBackend) -> None:

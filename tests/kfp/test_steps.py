@@ -18,7 +18,7 @@ from tests.registry.fake import FakeRegistry
 from trainjob import Phase
 from trainjob.manifest import KEY
 from trainjob.registry.mlflow import MlflowRegistry
-from trainjob.status import observe
+from trainjob.status import QUEUE_LABEL, observe
 from trainjob_kfp.jobs import address_of
 from trainjob_kfp.stopping import StopWithStep
 
@@ -184,6 +184,18 @@ def test_a_retry_has_more_memory(steps: Steps) -> None:
     assert second.code == 0
     assert "on_retry changed this attempt: memory 16Mi -> 32Mi; because of out of memory" in second.log
     assert "memory 32Mi" in second.log
+
+
+def test_a_retry_goes_to_another_queue(steps: Steps) -> None:
+    """The step cancels a job that got no capacity, since it does not know whether KFP retries it."""
+    spec = {"labels": {QUEUE_LABEL: "main"}, "suspend": True, "on_retry": {"quota": {"queue": "backfill"}}}
+    for index, queue in enumerate(("main", "backfill")):
+        steps.environment["KFP_RETRY_INDEX"] = str(index)
+        ended = steps.run("train", runtime="trainjob-step", command=["true"], spec=spec, queue_timeout=1)
+        assert ended.code == 1
+        assert f"waiting for admission in queue {queue}" in ended.log
+    assert "on_retry changed this attempt: queue main -> backfill" in ended.log
+    assert phases(steps) == [Phase.CANCELLED] * 2
 
 
 def test_a_failure_that_is_certain_to_repeat_is_not_retried(steps: Steps) -> None:

@@ -41,7 +41,9 @@ from trainjob.errors import (
     Stuck,
     TimedOut,
 )
-from trainjob.manifest import DELIVERED, job_name
+from trainjob.lifecycle import given_up
+from trainjob.manifest import DELIVERED, FAILURE_OF, GIVEN_UP, MAX_NAME, job_name, labels_of
+from trainjob.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob.status import QUEUE_LABEL, Blocker, observe
 from trainjob.verdicts import RetryVerdict
 
@@ -912,17 +914,28 @@ async def test_another_spec_does_not_adopt_a_changed_job(backend: MemoryBackend)
     assert "resourcesPerNode" not in str(caught.value), "what on_retry changed is no difference of the specs"
 
 
-@pytest.mark.parametrize("number", [*range(8), None])
-@pytest.mark.parametrize("failing", ["memory", "capacity"])
-async def test_a_launcher_killed_at_any_request_leaves_one_job_with_the_change(
-    backend: MemoryBackend, number: int | None, failing: str
-) -> None:
-    """`number`: the launcher is killed before this request, or after it has created the job."""
-    fields = GROWING if failing == "memory" else QUEUED
-    if failing == "memory":
-        await fail_for_lack_of_memory(backend, await launch(backend, **fields))
-    else:
-        await time_out_in_queue(backend)
+@pytest.fixture
+def cluster(backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
+    """A backend that deletes jobs, as a cluster does."""
+    monkeypatch.setattr(backend, "cluster", object())
+    return backend
+
+
+def active(backend: MemoryBackend) -> list[JobRef]:
+    """Jobs that run or wait for capacity: not ended, not given up, no records of failures."""
+    return [
+        JobRef.of(job)
+        for job in backend.jobs.values()
+        if not observe(job).phase.terminal and GIVEN_UP not in job["metadata"]["annotations"]
+    ]
+
+
+def records(backend: MemoryBackend) -> list[str]:
+    return [job["metadata"]["name"] for job in backend.jobs.values() if FAILURE_OF in job["metadata"]["labels"]]
+
+
+def killed_at(number: int | None, backend: MemoryBackend) -> list[str]:
+    """Kill the caller before its request of that number, or after it has created a job; returns its requests."""
     requests: list[str] = []
 
     def kill(request: str) -> None:
@@ -931,18 +944,132 @@ async def test_a_launcher_killed_at_any_request_leaves_one_job_with_the_change(
             raise asyncio.CancelledError
 
     setattr(backend, "after" if number is None else "before", kill)
-    with suppress(asyncio.CancelledError):
-        await launch(backend, **fields, options={"first_attempt": 2})
+    return requests
+
+
+def survives(backend: MemoryBackend) -> None:
     backend.before = backend.after = lambda _: None
-    second = await launch(backend, **fields, options={"first_attempt": 2})
-    assert second.attempt == 2
-    active = [job for job in backend.jobs.values() if not observe(job).phase.terminal]
-    assert [JobRef.of(job) for job in active] == [second]
+
+
+@pytest.mark.parametrize("first_attempt", [1, 2])
+@pytest.mark.parametrize("number", [*range(14), None])
+@pytest.mark.parametrize("failing", ["memory", "capacity"])
+async def test_a_launcher_killed_at_any_request_leaves_one_job_with_the_change(
+    cluster: MemoryBackend, number: int | None, failing: str, first_attempt: int
+) -> None:
+    """`number`: the launcher is killed before this request, or after it has created the job."""
+    fields = GROWING if failing == "memory" else QUEUED
     if failing == "memory":
-        assert memory_of(backend, second) == "24Gi"
-    elif number is not None and number < len(
-        requests
-    ):  # a deleted job has lost its reason, so the change may be lost with it
-        assert backend.job(second)["metadata"]["labels"][QUEUE_LABEL] in ("main", "backfill")
+        await fail_for_lack_of_memory(cluster, await launch(cluster, **fields))
     else:
-        assert backend.job(second)["metadata"]["labels"][QUEUE_LABEL] == "backfill"
+        await time_out_in_queue(cluster)
+    killed_at(number, cluster)
+    options = {"first_attempt": first_attempt}
+    with suppress(asyncio.CancelledError):
+        await launch(cluster, **fields, options=options)
+    survives(cluster)
+    second = await launch(cluster, **fields, options=options)
+    assert second.attempt == 2
+    assert active(cluster) == [second]
+    assert not records(cluster), "no record is left"
+    assert await launch(cluster, **fields, options=options) == second
+    if failing == "memory":
+        assert memory_of(cluster, second) == "24Gi"
+    else:
+        assert cluster.job(second)["metadata"]["labels"][QUEUE_LABEL] == "backfill"
+
+
+async def test_concurrent_launches_replace_a_job_without_capacity_once(cluster: MemoryBackend) -> None:
+    await time_out_in_queue(cluster)
+    refs = await asyncio.gather(*(launch(cluster, **QUEUED) for _ in range(10)))
+    assert active(cluster) == [refs[0]]
+    assert (len(set(refs)), refs[0].attempt) == (1, 2)
+    assert cluster.job(refs[0])["metadata"]["labels"][QUEUE_LABEL] == "backfill"
+    assert not records(cluster)
+
+
+async def crash_in_kueue(backend: MemoryBackend) -> tuple[JobRef, Diagnosis]:
+    """A job in a queue whose rank had too little memory, with `fail_on_first_crash`."""
+    ref = await launch(backend, **GROWING, labels={QUEUE_LABEL: "main"})
+    backend.end(ref, 137, reason="OOMKilled")
+    evidence = Evidence(None, backend.terminated.pop(ref.uid))
+    backend.status(ref, conditions=[])
+    backend.running(ref)
+    backend.crashed[ref.uid] = [evidence]
+    with pytest.raises(RankCrashed) as caught:
+        await waiting.wait(backend, ref, WaitOptions(fail_on_first_crash=True))
+    return ref, caught.value.diagnosis
+
+
+@pytest.mark.parametrize("number", [*range(5), None, 99])
+async def test_a_crash_in_a_queue_changes_the_next_attempt_although_its_job_is_deleted(
+    cluster: MemoryBackend, number: int | None
+) -> None:
+    """`number`: the process that gives the job up is killed before this request, or after it has created the record."""
+    first, why = await crash_in_kueue(cluster)
+    killed_at(number, cluster)
+    with suppress(asyncio.CancelledError):
+        await flow.give_up(cluster, first, why)
+    survives(cluster)
+    kept = [job for job in cluster.jobs.values() if JobRef.of(job) == first]
+    for _ in range(2):
+        second = await launch(cluster, **GROWING, labels={QUEUE_LABEL: "main"})
+        assert active(cluster) == [second]
+        assert second == first if kept else (second.attempt, memory_of(cluster, second)) == (2, "24Gi")
+        assert not records(cluster)
+    assert bool(kept) is (number is None or number < 3), "the job is deleted last"
+
+
+async def test_changes_accumulate_over_deleted_jobs(cluster: MemoryBackend) -> None:
+    for memory in ("16Gi", "24Gi"):
+        first, why = await crash_in_kueue(cluster)
+        assert memory_of(cluster, first) == memory
+        await flow.give_up(cluster, first, why)
+    third = await launch(cluster, **GROWING, labels={QUEUE_LABEL: "main"})
+    assert (third.attempt, memory_of(cluster, third)) == (3, "30Gi")
+
+
+async def test_a_cancelled_job_that_got_no_capacity_changes_the_next_attempt(cluster: MemoryBackend) -> None:
+    """As by a KFP step, which does not know whether KFP retries it."""
+    first = await time_out_in_queue(cluster)
+    assert await flow.cancel(cluster, first)
+    assert active(cluster) == []
+    second = await launch(cluster, **QUEUED)
+    assert (second.attempt, cluster.job(second)["metadata"]["labels"][QUEUE_LABEL]) == (2, "backfill")
+
+
+async def test_a_record_is_no_attempt_and_fails_if_it_is_resumed(cluster: MemoryBackend) -> None:
+    first, why = await crash_in_kueue(cluster)
+    await flow.give_up(cluster, first, why)
+    (record,) = cluster.jobs.values()
+    assert not labels_of("key").items() & record["metadata"]["labels"].items()
+    assert QUEUE_LABEL not in record["metadata"]["labels"]
+    assert record["spec"]["trainer"]["command"] == ["false"]
+    assert len(record["metadata"]["name"]) <= MAX_NAME
+    assert given_up(record) == unpack_diagnosis(pack_diagnosis(why))
+
+
+async def test_a_job_without_a_change_leaves_no_record(cluster: MemoryBackend) -> None:
+    ref = await launch(cluster, labels={QUEUE_LABEL: "main"})
+    await flow.give_up(cluster, ref, Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1"))
+    assert cluster.jobs == {}
+
+
+async def test_a_record_that_a_queue_would_start_is_deleted(
+    cluster: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, why = await crash_in_kueue(cluster)
+    create = cluster.create
+
+    async def with_queue(trainjob: Any, *, dry_run: bool = False) -> Any:
+        trainjob["metadata"]["labels"][QUEUE_LABEL] = "default"  # Kueue's LocalQueueDefaulting
+        return await create(trainjob, dry_run=dry_run)
+
+    monkeypatch.setattr(cluster, "create", with_queue)
+    await flow.give_up(cluster, first, why)
+    assert cluster.jobs == {}
+
+
+async def test_a_first_launch_with_rules_is_two_requests(cluster: MemoryBackend) -> None:
+    await launch(cluster, **GROWING)
+    assert cluster.requests == ["find", "create"]
