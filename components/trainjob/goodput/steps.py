@@ -1,0 +1,267 @@
+"""What the reported steps tell: they divide the time in which attempts trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from trainjob import progress
+from trainjob.goodput.attempts import Attempt, Run, unix_time
+from trainjob.goodput.spans import IDLE, RAN, Span, clipped, of_training, over, stretches_of
+from trainjob.goodput.spent import Activity, Source
+from trainjob.history import CHECKPOINT, Points
+from trainjob.kube_objects import mapping
+from trainjob.status import Phase, observe
+
+STALL_SECONDS = 600.0
+"""A pause of the steps of this length is a stall: the default timeout of PyTorch's NCCL watchdog. A shorter one may be
+an evaluation or a checkpoint that the script does not report."""
+_NOISE = 0.05  # of the usual time of the steps: a longer interval is no pause
+_SEVERAL = 3  # pauses whose median is the usual one
+_LATE_SECONDS = 10.0  # a waiter sees a report later than the training made it
+_EVALUATIONS = ("eval_", "val_", "test_")  # prefixes of Hugging Face's Trainer and of Lightning's examples
+
+
+class _Step(NamedTuple):
+    time: float
+    step: float
+    activity: Activity | None = None  # which this report ends
+
+
+class Steps:
+    """Divides the time in which attempts ran, by the steps that they reported. Call `divide` in their order.
+
+    Attributes:
+        highest: The highest step of all runs so far; None before the first one.
+        checkpoint: The step of the latest checkpoint.
+        usual: The usual time of a step, and the usual number of steps between two reports, of the latest attempt.
+        pauses: Activity -> its usual duration, of evaluations and checkpoints of the latest attempt that had several.
+    """
+
+    def __init__(self) -> None:
+        self.highest: float | None = None
+        self.checkpoint: float | None = None
+        self.usual: tuple[float, float] | None = None
+        self.pauses: dict[Activity, float] = {}
+
+    def divide(self, attempt: Attempt, spans: list[Span], runs: Sequence[Run]) -> list[Span]:
+        """`spans` of an attempt with their training divided; `runs` are those of rank 0."""
+        reports = _reports_of(attempt, runs, stretches_of(of_training(spans)), spans[-1].end)
+        collected = _collected(attempt, reports, spans)
+        spans = over(spans, _unknown_training(collected, spans))
+        stretches = stretches_of(of_training(spans))
+        series = [_series(reports, collected, *stretch) for stretch in stretches]
+        self._learn([points for parts in series for points in parts])
+        complete = observe(attempt.evidence.trainjob).phase is Phase.COMPLETE
+        latest = _last_report(attempt)
+        heard = math.inf if latest is None else latest - _LATE_SECONDS
+        heard = min([heard, *(points[-1].time for points in reports if points)])
+        found: list[Span] = []
+        for (begin, end), parts in zip(stretches, series, strict=True):
+            restarted = any(span.activity in RAN and span.end <= begin for span in spans)
+            start, at = Activity.RESTARTING if restarted else Activity.STARTING, begin
+            for number, points in enumerate(parts, 1):
+                last = number == len(parts)
+                until = end if last else points[-1].time
+                # A history that was cut tells nothing of the time after it.
+                alive = bool(attempt.phases) and attempt.phases[-1][0] >= end
+                stalls = last and (points[-1].time >= heard or alive) and not (complete and end == spans[-1].end)
+                found += self._run(points, at, until, start, stalls=stalls)
+                start, at = Activity.RESTARTING, until
+        return over(spans, clipped(found, spans[0].start, spans[-1].end))
+
+    def _learn(self, series: Sequence[Sequence[_Step]]) -> None:
+        clean = [
+            ((after.time - before.time) / (after.step - before.step), after.step - before.step)
+            for points in series
+            for before, after in pairwise(points)
+            if after.activity is None and after.step > before.step and after.time > before.time
+        ]
+        if clean:
+            self.usual = median(each[0] for each in clean), median(each[1] for each in clean)
+        pace = self.usual[0] if self.usual is not None else 0.0
+        for activity in (Activity.EVALUATING, Activity.CHECKPOINTING):
+            pauses = [
+                after.time - before.time - (after.step - before.step) * pace
+                for points in series
+                for before, after in pairwise(points)
+                if after.activity is activity
+            ]
+            if len(pauses) >= _SEVERAL:
+                self.pauses[activity] = max(0.0, median(pauses))
+
+    def _run(
+        self, points: Sequence[_Step], begin: float, end: float, start: Activity, *, stalls: bool
+    ) -> Iterator[Span]:
+        """What one process did from `begin` to `end`: its start, its steps, and what followed the last report."""
+        first = points[0]
+        if self.usual is not None:
+            at = _Step(max(begin, first.time - (first.step - self._begins(first)) * self.usual[0]), self._begins(first))
+            yield Span(begin, at.time, start, Source.STEPS)
+        else:
+            yield Span(begin, first.time, Activity.TRAINING, Source.ASSUMED)
+            at = first
+        for point in points:
+            yield from self._interval(at, point)
+            at = point
+        tail = end
+        pace = self.usual[0] if self.usual is not None else None
+        if stalls and self.usual is not None:
+            expected = self.usual[0] * self.usual[1]
+            if _is_stall(end - at.time - expected, expected):
+                tail = at.time + expected
+        if self.highest is not None and pace is not None and at.step < self.highest:
+            again = min(tail, at.time + (self.highest - at.step) * pace)
+            yield Span(at.time, again, Activity.REPEATED, Source.STEPS)
+            at = at._replace(time=again)
+        yield Span(at.time, tail, Activity.TRAINING, Source.ASSUMED)
+        yield Span(tail, end, Activity.STALLED, Source.STEPS)
+        self.highest = max(self.highest or 0.0, *(point.step for point in points))
+        saved = [point.step for point in points if point.activity is Activity.CHECKPOINTING]
+        self.checkpoint = saved[-1] if saved else self.checkpoint
+
+    def _begins(self, first: _Step) -> float:
+        """The step with which a run begins whose first report is `first`: it does not report that."""
+        if self.highest is None:
+            return 0.0
+        if self.checkpoint is not None and self.checkpoint <= first.step:
+            return self.checkpoint
+        return max(0.0, first.step - (self.usual[1] if self.usual is not None else 0.0))
+
+    def _interval(self, before: _Step, after: _Step) -> Iterator[Span]:
+        took, steps = after.time - before.time, after.step - before.step
+        expected = steps * self.usual[0] if self.usual is not None else took if steps else 0.0
+        excess = max(0.0, took - expected)
+        pause = 0.0
+        if after.activity is not None and excess > _NOISE * expected:
+            usual = self.pauses.get(after.activity)
+            pause = usual if usual is not None and _is_stall(excess - usual, expected + usual) else excess
+        stalled = excess - pause if _is_stall(excess - pause, expected + pause) else 0.0
+        until = after.time - pause - stalled
+        again = before.time
+        if self.highest is not None and before.step < self.highest:
+            share = (self.highest - before.step) / steps if steps else 1.0
+            again = min(until, before.time + share * (until - before.time))
+        yield Span(before.time, again, Activity.REPEATED, Source.STEPS)
+        yield Span(again, until, Activity.TRAINING, Source.STEPS)
+        yield Span(until, until + stalled, Activity.STALLED, Source.STEPS)
+        if after.activity is not None:
+            yield Span(after.time - pause, after.time, after.activity, Source.STEPS)
+
+
+def _is_stall(excess: float, expected: float) -> bool:
+    """Whether a time that was expected to last `expected` seconds was a stall if it took `excess` longer."""
+    return excess > max(STALL_SECONDS, expected)
+
+
+def _reports_of(
+    attempt: Attempt, runs: Sequence[Run], stretches: Sequence[tuple[float, float]], end: float
+) -> list[list[_Step]]:
+    """The reports that each run of rank 0 left in its termination message, fitted into the time in which it trained."""
+    found: list[list[_Step]] = []
+    messages = [(run, run.message) for run in runs]
+    if runs and not any(run.message for run in runs) and attempt.evidence.reported:
+        messages = [(runs[-1], attempt.evidence.reported)]
+    for run, message in messages:
+        report = progress.read(message) if message else None
+        parts = [(max(run.start, a), min(run.end, b, end)) for a, b in stretches]
+        longest = max(parts, key=lambda part: part[1] - part[0], default=(0.0, 0.0))
+        if report is None or longest[1] <= longest[0]:
+            found.append([])
+            continue
+        found.append(_fitted(_counted_on(_steps_in(report.history)), *longest))
+    return found
+
+
+def _collected(attempt: Attempt, reports: Sequence[Sequence[_Step]], spans: Sequence[Span]) -> list[_Step]:
+    """The reports that a waiter has collected, and the latest one of the object, without those that a message has."""
+    points = _steps_in(attempt.history)
+    said, observation = _last_report(attempt), observe(attempt.evidence.trainjob)
+    if said is not None and observation.step is not None and (not points or said > points[-1].time):
+        points.append(_Step(said, float(observation.step)))
+    points = _fitted(points, spans[0].start, spans[-1].end)
+    covered = [(each[0].time - _LATE_SECONDS, each[-1].time + _LATE_SECONDS) for each in reports if each]
+    return [point for point in points if not any(a <= point.time <= b for a, b in covered)]
+
+
+def _last_report(attempt: Attempt) -> float | None:
+    """The time of the latest report in the object."""
+    return unix_time(mapping(attempt.evidence.trainjob, "status", "trainerStatus").get("lastUpdatedTime"))
+
+
+def _unknown_training(points: Sequence[_Step], spans: Sequence[Span]) -> list[Span]:
+    """Training while the job was suspended according to its condition, which tells the latest change only."""
+    found = []
+    for span in spans:
+        if span.activity in IDLE and span.source is Source.CONDITIONS:
+            own = [point.time for point in points if span.start < point.time < span.end - _LATE_SECONDS]
+            if len(own) > 1:
+                found.append(Span(own[0], own[-1], Activity.TRAINING, Source.STEPS))
+    return found
+
+
+def _series(
+    reports: Iterable[Sequence[_Step]], collected: Iterable[_Step], start: float, end: float
+) -> list[list[_Step]]:
+    """The reports from `start` to `end`, those of each process apart.
+
+    A report that a waiter saw a moment after the end belongs to the end. A counter of a waiter's reports that goes
+    backwards shows a restart.
+    """
+    found = [list(points) for points in reports if points and start <= points[0].time <= end]
+    own = [
+        point._replace(time=min(point.time, end)) for point in collected if start <= point.time <= end + _LATE_SECONDS
+    ]
+    found += _between_restarts(own)
+    return sorted(found, key=lambda points: points[0].time)
+
+
+def _between_restarts(points: Sequence[_Step]) -> list[list[_Step]]:
+    """The points in parts: a counter that goes backwards was restarted."""
+    found: list[list[_Step]] = []
+    for point in points:
+        if found and point.step >= found[-1][-1].step:
+            found[-1].append(point)
+        else:
+            found.append([point])
+    return found
+
+
+def _steps_in(history: Points) -> list[_Step]:
+    """The reports that have a step, in the order of their times."""
+    found: dict[tuple[float, float], Activity | None] = {}
+    for name, points in history.items():
+        activity = None
+        if name == CHECKPOINT:
+            activity = Activity.CHECKPOINTING
+        elif name.startswith(_EVALUATIONS):
+            activity = Activity.EVALUATING
+        for step, time, _ in points:
+            if step is not None and time is not None and math.isfinite(step) and math.isfinite(time):
+                known = found.get((time, step))
+                found[time, step] = known if known is Activity.EVALUATING else activity or known
+    return [_Step(time, step, activity) for (time, step), activity in sorted(found.items(), key=lambda each: each[0])]
+
+
+def _fitted(points: Sequence[_Step], start: float, end: float) -> list[_Step]:
+    """`points` within `start` and `end`: shifted by the smallest offset, and clamped if they last longer."""
+    if not points:
+        return []
+    first, last = points[0].time, points[-1].time
+    offset = start - first if first < start else min(0.0, max(start - first, end - last))
+    return [point._replace(time=min(end, max(start, point.time + offset))) for point in points]
+
+
+def _counted_on(points: Iterable[_Step]) -> list[_Step]:
+    """The reports of one process, whose counter continues where it went backwards."""
+    found: list[_Step] = []
+    offset = latest = 0.0
+    for point in points:
+        if point.step < latest:
+            offset += latest
+        latest = point.step
+        found.append(point._replace(step=point.step + offset))
+    return found
