@@ -6,11 +6,13 @@ import math
 import pickle
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given, strategies as st
 from tests.contract.memory import MemoryBackend
 from tests.unit.test_first_crash import crashed
 
@@ -29,7 +31,7 @@ from trainjob.errors import (
 from trainjob.goodput import Activity, Goodput, measure
 from trainjob.history import MetricHistory
 from trainjob.logs import LogLine
-from trainjob.status import QUEUE_LABEL, Blocker, Phase, observe
+from trainjob.status import QUEUE_LABEL, Blocker, Observation, Phase, observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -218,3 +220,28 @@ async def test_a_job_that_keeps_running_is_recorded_by_the_wait_for_its_end(
     backend.end(ref)
     await waiting.wait(backend, ref)
     assert len(recorded) == 1
+
+
+PHASES = st.lists(st.tuples(st.floats(0, 1e5), st.sampled_from([*Phase])), max_size=10)
+
+
+@given(PHASES, st.sampled_from([Phase.DELETED, Phase.COMPLETE, Phase.FAILED]), st.floats(-100, 1e5))
+def test_the_time_of_a_deleted_job_sums_to_its_wall_time(
+    phases: list[tuple[float, Phase]], ended: Phase, finished: float
+) -> None:
+    created = at(2e5)
+    history = MetricHistory()
+    history.merge_phases([(created.timestamp() + second, str(phase)) for second, phase in phases])
+    final = Observation(ended, created=created)
+    if ended is not Phase.DELETED:
+        final = replace(final, finished=created + timedelta(seconds=finished))
+    spent = waiting.measured(JobRef("ns", "x", "uid", 3), Evidence(None), history, final)
+    assert all(segment.seconds > 0 for segment in spent.segments)
+    assert {segment.attempt for segment in spent.segments} <= {3}
+    if phases:
+        assert spent.phase is ended
+        lasted = 2e5 if ended is Phase.DELETED else max(0.0, finished)
+        assert spent.wall_seconds == pytest.approx(lasted, abs=30)
+        assert math.fsum(spent.seconds.values()) == pytest.approx(spent.wall_seconds, abs=0.01)
+    else:
+        assert spent.segments == ()
