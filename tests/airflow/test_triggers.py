@@ -306,7 +306,12 @@ def test_on_kill_does_not_make_the_first_call_to_airflow(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("action", "phase"), [("cancel", Phase.CANCELLED), ("suspend", Phase.SUSPENDED), ("keep", Phase.RUNNING)]
 )
-def test_killed_by_a_person(airflow_home: Path, action: str, phase: Phase, pause: float) -> None:
+def test_killed_by_a_person(
+    airflow_home: Path, monkeypatch: pytest.MonkeyPatch, action: str, phase: Phase, pause: float
+) -> None:
+    recorded: list[tuple[JobRef, Any]] = []
+    monkeypatch.setattr("trainjob.telemetry.record_goodput", lambda *given: recorded.append(given))
+
     async def scenario() -> None:
         from airflow.jobs.triggerer_job_runner import _USER_ACTION_CANCEL_MSG
 
@@ -322,7 +327,10 @@ def test_killed_by_a_person(airflow_home: Path, action: str, phase: Phase, pause
         async with asyncio.timeout(20):
             while observe(await backend.get(ref.namespace, ref.name)).phase != phase:  # noqa: ASYNC110 - the state is a file
                 await asyncio.sleep(0.05)
+            while not recorded and action != "keep":  # noqa: ASYNC110 - no event reports it
+                await asyncio.sleep(0.05)
         await cancel(backend, ref)
+        assert [each for each, spent in recorded if spent.segments] == ([] if action == "keep" else [ref])
 
     asyncio.run(scenario())
 
