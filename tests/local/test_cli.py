@@ -314,6 +314,7 @@ def test_exit_codes_of_run(trainjob: Shell, failure: str) -> None:
     error = events(out)[-1]["error"]
     assert error["exit_code"] == code
     assert error["message"].splitlines()[0] in err
+    assert error["goodput"]["seconds"]["training"] + error["goodput"]["seconds"]["starting"] > 0
     job = trainjob.json("list")["jobs"][0]
     if code == 4:
         assert (error["type"], job["phase"]) == ("RunTimeout", "Running")
