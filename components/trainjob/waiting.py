@@ -379,6 +379,7 @@ async def until_hung(
     changes: AsyncGenerator[tuple[Observation, T]],
     notify: Callable[[Observation, str], None],
     *,
+    first: tuple[Observation, T] | None = None,
     compares: bool = False,
 ) -> AsyncGenerator[tuple[Observation, T]]:
     """Pass on observations of a job, and check its `stall_timeout` while it runs. A job without one costs nothing.
@@ -388,6 +389,7 @@ async def until_hung(
         ref: The job.
         changes: Each observation, with anything else.
         notify: Called with each notice about what measures progress, and the latest observation.
+        first: What the caller has taken from `changes`; it is passed on, too.
         compares: Whether to compare the ranks, too, and to record stragglers on the job.
 
     Raises:
@@ -396,9 +398,12 @@ async def until_hung(
     stalls: StallWatch | None = None
     checking: asyncio.Task[None] | None = None
     async with aclosing(changes):
+        found = first
         try:
             while True:
-                found = await (anext(changes, None) if checking is None else _before(checking, anext(changes, None)))
+                if found is None:
+                    following = anext(changes, None)
+                    found = await (following if checking is None else _before(checking, following))
                 if found is None:
                     return
                 observation = found[0]
@@ -411,6 +416,7 @@ async def until_hung(
                     elif checking is None:
                         checking = asyncio.create_task(stalls.run())
                 yield found
+                found = None
         finally:
             await _end(checking)
 

@@ -76,15 +76,14 @@ class ManyWaits:
     async def _wait(self, ref: JobRef) -> None:
         try:
             backend = self._commands.backend
-            waiting = until_hung(backend, ref, follow(backend, ref, self._options), lambda *_: None)
-            async with aclosing(waiting) as changes:
-                async for now, notice in changes:
-                    if now.phase.terminal:
-                        self._ended(ref, now, time.time())
+            async with aclosing(follow(backend, ref, self._options)) as changes:
+                async for each in changes:
+                    if each[0].stall_timeout is not None:  # a check takes 1 KB, which the other jobs do not have
+                        async with aclosing(until_hung(backend, ref, changes, _ignore, first=each)) as checked:
+                            async for now, notice in checked:
+                                self._take(ref, now, notice)
                         return
-                    if notice and notice != self._notice:  # an outage affects all jobs alike
-                        self._notice = notice
-                        self._show.notice(notice)
+                    self._take(ref, *each)
         except TimedOut as error:
             self._bad(TIMEOUT, str(error))
         except JobHung as error:
@@ -92,6 +91,13 @@ class ManyWaits:
                 hung = {"event": "hung", "name": self._given[ref.namespace, ref.name], "uid": ref.uid}
                 self._show.write(as_json({**hung, "time": time.time(), "diagnosis": error.diagnosis.as_dict()}))
             self._bad(FAILED, str(error))
+
+    def _take(self, ref: JobRef, now: Observation, notice: str) -> None:
+        if now.phase.terminal:
+            self._ended(ref, now, time.time())
+        elif notice and notice != self._notice:  # an outage affects all jobs alike
+            self._notice = notice
+            self._show.notice(notice)
 
     def _ended(self, ref: JobRef, final: Observation, seen: float) -> None:
         name = self._given[ref.namespace, ref.name]
@@ -109,3 +115,8 @@ class ManyWaits:
     def _bad(self, code: int, text: str) -> None:
         self._codes.add(code)
         self._show.notice(text)
+
+
+def _ignore(observation: Observation, notice: str) -> None:
+    """What measures the progress of each of many jobs is not shown."""
+    del observation, notice
