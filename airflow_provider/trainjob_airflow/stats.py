@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,17 @@ def stats() -> Any:
 def tags_of(ti: Any) -> dict[str, str]:
     """Tags of the metrics of a task instance."""
     return {"dag_id": ti.dag_id, "task_id": ti.task_id}
+
+
+def send_stragglers(ti: Any, found: Sequence[Mapping[str, Any]]) -> None:
+    """Count the ranks of a job that were slower than the others, with their nodes as the tag ``node``.
+
+    Args:
+        ti: The task instance.
+        found: ``stragglers`` of a result.
+    """
+    for each in found:
+        stats().incr("trainjob.stragglers", tags=tags_of(ti) | {"node": each["node"]})
 
 
 def send_goodput(ti: Any, spent: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import RunVar
 
+from trainjob import telemetry
 from trainjob.backends.base import Backend
 from trainjob.diagnosis import Diagnosis, hangs, with_change, with_node
 from trainjob.diagnosis.hangs import Process, RankState
@@ -243,6 +244,7 @@ class StallWatch:
         nodes = {rank: str(mapping(pod, "spec").get("nodeName") or "") for rank, pod in reading.pods.items()}
         if not (new := self._stragglers.take(reading.ranks, nodes)):
             return
+        telemetry.record_stragglers(self._ref, new)
         for straggler in new[:_STRAGGLERS_SHOWN]:
             self._notify(self._latest, str(straggler))
         if len(new) > _STRAGGLERS_SHOWN:

@@ -1,4 +1,4 @@
-"""How the time of an ended job was spent, as spans and metrics of OpenTelemetry.
+"""How the time of an ended job was spent, and its slow ranks, as spans and metrics of OpenTelemetry.
 
 The package ``opentelemetry-api`` is not required: a process that has not imported it has no SDK that could record
 anything. Without an SDK, the API records nothing.
@@ -7,20 +7,24 @@ Spans: one for the job, from its creation to its end, with one child for each se
 its activity. The parent is the current span, if there is one.
 
 Metrics: ``trainjob.activity.seconds``, a counter by ``trainjob.activity``, and ``trainjob.goodput.ratio``, a histogram.
-Both also have ``k8s.namespace.name`` and ``trainjob.phase``.
+Both also have ``k8s.namespace.name`` and ``trainjob.phase``. ``trainjob.stragglers`` counts ranks when they are found
+to be slower than the others, by ``k8s.namespace.name`` and ``k8s.node.name``.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable
 
+from trainjob.diagnosis.stragglers import Straggler
 from trainjob.goodput import Goodput
 from trainjob.manifest import JobRef
 from trainjob.version import __version__
 
 _log = logging.getLogger(__name__)
 
+_FAILED = "TrainJob %s cannot be recorded by OpenTelemetry: %s: %s"
 _SPANS = 500  # longest segments of a job: the queue of an exporter holds 2,048 by default
 _RATIOS = [number / 10 for number in range(1, 10)]
 
@@ -41,7 +45,24 @@ def record_goodput(ref: JobRef, goodput: Goodput | None) -> None:
         _record_spans(ref, goodput)
         _record_metrics(goodput)
     except Exception as error:  # noqa: BLE001 - of any SDK and its exporters
-        _log.warning("TrainJob %s cannot be recorded by OpenTelemetry: %s: %s", ref, type(error).__name__, error)
+        _log.warning(_FAILED, ref, type(error).__name__, error)
+
+
+def record_stragglers(ref: JobRef, found: Iterable[Straggler]) -> None:
+    """Count ranks that are slower than the others. An error is logged, as by `record_goodput`."""
+    if not active():
+        return
+    try:
+        from opentelemetry import metrics  # noqa: PLC0415 - may not be installed
+
+        meter = metrics.get_meter("trainjob", __version__)
+        counter = meter.create_counter(
+            "trainjob.stragglers", "{rank}", "Ranks of TrainJobs that are slower than others"
+        )
+        for each in found:
+            counter.add(1, {"k8s.namespace.name": ref.namespace, "k8s.node.name": each.node})
+    except Exception as error:  # noqa: BLE001 - as above
+        _log.warning(_FAILED, ref, type(error).__name__, error)
 
 
 def _record_spans(ref: JobRef, goodput: Goodput) -> None:

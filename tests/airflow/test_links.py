@@ -179,6 +179,31 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, Any]]:
     return sent
 
 
+SLOW_RANK = """
+import os, time
+from trainjob import progress
+slow = os.environ["JOB_COMPLETION_INDEX"] == "1"
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    time.sleep(0.06 if slow else 0.02)
+    progress.step()
+"""
+
+
+def test_a_straggler_is_a_metric_with_its_node(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.providers.common.compat.sdk import Stats
+
+    counted: list[tuple[str, dict[str, str]]] = []
+    monkeypatch.setattr(Stats, "incr", lambda name, *_, tags=None, **__: counted.append((name, tags)))
+    with DAG("slow") as dag:
+        TrainJobOperator(task_id="t", runtime="trainjob-step", num_nodes=2, command=python(SLOW_RANK), stall_timeout=1)
+    ran = run(dag)
+    (slow,) = ran.xcoms["t"]["stragglers"]
+    assert slow["rank"] == "node-1"
+    assert slow["summary"] in ran.log
+    assert ("trainjob.stragglers", {"dag_id": "slow", "task_id": "t", "node": slow["node"]}) in counted
+
+
 @pytest.mark.parametrize("state", ["success", "failed"])
 def test_stats_get_the_goodput(run: Run, sent: dict[str, tuple[Any, Any]], state: str) -> None:
     with DAG("counts") as dag:

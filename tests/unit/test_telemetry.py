@@ -14,6 +14,7 @@ import pytest
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, telemetry
 from trainjob.diagnosis import Evidence
+from trainjob.diagnosis.stragglers import Straggler
 from trainjob.goodput import Activity, Goodput, Segment, Source
 from trainjob.history import MetricHistory
 from trainjob.waiting import conclude
@@ -176,6 +177,13 @@ async def test_a_wait_records_the_end_of_its_job_once(recorded: Recorded, kind: 
         assert pickle.loads(pickle.dumps(failed.value)).goodput["ratio"] == 0.75
     assert [each.name for each in recorded.spans()] == ["starting", "training", "TrainJob train-1"]
     assert [each.value for each in recorded.points("trainjob.activity.seconds")] == [25, 75]
+
+
+def test_stragglers_are_counted_by_node(recorded: Recorded) -> None:
+    found = [Straggler(f"node-{number}", number, f"node-{number}", "gpu-3", 2.0, 1.0, 2.0) for number in range(2)]
+    telemetry.record_stragglers(REF, found)
+    (point,) = recorded.points("trainjob.stragglers")
+    assert (point.value, dict(point.attributes)) == (2, {"k8s.namespace.name": "ns", "k8s.node.name": "gpu-3"})
 
 
 def test_a_process_without_opentelemetry_does_not_import_it() -> None:

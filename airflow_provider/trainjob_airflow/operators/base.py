@@ -33,7 +33,7 @@ from trainjob_airflow.identity import (
     was_cleared,
 )
 from trainjob_airflow.running import DeadlineReached, RunningJob, has_ended, seconds_to_wait
-from trainjob_airflow.stats import send_goodput, stats, tags_of
+from trainjob_airflow.stats import send_goodput, send_stragglers, stats, tags_of
 from trainjob_airflow.tasklog import write_group, write_result
 from trainjob_airflow.templates import StrictTemplates, secrets_in
 from trainjob_airflow.training import TaskTraining
@@ -434,6 +434,7 @@ class TrainJobTask(StrictTemplates):
         for name, seconds in merged["seconds"].items():
             stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=tags_of(context["ti"]))
         send_goodput(context["ti"], result.goodput)
+        send_stragglers(context["ti"], result.stragglers)
         return self.returned(context, merged)
 
     def returned(self, context: Context, result: dict[str, Any]) -> Any:
