@@ -504,6 +504,26 @@ def test_a_step_writes_a_report_and_logs_its_deadline(steps: Steps) -> None:
     assert "KFP terminates this step" not in steps.run("train", **script("print('trained')")).log
 
 
+SLOW_RANK = """
+import os, time
+from trainjob import progress
+slow = os.environ["JOB_COMPLETION_INDEX"] == "1"
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    time.sleep(0.06 if slow else 0.02)
+    progress.step()
+"""
+
+
+def test_a_straggler_is_in_the_log_the_result_and_the_metrics(steps: Steps) -> None:
+    ended = steps.run("train", **script(SLOW_RANK), num_nodes=2, spec={"stall_timeout": "1s"})
+    assert ended.code == 0, ended.log
+    (slow,) = ended.output["parameterValues"]["result"]["stragglers"]
+    assert slow["summary"] in ended.log
+    (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
+    assert metrics["metadata"]["stragglers"] == 1
+
+
 CURVE = """
 import time
 from trainjob import progress
