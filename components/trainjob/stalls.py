@@ -67,11 +67,18 @@ class Reading:
         """Whether a rank has counted a step in its present run."""
         return any(rank.count for rank in self.ranks.values())
 
-    @property
-    def stalled(self) -> bool:
-        """Whether each rank that counts steps reports a stall, or has ended."""
-        counting = [rank for rank in self.ranks.values() if rank.count]
-        return any(rank.stalled for rank in counting) and all(rank.stalled or rank.ended for rank in counting)
+    def quiet_since(self, before: Reading | None) -> bool:
+        """Whether no rank has counted a step for half of the timeout.
+
+        A rank that counts steps reports a stall then, or it has ended. One that does not respond reports nothing: its
+        state is that of an earlier reading, which was taken at least half of the timeout before.
+        """
+        earlier = before.ranks if before is not None else {}
+        counting = {process: rank for process, rank in self.ranks.items() if rank.count}
+        return any(rank.stalled for rank in counting.values()) and all(
+            rank.stalled or rank.ended or (process in earlier and _steps(earlier[process]) == _steps(rank))
+            for process, rank in counting.items()
+        )
 
     def without_log(self, known: set[str]) -> set[str]:
         """The pods among `known` of whose log nothing was read."""
@@ -170,6 +177,7 @@ class StallWatch:
     def _restart(self) -> None:
         """Forget all readings: the job makes progress."""
         self._first: Reading | None = None  # of the readings without a change between them
+        self._quiet = False  # no step in half of the timeout before that reading
         self._since = self._due = time.monotonic()
         self._due += self._latest.stall_timeout or 0
 
@@ -273,12 +281,13 @@ class StallWatch:
         # A second reading soon after: ranks that have stalled for half of the timeout need half of it more.
         self._due = now + timeout / (2 if stalled else 1)
         if self._first is None or reading.progressed(self._first, self._known, stepped=self._stepped):
+            self._quiet = reading.quiet_since(self._first)
             self._first, self._since = reading, now
             return None
         # Ranks that start again have not made their first step.
         starting = reading.ranks and not reading.stepped
         limit = timeout if self._stepped and not starting else 2 * timeout
-        lasted = now - self._since + (timeout / 2 if self._first.stalled else 0)
+        lasted = now - self._since + (timeout / 2 if self._quiet else 0)
         if not reading.ranks and not any(reading.lines.values()) and not self._stepped:
             self._warn("no rank has written a line, reported progress or counted a step")
         elif lasted >= limit:

@@ -115,6 +115,26 @@ async def test_ranks_that_make_no_step_hang_and_the_silent_one_is_named(backend:
     assert tails(backend) == 3, "a rank that does not report its stall has the whole timeout"
 
 
+async def test_a_rank_that_does_not_respond_is_noticed_within_twice_the_timeout(backend: MemoryBackend) -> None:
+    """Its steps and the stall of the other rank are read at once: the silent rank has not changed since before."""
+    ref = await running(backend)
+    for rank in (0, 1):
+        marker(backend, rank, count=2, step=2)
+    waiter = Waiter(backend, ref)
+
+    def hangs(_: int) -> None:
+        if tails(backend) == 1:
+            backend.lines.clear()
+            marker(backend, 1, count=2, step=2)
+            stalls(backend, 0)
+
+    with anyio.fail_after(60):
+        await waiter.while_(hangs)
+    assert waiter.hung is not None
+    assert waiter.hung.diagnosis.rank == "node-1"
+    assert tails(backend) == 3, "the last one is half of the timeout after the one that showed the stall"
+
+
 async def test_a_job_that_reports_progress_costs_one_read_of_each_log_per_timeout(backend: MemoryBackend) -> None:
     """To compare the ranks; and fewer if the ranks do not count steps."""
     ref = await running(backend)
