@@ -63,6 +63,11 @@ class Reading:
     pods: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
+    def starting(self) -> bool:
+        """Whether a pod has not started, for example because its image is pulled: the other ranks wait for it."""
+        return any(mapping(pod, "status").get("phase") == "Pending" for pod in self.pods.values())
+
+    @property
     def stepped(self) -> bool:
         """Whether a rank has counted a step in its present run."""
         return any(rank.count for rank in self.ranks.values())
@@ -175,7 +180,7 @@ class StallWatch:
         self._restart()
 
     def _restart(self) -> None:
-        """Forget all readings: the job makes progress."""
+        """Forget all readings: the job makes progress, or it starts."""
         self._first: Reading | None = None  # of the readings without a change between them
         self._quiet = False  # no step in half of the timeout before that reading
         self._since = self._due = time.monotonic()
@@ -232,7 +237,9 @@ class StallWatch:
             await self._compare(reading, timeout)
         if not due or began != self._since:  # progress was observed in the meantime
             return 0.0
-        if (diagnosis := self._judge(reading, timeout)) is not None:
+        if reading.starting:
+            self._restart()
+        elif (diagnosis := self._judge(reading, timeout)) is not None:
             raise JobHung(await self._with_change(diagnosis))
         return 0.0
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -209,6 +209,35 @@ async def test_markers_that_other_lines_have_displaced_do_not_make_a_hang(
 
     await waiter.while_(chatter, 5 * TIMEOUT)
     assert waiter.result is not None
+
+
+class Starting(MemoryBackend):
+    """A job whose node-1 waits for its image."""
+
+    waits = True
+
+    async def tails(self, ref: JobRef, count: int) -> AsyncGenerator[tuple[Mapping[str, Any], list[LogLine]]]:
+        async with aclosing(super().tails(ref, count)) as tails:
+            async for tail in tails:
+                yield tail
+        if self.waits:
+            yield {**pod(1, "machine-1"), "status": {"phase": "Pending"}}, []
+
+
+async def test_ranks_that_wait_for_a_pod_that_has_not_started_do_not_hang() -> None:
+    backend = Starting()
+    ref = await running(backend)
+    marker(backend, 0, stalled_seconds=TIMEOUT)
+    waiter = Waiter(backend, ref)
+
+    def start(number: int) -> None:
+        backend.waits = number < 4 * 8
+
+    with anyio.fail_after(60):
+        began = time.monotonic()
+        await waiter.while_(start)
+    assert waiter.hung is not None
+    assert time.monotonic() - began > 6 * TIMEOUT, "twice the timeout after all pods have started"
 
 
 async def test_a_job_without_any_line_is_not_judged(backend: MemoryBackend) -> None:
