@@ -243,7 +243,8 @@ def report(
         outputs: Name to URI of an output, other short text, finite number or bool. Never dropped.
         remaining_seconds: Estimated time to the end, 0 or more. Rounded up. Until a call sets it, it is derived from
             the progress, at the speed of the latest half of the time since the first report.
-        step: Step of the metrics, 0 or more, for their history. If left out, the number of this call.
+        step: Step of the metrics, 0 or more, for their history. If left out, that of the latest call that had one, or
+            the number of this call if none had.
         total_steps: Number of steps of the whole training, 1 or more. Later calls may leave it out.
         checkpoint: Whether the training has just completed a checkpoint, at `step`; shown on its timeline.
 
@@ -618,7 +619,7 @@ class _Reporter:
             for name, value in change.metrics.items():
                 self._metrics.pop(name, None)
                 self._metrics[name] = (self._calls, value)
-                self._remember(name, self._calls if step is None else step, value)
+                self._remember(name, self._calls if self._step is None else self._step, value)
             for name in list(self._metrics)[:-MAX_METRICS]:
                 del self._metrics[name]
                 self._series.pop(name, None)

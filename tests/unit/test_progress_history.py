@@ -46,11 +46,17 @@ def test_history_has_step_and_time_of_each_value(log: Path) -> None:
     history = written(log).history
     assert {name: [(step, value) for step, _, value in points] for name, points in history.items()} == {
         "loss": [(10, 0.5), (30, 0.25)],
-        "accuracy": [(2, 1.0)],
+        "accuracy": [(10, 1.0)],
         "bad": [(30, 2.0)],
     }
     times = [moment for points in history.values() for _, moment, _ in points]
     assert all(before - 0.1 <= moment <= time.time() + 0.1 for moment in times)
+
+
+def test_without_any_step_the_number_of_the_call_is_the_step(log: Path) -> None:
+    report(metrics={"loss": 0.5})
+    report(metrics={"loss": 0.25})
+    assert [(step, value) for step, _, value in written(log).history["loss"]] == [(1, 0.5), (2, 0.25)]
 
 
 def test_a_long_training_keeps_first_last_lowest_and_highest_within_the_message(log: Path) -> None:
