@@ -68,6 +68,12 @@ class Reading:
         return any(mapping(pod, "status").get("phase") == "Pending" for pod in self.pods.values())
 
     @property
+    def ending(self) -> bool:
+        """Whether the known processes of all pods have ended; they may still upload outputs."""
+        pods = {pod for pod, _ in self.ranks}
+        return bool(pods) and pods == {*self.pods} and all(rank.ended for rank in self.ranks.values())
+
+    @property
     def stepped(self) -> bool:
         """Whether a rank has counted a step in its present run."""
         return any(rank.count for rank in self.ranks.values())
@@ -180,7 +186,7 @@ class StallWatch:
         self._restart()
 
     def _restart(self) -> None:
-        """Forget all readings: the job makes progress, or it starts."""
+        """Forget all readings: the job makes progress, starts or ends."""
         self._first: Reading | None = None  # of the readings without a change between them
         self._quiet = False  # no step in half of the timeout before that reading
         self._since = self._due = time.monotonic()
@@ -237,7 +243,7 @@ class StallWatch:
             await self._compare(reading, timeout)
         if not due or began != self._since:  # progress was observed in the meantime
             return 0.0
-        if reading.starting:
+        if reading.starting or reading.ending:
             self._restart()
         elif (diagnosis := self._judge(reading, timeout)) is not None:
             raise JobHung(await self._with_change(diagnosis))

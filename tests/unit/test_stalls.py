@@ -240,6 +240,16 @@ async def test_ranks_that_wait_for_a_pod_that_has_not_started_do_not_hang() -> N
     assert time.monotonic() - began > 6 * TIMEOUT, "twice the timeout after all pods have started"
 
 
+async def test_a_job_whose_ranks_have_ended_does_not_hang(backend: MemoryBackend) -> None:
+    """Its outputs are uploaded, or its kubelet is late."""
+    ref = await running(backend)
+    for rank in (0, 1):
+        marker(backend, rank, count=3, step=3, ended=True)
+    waiter = Waiter(backend, ref)
+    await waiter.while_(lambda _: None, 4 * TIMEOUT)
+    assert waiter.result is not None
+
+
 async def test_a_job_without_any_line_is_not_judged(backend: MemoryBackend) -> None:
     """As for an account that may not read logs."""
     waiter = Waiter(backend, await running(backend))
