@@ -1,68 +1,212 @@
-"""A hang on a real node, whose kubelet serves the logs. tests/local/test_hangs.py draws other kinds of hangs."""
+"""Jobs that hang on the real node: its network and its disk fail, and its kubelet serves the logs.
+
+A campaign (`tests.campaigns`) of the plans and the script of `tests.local.test_hangs`.
+"""
 
 from __future__ import annotations
 
+import random
+import shutil
+import signal
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
+from tests import campaigns
+from tests.cluster import failing, lost_time
+from tests.cluster.waits import until
+from tests.local import hanging
+from tests.processes import wait_until
 from tests.testcluster import images
 from tests.testcluster.access import Access
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.real_node import BLKIO, RealNode
 
-from trainjob import TrainJobSpec, progress
+from trainjob import JobRef, TrainJobFailed, TrainJobSpec, progress
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category
 from trainjob.errors import JobHung
+from trainjob.goodput import Activity
+from trainjob.kube_objects import has_trained
 from trainjob.lifecycle import cancel, give_up, given_up, launch
 from trainjob.verdicts import RetryVerdict
 from trainjob.waiting import wait
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.anyio
 
-PROGRESS = Path(progress.__file__).read_text()
-# The image has no trainjob: the script brings the file that may be copied next to it. The first process of a container
-# ignores SIGSTOP.
-_START = """
-import subprocess, sys
-open("/tmp/progress.py", "w").write(sys.argv[1])
-open("/tmp/train.py", "w").write(sys.argv[2])
-sys.exit(subprocess.call([sys.executable, "/tmp/train.py"]))
-"""
-_TRAIN = """
-import os, signal, time
-import progress
-rank = int(os.environ["PET_NODE_RANK"])
-for step in range(60):
-    progress.step(step)
-    time.sleep(0.05)
-    if rank == 1 and step == 50:
-        os.kill(os.getpid(), signal.SIGSTOP)
-def wait_for_rank_1():
-    time.sleep(600)
-wait_for_rank_1()
-"""
+TIMEOUT = 5.0
+AT_ONCE = 6
+SLACK = 60.0  # seconds that a loaded machine may add to the time until a hang is noticed
+HANGS, HEALTHY = campaigns.runs(200, 4), campaigns.runs(100, 2)
+DISK = ("disk",) if (BLKIO / "blkio.throttle.read_bps_device").exists() else ()
+OUTSIDE = ("stop", "network", *DISK)
+"""Faults that the test causes from outside of the pods."""
+FAULTS = (*OUTSIDE, *(fault for fault in hanging.FAULTS if fault not in OUTSIDE))
+BYTES_PER_SECOND = 40  # a page then takes 100 s
 
 
-async def test_a_stopped_process_is_named_by_the_logs_of_its_pods(real_node: Access) -> None:
-    words = [_START, PROGRESS, _TRAIN]
-    command = ["python3", "-c", *(word.replace("$", "$$") for word in words)]
-    fields = {"runtime": "torch-distributed", "image": images.PYTHON, "num_nodes": 2, "stall_timeout": "4s"}
-    backend = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
-    notices: list[str] = []
-    with real_node.namespace("hangs", real=True) as namespace:
-        ref = await launch(backend, TrainJobSpec.parse({**fields, "command": command}), "hangs", namespace=namespace)
-        with anyio.fail_after(150), pytest.raises(JobHung) as caught:
-            await wait(backend, ref, on_change=lambda _, notice: notices.append(notice))
-        diagnosis = caught.value.diagnosis
-        assert (diagnosis.category, diagnosis.rank) == (Category.HANG, "node-1"), diagnosis.text()
-        assert diagnosis.retry is RetryVerdict.INFRASTRUCTURE
-        assert "node-1 does not respond any more at step" in diagnosis.summary
-        assert any("wait_for_rank_1" in line for line in diagnosis.log), "the stack of the rank that waits"
-        assert any("measured by the steps that the ranks count" in notice for notice in notices)
-        await give_up(backend, ref, diagnosis)
-        stopped = await backend.get(namespace, ref.name)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory for pods, with the script, and the module of `trainjob` that the script needs."""
+    (tmp_path / "trainjob").mkdir()
+    (tmp_path / "trainjob" / "__init__.py").touch()
+    shutil.copy(progress.__file__, tmp_path / "trainjob")
+    shutil.copy(hanging.__file__, tmp_path)
+    return tmp_path
+
+
+class Jobs:
+    """Runs jobs on the real node.
+
+    Args:
+        cluster: The cluster.
+        namespace: Namespace of the jobs.
+        folder: Directory of the pods.
+    """
+
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
+        assert cluster.real_node is not None
+        self.node: RealNode = cluster.real_node
+        self.cluster, self.namespace, self.folder = cluster, namespace, folder
+        self.backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+        self.right = 0
+        self.seconds: list[float] = []
+        self.problems: list[str] = []
+
+    async def launch(self, name: str, plan: dict[str, Any]) -> JobRef:
+        hanging.prepare(self.folder / name, plan, hanging.RING)
+        pod = {
+            "volumes": [{"name": "folder", "hostPath": {"path": str(self.folder)}}],
+            "containers": [{"name": "node", "volumeMounts": [{"name": "folder", "mountPath": str(self.folder)}]}],
+            "terminationGracePeriodSeconds": 0,
+        }
+        fields = {
+            "runtime": "torch-distributed",
+            "image": images.PYTHON,
+            "num_nodes": plan["world"],
+            "command": ["python3", "-u", str(self.folder / "hanging.py"), str(self.folder / name)],
+            "stall_timeout": TIMEOUT,
+            **failing.patched(pod),
+        }
+        return await launch(self.backend, TrainJobSpec.parse(fields), name, namespace=self.namespace)
+
+    async def cause(self, ref: JobRef, folder: Path, plan: dict[str, Any], faults: ExitStack) -> float:
+        """Cause the fault of a plan when the rank has reached the step; return the Unix time of the fault."""
+        reached = folder / f"at-{plan['culprit']}"
+        await until(reached.exists, 180)
+        if plan["outside"]:
+            await anyio.to_thread.run_sync(self._cause, ref, folder, plan, faults)
+            return time.time()
+        return reached.stat().st_mtime
+
+    def _cause(self, ref: JobRef, folder: Path, plan: dict[str, Any], faults: ExitStack) -> None:
+        culprit = plan["culprit"]
+        pod, peer = (self._pod(ref, rank) for rank in (culprit, (culprit + 1) % plan["world"]))
+        container = pod["status"]["containerStatuses"][0]["containerID"]
+        if plan["fault"] == "stop":
+            self.node.kill_container(container, signal.SIGSTOP)
+        elif plan["fault"] == "disk":
+            faults.enter_context(self.node.slow_disk(container, folder / f"data-{culprit}", BYTES_PER_SECOND))
+        else:
+            self.node.drop_packets(container, peer["status"]["podIP"])
+            self.node.drop_packets(peer["status"]["containerStatuses"][0]["containerID"], pod["status"]["podIP"])
+
+    def _pod(self, ref: JobRef, rank: int) -> dict[str, Any]:
+        """A pod, once its kubelet has reported its container: later than the container starts."""
+        labels = f"jobset.sigs.k8s.io/jobset-name={ref.name},batch.kubernetes.io/job-completion-index={rank}"
+
+        def started() -> dict[str, Any] | None:
+            (pod,) = self.cluster.api.find("v1", "Pod", ref.namespace, labels=labels)
+            return pod if has_trained(pod) and pod["status"].get("podIP") else None
+
+        return wait_until(f"the container of rank {rank} has started", started, 60, poll=0.2)
+
+    async def hang(self, run: int) -> None:
+        chance = random.Random(f"hang/{campaigns.SEED}/{run}")
+        fault = FAULTS[(run + campaigns.SEED) % len(FAULTS)]
+        plan = hanging.planned(chance, fault=fault, outside=fault in OUTSIDE)
+        description = f"run {run} of seed {campaigns.SEED}: {plan}"
+        launched = [time.time()]
+        ref = await self.launch(f"hang-{run}", plan)
+        launched.append(time.time())
+        began = 0.0
+        faults = ExitStack()
+
+        async def cause() -> None:
+            nonlocal began
+            began = await self.cause(ref, self.folder / f"hang-{run}", plan, faults)
+
+        caught: list[JobHung] = []
+        with faults:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(cause)
+                try:
+                    await wait(self.backend, ref)
+                except JobHung as hung:
+                    caught.append(hung)
+                tasks.cancel_scope.cancel()
+        assert caught, f"{description} has completed"
+        assert began, f"{description} hung before its fault: {caught[0].diagnosis.text()}"
+        noticed = time.time()
+        diagnosis = caught[0].diagnosis
+        assert diagnosis.category is Category.HANG
+        assert diagnosis.rank in (hanging.expected(plan), ""), f"{description}: {diagnosis.text()}"
+        assert noticed - began < 2 * TIMEOUT + SLACK, description
+        if plan["outside"] and fault != "disk":
+            assert diagnosis.retry is RetryVerdict.INFRASTRUCTURE, f"{description}: {diagnosis.text()}"
+        self.right += diagnosis.rank == hanging.expected(plan)
+        self.seconds.append(noticed - began)
+        campaigns.done(f"{fault} at {plan['world']}: {noticed - began:.1f} s: {diagnosis.summary}")
+        spent = await lost_time.measured(self.backend, self.namespace, f"hang-{run}")
+        lost_time.lasted(spent, noticed - launched[1], time.time() - launched[0], *lost_time.INTERRUPTED)
+        assert spent.seconds[Activity.TRAINING] > noticed - began - lost_time.SECONDS, (description, spent)
+        await give_up(self.backend, ref, diagnosis)
+        stopped = await self.backend.get(ref.namespace, ref.name)
         assert stopped is not None
         assert given_up(stopped) == diagnosis
-        await cancel(backend, ref)
-    await backend.aclose()
+        await cancel(self.backend, ref)
+
+    async def healthy(self, run: int) -> None:
+        plan = hanging.healthy(random.Random(f"healthy/{campaigns.SEED}/{run}"), TIMEOUT)
+        ref = await self.launch(f"healthy-{run}", plan)
+        try:
+            await wait(self.backend, ref)
+        except TrainJobFailed as alarm:
+            raise AssertionError(f"run {run} of seed {campaigns.SEED}: {plan}: {alarm}") from None
+        pauses = f"{len(plan['pauses'])} pauses, {plan['steps']} steps"
+        campaigns.done(f"healthy run {run}: first step after {plan['first']:.1f} s, {pauses}")
+        await cancel(self.backend, ref)
+
+
+@pytest.mark.timeout(3600)
+async def test_hangs_are_noticed_and_healthy_jobs_raise_no_alarm(
+    real_node: Access, own_cluster: Cluster, folder: Path, record_property: campaigns.Record
+) -> None:
+    campaigns.begin(record_property, HANGS + HEALTHY)
+    limiter = anyio.CapacityLimiter(AT_ONCE)
+    with real_node.namespace("hangs", real=True) as namespace:
+        jobs = Jobs(own_cluster, namespace, folder)
+
+        async def one(run: int) -> None:
+            async with limiter:
+                try:
+                    await (jobs.hang(run) if run < HANGS else jobs.healthy(run))
+                except AssertionError as problem:
+                    jobs.problems.append(str(problem))
+                    campaigns.done(f"PROBLEM: {problem}")
+
+        async with anyio.create_task_group() as tasks:
+            for run in range(HANGS + HEALTHY):
+                tasks.start_soon(one, run)
+        await jobs.backend.aclose()
+    seconds = sorted(jobs.seconds)
+    result = f"{jobs.right} of {HANGS} culprits; median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s"
+    record_property("result", result)
+    campaigns.done(result)
+    assert not jobs.problems, "\n".join(jobs.problems)
+    assert jobs.right >= 0.95 * HANGS, result

@@ -7,7 +7,9 @@ all ranks have called the same one. Like NCCL, they wait forever for a rank that
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import random
 import signal
 import socket
 import sys
@@ -15,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 COLLECTIVES = """
 import socket, time
@@ -36,7 +39,90 @@ def _complete():
     if not hub.recv(1):
         time.sleep(1000)
 """
+RING = """
+import os, socket, time
+from pathlib import Path
+
+def connect(path):
+    global world, following, previous
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    server = socket.create_server(("", 29500))
+    addresses = Path(path).parent / "addresses"
+    addresses.mkdir(exist_ok=True)
+    own = socket.gethostbyname(socket.gethostname())
+    os.symlink(own, addresses / str(rank))
+    while not os.path.islink(addresses / str((rank + 1) % world)):
+        time.sleep(0.05)
+    following = socket.create_connection((os.readlink(addresses / str((rank + 1) % world)), 29500))
+    following.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    previous = server.accept()[0]
+
+def all_reduce():
+    _exchange(b"a")
+
+def barrier():
+    _exchange(b"b")
+
+def _exchange(own):
+    passed = own
+    for _ in range(world - 1):
+        try:
+            following.sendall(passed)
+            passed = previous.recv(1)
+        except OSError:
+            passed = b""
+        if passed != own:
+            time.sleep(1000)
+"""
+"""Collectives of pods, without a `Hub`: each rank sends to the next one, by TCP.
+
+They find each other by files: DNS may take longer than a training may start.
+"""
+
 FAULTS = ("stop", "loop", "lock", "read", "collective", "end", "network")
+"""Without ``disk``, for which `tests.cluster.test_hangs` slows down a disk."""
+
+
+def planned(chance: random.Random, **plan: Any) -> dict[str, Any]:
+    """What a job does, for its ``plan.json``: drawn, except for the values in `plan`."""
+    world = chance.randint(2, 4)
+    return {
+        "world": world,
+        "culprit": chance.randrange(world),
+        "at": chance.randint(1, 60),
+        "steps": 10_000,
+        "early": chance.random() < 0.5,
+        "first": 0,
+        "paused": [],
+        "slower": 1,
+        "pauses": [],
+        "pause": 0,
+        "counts": chance.choice(["calls", "numbers", "report"]),
+        "chatty": chance.choice([None, *range(world)]),
+        "outside": False,
+        **plan,
+    }
+
+
+def healthy(chance: random.Random, timeout: float) -> dict[str, Any]:
+    """The plan of a job that pauses, but not for `timeout` seconds, or before its first step for twice that time."""
+    steps = chance.randint(50, 120)
+    plan = planned(
+        chance,
+        fault="",
+        culprit=-1,
+        steps=steps,
+        first=chance.choice([0, 1.2 * timeout]),
+        pauses=chance.sample(range(1, steps), chance.randint(0, 2)),
+        pause=chance.uniform(0.2, 0.5) * timeout,
+    )
+    return {**plan, "paused": chance.choice([[0], [*range(plan["world"])]])}
+
+
+def expected(plan: dict[str, Any]) -> str:
+    """The rank that must be named; empty if none may be: nothing distinguishes one rank from the others."""
+    undecided = plan["fault"] == "network" or (plan["fault"] == "collective" and plan["world"] == 2)
+    return "" if undecided else f"node-{plan['culprit']}"
 
 
 class Hub(threading.Thread):
@@ -69,12 +155,12 @@ class Hub(threading.Thread):
             number += 1
 
 
-def prepare(folder: Path, world: int, drop: int | None) -> None:
-    """Write the collectives, and start the hub of a job."""
+def prepare(folder: Path, plan: dict[str, Any], collectives: str = COLLECTIVES) -> None:
+    """Write the plan and the collectives of a job."""
     module = folder / "standin" / "torch" / "distributed"
     module.mkdir(parents=True)
-    (module / "distributed_c10d.py").write_text(COLLECTIVES)
-    Hub(folder / "hub", world, drop).start()
+    (module / "distributed_c10d.py").write_text(collectives)
+    (folder / "plan.json").write_text(json.dumps(plan))
 
 
 def load(fault: str) -> None:
@@ -94,11 +180,25 @@ def load(fault: str) -> None:
         sys.exit(0)
 
 
+class Disk:
+    """Reads from a file without the page cache."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(mmap.PAGESIZE))
+        self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)  # a direct read needs aligned memory
+
+    def read(self) -> None:
+        """Read a page."""
+        os.preadv(self._file, [self._page], 0)
+
+
 def main(folder: Path) -> None:
-    """Train as ``plan.json`` says, which `tests.local.test_hangs` writes."""
+    """Train as ``plan.json`` says, which `prepare` writes."""
     from trainjob import progress
 
     plan = json.loads((folder / "plan.json").read_text())
+    outside = plan["outside"]  # the test causes the fault, from outside of the process
     sys.path.insert(0, str(folder / "standin" / "torch" / "distributed"))
     import distributed_c10d  # type: ignore[import-not-found]  # written by `prepare`
 
@@ -108,12 +208,15 @@ def main(folder: Path) -> None:
     if plan["early"]:
         progress.watch()
     time.sleep(plan["first"])
+    sample = Disk(folder / f"data-{rank}") if plan["fault"] == "disk" else None
     for step in range(plan["steps"]):
-        hangs = rank == plan["culprit"] and step == plan["at"]
+        hangs = rank == plan["culprit"] and step == plan["at"] and not outside
         if step == plan["at"]:
             (folder / f"at-{rank}").touch()
         if hangs:
             load(plan["fault"])
+        if sample is not None:
+            sample.read()
         if rank in plan["paused"] and step in plan["pauses"]:
             time.sleep(plan["pause"])
         time.sleep(0.01 * (plan["slower"] if rank == plan["culprit"] else 1))

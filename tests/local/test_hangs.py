@@ -5,7 +5,6 @@ The campaigns (`tests.campaigns`) draw the fault, the rank and step, and how the
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -35,31 +34,10 @@ TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
 
 
 def launch(jobs: Jobs, folder: Path, plan: dict[str, Any]) -> JobRef:
-    folder.mkdir()
-    drop = plan["at"] if plan["fault"] == "network" else None
-    hanging.prepare(folder, plan["world"], drop)
-    (folder / "plan.json").write_text(json.dumps(plan))
+    hanging.prepare(folder, plan)
+    hanging.Hub(folder / "hub", plan["world"], plan["at"] if plan["fault"] == "network" else None).start()
     command = [sys.executable, hanging.__file__, str(folder)]
     return jobs.launch(key=str(folder), command=command, num_nodes=plan["world"], stall_timeout=TIMEOUT)
-
-
-def planned(chance: random.Random, **plan: Any) -> dict[str, Any]:
-    world = chance.randint(2, 4)
-    return {
-        "world": world,
-        "culprit": chance.randrange(world),
-        "at": chance.randint(1, 60),
-        "steps": 10_000,
-        "early": chance.random() < 0.5,
-        "first": 0,
-        "paused": [],
-        "slower": 1,
-        "pauses": [],
-        "pause": 0,
-        "counts": chance.choice(["calls", "numbers", "report"]),
-        "chatty": chance.choice([None, *range(world)]),
-        **plan,
-    }
 
 
 def kill(ref: JobRef) -> None:
@@ -69,15 +47,9 @@ def kill(ref: JobRef) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def expected(plan: dict[str, Any]) -> str:
-    """The rank that must be named; empty if none may be: nothing distinguishes one rank from the others."""
-    undecided = plan["fault"] == "network" or (plan["fault"] == "collective" and plan["world"] == 2)
-    return "" if undecided else f"node-{plan['culprit']}"
-
-
 def one_hang(jobs: Jobs, folder: Path, run: int) -> tuple[bool, float]:
     chance = random.Random(f"hang/{campaigns.SEED}/{run}")
-    plan = planned(chance, fault=chance.choice(hanging.FAULTS))
+    plan = hanging.planned(chance, fault=chance.choice(hanging.FAULTS))
     ref = launch(jobs, folder / f"hang-{run}", plan)
     description = f"run {run} of seed {campaigns.SEED}: {plan}"
     try:
@@ -89,11 +61,11 @@ def one_hang(jobs: Jobs, folder: Path, run: int) -> tuple[bool, float]:
     diagnosis = caught.value.diagnosis
     began = max(path.stat().st_mtime for path in (folder / f"hang-{run}").glob("at-*"))
     assert diagnosis.category is Category.HANG
-    assert diagnosis.rank in (expected(plan), ""), f"{description}: {diagnosis.summary}"
+    assert diagnosis.rank in (hanging.expected(plan), ""), f"{description}: {diagnosis.summary}"
     assert noticed - began < 2 * TIMEOUT + SLACK, description
     if plan["fault"] in ("stop", "network"):
         assert diagnosis.retry is RetryVerdict.INFRASTRUCTURE, f"{description}: {diagnosis.summary}"
-    right = diagnosis.rank == expected(plan)
+    right = diagnosis.rank == hanging.expected(plan)
     campaigns.done(f"{plan['fault']} at {plan['world']}: {noticed - began:.1f} s: {diagnosis.summary}")
     return right, noticed - began
 
@@ -115,23 +87,14 @@ def test_a_hang_is_noticed_and_the_right_rank_is_named(
 
 def one_healthy(jobs: Jobs, folder: Path, run: int) -> None:
     chance = random.Random(f"healthy/{campaigns.SEED}/{run}")
-    steps = chance.randint(50, 120)
-    plan = planned(
-        chance,
-        fault="",
-        culprit=-1,
-        steps=steps,
-        first=chance.choice([0, 1.2 * TIMEOUT]),
-        pauses=chance.sample(range(1, steps), chance.randint(0, 2)),
-        pause=chance.uniform(0.2, 0.5) * TIMEOUT,
-    )
-    plan["paused"] = chance.choice([[0], [*range(plan["world"])]])
+    plan = hanging.healthy(chance, TIMEOUT)
     try:
         result = jobs.client.wait(launch(jobs, folder / f"healthy-{run}", plan))
     except TrainJobFailed as alarm:
         raise AssertionError(f"run {run} of seed {campaigns.SEED}: {plan}: {alarm}") from None
     assert not result.stragglers, f"run {run} of seed {campaigns.SEED}: {plan}: {result.stragglers}"
-    campaigns.done(f"run {run}: first step after {plan['first']:.1f} s, {len(plan['pauses'])} pauses, {steps} steps")
+    pauses = f"{len(plan['pauses'])} pauses, {plan['steps']} steps"
+    campaigns.done(f"run {run}: first step after {plan['first']:.1f} s, {pauses}")
 
 
 @pytest.mark.timeout(3600)
@@ -147,7 +110,8 @@ def test_a_healthy_job_with_pauses_raises_no_alarm(
 def one_slow(jobs: Jobs, folder: Path, run: int) -> tuple[str, str]:
     chance = random.Random(f"slow/{campaigns.SEED}/{run}")
     slower = chance.choice([1.0, chance.uniform(3, 8), chance.uniform(3, 8)])
-    plan = planned(chance, fault="", slower=slower, at=0, chatty=None, steps=int(SLOW_SECONDS / (0.01 * slower)))
+    steps = int(SLOW_SECONDS / (0.01 * slower))
+    plan = hanging.planned(chance, fault="", slower=slower, at=0, chatty=None, steps=steps)
     notices: list[str] = []
     ref = launch(jobs, folder / f"slow-{run}", plan)
     result = jobs.client.wait(ref, on_change=lambda _, notice: notices.append(notice))

@@ -8,13 +8,14 @@ ends every pod, mount and interface. Only files and cgroups remain (`remove_cgro
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from tests.testcluster.nodes import LABEL
 NAME = "real-0"
 
 _CGROUPS = Path("/sys/fs/cgroup")
+BLKIO = _CGROUPS / "blkio"
+"""Limits disks in version 1 of cgroups. In version 2, the kubelet does not enable this controller."""
 _PROGRAMS = ("runc", "iptables", "ip", "nsenter", "unshare")
 _IMAGE_PROGRAMS = ("debootstrap", "gcc")
 
@@ -160,10 +163,50 @@ class RealNode:
         if not self._ctr("tasks", "kill", "--signal", how.name, reference.removeprefix("containerd://")):
             raise ComponentError(f"cannot send {how.name} to {reference}: {self._error}")
 
+    def drop_packets(self, reference: str, address: str) -> None:
+        """Drop all packets that arrive at the pod of a container from an address. The rule ends with the pod."""
+        pid = self._process(reference)
+        rule = ["iptables", "--wait", "--insert", "INPUT", "--source", address, "--jump", "DROP"]
+        _run(self.inside("nsenter", "--target", str(pid), "--net", "--", *rule))
+
+    @contextmanager
+    def slow_disk(self, reference: str, disk: Path, bytes_per_second: int) -> Iterator[None]:
+        """Limit the reads and writes of a container that bypass the page cache.
+
+        A process that waits for a disk cannot be killed: the container does not end before its limit.
+
+        Args:
+            reference: The container.
+            disk: A file on the disk; without partitions, since the kernel limits whole disks.
+            bytes_per_second: The limit, for reads and for writes.
+        """
+        device = disk.stat().st_dev
+        (group,) = BLKIO.glob(f"{self.cgroup}/**/{reference.removeprefix('containerd://')}")
+
+        def limit(number: int) -> None:
+            for direction in ("read", "write"):
+                text = f"{os.major(device)}:{os.minor(device)} {number}"
+                (group / f"blkio.throttle.{direction}_bps_device").write_text(text)
+
+        limit(bytes_per_second)
+        try:
+            yield
+        finally:
+            with suppress(FileNotFoundError):
+                limit(0)
+
+    def _process(self, reference: str) -> int:
+        """The first process of a container, in the node's PID namespace."""
+        self._ctr("tasks", "list")
+        found = re.search(rf"^{reference.removeprefix('containerd://')}\s+(\d+)", self._output, re.MULTILINE)
+        if found is None:
+            raise ComponentError(f"{reference} does not run: {self._error}")
+        return int(found[1])
+
     def _ctr(self, *arguments: str) -> bool:
         command = self.inside(str(build.program("ctr")), "--address", node_files.SOCKET, "--namespace", "k8s.io")
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-        self._error = done.stderr.strip()
+        self._output, self._error = done.stdout, done.stderr.strip()
         return done.returncode == 0
 
     def _user(self, server: str, name: str, organization: str) -> Path:
