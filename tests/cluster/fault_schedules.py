@@ -13,12 +13,14 @@ from typing import Any, Literal
 import anyio
 import anyio.abc
 import httpx
+from tests.cluster import lost_time
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Seen
 from tests.testcluster.access import TRAINER
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.goodput import Activity
 from trainjob.lifecycle import cancel, launch
 from trainjob.manifest import KEY
 from trainjob.status import observe
@@ -235,6 +237,7 @@ class Run:
             self._problem(work, f"{type(error).__name__}: {error}")
 
     async def _work(self, work: Work) -> None:
+        began = time.monotonic()
         refs = await self._launch(work)
         latest = max(refs, key=lambda ref: ref.attempt)
         verdicts: list[tuple[JobRef, Phase]] = []
@@ -245,6 +248,8 @@ class Run:
                 await anyio.sleep(work.seconds)
                 if not await cancel(self._backends[1][False], latest):
                     self._problem(work, "its pods did not end")
+        if work.end != "cancelled":
+            await self._lost_time(work, began)
         again = await self._again(work, latest)
         await self._check(work, {*refs, *again}, verdicts)
 
@@ -266,6 +271,17 @@ class Run:
                     await launched(other)
             await launched(one)
         return found
+
+    async def _lost_time(self, work: Work, began: float) -> None:
+        """Check the goodput of a job that has ended."""
+        spent = await lost_time.measured(self._backends[0][False], self._namespace, work.key)
+        longest = time.monotonic() - began
+        # A launcher that finds a failed job launches the next attempt, and the time between both is that of a restart.
+        without = (Activity.QUEUED, Activity.REPEATED, Activity.STALLED)
+        lost_time.lasted(spent, 0, longest, *without, *([Activity.RESTARTING] if spent.attempts == 1 else []))
+        trained = work.seconds if work.end == "complete" else 0
+        if not trained - lost_time.SECONDS <= spent.seconds[Activity.TRAINING] <= spent.wall_seconds:
+            self._problem(work, f"goodput {spent}")
 
     async def _again(self, work: Work, ref: JobRef) -> list[JobRef]:
         """Launch the same key again: a complete job is adopted, and after a failure the next attempt is launched."""
