@@ -387,3 +387,32 @@ def test_attempts_are_grouped_until_one_is_complete() -> None:
         for piece in pieces_of_work([*jobs, alone, Evidence(None)])
     ]
     assert found == [["by-hand"], ["train-4"], ["train-3"], ["train-1", "train-2"]]
+
+
+def restarted_soon(resumed: int, *, message: bool) -> Goodput:
+    """Step 30 ends at 40 s, a restart lasts 4 s, and the steps continue after `resumed`, one a second, until step 60.
+
+    A waiter has seen the phases and the first run, and with `message` only its pods tell the second one.
+    """
+    end = 44 + 60 - resumed
+    first = [(step, BEGIN + 10 + step, "loss") for step in range(1, 31)]
+    second = [(step, BEGIN + 44 + step - resumed, "loss") for step in range(resumed + 1, 61)]
+    seen = first if message else [*first, *second]
+    phases = [(10, Phase.RUNNING), (40, Phase.RESTARTING), (44, Phase.RUNNING), (end, Phase.COMPLETE)]
+    runs = [Run(BEGIN + 10, BEGIN + 40, failed=True, replaced=True), Run(BEGIN + 44, BEGIN + end, reports=second)]
+    job = trainjob(BEGIN, queue=False, admitted=None, ended=BEGIN + end)
+    attempt = Attempt(
+        Evidence(job, pods_of(runs, 0.0, random.Random(0))[:1] if message else []),
+        [(BEGIN, Phase.STARTING), *((BEGIN + time, phase) for time, phase in phases)],
+        {"loss": [(step, time, 1.0) for step, time, _ in seen]},
+    )
+    found = measure([attempt], at(BEGIN + end))
+    check_sums(found)
+    return found
+
+
+@pytest.mark.parametrize("message", [False, True])
+@pytest.mark.parametrize("resumed", [30, 20])
+def test_runs_on_both_sides_of_a_short_restart_are_kept_apart(resumed: int, message: bool) -> None:
+    """A waiter sees reports late, but not those of the next run, nor those before a restart that it saw."""
+    assert restarted_soon(resumed, message=message).seconds[Activity.REPEATED] == pytest.approx(30 - resumed, abs=0.5)

@@ -53,7 +53,8 @@ class Steps:
         collected = _collected(attempt, reports, spans)
         spans = over(spans, _unknown_training(collected, spans))
         stretches = stretches_of(of_training(spans))
-        series = [_series(reports, collected, *stretch) for stretch in stretches]
+        begins = [*(begin for begin, _ in stretches[1:]), math.inf]
+        series = [_series(reports, collected, *each, next_) for each, next_ in zip(stretches, begins, strict=False)]
         self._learn([points for parts in series for points in parts])
         complete = observe(attempt.evidence.trainjob).phase is Phase.COMPLETE
         latest = _last_report(attempt)
@@ -183,8 +184,13 @@ def _collected(attempt: Attempt, reports: Sequence[Sequence[_Step]], spans: Sequ
     if said is not None and observation.step is not None and (not points or said > points[-1].time):
         points.append(_Step(said, float(observation.step)))
     points = _fitted(points, spans[0].start, spans[-1].end)
-    covered = [(each[0].time - _LATE_SECONDS, each[-1].time + _LATE_SECONDS) for each in reports if each]
-    return [point for point in points if not any(a <= point.time <= b for a, b in covered)]
+    covered: list[tuple[float, float]] = []
+    for report in filter(None, reports):
+        first, last = report[0].time, report[-1].time
+        # What a waiter saw before it saw a restart is of an earlier run.
+        restarts = (time for time, phase in attempt.phases if phase is not Phase.RUNNING and time <= first)
+        covered.append((max([first - _LATE_SECONDS, *restarts]), last + _LATE_SECONDS))
+    return [point for point in points if not any(a < point.time <= b for a, b in covered)]
 
 
 def _last_report(attempt: Attempt) -> float | None:
@@ -204,16 +210,19 @@ def _unknown_training(points: Sequence[_Step], spans: Sequence[Span]) -> list[Sp
 
 
 def _series(
-    reports: Iterable[Sequence[_Step]], collected: Iterable[_Step], start: float, end: float
+    reports: Iterable[Sequence[_Step]], collected: Iterable[_Step], start: float, end: float, following: float
 ) -> list[list[_Step]]:
-    """The reports from `start` to `end`, those of each process apart.
+    """The reports from `start` to `end`, those of each process apart; the job trains again from `following` on.
 
     A report that a waiter saw a moment after the end belongs to the end. A counter of a waiter's reports that goes
     backwards shows a restart.
     """
+    until = min(end + _LATE_SECONDS, following)
     found = [list(points) for points in reports if points and start <= points[0].time <= end]
     own = [
-        point._replace(time=min(point.time, end)) for point in collected if start <= point.time <= end + _LATE_SECONDS
+        point._replace(time=min(point.time, end))
+        for point in collected
+        if start <= point.time <= end or end < point.time < until
     ]
     found += _between_restarts(own)
     return sorted(found, key=lambda points: points[0].time)
