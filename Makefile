@@ -306,10 +306,10 @@ campaign-sizes: $(TORCH_VENV)/stamp cluster-programs ## 20 GiB, 10,000 files, 50
 		tests/stores/test_contract.py tests/airflow/system/test_many.py tests/airflow/system/test_examples.py \
 		tests/cluster/restarts/test_airflow_system.py)
 
-campaign-cluster: cluster-programs ## 200 schedules of faults, and 200 of waiters and reapers; 200 hangs
+campaign-cluster: cluster-programs ## 200 schedules of faults, and 200 of waiters and reapers; 200 hangs, 40 preemptions
 	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 \
 		tests/cluster/test_fault_schedules.py tests/cluster/test_unattended_schedules.py \
-		tests/cluster/test_hangs.py)
+		tests/cluster/test_hangs.py tests/cluster/test_preemptions.py)
 
 campaign-terminate: cluster-programs ## 100 KFP steps that are terminated; needs the machine for itself
 	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 tests/cluster/test_kfp_terminate.py)

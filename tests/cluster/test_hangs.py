@@ -156,6 +156,7 @@ class Jobs:
         diagnosis = caught[0].diagnosis
         assert diagnosis.category is Category.HANG
         assert diagnosis.rank in (hanging.expected(plan), ""), f"{description}: {diagnosis.text()}"
+        assert any("in _exchange" in line for line in diagnosis.log), f"{description}: the stack of a rank that waits"
         assert noticed - began < 2 * TIMEOUT + SLACK, description
         if plan["outside"] and fault != "disk":
             assert diagnosis.retry is RetryVerdict.INFRASTRUCTURE, f"{description}: {diagnosis.text()}"

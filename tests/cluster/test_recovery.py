@@ -269,18 +269,11 @@ def checkpoints(
     del real_node
     directory = tmp_path_factory.mktemp("checkpoints")
     directory.chmod(0o775)  # a volume of type hostPath does not get the pods' `fsGroup`
-    with resilient.namespace("training", real=True) as namespace:
-        common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-        volume = {**common, "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(directory)}}
-        claim = {**common, "resources": {"requests": {"storage": "1Gi"}}, "volumeName": namespace}
-        of_claim = {"name": "checkpoints", "namespace": namespace}
-        for kind, metadata, spec in (
-            ("PersistentVolume", {"name": namespace}, {**volume, "claimRef": of_claim}),
-            ("PersistentVolumeClaim", of_claim, claim),
-        ):
-            resilient.api.create({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec})
+    with (
+        resilient.namespace("training", real=True) as namespace,
+        resilient.volume(namespace, "checkpoints", directory),
+    ):
         yield namespace, directory
-        resilient.api.delete("v1", "PersistentVolume", "", namespace)
 
 
 def digits(image: str) -> dict[str, Any]:

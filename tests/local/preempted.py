@@ -25,12 +25,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "dags_examples" / "training")
 import digits  # type: ignore[import-not-found]
 from safetensors.numpy import load_file, save
 
-from trainjob import checkpoints
+from trainjob import checkpoints, progress
 
+DATA = Path(__file__).parents[2] / "dags_examples" / "data"
 EVERY = 5
 """Steps from one checkpoint to the next."""
 
-STEP_SECONDS, PIECE_SECONDS, PIECES = 0.005, 0.004, 10
+STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.005"))
+PIECE_SECONDS, PIECES = 0.004, 10
 
 
 class Slowly:
@@ -71,13 +73,13 @@ def join() -> tuple[int, int, list[Connection]]:
     """Rank, number of ranks, and connections: of rank 0 to all others, of the others to rank 0."""
     rank, world = int(os.environ["JAX_PROCESS_ID"]), int(os.environ["JAX_NUM_PROCESSES"])
     host, port = os.environ["JAX_COORDINATOR_ADDRESS"].split(":")
-    if rank == 0:
-        with Listener((host, int(port))) as listener:
-            return rank, world, [listener.accept() for _ in range(world - 1)]
     while True:
         try:
-            return rank, world, [Client((host, int(port)))]
-        except ConnectionRefusedError:
+            if rank != 0:
+                return rank, world, [Client((host, int(port)))]
+            with Listener((host, int(port))) as listener:
+                return rank, world, [listener.accept() for _ in range(world - 1)]
+        except OSError:  # rank 0 does not listen, or the name of its pod is not known yet
             time.sleep(0.01)
 
 
@@ -141,6 +143,14 @@ class Checkpoint:
 
 
 def train() -> None:
+    """Train. A rank that waits for one that is gone waits until it is terminated, as with NCCL."""
+    try:
+        _train()
+    except (EOFError, ConnectionError):
+        time.sleep(600)
+
+
+def _train() -> None:
     options = digits.arguments(sys.argv[2:])
     rank, world, peers = join()
     run = digits.Run(options, rank, world)
@@ -163,8 +173,12 @@ def train() -> None:
         velocity = {name: digits.MOMENTUM * array + gradient[name] for name, array in velocity.items()}
         weights = {name: array - rates[step] * velocity[name] for name, array in weights.items()}
         time.sleep(STEP_SECONDS)
-        if rank == 0 and (step + 1) % EVERY == 0:
+        saves = rank == 0 and (step + 1) % EVERY == 0
+        if saves:
             checkpoint.save(step + 1, weights, velocity)
+        if rank == 0:
+            slope = {"slope": float(np.abs(gradient["output.bias"]).max())}
+            progress.report(step=step + 1, total_steps=len(rates), metrics=slope, checkpoint=saves)
     run.finish(weights, 0, "numpy", data)
     if rank == 0:
         checkpoint.remove()

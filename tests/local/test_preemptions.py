@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import sys
 import time
@@ -15,14 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 from tests import campaigns
 from tests.local import preempted
 from tests.local.conftest import Jobs
+from tests.local.lives import Files, Life, Result, lives_of
 from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient, TrainJobFailed
@@ -36,25 +34,6 @@ AT_ONCE = 4
 INSTANTS = ("time", "step", "write", "write")
 SAVERS = ("digits", "trainjob")
 WAYS = ("SIGKILL", "SIGTERM", "suspend", "cancel", "machine")
-SCRIPT = Path(preempted.__file__)
-DATA = SCRIPT.parents[2] / "dags_examples" / "data"
-
-Result = tuple[dict[str, bytes], set[str]]
-
-
-@dataclass
-class Life:
-    """The log of the ranks from one start to the next end.
-
-    Attributes:
-        resumed: Step after which rank 0 resumed, 0 for the beginning; None if it did not get so far.
-        steps: Steps that rank 0 began.
-        pids: Process of each rank.
-    """
-
-    resumed: int | None = None
-    steps: list[int] = field(default_factory=list)
-    pids: dict[int, int] = field(default_factory=dict)
 
 
 class Training:
@@ -70,7 +49,7 @@ class Training:
 
     def __init__(self, jobs: Jobs, key: str, world: int, directory: Path, saver: str = "digits") -> None:
         self.jobs, self.key, self.world, self.saver = jobs, key, world, saver
-        self.model, self.checkpoints = directory / "model", directory / "checkpoints"
+        self.files = Files(directory)
         self.launch()
 
     def launch(self) -> None:
@@ -79,37 +58,16 @@ class Training:
             key=self.key,
             runtime="jax-resilient",
             num_nodes=self.world,
-            command=[sys.executable, str(SCRIPT), self.saver],
-            args=[f"--dataset={DATA}", f"--output={self.model}", "--epochs=3"],
+            command=[sys.executable, preempted.__file__, self.saver],
+            args=[f"--dataset={preempted.DATA}", f"--output={self.files.model}", "--epochs=3"],
             env={"OPENBLAS_NUM_THREADS": "1"},  # sums in one order
-            checkpoints=self.checkpoints.as_uri(),
+            checkpoints=self.files.checkpoints.as_uri(),
         )
 
     def life(self) -> Life:
         """The current life: the log since the last of `suspended` suspensions of this job."""
-        lives = [Life()]
-        for line in self.jobs.lines(self.ref):
-            if found := re.match(r"rank (\d) of \d starts, process (\d+)", line):
-                if int(found[1]) in lives[-1].pids:
-                    lives.append(Life())
-                lives[-1].pids[int(found[1])] = int(found[2])
-            elif found := re.match(r"resumes after step (\d+)", line):
-                lives[-1].resumed = int(found[1])
-            elif found := re.match(r"step (\d+)", line):
-                lives[-1].steps.append(int(found[1]))
+        lives = lives_of(self.jobs.lines(self.ref))
         return lives[self.suspended] if self.suspended < len(lives) else Life()
-
-    def unfinished(self) -> set[Path]:
-        """Files and directories that a write of a checkpoint has not completed."""
-        return {*self.checkpoints.rglob(".checkpoint.*"), *self.checkpoints.rglob("unfinished-*")}
-
-    def complete(self) -> int:
-        """Step of the complete checkpoint; 0 without one."""
-        for path in self.checkpoints.rglob("checkpoint.safetensors"):
-            with safe_open(path, framework="numpy") as file:
-                return int(file.metadata()["epoch"])
-        names = sorted(path.name for path in self.checkpoints.rglob("[0-9]*-step-*"))
-        return int(names[-1].rpartition("-")[2]) if names else 0
 
     def phase(self) -> Phase:
         job = self.jobs.client.get(self.ref)
@@ -125,8 +83,8 @@ class Training:
         """Wait for a random instant: at any time, in a step or while a checkpoint is written."""
         self.until(lambda: len(self.life().pids) == self.world)
         if instant == "write":
-            earlier = self.unfinished()
-            self.until(lambda: self.unfinished() - earlier)
+            earlier = self.files.unfinished()
+            self.until(lambda: self.files.unfinished() - earlier)
         elif instant == "step":
             number = chance.randint(1, 12)
             self.until(lambda: len(self.life().steps) >= number)
@@ -161,39 +119,13 @@ class Training:
     def result(self) -> Result:
         """Wait for its end; return the weights of the model, and their hashes on all ranks."""
         self.jobs.client.wait(self.ref)
-        lines = "\n".join(self.jobs.lines(self.ref))
-        hashes = re.findall(r"^rank \d ends with weights (\w+)$", lines, re.MULTILINE)
-        assert len(hashes) == self.world
-        assert [path for path in self.checkpoints.rglob("*") if path.is_file()] == [], "checkpoints are left"
-        with safe_open(self.model / "model.safetensors", framework="numpy") as file:
-            weights = {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118 - not a dict
-        return weights, set(hashes)
+        return self.files.result(self.jobs.lines(self.ref), self.world)
 
 
 def kill(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def check(life: Life, saved: int, expected: int | None) -> int:
-    """Check what a life repeated and lost; return the number of steps that the next one repeats.
-
-    Args:
-        life: The log of the life.
-        saved: Step of the complete checkpoint after its end.
-        expected: Step of the complete checkpoint before its start.
-    """
-    if life.resumed is None:  # it ended before
-        assert saved == expected
-        return 0
-    assert life.resumed == expected
-    begun = life.resumed + len(life.steps)
-    assert life.steps == list(range(life.resumed + 1, begun + 1))
-    assert saved >= life.resumed
-    assert saved % preempted.EVERY == 0
-    assert begun - saved <= preempted.EVERY
-    return max(0, begun - saved)
 
 
 def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]) -> Counter[str]:
@@ -213,11 +145,11 @@ def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]
                 training.launch()
                 saved, left = 0, set()
                 continue
-            before, saved = saved, training.complete()
-            repeated = check(training.life(), saved, before)
+            before, saved = saved, training.files.complete()
+            repeated = training.life().check(saved, before)
             description.append(f"{way} at a {instant}: {repeated}")
-            seen.update(preemptions=1, half_written=len(training.unfinished() - left), repeated=repeated)
-            left = training.unfinished()
+            seen.update(preemptions=1, half_written=len(training.files.unfinished() - left), repeated=repeated)
+            left = training.files.unfinished()
             training.resume(way)
         assert training.result() == undisturbed[training.world]
         assert training.life().resumed == saved

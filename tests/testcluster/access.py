@@ -91,6 +91,23 @@ class Access:
         finally:
             self.api.delete("v1", "Namespace", "", name)
 
+    @contextmanager
+    def volume(self, namespace: str, name: str, directory: Path) -> Iterator[None]:
+        """Create the PersistentVolumeClaim `name`, whose volume is a directory of the real node."""
+        common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        volume = {**common, "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(directory)}}
+        claim = {**common, "resources": {"requests": {"storage": "1Gi"}}, "volumeName": namespace}
+        of_claim = {"name": name, "namespace": namespace}
+        for kind, metadata, spec in (
+            ("PersistentVolume", {"name": namespace}, {**volume, "claimRef": of_claim}),
+            ("PersistentVolumeClaim", of_claim, claim),
+        ):
+            self.api.create({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec})
+        try:
+            yield
+        finally:
+            self.api.delete("v1", "PersistentVolume", "", namespace)
+
     def restrict(self, namespace: str) -> None:
         """Enforce the Pod Security Standard "restricted" in a namespace."""
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
