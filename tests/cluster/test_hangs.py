@@ -1,4 +1,4 @@
-"""Jobs that hang on the real node: its network and its disk fail, and its kubelet serves the logs.
+"""Jobs that hang or have a slow rank on the real node: its network and its disk fail, and its kubelet serves the logs.
 
 A campaign (`tests.campaigns`) of the plans and the script of `tests.local.test_hangs`.
 """
@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.processes import wait_until
 from tests.testcluster import images
 from tests.testcluster.access import Access
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.real_node import BLKIO, RealNode
+from tests.testcluster.real_node import BLKIO, NAME, RealNode
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, progress
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -42,7 +43,8 @@ pytestmark = pytest.mark.anyio
 TIMEOUT = 5.0
 AT_ONCE = 6
 SLACK = 60.0  # seconds that a loaded machine may add to the time until a hang is noticed
-HANGS, HEALTHY = campaigns.runs(200, 4), campaigns.runs(100, 2)
+HANGS, HEALTHY, SLOW = campaigns.runs(200, 4), campaigns.runs(100, 2), campaigns.runs(30, 1)
+SLOW_SECONDS = 4 * TIMEOUT  # ranks are compared once per timeout, and named after two comparisons
 DISK = ("disk",) if (BLKIO / "blkio.throttle.read_bps_device").exists() else ()
 OUTSIDE = ("stop", "network", *DISK)
 """Faults that the test causes from outside of the pods."""
@@ -176,34 +178,55 @@ class Jobs:
         plan = hanging.healthy(random.Random(f"healthy/{campaigns.SEED}/{run}"), TIMEOUT)
         ref = await self.launch(f"healthy-{run}", plan)
         try:
-            await wait(self.backend, ref)
+            result = await wait(self.backend, ref)
         except TrainJobFailed as alarm:
             raise AssertionError(f"run {run} of seed {campaigns.SEED}: {plan}: {alarm}") from None
         pauses = f"{len(plan['pauses'])} pauses, {plan['steps']} steps"
         campaigns.done(f"healthy run {run}: first step after {plan['first']:.1f} s, {pauses}")
+        assert not result.stragglers, f"run {run} of seed {campaigns.SEED}: {plan}: {result.stragglers}"
+        await cancel(self.backend, ref)
+
+    async def slow(self, run: int) -> None:
+        plan = hanging.slow(random.Random(f"slow/{campaigns.SEED}/{run}"), SLOW_SECONDS)
+        ref = await self.launch(f"slow-{run}", plan)
+        notices: list[str] = []
+        result = await wait(self.backend, ref, on_change=lambda _, notice: notices.append(notice))
+        description = f"{plan['slower']:.1f} times slower, {plan['world']} ranks: {result.stragglers}"
+        campaigns.done(description)
+        slow = [f"node-{plan['culprit']}"] if plan["slower"] > 1 else []
+        assert [each["rank"] for each in result.stragglers] == slow, f"run {run} of {campaigns.SEED}: {description}"
+        for each in result.stragglers:
+            assert each["node"] == NAME
+            assert each["summary"] in notices
         await cancel(self.backend, ref)
 
 
 @pytest.mark.timeout(3600)
 async def test_hangs_are_noticed_and_healthy_jobs_raise_no_alarm(
-    real_node: Access, own_cluster: Cluster, folder: Path, record_property: campaigns.Record
+    real_node: Access,
+    own_cluster: Cluster,
+    folder: Path,
+    record_property: campaigns.Record,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    campaigns.begin(record_property, HANGS + HEALTHY)
+    monkeypatch.setattr("trainjob.stalls._COMPARED_PER_SECOND", 100.0)  # for short timeouts of several jobs
+    campaigns.begin(record_property, HANGS + HEALTHY + SLOW)
     limiter = anyio.CapacityLimiter(AT_ONCE)
     with real_node.namespace("hangs", real=True) as namespace:
         jobs = Jobs(own_cluster, namespace, folder)
 
-        async def one(run: int) -> None:
+        async def one(kind: Callable[[int], Awaitable[None]], run: int) -> None:
             async with limiter:
                 try:
-                    await (jobs.hang(run) if run < HANGS else jobs.healthy(run))
+                    await kind(run)
                 except AssertionError as problem:
                     jobs.problems.append(str(problem))
                     campaigns.done(f"PROBLEM: {problem}")
 
         async with anyio.create_task_group() as tasks:
-            for run in range(HANGS + HEALTHY):
-                tasks.start_soon(one, run)
+            for kind, runs in ((jobs.slow, SLOW), (jobs.hang, HANGS), (jobs.healthy, HEALTHY)):
+                for run in range(runs):
+                    tasks.start_soon(one, kind, run)
         await jobs.backend.aclose()
     seconds = sorted(jobs.seconds)
     result = f"{jobs.right} of {HANGS} culprits; median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s"

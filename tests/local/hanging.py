@@ -119,6 +119,12 @@ def healthy(chance: random.Random, timeout: float) -> dict[str, Any]:
     return {**plan, "paused": chance.choice([[0], [*range(plan["world"])]])}
 
 
+def slow(chance: random.Random, seconds: float) -> dict[str, Any]:
+    """The plan of a job of at least so many seconds, in which one rank, or none, works longer than the others."""
+    slower = chance.choice([1.0, chance.uniform(3, 8), chance.uniform(3, 8)])
+    return planned(chance, fault="", slower=slower, at=0, chatty=None, steps=int(seconds / (0.01 * slower)))
+
+
 def expected(plan: dict[str, Any]) -> str:
     """The rank that must be named; empty if none may be: nothing distinguishes one rank from the others."""
     undecided = plan["fault"] == "network" or (plan["fault"] == "collective" and plan["world"] == 2)

@@ -109,20 +109,18 @@ def test_a_healthy_job_with_pauses_raises_no_alarm(
 
 def one_slow(jobs: Jobs, folder: Path, run: int) -> tuple[str, str]:
     chance = random.Random(f"slow/{campaigns.SEED}/{run}")
-    slower = chance.choice([1.0, chance.uniform(3, 8), chance.uniform(3, 8)])
-    steps = int(SLOW_SECONDS / (0.01 * slower))
-    plan = hanging.planned(chance, fault="", slower=slower, at=0, chatty=None, steps=steps)
+    plan = hanging.slow(chance, SLOW_SECONDS)
     notices: list[str] = []
     ref = launch(jobs, folder / f"slow-{run}", plan)
     result = jobs.client.wait(ref, on_change=lambda _, notice: notices.append(notice))
     named = [each["rank"] for each in result.stragglers]
     campaigns.done(
-        f"{slower:.1f} times slower, {plan['world']} ranks: {[each['summary'] for each in result.stragglers]}"
+        f"{plan['slower']:.1f} times slower, {plan['world']} ranks: {[each['summary'] for each in result.stragglers]}"
     )
     for each in result.stragglers:
         assert each["summary"] in notices
         assert each["node"]
-    return ",".join(named), f"node-{plan['culprit']}" if slower > 1 else ""
+    return ",".join(named), f"node-{plan['culprit']}" if plan["slower"] > 1 else ""
 
 
 @pytest.mark.timeout(3600)
