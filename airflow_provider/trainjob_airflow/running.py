@@ -233,12 +233,18 @@ class RunningJob:
             return self.client.call(lambda: read(ref))
         return None
 
-    def measure(self) -> Goodput | None:
-        """How the time of the job was spent until now; None if it cannot be read in 5 s, or is a study."""
+    def measure(self, *, hangs: bool = False) -> Goodput | None:
+        """How the time of the job was spent until now; None if it cannot be read in 5 s, or is a study.
+
+        Args:
+            hangs: Whether it has been found that the job hangs.
+        """
         from trainjob.integration import measured
 
         evidence, history = self.read_evidence(), self.training.history if self.training is not None else None
-        return measured(self.ref, evidence, history) if self.ref is not None and evidence is not None else None
+        if self.ref is None or evidence is None:
+            return None
+        return measured(self.ref, evidence, history, hangs=hangs)
 
     def start_measuring(self) -> Future[Goodput] | None:
         """The same in the background, while the job is being cancelled."""

@@ -23,6 +23,7 @@ from trainjob.diagnosis import ON_RETRY, Category, Diagnosis, Evidence, diagnose
 from trainjob.diagnosis.stragglers import stragglers_of
 from trainjob.errors import (
     BackendUnavailable,
+    JobHung,
     NotFound,
     QueueTimeout,
     RankCrashed,
@@ -308,7 +309,7 @@ async def wait(
     try:
         final, crash = await attend(backend, ref, options, on_change=change, on_crash=on_crash, read=read)
     except (RankCrashed, TimedOut) as error:
-        error.spent = await spent_so_far(backend, ref, history)
+        error.spent = await spent_so_far(backend, ref, history, hangs=isinstance(error, JobHung))
         error.goodput = error.spent.summary()
         raise
     return await conclude(backend, ref, final, crash, history, on_evidence=on_evidence)
@@ -571,26 +572,33 @@ def result_of(
     )
 
 
-async def spent_so_far(backend: Backend, ref: JobRef, history: MetricHistory | None = None) -> Goodput:
-    """How the time of a job was spent until now, with what a waiter has collected.
+async def spent_so_far(
+    backend: Backend, ref: JobRef, history: MetricHistory | None = None, *, hangs: bool = False
+) -> Goodput:
+    """How the time of a job was spent until now, with what a waiter has collected, and whether it found that it hangs.
 
     Never raises, and takes at most 5 s: nothing is known of a job that cannot be read in that time.
     """
     try:
         with anyio.move_on_after(_MEASURE_SECONDS):
-            return measured(ref, await backend.state(ref), history)
+            return measured(ref, await backend.state(ref), history, hangs=hangs)
     except Exception as error:  # noqa: BLE001 - of any backend: the reason why the wait has ended is more important
         _log.warning("the goodput of TrainJob %s cannot be measured: %s: %s", ref, type(error).__name__, error)
     return measure([], datetime.now(UTC))
 
 
 def measured(
-    ref: JobRef, evidence: Evidence, collected: MetricHistory | None, final: Observation | None = None
+    ref: JobRef,
+    evidence: Evidence,
+    collected: MetricHistory | None,
+    final: Observation | None = None,
+    *,
+    hangs: bool = False,
 ) -> Goodput:
     """How the time of an attempt was spent; of a deleted job, by the phases that its waiter has observed."""
     collected = collected if collected is not None else MetricHistory()
     if evidence.trainjob is not None or final is None or final.created is None or not collected.phases:
-        return measure([Attempt(evidence, collected.phases, collected.points())], datetime.now(UTC))
+        return measure([Attempt(evidence, collected.phases, collected.points(), hangs)], datetime.now(UTC))
     metadata = {
         "namespace": ref.namespace,
         "name": ref.name,

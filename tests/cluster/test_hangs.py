@@ -168,6 +168,8 @@ class Jobs:
         spent = await lost_time.measured(self.backend, self.namespace, f"hang-{run}")
         lost_time.lasted(spent, noticed - launched[1], time.time() - launched[0], *lost_time.INTERRUPTED)
         assert spent.seconds[Activity.TRAINING] > noticed - began - lost_time.SECONDS, (description, spent)
+        in_error = caught[0].goodput["seconds"]
+        assert in_error["stalled"] == pytest.approx(TIMEOUT, abs=0.1), (description, in_error)
         await give_up(self.backend, ref, diagnosis)
         stopped = await self.backend.get(ref.namespace, ref.name)
         assert stopped is not None

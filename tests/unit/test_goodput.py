@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -30,7 +30,8 @@ from tests.unit.generated_histories import (
 from trainjob.diagnosis import Evidence
 from trainjob.goodput import Activity, Attempt, Goodput, Source, gpus_of, measure, pieces_of_work, sums, total
 from trainjob.history import CHECKPOINT
-from trainjob.status import Phase
+from trainjob.manifest import GIVEN_UP
+from trainjob.status import STALL_TIMEOUT, Phase
 
 
 def at(time: float) -> datetime:
@@ -84,12 +85,19 @@ def test_generated_histories_have_everything() -> None:
 # ---------------------------------------------------------------- single rules
 
 
-def running(*reports: tuple[int, float, str], end: float, done: bool | None = True, step: bool = False) -> Goodput:
+def running(
+    *reports: tuple[int, float, str],
+    end: float,
+    done: bool | None = True,
+    step: bool = False,
+    annotations: Mapping[str, str] | None = None,
+) -> Goodput:
     """One attempt, created at 0 and running from 10 on; times are seconds after `BEGIN`. `step`: its object has one."""
     run = Run(BEGIN + 10, BEGIN + end if done is not None else 0.0, failed=done is False)
     run.reports += [(number, BEGIN + time, name) for number, time, name in reports]
     ended = BEGIN + end if done is not None else None
     job = trainjob(BEGIN, queue=False, admitted=None, ended=ended, done=done is True)
+    job["metadata"]["annotations"] |= annotations or {}
     reported = message_of(run) if done is None else ""
     if step:
         metrics = [{"name": "trainjob.step", "value": str(reports[-1][0])}]
@@ -155,6 +163,31 @@ def test_a_pause_between_steps_is_a_stall_if_it_is_long() -> None:
     for pause, stalled in ((590, 0), (610, 610)):
         reports = [*steady(5), (60, 70.0 + pause, "loss"), (70, 80.0 + pause, "loss")]
         assert spent(running(*reports, end=80 + pause)).get("stalled", 0) == stalled
+
+
+def test_a_shorter_stall_timeout_of_the_job_makes_a_shorter_pause_a_stall() -> None:
+    reports = [*steady(5), (60, 130.0, "loss"), (70, 140.0, "loss")]
+    assert "stalled" not in spent(running(*reports, end=140))
+    assert spent(running(*reports, end=140, annotations={STALL_TIMEOUT: "45"}))["stalled"] == 60
+
+
+@pytest.mark.parametrize("reports", [[], steady(5)])
+def test_a_job_that_was_given_up_for_a_hang_has_stalled(reports: list[tuple[int, float, str]]) -> None:
+    """Its ranks count steps for the waiter, but report none."""
+    hang = {STALL_TIMEOUT: "45", GIVEN_UP: json.dumps({"category": "hang"})}
+    assert spent(running(*reports, end=110, done=None, annotations=hang))["stalled"] == 45
+    for other in ('{"category": "user-code"}', "{", "[1]", "null", "[" * 100_000):
+        assert "stalled" not in spent(running(*reports, end=110, done=None, annotations={**hang, GIVEN_UP: other}))
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_job_that_hangs_has_stalled(*, hangs: bool) -> None:
+    job = trainjob(BEGIN, queue=False, admitted=None, ended=None)
+    job["metadata"]["annotations"][STALL_TIMEOUT] = "45"
+    found = measure([Attempt(Evidence(job, one_pod(Run(BEGIN + 10, 0.0))), hangs=hangs)], at(BEGIN + 110))
+    check_sums(found)
+    expected = {"starting": 10, "training": 55, "stalled": 45} if hangs else {"starting": 10, "training": 100}
+    assert spent(found) == expected
 
 
 def test_a_stall_before_a_checkpoint_is_not_part_of_it() -> None:

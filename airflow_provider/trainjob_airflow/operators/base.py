@@ -273,7 +273,7 @@ class TrainJobTask(StrictTemplates):
                     failure = airflow_error(error, user_errors=self.retry_user_errors)
                     stats().incr("trainjob.failed", tags=tags_of(context["ti"]) | {"retry": str(error.retry)})
                     if isinstance(error, RankCrashed) and running.ref is not None:
-                        spent = running.measure()
+                        spent = running.measure(hangs=error.diagnosis.category == "hang")
                         self._log_error(running.give_up(running.ref, error.diagnosis, self.on_crash_action))
                         if self.on_crash_action != "keep":
                             self._record_end(context, running, spent)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trainjob.diagnosis import Evidence
+from trainjob.diagnosis import Category, Evidence
 from trainjob.goodput.spans import IDLE, Span, clipped, over, stretches_of
 from trainjob.goodput.spent import Activity, Source
 from trainjob.history import Points
@@ -44,11 +45,13 @@ class Attempt:
         evidence: The TrainJob, and its pods if they were read.
         phases: Unix time and phase of each observation of a waiter, oldest first.
         history: Metrics that a waiter has collected, see `trainjob.history`.
+        hangs: Whether a waiter has just found that the job hangs.
     """
 
     evidence: Evidence
     phases: Sequence[tuple[float, Phase]] = ()
     history: Points = field(default_factory=dict)
+    hangs: bool = False
 
 
 def gpus_of(evidence: Evidence) -> float | None:
@@ -101,6 +104,16 @@ def ended_at(evidence: Evidence) -> float | None:
     if GIVEN_UP in mapping(evidence.trainjob, "metadata", "annotations") and suspended is not None and suspended[0]:
         return suspended[1]
     return None
+
+
+def hung_seconds(attempt: Attempt) -> float:
+    """How long at least no rank made progress before the end of a job that hangs, or was given up for that; else 0."""
+    why = mapping(attempt.evidence.trainjob, "metadata", "annotations").get(GIVEN_UP)
+    try:
+        hangs = attempt.hangs or (isinstance(why, str) and mapping(json.loads(why)).get("category") == Category.HANG)
+    except (ValueError, RecursionError):
+        hangs = False
+    return (observe(attempt.evidence.trainjob).stall_timeout or 0.0) if hangs else 0.0
 
 
 def _condition(evidence: Evidence, kind: str) -> tuple[bool, float] | None:

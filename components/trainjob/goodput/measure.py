@@ -14,10 +14,11 @@ from trainjob.goodput.attempts import (
     created_at,
     ended_at,
     gpus_of,
+    hung_seconds,
     ordinal_of,
     runs_of,
 )
-from trainjob.goodput.spans import IDLE, Span, over
+from trainjob.goodput.spans import IDLE, Span, clipped, over
 from trainjob.goodput.spent import Activity, Goodput, Segment, Source
 from trainjob.goodput.steps import Steps
 from trainjob.kube_objects import mapping
@@ -67,8 +68,9 @@ def measure(attempts: Sequence[Attempt], now: datetime) -> Goodput:
     * An interval that ends with a checkpoint or an evaluation and took longer than its steps usually take, ends with
       that activity. Without steps in between, as in Hugging Face's Trainer, all of the interval is that activity. If
       the same report has both, it counts as evaluation.
-    * An interval that took `STALL_SECONDS` longer than its steps and pauses usually take, and twice as long, has a
-      stall. So has the time after the last report, unless the job is complete or the reports were cut.
+    * An interval that took `STALL_SECONDS`, or a shorter ``stall_timeout`` of the job, longer than its steps and pauses
+      usually take, and twice as long, has a stall. So has the time after the last report, unless the job is complete
+      or the reports were cut. A job that hangs has stalled for its ``stall_timeout`` at least.
 
     Clocks of nodes, waiters and the API server may disagree. The times of the TrainJobs, by the API server, are the
     frame. Times of containers are clamped into it; the reports of a process are shifted by the smallest offset that
@@ -121,4 +123,10 @@ def _spans_of(attempt: Attempt, start: float, end: float, steps: Steps) -> list[
     spans = over(by_conditions(attempt, start, end), by_phases(attempt.phases, start, end))
     runs = runs_of(attempt.evidence)
     spans = over(spans, by_pods(attempt.evidence, runs, spans))
-    return steps.divide(attempt, spans, [run for run in runs if run.rank in _RANK_0])
+    spans = steps.divide(attempt, spans, [run for run in runs if run.rank in _RANK_0])
+    trained = [span for span in spans if span.activity in (Activity.TRAINING, Activity.REPEATED)]
+    if not trained or not (seconds := hung_seconds(attempt)):
+        return spans
+    since = trained[-1].end - seconds
+    found = [span._replace(activity=Activity.STALLED, source=Source.OBSERVATIONS) for span in trained]
+    return over(spans, clipped(found, since, trained[-1].end))

@@ -29,7 +29,7 @@ class Activity(StrEnum):
     REPEATED = "repeated"
     """Steps that were done before, and again after a restart (wasted progress from disruption)."""
     STALLED = "stalled"
-    """The steps paused for `STALL_SECONDS` or longer, without a reported checkpoint or evaluation."""
+    """The steps paused for `STALL_SECONDS` or a shorter ``stall_timeout``, without a checkpoint or an evaluation."""
     RESTARTING = "restarting"
     """From a failure until the steps continue or the next attempt begins; in a new attempt, `STARTING` follows."""
     STOPPED = "stopped"

@@ -18,7 +18,7 @@ from trainjob.status import Phase, observe
 
 STALL_SECONDS = 600.0
 """A pause of the steps of this length is a stall: the default timeout of PyTorch's NCCL watchdog. A shorter one may be
-an evaluation or a checkpoint that the script does not report."""
+an evaluation or a checkpoint that the script does not report, unless the job has a shorter ``stall_timeout``."""
 _NOISE = 0.05  # of the usual time of the steps: a longer interval is no pause
 _SEVERAL = 3  # pauses whose median is the usual one
 _LATE_SECONDS = 10.0  # a waiter sees a report later than the training made it
@@ -46,9 +46,12 @@ class Steps:
         self.checkpoint: float | None = None
         self.usual: tuple[float, float] | None = None
         self.pauses: dict[Activity, float] = {}
+        self._stall_seconds = STALL_SECONDS
 
     def divide(self, attempt: Attempt, spans: list[Span], runs: Sequence[Run]) -> list[Span]:
         """`spans` of an attempt with their training divided; `runs` are those of rank 0."""
+        stall_timeout = observe(attempt.evidence.trainjob).stall_timeout
+        self._stall_seconds = min(STALL_SECONDS, stall_timeout or STALL_SECONDS)
         reports = _reports_of(attempt, runs, stretches_of(of_training(spans)), spans[-1].end)
         collected = _collected(attempt, reports, spans)
         spans = over(spans, _unknown_training(collected, spans))
@@ -112,7 +115,7 @@ class Steps:
         pace = self.usual[0] if self.usual is not None else None
         if stalls and self.usual is not None:
             expected = self.usual[0] * self.usual[1]
-            if _is_stall(end - at.time - expected, expected):
+            if self._is_stall(end - at.time - expected, expected):
                 tail = at.time + expected
         if self.highest is not None and pace is not None and at.step < self.highest:
             again = min(tail, at.time + (self.highest - at.step) * pace)
@@ -123,6 +126,10 @@ class Steps:
         self.highest = max(self.highest or 0.0, *(point.step for point in points))
         saved = [point.step for point in points if point.activity is Activity.CHECKPOINTING]
         self.checkpoint = saved[-1] if saved else self.checkpoint
+
+    def _is_stall(self, excess: float, expected: float) -> bool:
+        """Whether a time that was expected to last `expected` seconds was a stall if it took `excess` longer."""
+        return excess > max(self._stall_seconds, expected)
 
     def _begins(self, first: _Step) -> float:
         """The step with which a run begins whose first report is `first`: it does not report that."""
@@ -139,8 +146,8 @@ class Steps:
         pause = 0.0
         if after.activity is not None and excess > _NOISE * expected:
             usual = self.pauses.get(after.activity)
-            pause = usual if usual is not None and _is_stall(excess - usual, expected + usual) else excess
-        stalled = excess - pause if _is_stall(excess - pause, expected + pause) else 0.0
+            pause = usual if usual is not None and self._is_stall(excess - usual, expected + usual) else excess
+        stalled = excess - pause if self._is_stall(excess - pause, expected + pause) else 0.0
         until = after.time - pause - stalled
         again = before.time
         if self.highest is not None and before.step < self.highest:
@@ -151,11 +158,6 @@ class Steps:
         yield Span(until, until + stalled, Activity.STALLED, Source.STEPS)
         if after.activity is not None:
             yield Span(after.time - pause, after.time, after.activity, Source.STEPS)
-
-
-def _is_stall(excess: float, expected: float) -> bool:
-    """Whether a time that was expected to last `expected` seconds was a stall if it took `excess` longer."""
-    return excess > max(STALL_SECONDS, expected)
 
 
 def _reports_of(

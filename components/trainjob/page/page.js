@@ -1137,7 +1137,7 @@ const SPANS = {
 const ACTIVITIES = {
   training: "steps done for the first time", queued: "suspended by Kueue", starting: "scheduling, images, initializers, start of the script",
   evaluating: "steps paused for an evaluation", checkpointing: "steps paused for a checkpoint", repeated: "steps done again after a restart",
-  stalled: "steps paused for ten minutes or longer", restarting: "from a failure until training continues",
+  stalled: "steps paused for ten minutes or a shorter stall_timeout", restarting: "from a failure until training continues",
   stopped: "suspended, cancelled, or all ranks had ended",
 };
 
