@@ -55,12 +55,14 @@ class Target:
     Attributes:
         name: Name of the target.
         seconds: Duration.
+        cpu: CPU seconds of its processes, without containers and what outlives its parent.
         code: Exit status; None until the target has ended.
         tests: The tests that it ran.
     """
 
     name: str
     seconds: float = 0.0
+    cpu: float = 0.0
     code: int | None = None
     tests: list[Test] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
@@ -90,10 +92,20 @@ class Target:
                 env={**os.environ, "PYTEST_ADDOPTS": options.strip()},
                 start_new_session=True,
             )
-            code = self.process.wait()
+            code = self._wait(self.process)
         self.seconds = time.monotonic() - self.started
         self.tests = list(read(self.results)) if self.results.exists() else []
         self.code = code
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for the target, and measure the CPU time of its processes."""
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except ChildProcessError:  # `end` has waited for it
+            return process.wait()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.cpu = usage.ru_utime + usage.ru_stime
+        return process.returncode
 
     def end(self) -> None:
         """Stop the target as Ctrl-C does: pytest then ends the processes of its tests, which are in other sessions."""
@@ -191,14 +203,17 @@ def failures(target: Target) -> None:
 
 def table(targets: Sequence[Target]) -> None:
     """Print the results and durations, and the skipped tests with their reasons."""
-    print(f"\n{'target':24}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}  slowest")
+    print(f"\n{'target':24}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}{'CPU':>7}  slowest")
     for target in targets:
         kinds = Counter("failed" if each.failed else "skipped" if each.skipped else "passed" for each in target.tests)
         slow = sorted(target.tests, key=lambda each: -each.seconds)[:SLOWEST]
         slowest = ", ".join(
             f"{each.name.rpartition('/')[2]} {each.seconds:.0f} s" for each in slow if each.seconds >= 1
         )
-        row = f"{target.name:24}{kinds['passed']:>8}{kinds['failed']:>8}{kinds['skipped']:>9}{target.seconds:>9.0f}"
+        numbers = (
+            f"{kinds['passed']:>8}{kinds['failed']:>8}{kinds['skipped']:>9}{target.seconds:>9.0f}{target.cpu:>7.0f}"
+        )
+        row = f"{target.name:24}{numbers}"
         print(f"{row}  {slowest}" if target.code is not None else f"{target.name:24} did not run")
     tests = [test for target in targets for test in target.tests]
     skipped = Counter((test.name.partition("::")[0], test.skipped) for test in tests if test.skipped)
