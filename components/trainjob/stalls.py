@@ -39,7 +39,7 @@ _TAIL_LINES = 2000  # of each rank: its stacks have up to 300, other processes a
 _SHORTEST_PAUSE = 0.05
 _COMPARED_PER_SECOND = 2.0  # logs that all waits of this process read to compare ranks
 _STRAGGLERS_SHOWN = 3  # in a notice each, of those found at once
-_UNCOUNTED, _RARELY = 8, 16  # after so many readings without steps of two ranks, so many timeouts between them
+_OFTEN, _RARELY = 8, 16  # readings without steps of two ranks before the pauses double, up to so many timeouts
 _MAX_READERS = 16  # jobs of one event loop
 _READERS: RunVar[anyio.CapacityLimiter] = RunVar("trainjob_stall_readers")
 
@@ -259,8 +259,8 @@ class StallWatch:
     async def _compare(self, reading: Reading, seconds: float) -> None:
         """Warn about stragglers, and record them on the job. The next comparison is after so many seconds."""
         counting = [rank for rank in reading.ranks.values() if rank.count]
-        self._uncounted = 0 if len(counting) > 1 else self._uncounted + 1
-        pause = seconds * (1 if self._uncounted < _UNCOUNTED else _RARELY)
+        self._uncounted = 0 if len(counting) > 1 else min(self._uncounted + 1, _OFTEN + _RARELY)
+        pause = seconds * min(2 ** max(0, self._uncounted - _OFTEN), _RARELY)
         self._compared, self._logs = time.monotonic() + pause, len(reading.pods)
         nodes = {rank: str(mapping(pod, "spec").get("nodeName") or "") for rank, pod in reading.pods.items()}
         if not (new := self._stragglers.take(reading.ranks, nodes)):

@@ -143,29 +143,35 @@ def test_a_slow_rank_of_a_synchronous_training_is_named(
 # ---------------------------------------------------------------- PyTorch
 
 TORCH = """
-import os, sys, threading, time
+import os, sys, time
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 from trainjob import progress
 
-fault = sys.argv[1]
+fault, begin = sys.argv[1:]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 model = DistributedDataParallel(torch.nn.Linear(4, 1))
 
-def load(step):
-    if rank == 1 and step == 20:
-        if fault == "stop":
-            os.kill(os.getpid(), 19)
-        if fault == "loop":
-            while True: time.sleep(0.01)
-    return torch.ones(2, 4)
+class Examples(Dataset):
+    def __len__(self):
+        return 10_000
 
-for step in range(1000):
-    if rank == 1 and step == 20 and fault == "collective":
+    def __getitem__(self, index):
+        if rank == 1 and os.path.exists(begin):
+            if fault == "stop":
+                os.kill(os.getpid(), 19)
+            while fault == "loop":
+                time.sleep(0.01)
+        time.sleep(0.05 if rank == 2 else 0.005)
+        return torch.ones(4)
+
+for step, batch in enumerate(DataLoader(Examples())):
+    if rank == 1 and fault == "collective" and os.path.exists(begin):
         dist.barrier()
-    model(load(step)).sum().backward()
+    model(batch).sum().backward()
     dist.all_reduce(torch.ones(1))
     progress.step(step)
 """
@@ -176,24 +182,33 @@ for step in range(1000):
     not TORCH_PYTHON, reason="PyTorch has a separate environment; TRAINJOB_TORCH_PYTHON names its python"
 )
 @pytest.mark.parametrize("fault", ["stop", "loop", "collective"] if campaigns.FULL else ["loop"])
-def test_hangs_of_pytorch_with_gloo(jobs: Jobs, tmp_path: Path, fault: str) -> None:
-    """Three processes of torchrun in one pod: rank 1 hangs in its data loader, or calls another collective.
+def test_a_slow_and_a_hanging_rank_of_pytorch_with_gloo(jobs: Jobs, tmp_path: Path, fault: str) -> None:
+    """Three processes of torchrun in one pod: rank 2 loads data slowly, then rank 1 hangs.
 
-    A rank that ends closes its connections, so that gloo fails the others.
+    The others wait for the slow rank in the backward pass, in which DistributedDataParallel reduces the gradients. A
+    rank that ends closes its connections, so that gloo fails the others.
     """
     script = tmp_path / "train.py"
     script.write_text(TORCH)
+    begin = tmp_path / "begin"
     components = str(Path(progress.__file__).parents[1])
     ref = jobs.launch(
-        command=[TORCH_PYTHON, "-m", "torch.distributed.run", str(script), fault],
+        command=[TORCH_PYTHON, "-m", "torch.distributed.run", str(script), fault, str(begin)],
         runtime="torch-distributed",
         num_proc_per_node=3,
         env={"PYTHONPATH": components, "OMP_NUM_THREADS": "1"},
-        stall_timeout=6,
+        stall_timeout=4,
     )
+    slow: list[str] = []
+
+    def change(_: object, notice: str) -> None:
+        if "slower" in notice:
+            slow.append(notice)
+            begin.touch()
+
     try:
         with pytest.raises(JobHung) as caught:
-            jobs.client.wait(ref)
+            jobs.client.wait(ref, on_change=change)
     finally:
         kill(ref)
     diagnosis = caught.value.diagnosis
@@ -203,48 +218,6 @@ def test_hangs_of_pytorch_with_gloo(jobs: Jobs, tmp_path: Path, fault: str) -> N
         assert "rank 1 (node-0)" in diagnosis.summary
         assert diagnosis.rank == "node-0"
     campaigns.done(diagnosis.text())
-
-
-SLOW_TORCH = """
-import time
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
-from trainjob import progress
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-
-class Examples(Dataset):
-    def __len__(self):
-        return 280
-
-    def __getitem__(self, index):
-        time.sleep(0.05 if rank == 2 else 0.005)
-        return torch.ones(4)
-
-for step, batch in enumerate(DataLoader(Examples())):
-    model(batch).sum().backward()
-    progress.step(step)
-"""
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(
-    not TORCH_PYTHON, reason="PyTorch has a separate environment; TRAINJOB_TORCH_PYTHON names its python"
-)
-def test_a_slow_data_loader_of_pytorch_is_named(jobs: Jobs, tmp_path: Path) -> None:
-    """The other ranks wait for it in the backward pass, in which DistributedDataParallel reduces the gradients."""
-    script = tmp_path / "train.py"
-    script.write_text(SLOW_TORCH)
-    result = jobs.run(
-        command=[TORCH_PYTHON, "-m", "torch.distributed.run", str(script)],
-        runtime="torch-distributed",
-        num_proc_per_node=3,
-        env={"PYTHONPATH": str(Path(progress.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
-        stall_timeout=3,
-    )
-    assert [each["name"] for each in result.stragglers] == ["rank 2 (node-0)"]
-    assert "It loads data for most of that." in result.stragglers[0]["summary"]
+    assert len(slow) == 1
+    assert slow[0].startswith("rank 2 (node-0) on ")
+    assert slow[0].endswith("It loads data for most of that.")
