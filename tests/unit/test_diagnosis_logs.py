@@ -165,14 +165,30 @@ async def test_a_log_that_the_node_has_removed_is_reported(monkeypatch: pytest.M
     assert diagnose(evidence, Observation(Phase.FAILED)).rank == "node-0"
 
 
-async def test_an_empty_log_is_not_requested_again() -> None:
+async def test_an_empty_log_is_requested_twice_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob.backends.kubernetes.pods._EMPTY_SECONDS", 0.01)
     client = Runs(sys.maxsize, "")
     crashed = pod(0)
     (status,) = crashed["status"]["containerStatuses"]
     status["lastState"] = status["state"]
     evidence = await gather(client, [crashed], None)
     assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": []})
-    assert client.asked == [False, True, False]
+    assert client.asked == [False, True, False] * 3
+
+
+@pytest.mark.parametrize("late", [1, 4])
+async def test_a_log_that_a_busy_node_writes_late_is_read(monkeypatch: pytest.MonkeyPatch, late: int) -> None:
+    """A first look finds neither the line of the run that crashed nor that of a later one."""
+    monkeypatch.setattr("trainjob.backends.kubernetes.pods._EMPTY_SECONDS", 0.01)
+
+    class Late(Runs):
+        async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
+            async for line in super().lines(request, unended=unended):
+                if len(self.asked) > late:
+                    yield line
+
+    evidence = await gather(Late(0, "ValueError: no labels"), [pod(0)], None)
+    assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": ["ValueError: no labels"]})
 
 
 async def test_log_is_read_again_if_the_previous_run_was_removed_meanwhile() -> None:

@@ -29,6 +29,7 @@ MAX_TAILS = 64
 
 _PODS = 5000  # pods per page, 5 KB each
 _TAIL_SECONDS = 5.0  # for retries of a log that a busy node does not return: the log is half of the explanation
+_EMPTY_SECONDS, _EMPTY_AGAIN = 1.0, 2  # until an empty log of a run is read again, and how often
 _REMOVED_SECONDS = 30.0  # the same if a busy kubelet has removed a run and has not noticed the next one's end yet
 _REMOVED = b"unable to retrieve container logs for"  # the kubelet's reply, with status 200, about a removed run
 _TAILS = 16  # log tails read at the same time: a request to the kubelet of a lost node waits for half a minute
@@ -215,13 +216,18 @@ class _Tails:
         pod = self._pods[crash.pod]
         backoff = retrying.KUBERNETES_TAIL()
         failure: ApiError = Unreachable(0, "", f"{crash.pod}: no answer within {_TAIL_SECONDS:.0f} s")
-        lines, read = None, False
+        lines, read, empty = None, False, 0
         # The kubelet of a lost node does not answer at all.
         began = anyio.current_time()
         with anyio.move_on_after(_TAIL_SECONDS) as scope:
             while not read:
                 try:
-                    lines, read = await self._lines(pod, crash), True
+                    lines = await self._lines(pod, crash)
+                    # A log without a line may be that of the next run, or not be written yet on a busy node.
+                    empty += lines == []
+                    read = lines != [] or empty > _EMPTY_AGAIN
+                    if not read:
+                        await anyio.sleep(_EMPTY_SECONDS)
                 except Forbidden as error:
                     return error
                 except RunRemoved as error:
