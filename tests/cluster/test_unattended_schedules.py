@@ -125,6 +125,8 @@ class Run:
     refs: list[JobRef] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     ended: int = 0
+    longest: float = 0.0
+    """The longest time from a job's bound until it was ended, in seconds."""
     began: float = 0.0
     waiting: dict[str, list[float]] = field(default_factory=dict)
     """Job -> start times of its current waiters."""
@@ -148,11 +150,11 @@ class Run:
                 for stay in stays:
                     tasks.start_soon(self._stay, ref, stay)
             for seconds in self.schedule.reapers:
-                tasks.start_soon(self._reaper, seconds)
+                tasks.start_soon(self._reaper, launcher, seconds)
             tasks.start_soon(self._outage)
             while time.monotonic() < self.began + self.schedule.seconds and (self.since or self.coming):
                 await anyio.sleep(0.25)
-                self._overdue()
+                await self._overdue(launcher)
             tasks.cancel_scope.cancel()
         for ref in self.refs:
             await launcher.delete(ref)
@@ -187,7 +189,7 @@ class Run:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(3):
                     await backend.aclose()
 
-    async def _reaper(self, seconds: float) -> None:
+    async def _reaper(self, launcher: KubernetesBackend, seconds: float) -> None:
         while True:
             backend = self.opened()
             with anyio.move_on_after(seconds):
@@ -196,9 +198,21 @@ class Run:
                 except TrainJobError as error:
                     self.problems.append(f"a reaper gave up: {error}")
             await backend._client.aclose()
+            await self._unreported(launcher)
             # A run that is always killed too early would never end a job.
             seconds = 2 * seconds
             await anyio.sleep(0.5)
+
+    async def _unreported(self, backend: KubernetesBackend) -> None:
+        """Find the jobs that were ended without a report: the reaper was killed, or the reply was lost."""
+        for ref in self.refs:
+            since = self.since.get(str(ref))
+            if since is None:
+                continue
+            job = await backend.get(ref.namespace, ref.name)
+            if (job is None or job["spec"].get("suspend")) and self.since.get(str(ref)) == since:
+                self.ended += 1
+                del self.since[str(ref)]
 
     def _answering(self, seconds: float) -> bool:
         """Whether the API server has answered for so long."""
@@ -216,19 +230,24 @@ class Run:
 
     def _reaped(self, reaped: Reaped) -> None:
         self.ended += 1
+        self.longest = max(self.longest, reaped.unattended.total_seconds() - self.schedule.after)
         now = time.monotonic()
         if any(now - began > CONNECTS for began in self.waiting[reaped.job]):
             self.problems.append(f"at {now - self.began:.1f} s {reaped}, but it has a waiter")
         self.since.pop(reaped.job, None)
 
-    def _overdue(self) -> None:
+    async def _overdue(self, backend: KubernetesBackend) -> None:
         begin, end = self.schedule.outage
         for job, since in list(self.since.items()):
             late = time.monotonic() - since - self.schedule.after - GRACE - LATE
             if since - self.began < end:  # no job can be ended while the API server is down
                 late -= end - begin
             if late > 0:
-                self.problems.append(f"{job} still runs, but has had no waiter since {since - self.began:.1f} s")
+                leases = await backend.waiters(self.namespace)
+                self.problems.append(
+                    f"at {time.monotonic() - self.began:.1f} s {job} still runs, but has had no waiter since "
+                    f"{since - self.began:.1f} s; for the server it is {backend.now()}, and its Leases are {leases}"
+                )
                 del self.since[job]
 
 
@@ -255,7 +274,8 @@ async def test_only_unattended_jobs_are_ended(
             run = await one(seed, namespace)
             ended += run.ended
             failures.extend(f"TRAINJOB_SEED={seed} TRAINJOB_RUNS=1: {problem}" for problem in run.problems)
-            campaigns.done(f"seed {seed}: {len(run.refs)} jobs, {run.ended} ended, {len(run.problems)} problems")
+            ends = f"{run.ended} ended, at the latest {run.longest:.0f} s after the bound"
+            campaigns.done(f"seed {seed}: {len(run.refs)} jobs, {ends}, {len(run.problems)} problems")
 
     async def one(seed: int, namespace: str) -> Run:
         async with AsyncExitStack() as stack:
