@@ -118,7 +118,11 @@ class Access:
         end_now = {"metadata": {"annotations": {nodes.annotation("run"): "1ms"}}}
         labels = f"jobset.sigs.k8s.io/jobset-name={job}" if job else ""
         for pod in self.api.find("v1", "Pod", namespace, labels=labels, fields="status.phase=Running"):
-            self.api.patch("v1", "Pod", namespace, pod["metadata"]["name"], end_now)
+            try:
+                self.api.patch("v1", "Pod", namespace, pod["metadata"]["name"], end_now)
+            except ApiError as error:
+                if error.status != 404:  # a pod whose job was deleted may be gone
+                    raise
 
     def add_runtime(self, runtime: Object) -> None:
         """Apply a runtime, and wait until jobs can be launched with it."""
