@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -364,6 +364,41 @@ def test_a_suspended_job_is_stopped() -> None:
     assert spent(found) == {"training": 60, "stopped": 40}
     assert found.gpu_hours is not None
     assert found.gpu_hours[Activity.STOPPED] == 0
+
+
+# ---------------------------------------------------------------- jobs that Kueue preempted
+
+
+def preempted(admitted: object, *, holds: bool = False, phases: Sequence[tuple[float, Phase]] = ()) -> Goodput:
+    """A job that has been in a queue since 0 and was suspended or resumed at 300; measured at 400."""
+    job = trainjob(BEGIN, queue=True, admitted=BEGIN + 300, ended=None)
+    job["spec"]["suspend"] = holds
+    job["status"]["conditions"][0]["status"] = str(holds)
+    pods = [] if holds else one_pod(Run(BEGIN + 310, 0.0))
+    workload = {"status": {"accumulatedPastExecutionTimeSeconds": admitted}}
+    seen = [(BEGIN + time, phase) for time, phase in phases]
+    found = measure([Attempt(Evidence(job, pods, workload=workload), seen)], at(BEGIN + 400))
+    check_sums(found)
+    return found
+
+
+def test_training_before_a_preemption_is_counted_by_kueue() -> None:
+    assert spent(preempted(100)) == {"queued": 200, "training": 190, "restarting": 10}
+    waits = preempted(100, holds=True)
+    assert spent(waits) == {"queued": 300, "training": 100}
+    assert [each.activity for each in waits.segments] == [Activity.QUEUED, Activity.TRAINING, Activity.QUEUED]
+
+
+def test_a_waiter_has_observed_a_part_of_the_training_before_a_preemption() -> None:
+    phases = [(150, Phase.QUEUED), (250, Phase.RUNNING), (280, Phase.QUEUED), (300, Phase.RUNNING)]
+    assert spent(preempted(100, phases=phases)) == {"queued": 200, "training": 190, "restarting": 10}
+    assert spent(preempted(20, phases=phases))["queued"] == 270
+    assert spent(preempted(100, phases=[(0, Phase.QUEUED), (300, Phase.RUNNING)]))["queued"] == 300
+
+
+@pytest.mark.parametrize(("admitted", "queued"), [(9999, 1), (0, 300), (-1, 300), ("x", 300), (None, 300)])
+def test_no_more_training_is_counted_than_there_was_time(admitted: object, queued: float) -> None:
+    assert spent(preempted(admitted))["queued"] == queued
 
 
 @pytest.mark.parametrize(

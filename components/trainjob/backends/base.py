@@ -101,13 +101,13 @@ class Backend(Protocol):
     async def state(self, ref: JobRef) -> Evidence:
         """The job and its pods as they are now, without logs and Events: for a page that is renewed every few seconds.
 
-        At most two requests.
+        At most two requests, and a third one for the Workload of a job in a queue.
         """
 
     async def states(self, namespace: str, labels: Mapping[str, str]) -> list[Evidence]:
         """All jobs of `namespace` that have all `labels`, each as `state` returns it, in no particular order.
 
-        Lists jobs and pods once, however many jobs there are.
+        Lists jobs, pods and, if a job is in a queue, Workloads once, however many jobs there are.
         """
 
     async def evidence(self, ref: JobRef) -> Evidence:

@@ -57,7 +57,7 @@ async def goodput(
 async def _read(
     commands: Commands, name: tuple[str, str] | None, key: str | None, labels: Mapping[str, str]
 ) -> Sequence[Evidence]:
-    """The jobs, by one list of TrainJobs and one of pods; for the name of a job also the job itself."""
+    """The jobs, by one list each of TrainJobs, pods and, for queues, Workloads; a name also needs the job itself."""
     if name is None:
         selected = {**labels, **(labels_of(key) if key else {MANAGED_BY: "trainjob"})}
         return await commands.backend.states(commands.namespace, selected)

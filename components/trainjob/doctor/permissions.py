@@ -55,7 +55,12 @@ PERMISSIONS = (
     Permission("pods", "watch", "crashes are noticed up to 30 s late, when the log may be lost", Level.WARNING),
     Permission("pods/log", "get", "logs are not available, nor in a diagnosis", Level.WARNING),
     Permission("events", "list", "the reason why pods do not start is not reported", Level.WARNING),
-    Permission("workloads", "list", "the reason why a job waits in its queue is not reported", Level.WARNING),
+    Permission(
+        "workloads",
+        "list",
+        "neither the reason why a job waits in its queue nor its training before a preemption is known",
+        Level.WARNING,
+    ),
 )
 """The permissions of the Role in `trainjob.install`, with the use of each."""
 

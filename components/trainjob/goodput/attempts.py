@@ -26,6 +26,7 @@ from trainjob.manifest import ATTEMPT, GIVEN_UP
 from trainjob.status import QUEUE_LABEL, Phase, observe
 
 _AT_ONCE_SECONDS = 2.0  # Trainer writes the condition some 10 ms after the creation; times are whole seconds
+_LEAST_QUEUED_SECONDS = 1.0  # times are whole seconds
 _OF_PHASE = {
     Phase.NOT_STARTED: Activity.STARTING,
     Phase.QUEUED: Activity.QUEUED,
@@ -150,6 +151,31 @@ def by_conditions(attempt: Attempt, start: float, end: float) -> list[Span]:
     elif mapping(trainjob, "spec").get("suspend") is True and not observation.phase.terminal:
         begin = start
     return over([active], clipped([Span(begin, until, waiting, Source.CONDITIONS)], start, end))
+
+
+def by_admissions(attempt: Attempt, spans: list[Span]) -> list[Span]:
+    """Correct what the conditions tell of the time before the latest suspension of a job that Kueue preempted.
+
+    A condition has the time of its latest change only, and Kueue counts the seconds for which the job was admitted
+    before: ``accumulatedPastExecutionTimeSeconds`` of its Workload (KEP-3125). As far as no waiter has observed them,
+    they are assumed to be the last ones before a suspension that lasts, otherwise the first ones of the job.
+    """
+    admitted = mapping(attempt.evidence.workload, "status").get("accumulatedPastExecutionTimeSeconds")
+    suspended = _condition(attempt.evidence, "Suspended")
+    if not isinstance(admitted, int) or admitted <= 0 or suspended is None:
+        return spans
+    holds, since = suspended
+    start, until = spans[0].start, min([since, *(time for time, _ in attempt.phases)])
+    observed = math.fsum(each.end - each.start for each in clipped(spans, until, since) if each.activity not in IDLE)
+    # Between an eviction and the next admission the job waits: its pods are those of the latter.
+    room = until - start - (0.0 if holds else _LEAST_QUEUED_SECONDS)
+    if room <= 0:
+        return spans
+    seconds = min(max(0.0, admitted - observed), room)
+    begin = until - seconds if holds else start
+    queued = Span(start, until, Activity.QUEUED, Source.CONDITIONS)
+    trained = Span(begin, begin + seconds, Activity.TRAINING, Source.ASSUMED)
+    return over(over(spans, [queued]), [trained])
 
 
 def by_phases(phases: Sequence[tuple[float, Phase]], start: float, end: float) -> list[Span]:

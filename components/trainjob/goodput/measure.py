@@ -8,6 +8,7 @@ from datetime import datetime
 from trainjob.diagnosis import Evidence
 from trainjob.goodput.attempts import (
     Attempt,
+    by_admissions,
     by_conditions,
     by_phases,
     by_pods,
@@ -121,6 +122,7 @@ def _spans_of(attempt: Attempt, start: float, end: float, steps: Steps) -> list[
     if end <= start:
         return []
     spans = over(by_conditions(attempt, start, end), by_phases(attempt.phases, start, end))
+    spans = by_admissions(attempt, spans)
     runs = runs_of(attempt.evidence)
     spans = over(spans, by_pods(attempt.evidence, runs, spans))
     spans = steps.divide(attempt, spans, [run for run in runs if run.rank in _RANK_0])

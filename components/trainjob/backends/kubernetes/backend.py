@@ -41,11 +41,12 @@ from trainjob.backends.kubernetes.prepared import PreparedRequest
 from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.diagnosis import Evidence
 from trainjob.errors import AlreadyExists, BackendUnavailable, ConfigurationError, NotFound, Rejected, RuntimeNotFound
+from trainjob.kube_objects import mapping
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.spec import API_VERSION
 from trainjob.spec.checks import RESERVED_PREFIX
-from trainjob.status import observe
+from trainjob.status import QUEUE_LABEL, observe
 from trainjob.unattended import LABEL as UNATTENDED
 from trainjob.verdicts import RetryVerdict
 
@@ -193,22 +194,44 @@ class KubernetesBackend:
         return await self._retry(lambda: RelatedObjects(self._client, ref.namespace).has_run(ref))
 
     async def state(self, ref: JobRef) -> Evidence:
-        """The job and its pods: two requests."""
+        """The job and its pods: two requests, and one for the Workload of a job in a queue."""
         trainjob = await self._confirm(ref)
         try:
-            return Evidence(trainjob, await self._retry(lambda: pods.list_pods(self._client, ref)))
+            state = Evidence(trainjob, await self._retry(lambda: pods.list_pods(self._client, ref)))
         except Forbidden as error:
-            return Evidence(trainjob, unseen=[f"pods: {error.message}"], pods_visible=False)
+            state = Evidence(trainjob, unseen=[f"pods: {error.message}"], pods_visible=False)
+        return (await self._with_workloads(ref.namespace, [state]))[0]
 
     async def states(self, namespace: str, labels: Mapping[str, str]) -> list[Evidence]:
-        """All jobs with those labels, and their pods: two lists, of the pods of one JobSet or of all of them."""
+        """All jobs with those labels, and their pods: two lists, of the pods of one JobSet or of all of them.
+
+        A third list has the Workloads if a job is in a queue.
+        """
         jobs = await self.find(namespace, labels)
         name = jobs[0]["metadata"]["name"] if len(jobs) == 1 else ""
         try:
             found = await self._retry(lambda: pods.list_all(self._client, namespace, name)) if jobs else {}
         except Forbidden as error:
-            return [Evidence(job, unseen=[f"pods: {error.message}"], pods_visible=False) for job in jobs]
-        return [Evidence(job, found.get(job["metadata"]["name"], ())) for job in jobs]
+            states = [Evidence(job, unseen=[f"pods: {error.message}"], pods_visible=False) for job in jobs]
+        else:
+            states = [Evidence(job, found.get(job["metadata"]["name"], ())) for job in jobs]
+        return await self._with_workloads(namespace, states)
+
+    async def _with_workloads(self, namespace: str, states: list[Evidence]) -> list[Evidence]:
+        """Add the Workloads of jobs in queues, of which Kueue counts for how long they were admitted before."""
+        queued = [each.trainjob for each in states if each.trainjob is not None and _in_queue(each.trainjob)]
+        if not queued:
+            return states
+        only = JobRef.of(queued[0]) if len(queued) == 1 else None
+        related = RelatedObjects(self._client, namespace, quiet=True)
+        found = await self._retry(lambda: related.workloads_by_job(only))
+        unseen = [f"{what}: {message}" for what, message in related.hidden.items()]
+        return [
+            replace(each, workload=found.get(each.trainjob["metadata"]["uid"]), unseen=[*each.unseen, *unseen])
+            if each.trainjob is not None and _in_queue(each.trainjob)
+            else each
+            for each in states
+        ]
 
     async def usage(self, ref: JobRef) -> list[Usage] | None:
         """The resources that the ranks use; one request, or none for a minute after a refusal."""
@@ -410,6 +433,10 @@ class KubernetesBackend:
 
 def _named(name: str) -> dict[str, str]:
     return {"fieldSelector": f"metadata.name={name}"}
+
+
+def _in_queue(trainjob: TrainJob) -> bool:
+    return QUEUE_LABEL in mapping(trainjob, "metadata", "labels")
 
 
 def _patching(ref: JobRef, patch: Mapping[str, Any]) -> Request:

@@ -58,8 +58,7 @@ class RelatedObjects:
         phases = {ref: observe(trainjob).phase for ref, trainjob in waiting.items()}
         found: dict[str, Blocker | None] = {}
         if Phase.QUEUED in phases.values():
-            for workload in await self.workloads(only):
-                found[workload["metadata"]["labels"].get(_JOB_UID, "")] = blockers.in_workload(workload)
+            found |= {uid: blockers.in_workload(each) for uid, each in (await self.workloads_by_job(only)).items()}
         if set(phases.values()) - {Phase.QUEUED, Phase.SUSPENDED}:
             names = {ref.name for ref in waiting}
             pods, events = defaultdict(list), defaultdict(list)
@@ -126,6 +125,10 @@ class RelatedObjects:
             except ObjectNotFound:
                 continue
         return []
+
+    async def workloads_by_job(self, ref: JobRef | None = None) -> dict[str, dict[str, Any]]:
+        """Kueue's Workloads, or that of one job, by the UID of their TrainJob."""
+        return {each["metadata"]["labels"][_JOB_UID]: each for each in await self.workloads(ref)}
 
     async def warnings(self) -> list[dict[str, Any]]:
         """The namespace's Events of type Warning, which the server keeps for an hour."""
