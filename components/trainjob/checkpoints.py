@@ -25,6 +25,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trainjob import durable, volumes
@@ -65,7 +66,8 @@ def save(step: int, write: Callable[[Path], object], *, keep: int = 2, rank: int
     # `rank`, all ranks have to know the name.
     unfinished = root / (f"{_UNFINISHED}{step}" + (f"-{secrets.token_hex(4)}" if rank is None else ""))
     if not rank:
-        _clean(root, _UNFINISHED)
+        _clean(root, _UNFINISHED, unfinished)
+        _empty(unfinished)
     unfinished.mkdir(parents=True, exist_ok=True)
     write(unfinished)
     if rank:
@@ -151,7 +153,18 @@ def _remove(root: Path, directories: list[Path]) -> None:
     _clean(root, _REMOVED)
 
 
-def _clean(root: Path, prefix: str) -> None:
+def _clean(root: Path, prefix: str, but: Path | None = None) -> None:
     """Remove directories that are no checkpoints. Those that cannot be removed now are left for the next call."""
     for path in root.glob(f"{prefix}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if path != but:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _empty(directory: Path) -> None:
+    """Remove what a killed training has left. The directory stays, since other ranks may be about to write to it."""
+    for path in directory.glob("*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()

@@ -4,8 +4,9 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Event, Thread
 from types import FrameType
 from typing import Any
 
@@ -231,6 +232,38 @@ def test_all_ranks_write_parts_of_one_checkpoint(root: Path) -> None:
     assert names(root) == ["000001-step-7", "000002-step-14"]
     for name in names(root):
         assert names(root / name) == [".trainjob.json", "rank-0", "rank-1", "rank-2"]
+
+
+def test_a_rank_may_prepare_the_directory_while_rank_0_removes_what_was_left_in_it(root: Path) -> None:
+    """DCP creates the directory on every rank before its first collective, whether it exists or not."""
+    both = Barrier(2, timeout=30)
+
+    def save(step: int, rank: int, ready: Event) -> None:
+        def write(directory: Path) -> None:
+            while rank and not ready.is_set():
+                directory.mkdir(parents=True, exist_ok=True)
+            ready.set()
+            both.wait()
+            assert names(directory) == []
+            both.wait()
+
+        try:
+            checkpoints.save(step, write, rank=rank)
+        except BaseException:
+            ready.set()
+            both.abort()
+            raise
+
+    for step in range(30):
+        left = root / f"unfinished-{step}"
+        (left / "parts").mkdir(parents=True)
+        for name in ("a", "parts/b"):
+            (left / name).write_text("half of a file")
+        with ThreadPoolExecutor() as ranks:
+            ready = Event()
+            for each in [ranks.submit(save, step, rank, ready) for rank in (1, 0)]:
+                each.result()
+    assert checkpoints.latest() == (29, root / "000030-step-29")
 
 
 def test_without_the_variable_there_are_no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
