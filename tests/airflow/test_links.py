@@ -13,6 +13,7 @@ import pytest
 from airflow.sdk import DAG, Asset
 from tests.airflow.conftest import Run, python
 from tests.airflow.versions import older_than
+from tests.local.hanging import SLOW_RANK
 
 from trainjob import JobRef, TrainJobClient
 from trainjob_airflow import lineage
@@ -177,17 +178,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, Any]]:
             lambda name, value=None, *, dt=None, tags=None: sent.update({name: (dt if value is None else value, tags)}),
         )
     return sent
-
-
-SLOW_RANK = """
-import os, time
-from trainjob import progress
-slow = os.environ["JOB_COMPLETION_INDEX"] == "1"
-end = time.monotonic() + 6
-while time.monotonic() < end:
-    time.sleep(0.06 if slow else 0.02)
-    progress.step()
-"""
 
 
 def test_a_straggler_is_a_metric_with_its_node(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

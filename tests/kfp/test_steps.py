@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.local.hanging import SLOW_RANK
 from tests.processes import eventually, read_until
 from tests.registry.fake import FakeRegistry
 
@@ -502,17 +503,6 @@ def test_a_step_writes_a_report_and_logs_its_deadline(steps: Steps) -> None:
     assert job["metadata"]["name"] in page
     steps.environment["ARGO_DEADLINE"] = "0001-01-01T00:00:00Z"
     assert "KFP terminates this step" not in steps.run("train", **script("print('trained')")).log
-
-
-SLOW_RANK = """
-import os, time
-from trainjob import progress
-slow = os.environ["JOB_COMPLETION_INDEX"] == "1"
-end = time.monotonic() + 6
-while time.monotonic() < end:
-    time.sleep(0.06 if slow else 0.02)
-    progress.step()
-"""
 
 
 def test_a_straggler_is_in_the_log_the_result_and_the_metrics(steps: Steps) -> None:

@@ -83,6 +83,18 @@ FAULTS = ("stop", "loop", "lock", "read", "collective", "end", "network")
 """Without ``disk``, for which `tests.cluster.test_hangs` slows down a disk."""
 
 
+SLOW_RANK = """
+import os, time
+from trainjob import progress
+slow = os.environ["JOB_COMPLETION_INDEX"] == "1"
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    time.sleep(0.06 if slow else 0.02)
+    progress.step()
+"""
+"""A script of two ranks, of which rank 1 takes three times as long for a step."""
+
+
 def planned(chance: random.Random, **plan: Any) -> dict[str, Any]:
     """What a job does, for its ``plan.json``: drawn, except for the values in `plan`."""
     world = chance.randint(2, 4)
