@@ -104,9 +104,7 @@ def test_an_approval_and_new_models_start_dags(airflow: Airflow, registry: Regis
     # The champion of an earlier test may be better than challengers of so few epochs.
     with suppress(ModelNotFound):
         champion = registry.resolve("digits", "champion")
-        MlflowClient(registry_uri=f"sqlite:///{trainings}/registry.db").delete_registered_model_alias(
-            champion.name, "champion"
-        )
+        MlflowClient(f"sqlite:///{trainings}/registry.db").delete_registered_model_alias(champion.name, "champion")
     with ExitStack() as stack:
         for dag_id in ("champion_challenger", "release_digits", "evaluate_digits", "deploy_digits"):
             stack.enter_context(unpaused(airflow, dag_id))
