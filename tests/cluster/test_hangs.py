@@ -172,8 +172,9 @@ class Jobs:
         stalled = spent.seconds[Activity.STALLED]
         assert spent.seconds[Activity.TRAINING] + stalled > noticed - began - lost_time.SECONDS, (description, spent)
         assert reported or not stalled, (description, spent)
-        in_error = caught[0].goodput["seconds"]
-        assert in_error["stalled"] == pytest.approx(TIMEOUT, abs=0.1), (description, in_error)
+        in_error = caught[0].goodput["seconds"]["stalled"]
+        assert in_error > TIMEOUT - 0.1, (description, caught[0].goodput)
+        assert reported or in_error < TIMEOUT + 0.1, (description, caught[0].goodput)
         await give_up(self.backend, ref, diagnosis)
         stopped = await self.backend.get(ref.namespace, ref.name)
         assert stopped is not None
