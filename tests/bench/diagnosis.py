@@ -1,4 +1,4 @@
-"""Measures the cost of a diagnosis of a job of 1,000 crashed pods: requests to the API server, and seconds.
+"""Measures the cost of a diagnosis of a job of 1,000 crashed pods, and of reading its ranks for `stall_timeout`.
 
 On the test cluster, with simulated nodes and Kueue. Logs there have one line; `diagnose` is also measured with the
 maximum number of logs and lines, and 5,000 Events. ``python tests/bench/diagnosis.py [PODS]``
@@ -34,11 +34,13 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.pods import MAX_TAILS
-from trainjob.diagnosis import READ_LINES, Evidence, diagnose
+from trainjob.diagnosis import READ_LINES, Evidence, diagnose, hangs
 from trainjob.lifecycle import launch
+from trainjob.stalls import StallWatch
 from trainjob.status import Observation
 
 EVENTS = 5000
+CHATTY = 2000  # the most lines of each rank that `trainjob.stalls` reads
 SETTLE = 20  # seconds until the controllers, on the same machine, have processed the ends of 1,000 pods
 TIMES = 7
 LINE = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.88.0.7]:4711"
@@ -103,8 +105,23 @@ async def look(cluster: Access, namespace: str, pods: int) -> Evidence:
         emit(f"{what}, {pods} pods that crashed: longest of {TIMES}", max(figures), "s")
     for kind in sorted(sent):
         emit(f"evidence of {pods} pods: {kind}", sent[kind], "requests")
+    await read_for_hangs(backend, ref, pods)
     await backend.aclose()
     return evidence
+
+
+async def read_for_hangs(backend: KubernetesBackend, ref: JobRef, pods: int) -> None:
+    """Read all ranks as often as a job without reports is read in its `stall_timeout`: twice."""
+    watch = StallWatch(backend, ref, lambda *_: None)
+    with counted() as sent:
+        began, busy = time.monotonic(), time.process_time()
+        readings = [await watch._read() for _ in range(2)]
+        took, used = time.monotonic() - began, time.process_time() - busy
+    assert all(reading is not None and len(reading.pods) == pods for reading in readings)
+    emit(f"{pods} ranks read twice, as in each stall_timeout: time", took, "s")
+    emit(f"{pods} ranks read twice, as in each stall_timeout: CPU time", used, "s")
+    for kind in sorted(sent):
+        emit(f"{pods} ranks read twice, as in each stall_timeout: {kind}", sent[kind], "requests")
 
 
 def main(pods: int) -> None:
@@ -119,6 +136,10 @@ def main(pods: int) -> None:
     diagnose(full, Observation(Phase.FAILED))
     what = f"{len(full.pods)} pods, {len(full.logs)} logs of {READ_LINES} lines, {len(events)} events"
     emit(f"diagnose: {what}", time.monotonic() - began, "s")
+    began = time.monotonic()
+    for rank in range(pods):
+        hangs.states_of(f"node-{rank}", [LINE] * CHATTY)
+    emit(f"states of {pods} ranks in logs of {CHATTY} lines", time.monotonic() - began, "s")
 
 
 if __name__ == "__main__":
