@@ -66,6 +66,7 @@ async def launch(
     *,
     namespace: str,
     first_attempt: int = 1,
+    last_attempt: int | None = None,
     after_failure: AfterFailure = "retry",
     origin: Mapping[str, str] | None = None,
 ) -> JobRef:
@@ -87,6 +88,8 @@ async def launch(
         namespace: Kubernetes namespace.
         first_attempt: Lowest ordinal of a new attempt, for callers that count their tries (Airflow's ``try_number``):
             the name of a deleted job is then not used again.
+        last_attempt: No new attempt follows once one with this ordinal or a higher one has failed, whatever
+            `after_failure` says.
         after_failure: When a new attempt follows one that failed: always (``retry``), unless its verdict is final
             (``verdict``), or only if the cause was outside the training code (``infrastructure``).
         origin: Labels of a new job that record where it comes from, such as DAG, run and try. They replace labels of
@@ -94,7 +97,7 @@ async def launch(
 
     Raises:
         SpecMismatch: the attempt to adopt was created from another spec.
-        TrainJobFailed: the earlier attempt failed, and `after_failure` rules out a new one.
+        TrainJobFailed: the earlier attempt failed, and `after_failure` or `last_attempt` rules out a new one.
         LaunchError: the job was refused.
         InvalidSpec: the spec is invalid, or the key is blank.
     """
@@ -108,10 +111,12 @@ async def launch(
         changes = Changes()
         if latest is not None:
             present = recorded(latest)
-            why = await _failure(backend, latest, read=after_failure != "retry" or spec.on_retry is not None)
+            over = last_attempt is not None and JobRef.of(latest).attempt >= last_attempt
+            read = over or after_failure != "retry" or spec.on_retry is not None
+            why = await _failure(backend, latest, read=read)
             after = changed(spec, why, present)
             replaced = after != present and await _lacks_capacity(backend, latest, why)
-            if _adopts(latest, why, after_failure) and not replaced:
+            if _adopts(latest, why, after_failure, over=over) and not replaced:
                 ref = _same_spec(latest, render(spec, key, JobRef.of(latest).attempt, namespace, changes=present))
                 await backend.recover(ref)
                 await _resume(backend, latest)
@@ -183,7 +188,7 @@ async def dry_run(backend: Backend, spec: TrainJobSpec, key: str, *, namespace: 
     return {**stored, "metadata": {**stored["metadata"], **wanted}}
 
 
-def _adopts(trainjob: TrainJob, failure: Diagnosis | None, after_failure: AfterFailure) -> bool:
+def _adopts(trainjob: TrainJob, failure: Diagnosis | None, after_failure: AfterFailure, *, over: bool) -> bool:
     phase = observe(trainjob).phase
     if "deletionTimestamp" in trainjob["metadata"] or phase is Phase.CANCELLED:
         return False
@@ -191,9 +196,10 @@ def _adopts(trainjob: TrainJob, failure: Diagnosis | None, after_failure: AfterF
         return DELIVERED not in (trainjob["metadata"].get("annotations") or {})
     if phase is not Phase.FAILED and given_up(trainjob) is None:
         return True
-    user_errors = after_failure != "infrastructure"
-    if failure is not None and after_failure != "retry" and not failure.retry.retried(user_errors=user_errors):
-        raise TrainJobFailed(failure)
+    if failure is not None:
+        final = not failure.retry.retried(user_errors=after_failure != "infrastructure")
+        if over or (final and after_failure != "retry"):
+            raise TrainJobFailed(failure)
     return False
 
 

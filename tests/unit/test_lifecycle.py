@@ -191,6 +191,20 @@ async def test_first_attempt_adopts_an_unfinished_job(backend: MemoryBackend) ->
     assert (await launch(backend, options={"first_attempt": 5})).attempt == 5
 
 
+@pytest.mark.parametrize("after_failure", ["retry", "verdict", "infrastructure"])
+async def test_no_attempt_follows_a_failure_of_the_last_one(backend: MemoryBackend, after_failure: str) -> None:
+    options = {"last_attempt": 2, "after_failure": after_failure}
+    first = await launch(backend, options=options)
+    backend.end(first, 143)
+    second = await launch(backend, options=options)
+    assert second.attempt == 2
+    assert await launch(backend, options={**options, "last_attempt": 1}) == second  # it has not failed
+    backend.end(second, 143)
+    with pytest.raises(TrainJobFailed, match="SIGTERM"):
+        await launch(backend, options=options)
+    assert (await launch(backend, options={**options, "last_attempt": 3})).attempt == 3
+
+
 async def test_launch_after_a_lost_reply_adopts_the_job(backend: MemoryBackend) -> None:
     def lose(request: str) -> None:
         backend.after = lambda _: None

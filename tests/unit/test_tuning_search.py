@@ -327,6 +327,31 @@ async def test_an_interrupted_trial_has_new_attempts_also_over_launchers() -> No
             return
 
 
+async def test_no_attempt_follows_the_last_one_that_fails_while_a_launcher_starts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second launcher has seen the last attempt running; it fails before the launcher adopts it."""
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+    first = asyncio.create_task(world.tune(max_trials=1, retries=1))
+    await until(lambda: world.trainings.started == [("0", 1)])
+    world.backend.end(JobRef.of(world.jobs(0)[0]), 143)
+    await until(lambda: world.trainings.started == [("0", 1), ("0", 2)])
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    last = max(map(JobRef.of, world.jobs(0)), key=lambda ref: ref.attempt)
+    launcher = world.launcher()
+
+    def before(name: str) -> None:
+        if name == "create":
+            world.backend.end(last, 143)
+
+    launcher.before = before
+    async with asyncio.timeout(10):  # a third attempt would train for hours
+        with pytest.raises(StudyFailed, match=rf"trial 0 of job {last.name}: .*SIGTERM"):
+            await world.tune(launcher, max_trials=1, retries=1)
+    assert world.trainings.started == [("0", 1), ("0", 2)]
+
+
 async def test_a_trial_that_is_stuck_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
     options = WaitOptions(run_timeout=timedelta(seconds=0.1))

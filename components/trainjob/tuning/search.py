@@ -267,7 +267,7 @@ class _Search:
         return self.trials[number].ended
 
     async def _take_present(self) -> None:
-        """Cancel jobs that a launcher could not cancel before it was killed; keep the others for `_ended_job`."""
+        """Cancel jobs that a launcher could not cancel before it was killed; keep the others for `_run_trial`."""
         for job in await find_trials(self.backend, self.key, namespace=self.namespace):
             number = str(job["metadata"]["labels"].get(TRIAL, ""))
             trial = self.trials.get(int(number)) if number.isdecimal() else None
@@ -279,16 +279,6 @@ class _Search:
                     self.present[trial.number] = job
             elif not observe(job).phase.terminal:
                 await self._cancel(JobRef.of(job))
-
-    def _ended_job(self, number: int) -> JobRef | None:
-        """The job of a trial whose launcher was killed before it recorded the outcome; None if a launch finds it."""
-        job = self.present.pop(number, None)
-        if job is None:
-            return None
-        ref, phase = JobRef.of(job), observe(job).phase
-        # `launch` would start another attempt: of a job whose result a person has fetched, or beyond `retries`.
-        last = phase is Phase.FAILED and ref.attempt > self.study.retries
-        return ref if phase is Phase.COMPLETE or last else None
 
     # --- the loop
 
@@ -390,10 +380,13 @@ class _Search:
         self.running[number] = asyncio.create_task(self._run_trial(number), name=f"trial {number}")
 
     async def _run_trial(self, number: int) -> None:
-        self.watched[number] = _Watched()
+        present = self.present.pop(number, None)
+        self.watched[number] = _Watched(latest=None if present is None else observe(present))
         spec = templates.spec_of(self.template, number, self.trials[number].parameters)
         labels = {**self.origin, STUDY: key_hash(self.key), TRIAL: str(number)}
-        ref = self._ended_job(number)
+        ref = None
+        if present is not None and observe(present).phase is Phase.COMPLETE:
+            ref = JobRef.of(present)  # `launch` would start another attempt if a person has fetched its result
         while True:
             try:
                 # A launcher that starts again finds the failure of an attempt that its predecessor did not record.
@@ -403,9 +396,11 @@ class _Search:
                     f"{self.key}/{number}",
                     namespace=self.namespace,
                     origin=labels,
+                    last_attempt=self.study.retries + 1,
                     after_failure="infrastructure",
                 )
             except TrainJobFailed as error:
+                self._update(number, job=error.diagnosis.job.rpartition("/")[2])
                 await self._end(number, "failed", None, error.diagnosis.summary)
                 return
             self.refs[number] = ref
