@@ -29,6 +29,14 @@ SECONDS = 4.0  # of each part
 SLACK = 4.0  # three changes of conditions in whole seconds, and what pods need to end
 
 
+def check(goodput: Goodput, *, queued: float, trained: float) -> None:
+    """Compare with the test's times; a busy machine starts pods late, so it cannot tell the queue from their start."""
+    spent = goodput.seconds
+    assert spent[Activity.TRAINING] == pytest.approx(trained, abs=SLACK)
+    assert spent[Activity.QUEUED] + spent.get(Activity.STARTING, 0) == pytest.approx(queued, abs=SLACK)
+    assert spent[Activity.QUEUED] > 2 * SECONDS - 2  # the queues that the test makes, in whole seconds
+
+
 @pytest.fixture
 async def backend(cluster: Access) -> AsyncIterator[KubernetesBackend]:
     opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
@@ -72,9 +80,7 @@ async def test_training_before_a_preemption_is_no_queue(
     times.append(await reached(job, Phase.QUEUED))
     await anyio.sleep(SECONDS)
     waits, now = await measured(), time.time()
-    queued, trained = times[1] - times[0] + now - times[2], times[2] - times[1]
-    assert waits.seconds[Activity.TRAINING] == pytest.approx(trained, abs=SLACK)
-    assert waits.seconds[Activity.QUEUED] == pytest.approx(queued, abs=SLACK)
+    check(waits, queued=times[1] - times[0] + now - times[2], trained=times[2] - times[1])
     assert waits.segments[0].activity is Activity.QUEUED  # the training was before its preemption
 
     await cancel(backend, urgent)
@@ -84,8 +90,7 @@ async def test_training_before_a_preemption_is_no_queue(
     times.append(await reached(job, Phase.COMPLETE))
     complete = await measured()
     queued, trained = times[1] - times[0] + times[3] - times[2], times[2] - times[1] + times[4] - times[3]
-    assert complete.seconds[Activity.TRAINING] == pytest.approx(trained, abs=SLACK)
-    assert complete.seconds[Activity.QUEUED] == pytest.approx(queued, abs=SLACK)
+    check(complete, queued=queued, trained=trained)
     (workload,) = await backend.states(namespace, labels_of("preempted"))
     assert mapping(workload.workload, "status")["accumulatedPastExecutionTimeSeconds"] > 0
     cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
