@@ -121,7 +121,7 @@ class _Job:
         before = observe(self.evidence.trainjob).phase if self.evidence.trainjob is not None else None
         full = full or before is None or time.monotonic() - self.full_at >= self._full_seconds(before)
         if not full:
-            state = await backend.state(self.ref)  # two requests; what else was read stays
+            state = await backend.state(self.ref)  # two requests, in a queue three; what else was read stays
             full = observe(state.trainjob).phase is not before
             self.evidence = replace(
                 self.evidence,
