@@ -153,7 +153,7 @@ def cordoned_node(cluster: Access, where: str) -> Iterator[None]:
 @contextmanager
 def restored_kubelet(cluster: Access, _where: str) -> Iterator[None]:
     """Undo `press_memory`."""
-    node = _node(cluster)
+    node = node_of(cluster)
     file = node.directory / "kubelet.yaml"
     text = file.read_text()
     try:
@@ -167,14 +167,14 @@ def restored_kubelet(cluster: Access, _where: str) -> Iterator[None]:
 
 def press_memory(cluster: Access, _ref: JobRef) -> None:
     """Let the kubelet report memory pressure, by a threshold of 99 % free memory."""
-    node = _node(cluster)
+    node = node_of(cluster)
     file = node.directory / "kubelet.yaml"
     config = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump({**config, "evictionHard": {"memory.available": "99%"}}))
     _restart_kubelet(node)
 
 
-def _node(cluster: Access) -> RealNode:
+def node_of(cluster: Access) -> RealNode:
     if not isinstance(cluster, Cluster) or cluster.real_node is None:
         raise ComponentError("only the kubelet of a node that these tests started can be reconfigured")
     return cluster.real_node
@@ -205,10 +205,24 @@ def _pressed(cluster: Access) -> bool:
 
 def kill_rank_1(cluster: Access, ref: JobRef) -> None:
     """Kill the container of rank 1 by SIGKILL, as the kernel does when memory runs out."""
+    node_of(cluster).kill_container(container_of_rank_1(cluster, ref))
+
+
+def container_of_rank_1(cluster: Access, ref: JobRef) -> str:
+    """Reference of the container of rank 1, once it runs."""
     labels = f"jobset.sigs.k8s.io/jobset-name={ref.name},batch.kubernetes.io/job-completion-index=1"
-    (pod,) = cluster.api.find("v1", "Pod", ref.namespace, labels=labels)
-    (container,) = pod["status"]["containerStatuses"]
-    _node(cluster).kill_container(container["containerID"])
+
+    def running() -> list[str]:
+        found = [
+            status
+            for pod in cluster.api.find("v1", "Pod", ref.namespace, labels=labels)
+            for status in pod["status"].get("containerStatuses") or []
+        ]
+        return [status["containerID"] for status in found if "running" in status["state"]]
+
+    wait_until("rank 1 runs", running, 60)
+    (container,) = running()
+    return container
 
 
 def evict(cluster: Access, ref: JobRef) -> None:

@@ -24,6 +24,7 @@ from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions
 from trainjob.backends.base import TrainJob
+from trainjob.backends.kubernetes import pods
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
 from trainjob.backends.kubernetes.credentials import Credentials
@@ -39,6 +40,7 @@ from trainjob.errors import (
     Stuck,
 )
 from trainjob.lifecycle import cancel, dry_run, launch, mark_delivered
+from trainjob.logs import LogLine
 from trainjob.manifest import render
 from trainjob.status import observe
 from trainjob.waiting import wait
@@ -336,6 +338,50 @@ async def test_a_crash_of_a_real_pod_is_reported_at_once_and_kept_for_the_diagno
         assert (crashes[0].log, crashes[0].unseen) == (("ValueError: the answer is not 42",), ())
         assert failed.value.diagnosis.category is Category.DEADLINE
         assert failed.value.diagnosis.log == ("ValueError: the answer is not 42",)
+    await connected.aclose()
+
+
+LATE = """
+import os, sys, time
+if os.environ["PET_NODE_RANK"] == "1":
+    time.sleep(8)
+    print("ValueError: the answer is not 42", file=sys.stderr, flush=True)
+    sys.exit(3)
+time.sleep(600)
+"""
+
+
+async def test_a_log_that_a_real_node_writes_late_is_read_again(
+    real_node: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first look at the log of the run that crashed finds it empty; the next run writes nothing for 8 s."""
+    connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
+    looks: list[list[LogLine]] = []
+    looked, read = anyio.Event(), pods._Tails._lines
+
+    async def lines(tails: pods._Tails, *which: Any) -> list[LogLine] | None:
+        found = await read(tails, *which)
+        looks.append(found or [])
+        looked.set()
+        return found
+
+    monkeypatch.setattr(pods._Tails, "_lines", lines)
+    with real_node.namespace("late", real=True) as namespace:
+        asked = spec(image=images.PYTHON, command=["python3", "-c", LATE], active_deadline_seconds=100)
+        ref = await launch(connected, asked, "a", namespace=namespace)
+        container = await anyio.to_thread.run_sync(make.container_of_rank_1, real_node, ref)
+
+        async def write_late() -> None:
+            with make.node_of(real_node).unwritten_log(container):
+                await looked.wait()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(write_late)
+            with anyio.fail_after(60), pytest.raises(RankCrashed) as failed:
+                await wait(connected, ref, WaitOptions(fail_on_first_crash=True))
+        assert [[line.text for line in each] for each in looks] == [[], ["ValueError: the answer is not 42"]]
+        assert failed.value.diagnosis.log == ("ValueError: the answer is not 42",)
+        await cancel(connected, ref)
     await connected.aclose()
 
 
