@@ -564,8 +564,11 @@ class _Reporter:
     """The accumulated report, and its channels."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A signal handler may call `report` or `flush` while its thread is in one of them: a plain lock would never be
+        # released then. So nothing here iterates over what such a call changes.
+        self._lock = threading.RLock()
         self._calls = 0
+        self._sent = 0  # the calls of which the channels have the state
         self._progress: float | None = None
         self._remaining: int | None = None
         self._total_steps: int | None = None
@@ -621,7 +624,7 @@ class _Reporter:
                 self._metrics[name] = (self._calls, value)
                 self._remember(name, self._calls if self._step is None else self._step, value)
             for name in list(self._metrics)[:-MAX_METRICS]:
-                del self._metrics[name]
+                self._metrics.pop(name, None)
                 self._series.pop(name, None)
             self._send()
 
@@ -633,11 +636,13 @@ class _Reporter:
             if size > MAX_BYTES:
                 raise ValueError(too_large(len(_encode(value)), size))
             self._returned = value
+            self._sent = -1
             self._send()
 
     def flush(self) -> None:
         """See `flush`."""
         with self._lock:
+            self._send()  # if a signal handler has interrupted a report
             if self._outdated:
                 self._packed_at = -math.inf
                 self._write()
@@ -670,14 +675,20 @@ class _Reporter:
 
     def _send(self) -> None:
         # Under the lock, so that a slower thread does not overwrite a newer message with an older one.
-        self._write()
-        if all(os.environ.get(name) for name in _API):
-            metrics = [*self._details(), *((name, value) for name, (_, value) in reversed(self._metrics.items()))]
-            metrics = metrics[:MAX_METRICS]  # of more, those not updated for the longest time are left out
-            status = _message(self._progress, self._estimate(), metrics, {})
-            del status["trainjob"]
-            if _rank("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK") == 0:
-                self.poster.post(_encode({"trainerStatus": status}))
+        while self._sent != self._calls:  # again if a signal handler has reported something newer in between
+            calls = self._calls
+            self._write()
+            if all(os.environ.get(name) for name in _API):
+                self._post()
+            self._sent = calls
+
+    def _post(self) -> None:
+        latest = [(name, value) for name, (_, value) in reversed(list(self._metrics.items()))]
+        metrics = [*self._details(), *latest][:MAX_METRICS]  # without those not updated for the longest time
+        status = _message(self._progress, self._estimate(), metrics, {})
+        del status["trainjob"]
+        if _rank("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK") == 0:
+            self.poster.post(_encode({"trainerStatus": status}))
 
     def _fitting(self) -> bytes:
         """The current message, without metrics that do not fit, and with as much history as fits."""
@@ -687,18 +698,15 @@ class _Reporter:
             details = []
             bare = _encode(_message(self._progress, self._estimate(), [], self._outputs, self._returned))
         room = MAX_BYTES - len(bare) - len('"metrics":[],')
-        kept = list(self._metrics)
-        size = {
-            name: len(_encode({"name": name, "value": text_of(value)})) + 1
-            for name, (_, value) in self._metrics.items()
-        }
+        kept = dict(self._metrics)
+        size = {name: len(_encode({"name": name, "value": text_of(value)})) + 1 for name, (_, value) in kept.items()}
         total = sum(size.values())
-        for name in sorted(self._metrics, key=lambda name: (self._metrics[name][0], -size[name])):
+        for name in sorted(kept, key=lambda name: (kept[name][0], -size[name])):
             if total <= room:
                 break
-            kept.remove(name)
+            del kept[name]
             total -= size[name]
-        metrics = [*details, *((name, self._metrics[name][1]) for name in kept)]
+        metrics = [*details, *((name, value) for name, (_, value) in kept.items())]
         history = self._history(room - total - len('"history":"",'))
         return _encode(
             _message(self._progress, self._estimate(), metrics, self._outputs, self._returned, history=history)
@@ -716,11 +724,12 @@ class _Reporter:
 
     def _thinned(self, room: int) -> str:
         # Of too many metrics, those not updated for the longest time are dropped first, as above.
-        latest = {name: number for name, (number, _) in self._metrics.items()}
-        names = sorted(self._series, key=lambda name: -latest.get(name, math.inf))[: MAX_POINTS // 4]
+        latest = {name: number for name, (number, _) in dict(self._metrics).items()}
+        series = dict(self._series)
+        names = sorted(series, key=lambda name: -latest.get(name, math.inf))[: MAX_POINTS // 4]
         buckets = MAX_POINTS // (2 * len(names)) - 1 if names else 0
         while names:
-            packed = _packed({name: self._series[name].points(buckets) for name in names})
+            packed = _packed({name: series[name].points(buckets) for name in names})
             if len(packed) <= room:
                 return packed
             if buckets > 1:
@@ -734,8 +743,8 @@ class _Reporter:
             self._warned.add(channel)
             try:
                 sys.stderr.write(f"trainjob.progress: {channel} failed, the training continues: {error}\n")
-            except (OSError, ValueError, AttributeError):
-                return  # stderr is closed, or None
+            except (OSError, ValueError, AttributeError, RuntimeError):
+                return  # stderr is closed, or None, or a signal handler has interrupted a write to it
 
 
 class _Series:
@@ -793,8 +802,7 @@ class _Speed:
         elapsed = now - self._began
         if not self._samples or now - self._samples[-1][0] > elapsed / _SAMPLES:
             self._samples.append(self._latest)
-        while len(self._samples) > 1 and self._samples[1][0] <= now - elapsed / 2:
-            del self._samples[0]
+        del self._samples[: sum(then <= now - elapsed / 2 for then, _ in self._samples[1:])]
 
     def remaining(self, now: float) -> int | None:
         """Seconds to the end at the current speed; None if unknown."""
@@ -1005,7 +1013,7 @@ class _Counter:
     """The steps of this process. `step` runs in each step of a training, so it only adds to these."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # as in `_Reporter`
         self.unwatched = True  # no watchdog was started, and `watch` has not found that there must be none
         self.count = 0  # calls of `step` and `report`
         self.steps = 0  # calls of `step` without a number

@@ -336,7 +336,9 @@ def end_at_sigterm() -> None:
 
 def leave(code: int) -> NoReturn:
     """Exit without exit handlers, after flushing reports and output."""
-    flush()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # `flush` of a file fails in a signal handler that has interrupted a write to it
+        os._exit(code)

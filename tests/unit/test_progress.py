@@ -608,6 +608,50 @@ def test_the_last_state_is_posted_at_exit(server: Server, end: str, code: int) -
     assert "trainjob.progress" not in done.stderr
 
 
+INTERRUPTED = """
+import os, signal, sys
+sys.path.insert(0, {path!r})
+import progress
+
+def handle(number, frame):
+    {handler}
+
+signal.signal(signal.SIGTERM, handle)
+write, signals = progress._write, [signal.SIGTERM]
+
+def interrupted(path, message):
+    while signals:
+        signal.raise_signal(signals.pop())
+    write(path, message)
+
+progress._write = interrupted
+progress.report(progress=10, metrics={{"loss": 0.5}})
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "code", "percentage"),
+    [
+        ("progress.flush(); os._exit(143)", 143, 10),
+        ("progress.report(progress=20, metrics={'other': 1}); progress.flush(); os._exit(143)", 143, 20),
+        ("progress.report(progress=20, metrics={'other': 1})", 3, 20),
+        ("sys.exit(143)", 143, 10),
+    ],
+)
+def test_a_signal_handler_may_report_in_the_middle_of_a_report(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, handler: str, code: int, percentage: int
+) -> None:
+    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(tmp_path / "message"))
+    script = INTERRUPTED.format(path=str(SOURCE.parent), handler=handler)
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    message = json.loads((tmp_path / "message").read_text())
+    assert message["progressPercentage"] == percentage
+    assert {each["name"] for each in message["metrics"]} >= {"loss"} | ({"other"} if percentage == 20 else set())
+    assert server.statuses()[-1]["progressPercentage"] == percentage
+
+
 def test_a_report_in_an_exit_handler_is_posted(server: Server) -> None:
     # Since Python 3.12, no thread can be started in exit handlers.
     script = f"""
