@@ -50,7 +50,6 @@ WAYS = ("queue", "node", "eviction", "SIGTERM")
 FAST = (14 if campaigns.FULL else 6), 0.05
 SLOW = 3, 0.5
 """Epochs and seconds of a step. Reports of fast steps are too rare to show that some are repeated."""
-GRACE = 30.0  # seconds from SIGTERM to SIGKILL, the default of Kubernetes
 POST_SECONDS = 1.5  # between two reports of a training
 ROOT = Path(preempted.__file__).parents[2]
 
@@ -286,13 +285,12 @@ class Training:
         shortest, longest = last - self.launched[1], self.ended - self.launched[0]
         lost_time.lasted(measured, shortest, longest, Activity.STALLED)
         slack = lost_time.SECONDS * (len(self.queued) + 1)
-        shortest, longest = (sum(each[i] for each in self.queued) for i in (0, 1))
-        assert shortest - slack <= seconds["queued"] <= longest + slack, (self.queued, seconds)
-        # The lives of rank 0, up to its last line. It ends a moment later: by SIGTERM, or after its grace period, if
-        # JAX takes the signal and no rank has failed.
+        # The lives of rank 0, up to its last line. It ends a moment later, by SIGTERM.
         lives = [(int(log.name.rpartition("-")[2]) / 1e9, log.stat().st_mtime) for log in self.logs()]
+        shortest, longest = (sum(each[i] for each in self.queued) for i in (0, 1))
+        longest += lives[0][0] - self.launched[0]  # Kueue admits it in that time, too
+        assert shortest - slack <= seconds["queued"] <= longest + slack, (self.queued, seconds)
         trained = sum(end - begin for begin, end in lives)
-        trained += GRACE * sum(begin - end > GRACE for (_, end), (begin, _) in pairwise(lives))
         trained += lost_time.SECONDS * len(lives)
         assert seconds["training"] + seconds["repeated"] <= trained + slack, (trained, lives, seconds)
         assert seconds["starting"] + seconds["restarting"] > 0, seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -78,7 +79,11 @@ class Files:
 
     def unfinished(self) -> set[Path]:
         """Files and directories that a write of a checkpoint has not completed."""
-        return {*self.checkpoints.rglob(".checkpoint.*"), *self.checkpoints.rglob("unfinished-*")}
+        found = set()
+        for directory, directories, files in os.walk(self.checkpoints):  # unlike rglob, while they are renamed
+            names = [name for name in (*directories, *files) if name.startswith((".checkpoint.", "unfinished-"))]
+            found |= {Path(directory, name) for name in names}
+        return found
 
     def complete(self) -> int:
         """Step of the complete checkpoint; 0 without one."""
