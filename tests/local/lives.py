@@ -23,11 +23,13 @@ class Life:
         resumed: Step after which rank 0 resumed, 0 for the beginning; None if it did not get so far.
         steps: Steps that rank 0 began.
         pids: Process of each rank.
+        ended: Whether rank 0 has saved the model; it removes the checkpoints then.
     """
 
     resumed: int | None = None
     steps: list[int] = field(default_factory=list)
     pids: dict[int, int] = field(default_factory=dict)
+    ended: bool = False
 
     @property
     def begun(self) -> int:
@@ -64,6 +66,8 @@ def lives_of(lines: Iterable[str]) -> list[Life]:
             lives[-1].resumed = int(found[1])
         elif found := re.match(r"step (\d+)", line):
             lives[-1].steps.append(int(found[1]))
+        elif line.startswith("saved "):
+            lives[-1].ended = True
     return lives
 
 

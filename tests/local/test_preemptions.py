@@ -139,8 +139,11 @@ def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]
             instant, way = chance.choice(INSTANTS), chance.choice(WAYS)
             training.wait_for(instant, chance)
             training.preempt(way, chance)
-            if training.phase() is Phase.COMPLETE:  # before
+            complete = training.phase() is Phase.COMPLETE  # before
+            if complete:
                 assert training.result() == undisturbed[training.world]
+            # Between the removal of its checkpoints and its end, nothing is left to resume from.
+            if complete or (training.life().ended and not training.files.complete()):
                 training.key += "-again"  # a launch of the same key would adopt the complete job
                 training.launch()
                 saved, left = 0, set()
