@@ -325,7 +325,7 @@ def flush() -> None:
     """Post the pending state to the status API, and write the latest points of the history.
 
     Called automatically at interpreter exit; needed before ``os._exit``. Takes at most 5 s, even if the server is
-    unreachable.
+    unreachable. `flush` and `report` may be called in a signal handler.
     """
     _reporter.flush()
 
