@@ -572,7 +572,7 @@ async def test_a_timeout_expires_during_the_wait(backend: MemoryBackend) -> None
     began = anyio.current_time()
     with pytest.raises(StartTimeout, match=r"no rank was running within start_timeout of 0:00:00\.3"):
         await waiting.wait(backend, ref, WaitOptions(start_timeout=timedelta(seconds=0.3)))
-    assert 0.2 < anyio.current_time() - began < 2
+    assert 0.2 < anyio.current_time() - began < 10
     assert backend.job(ref), "the job is not changed"
 
 
@@ -642,8 +642,8 @@ async def test_timeouts_continue_after_a_restart_of_the_waiter(backend: MemoryBa
     began = anyio.current_time()
     for _ in range(2):
         with pytest.raises(RunTimeout):
-            await waiting.wait(backend, ref, WaitOptions(run_timeout=timedelta(seconds=0.4)))
-    assert anyio.current_time() - began < 0.7
+            await waiting.wait(backend, ref, WaitOptions(run_timeout=timedelta(seconds=2)))
+    assert anyio.current_time() - began < 3.9
 
 
 async def test_a_finished_job_comes_before_an_expired_timeout(backend: MemoryBackend) -> None:
