@@ -69,12 +69,12 @@ async def running(backend: Counting) -> JobRef:
 
 async def test_viewers_share_a_read(backend: Counting) -> None:
     ref = await running(backend)
-    reader = LiveReader(backend)
+    reader = LiveReader(backend, seconds=60)
     documents = await asyncio.gather(*(reader.document(ref.namespace, ref.name, tail=0) for _ in range(20)))
     assert {document["phase"] for document in documents} == {"Running"}
     assert backend.reads == ["get", "evidence", "find"]
     await reader.document(ref.namespace, ref.name, tail=0)
-    assert len(backend.reads) == 3, "the document is not 2 s old yet"
+    assert len(backend.reads) == 3, "the document is not 60 s old yet"
 
 
 async def test_viewers_share_a_document(backend: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
