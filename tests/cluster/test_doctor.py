@@ -149,6 +149,9 @@ async def test_a_missing_or_failing_reaper_is_reported(cluster: Access, namespac
     assert missing.advice.startswith(f"trainjob install --only reaper -n {namespace} --image ")
     for each in objects("reaper", namespace=namespace, image=steps.IMAGE):
         cluster.api.apply(each)
+    cron_job = cluster.api.get("batch/v1", "CronJob", namespace, "trainjob-reaper") or {}
+    first = {"status": {"lastScheduleTime": cron_job["metadata"]["creationTimestamp"]}}  # its run has not ended
+    cluster.api.patch("batch/v1", "CronJob", namespace, "trainjob-reaper/status", first)
     assert of(await examined(cluster.kubeconfig, namespace), "reaper").level is Level.OK
     failing = {"lastScheduleTime": "2026-11-25T12:00:00Z", "lastSuccessfulTime": "2026-11-25T11:00:00Z"}
     cluster.api.patch("batch/v1", "CronJob", namespace, "trainjob-reaper/status", {"status": failing})

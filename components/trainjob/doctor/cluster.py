@@ -317,8 +317,8 @@ class _Cluster:
         if mapping(found, "spec").get("suspend"):
             return [Finding("reaper", Level.WARNING, f"CronJob {REAPER} is suspended: {message}", resume)]
         started, worked = (mapping(found, "status").get(f"last{name}Time") for name in ("Schedule", "Successful"))
-        tried, succeeded = parse_time(started), parse_time(worked)
-        if tried is not None and (succeeded is None or tried - succeeded > _FAILING):
+        tried, since = parse_time(started), parse_time(worked or mapping(found, "metadata").get("creationTimestamp"))
+        if tried is not None and (since is None or tried - since > _FAILING):
             last = f"the last success was at {worked}" if worked else "none has succeeded"
             advice = f"read the logs: kubectl logs -n {self.namespace} -l job-name --prefix"
             return [Finding("reaper", Level.WARNING, f"the runs of CronJob {REAPER} fail ({last}): {message}", advice)]
