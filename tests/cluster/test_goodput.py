@@ -83,7 +83,7 @@ async def test_training_before_a_preemption_is_no_queue(
     job = await begin("preempted")
     times = [time.time()]
     await anyio.sleep(SECONDS)
-    await cancel(backend, first)
+    await cancel(backend, first, timeout_seconds=0)  # Kueue admits the next job before the pods have ended
     times.append(await left_queue(job))
     await reached(job, Phase.RUNNING)
     await anyio.sleep(2 * SECONDS)
@@ -94,7 +94,7 @@ async def test_training_before_a_preemption_is_no_queue(
     check(waits, queued=times[1] - times[0] + now - times[2], admitted=times[2] - times[1])
     assert waits.segments[0].activity is Activity.QUEUED  # the training was before its preemption
 
-    await cancel(backend, urgent)
+    await cancel(backend, urgent, timeout_seconds=0)
     times.append(await left_queue(job))
     await reached(job, Phase.RUNNING)
     await anyio.sleep(SECONDS)
