@@ -23,7 +23,8 @@ from tests.local.forks import FORKS
 from tests.local.test_tuning import SPACE, Searches
 from tests.processes import eventually
 
-from trainjob import TrainJobClient, TrainJobSpec
+from trainjob import Phase, TrainJobClient, TrainJobSpec
+from trainjob.status import observe
 from trainjob.tuning import Study, StudyState, Trial, read_study, tune
 from trainjob.tuning.journal import open_journal
 from trainjob.tuning.sampling import Sampling
@@ -141,7 +142,13 @@ def test_trials_keep_running_without_their_launcher(launchers: Launchers) -> Non
     study = launchers.searches.study(max_trials=2, parallel=2)
     process = launchers.start("orphans", study)
     client = launchers.searches.jobs.client
-    eventually(lambda: len(client.list()) == 2)
+
+    def begun() -> list[bool]:
+        """Of each trial. One whose launcher dies before it starts the ranks waits for the next launcher."""
+        phases = [observe(job).phase for job in client.list()]
+        return [phase is Phase.RUNNING or phase.terminal for phase in phases]
+
+    eventually(lambda: begun() == [True, True])
     assert process.pid is not None
     psutil.Process(process.pid).kill()
     process.join()
