@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -23,7 +22,6 @@ from trainjob.goodput import Activity, Goodput
 from trainjob.kube_objects import mapping
 from trainjob.lifecycle import cancel, launch
 from trainjob.manifest import labels_of
-from trainjob.status import observe
 
 pytestmark = pytest.mark.anyio
 
@@ -63,28 +61,21 @@ async def test_training_before_a_preemption_is_no_queue(
         }
         return await launch(backend, TrainJobSpec.parse(fields), key, namespace=namespace)
 
-    async def reached(ref: JobRef, phase: Phase) -> float:
-        await until_phase(backend, ref, phase)
-        return time.time()
-
-    async def left_queue(ref: JobRef) -> float:
-        with anyio.fail_after(60):
-            async with aclosing(backend.watch(ref)) as snapshots:
-                async for snapshot in snapshots:
-                    if observe(snapshot.trainjob).phase is not Phase.QUEUED:
-                        break
+    async def reached(ref: JobRef, *phases: Phase) -> float:
+        await until_phase(backend, ref, *phases)
         return time.time()
 
     async def measured() -> Goodput:
         return await lost_time.measured(backend, namespace, "preempted")
 
+    not_queued = set(Phase) - {Phase.QUEUED}
     first = await begin("first")
     await reached(first, Phase.RUNNING)
     job = await begin("preempted")
     times = [time.time()]
     await anyio.sleep(SECONDS)
     await cancel(backend, first, timeout_seconds=0)  # Kueue admits the next job before the pods have ended
-    times.append(await left_queue(job))
+    times.append(await reached(job, *not_queued))
     await reached(job, Phase.RUNNING)
     await anyio.sleep(2 * SECONDS)
     urgent = await begin("urgent", **{kueue.PRIORITY_LABEL: namespace})
@@ -95,7 +86,7 @@ async def test_training_before_a_preemption_is_no_queue(
     assert waits.segments[0].activity is Activity.QUEUED  # the training was before its preemption
 
     await cancel(backend, urgent, timeout_seconds=0)
-    times.append(await left_queue(job))
+    times.append(await reached(job, *not_queued))
     await reached(job, Phase.RUNNING)
     await anyio.sleep(SECONDS)
     await anyio.to_thread.run_sync(cluster.finish, namespace)

@@ -42,7 +42,7 @@ from trainjob.waiting import wait
 pytestmark = pytest.mark.anyio
 
 PER_RUN = 4 if campaigns.FULL else 2
-PREEMPTIONS = campaigns.runs(40, 2)
+PREEMPTIONS = campaigns.runs(100, 2)
 AT_ONCE = 4
 INSTANTS = ("time", "step", "write", "write")
 SAVERS = ("digits", "trainjob")

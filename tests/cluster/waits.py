@@ -20,12 +20,12 @@ async def until(condition: Callable[[], object], seconds: float = 60) -> None:
             await anyio.sleep(0.05)
 
 
-async def until_phase(backend: KubernetesBackend, ref: JobRef, phase: Phase, seconds: float = 60) -> None:
-    """Wait until the job is in that phase."""
-    with anyio.fail_after(seconds):
+async def until_phase(backend: KubernetesBackend, ref: JobRef, *phases: Phase) -> None:
+    """Wait until the job is in one of these phases, for at most a minute."""
+    with anyio.fail_after(60):
         async with aclosing(backend.watch(ref)) as snapshots:
             async for snapshot in snapshots:
-                if observe(snapshot.trainjob).phase is phase:
+                if observe(snapshot.trainjob).phase in phases:
                     return
 
 

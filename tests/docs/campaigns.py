@@ -1,15 +1,9 @@
-"""Writes the tables of docs/development/campaigns.md from what `make campaign` has left in `.test-output`.
-
-::
-
-    python -m tests.docs.campaigns SECONDS
-"""
+"""Writes the tables of docs/development/campaigns.md from what `make campaign` has left in `.test-output`."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -34,17 +28,15 @@ def row(name: str, tests: list[Test]) -> str:
 
 
 def main() -> None:
-    """Write the tables.
-
-    Command line: How long `make campaign` has taken, in seconds.
-    """
+    """Write the tables."""
     of: dict[str, list[Test]] = {}
     for file in FILES:
         for test in read(file):
             of.setdefault(subject(test), []).append(test)
     when = time.strftime("%Y-%m-%d", time.gmtime(max(file.stat().st_mtime for file in FILES)))
+    minutes = sum(test.seconds for tests in of.values() for test in tests) / 60
     lines = [
-        f"{when}, {os.cpu_count()} cores, {int(sys.argv[1]) // 60} minutes with the oldest versions:",
+        f"{when}, {os.cpu_count()} cores, {minutes:.0f} minutes:",
         "",
         "| test | schedules | result | time | seed |",
         "|---|---:|---|---:|---|",
