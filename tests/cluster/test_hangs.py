@@ -40,7 +40,7 @@ from trainjob.waiting import wait
 
 pytestmark = pytest.mark.anyio
 
-TIMEOUT = 5.0
+TIMEOUT = 10.0 if campaigns.FULL else 5.0
 AT_ONCE = 6
 SLACK = 60.0  # seconds that a loaded machine may add to the time until a hang is noticed
 HANGS, HEALTHY, SLOW = campaigns.runs(200, 4), campaigns.runs(200, 2), campaigns.runs(30, 1)
@@ -235,9 +235,9 @@ async def test_hangs_are_noticed_and_healthy_jobs_raise_no_alarm(
                 for run in range(runs):
                     tasks.start_soon(one, kind, run)
         await jobs.backend.aclose()
-    seconds = sorted(jobs.seconds)
-    result = f"{jobs.right} of {HANGS} culprits; median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s"
+    result, in_time = hanging.result_of(jobs.right, jobs.seconds, TIMEOUT)
     record_property("result", result)
     campaigns.done(result)
     assert not jobs.problems, "\n".join(jobs.problems)
     assert jobs.right >= 0.95 * HANGS, result
+    assert in_time >= 0.95 * HANGS or not campaigns.FULL, result  # `make test` loads the machine

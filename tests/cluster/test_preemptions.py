@@ -285,13 +285,13 @@ class Training:
         shortest, longest = last - self.launched[1], self.ended - self.launched[0]
         lost_time.lasted(measured, shortest, longest, Activity.STALLED)
         slack = lost_time.SECONDS * (len(self.queued) + 1)
-        # The lives of rank 0, up to its last line. It ends a moment later, by SIGTERM.
+        # The lives of rank 0, which sets the time of its log until it ends.
         lives = [(int(log.name.rpartition("-")[2]) / 1e9, log.stat().st_mtime) for log in self.logs()]
         shortest, longest = (sum(each[i] for each in self.queued) for i in (0, 1))
         longest += lives[0][0] - self.launched[0]  # Kueue admits it in that time, too
         assert shortest - slack <= seconds["queued"] <= longest + slack, (self.queued, seconds)
         trained = sum(end - begin for begin, end in lives)
-        trained += lost_time.SECONDS * len(lives)
+        campaigns.done(f"TRAINED {seconds['training'] + seconds['repeated'] - trained:.2f} of {len(lives)} lives")
         assert seconds["training"] + seconds["repeated"] <= trained + slack, (trained, lives, seconds)
         assert seconds["starting"] + seconds["restarting"] > 0, seconds
         again = repeated * self.step_seconds

@@ -131,6 +131,13 @@ def healthy(chance: random.Random, timeout: float) -> dict[str, Any]:
     return {**plan, "paused": chance.choice([[0], [*range(plan["world"])]])}
 
 
+def result_of(right: int, noticed: list[float], timeout: float) -> tuple[str, int]:
+    """What a campaign found: culprits that were right, and seconds until hangs were noticed; how many in time."""
+    seconds, in_time = sorted(noticed), sum(each <= 2 * timeout for each in noticed)
+    times = f"median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s"
+    return f"{right} of {len(seconds)} culprits; {in_time} noticed within {2 * timeout:g} s, {times}", in_time
+
+
 def slow(chance: random.Random, seconds: float) -> dict[str, Any]:
     """The plan of a job of at least so many seconds, in which one rank, or none, works longer than the others."""
     slower = chance.choice([1.0, chance.uniform(3, 8), chance.uniform(3, 8)])

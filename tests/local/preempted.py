@@ -13,7 +13,9 @@ The first argument is what saves the checkpoints: the class of the digits exampl
 from __future__ import annotations
 
 import os
+import stat
 import sys
+import threading
 import time
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -142,8 +144,21 @@ class Checkpoint:
         checkpoints.clear()
 
 
+def show_life() -> None:
+    """Set the time of the log to now, 20 times a second: in the end it says until when this process lived."""
+
+    def touch() -> None:
+        while True:
+            os.utime(sys.stdout.fileno())
+            time.sleep(0.05)
+
+    if stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode):
+        threading.Thread(target=touch, daemon=True).start()
+
+
 def train() -> None:
     """Train. A rank that waits for one that is gone waits until it is terminated, as with NCCL."""
+    show_life()
     try:
         _train()
     except (EOFError, ConnectionError):

@@ -25,7 +25,7 @@ from trainjob import JobHung, JobRef, TrainJobFailed, progress
 from trainjob.diagnosis import Category
 from trainjob.verdicts import RetryVerdict
 
-TIMEOUT = 3.0
+TIMEOUT = 5.0 if campaigns.FULL else 3.0
 AT_ONCE = 6
 SLACK = 30.0  # seconds that a loaded machine may add to the time until a hang is noticed
 HANGS, HEALTHY, SLOW = campaigns.runs(200, 20), campaigns.runs(200, 8), campaigns.runs(50, 4)
@@ -78,11 +78,11 @@ def test_a_hang_is_noticed_and_the_right_rank_is_named(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = [*pool.map(lambda run: one_hang(jobs, tmp_path, run), range(HANGS))]
     right = sum(each for each, _ in found)
-    seconds = sorted(each for _, each in found)
-    result = f"{right} of {HANGS} culprits; median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s"
+    result, in_time = hanging.result_of(right, [each for _, each in found], TIMEOUT)
     record_property("result", result)
     campaigns.done(result)
     assert right >= 0.95 * HANGS, result
+    assert in_time >= 0.95 * HANGS or not campaigns.FULL, result  # `make test` loads the machine
 
 
 def one_healthy(jobs: Jobs, folder: Path, run: int) -> None:
