@@ -291,7 +291,6 @@ class Training:
         longest += lives[0][0] - self.launched[0]  # Kueue admits it in that time, too
         assert shortest - slack <= seconds["queued"] <= longest + slack, (self.queued, seconds)
         trained = sum(end - begin for begin, end in lives)
-        campaigns.done(f"TRAINED {seconds['training'] + seconds['repeated'] - trained:.2f} of {len(lives)} lives")
         assert seconds["training"] + seconds["repeated"] <= trained + slack, (trained, lives, seconds)
         assert seconds["starting"] + seconds["restarting"] > 0, seconds
         again = repeated * self.step_seconds

@@ -525,6 +525,13 @@ def test_excerpt_includes_an_early_error() -> None:
     found = diagnosed(pod(0, 1), logs=logs(lines))
     assert found.log == (*lines[:4], "[… 33 lines …]", *lines[-7:])
     assert diagnosed(pod(0, 1), logs=logs(["x" * 5000])).log == ("x" * 1900 + " … (3100 characters more)",)
+    assert diagnosed(pod(0, 1), logs=logs(["x" * 50_000])).log == ("x" * 1900 + " … (48100 characters more)",)
+    secrets = f"TOKEN={'s' * 1000} " * 6
+    cut = (
+        secrets + "-" * (2000 + 4096 - len(secrets) - 6) + "ghp_" + "q" * 36
+    )  # in the last characters that are searched
+    (line,) = diagnosed(pod(0, 1), logs=logs([cut])).log
+    assert not {"s", "q"} & {*line.partition(" … ")[0]}, line
     assert diagnosed(pod(0, 1), logs=logs(["x" * 2000])).log == ("x" * 2000,)
 
 

@@ -269,16 +269,18 @@ def test_twenty_viewers_share_a_read(server: Server, backend: Backend, job: JobR
     eventually(lambda: backend.reads)
     time.sleep(0.1)
     backend.reads.clear()
+    began = time.monotonic()
     paths = [f"jobs/{job.name}/document.json"] * 20
     with ThreadPoolExecutor(20) as threads:
         found = [*threads.map(lambda path: get(server, path), paths)]
         assert {each["phase"] for each in found} == {"Running"}
         assert backend.reads.count("evidence") == 1
-        until = time.monotonic() + 1.5 * SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < began + 1.5 * SECONDS:
             assert all(threads.map(lambda path: get(server, path), paths))
+        lasted = time.monotonic() - began
     # Evidence is read again only if the phase changes; the job itself once in `SECONDS`.
-    assert (backend.reads.count("evidence"), backend.reads.count("state")) == (1, 1)
+    assert backend.reads.count("evidence") == 1
+    assert 1 <= backend.reads.count("state") <= lasted / SECONDS + 1
 
 
 def test_the_list_links_to_jobs_and_workflows(

@@ -25,6 +25,7 @@ CUT = " characters more)"
 """End of a line that is shown in part."""
 
 _SHOWN, _KEPT = 2000, 1900  # characters of a log line that are shown; of a longer one, those that are kept
+_LONGEST_SECRET = 4096  # characters; only so much more than is shown is searched, since a line may have 16 KB
 _QUOTED = 400  # characters of a message that a summary quotes
 
 
@@ -341,19 +342,29 @@ def _of_crash(cause: RootCause, evidence: Evidence) -> Diagnosis:
 
 
 def _shown(evidence: Evidence, pod: str, tail: Tail) -> tuple[str, ...]:
-    return tuple(map(_shortened, masked_lines(log_tails.excerpt(evidence.logs.get(pod, ()), tail))))
+    return _masked_begins(log_tails.excerpt(evidence.logs.get(pod, ()), tail))
 
 
 def _message_lines(crash: Crash) -> tuple[str, ...]:
     """The termination message instead of the log: ``FallbackToLogsOnError`` writes the end of the log to it."""
     if crash.meaning is not None or crash.message.startswith("{"):  # a progress report, not a log
         return ()
-    lines = masked_lines(map(plain, crash.message.splitlines()))
-    return tuple(map(_shortened, lines[-TAIL_LINES:]))
+    return _masked_begins([*map(plain, crash.message.splitlines())])[-TAIL_LINES:]
 
 
-def _shortened(line: str) -> str:
-    return line if len(line) <= _SHOWN else f"{line[:_KEPT]} … ({len(line) - _KEPT}{CUT}"
+def _masked_begins(lines: Sequence[str]) -> tuple[str, ...]:
+    """The begins of consecutive lines, without secrets."""
+    searched = masked_lines(line[: _SHOWN + _LONGEST_SECRET] for line in lines)
+    return tuple(_shortened(line, masked) for line, masked in zip(lines, searched, strict=True))
+
+
+def _shortened(line: str, searched: str) -> str:
+    left = max(0, len(line) - _SHOWN - _LONGEST_SECRET)
+    if not left and len(searched) <= _SHOWN:
+        return searched
+    # A secret that the search has cut must not move into what is shown because those before it were masked.
+    kept = max(0, min(_KEPT, len(searched) - _LONGEST_SECRET)) if left else _KEPT
+    return f"{searched[:kept]} … ({len(searched) - kept + left}{CUT}"
 
 
 def _line(text: str) -> str:
