@@ -67,7 +67,8 @@ def test_the_benchmark_of_waiting_runs(own_cluster: Cluster) -> None:
     figures = {line["metric"]: line for line in lines}
     assert figures.keys() >= {f"50 jobs: {metric}" for metric in METRICS}
     assert figures["requests of one launch"]["value"] == 1
-    assert figures["50 jobs: connections"]["value"] == 1
+    # That of the watch; on a busy machine also the idle one of a request that took part of its time.
+    assert figures["50 jobs: connections"]["value"] in (1, 2)
     beside = figures["50 jobs: condition to waiter, median, beside GET"]
     # None if the waiter was notified before the writer had its answer.
     ratio = pytest.approx(beside["value"] / beside["peer"], rel=0.01) if beside["value"] >= 0 else None
