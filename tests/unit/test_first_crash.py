@@ -38,7 +38,7 @@ from trainjob.serialization import (
 )
 from trainjob.status import QUEUE_LABEL, Observation, observe
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 HOSTILE = [
     "\x1b[31mred\x1b[0m and \x1b]0;title\x07plain",
@@ -162,7 +162,7 @@ FAIL_ON_FIRST_CRASH = WaitOptions(fail_on_first_crash=True)
 @pytest.mark.anyio
 async def test_the_first_crash_fails_the_wait_with_fail_on_first_crash(backend: MemoryBackend) -> None:
     ref = await running(backend)
-    with anyio.fail_after(5), pytest.raises(RankCrashed, match="node-1 exited with code 3") as caught:
+    with anyio.fail_after(30), pytest.raises(RankCrashed, match="node-1 exited with code 3") as caught:
         await waiting.wait(backend, ref, FAIL_ON_FIRST_CRASH, on_log=lambda _: None)
     assert isinstance(caught.value, TrainJobFailed)
     assert (caught.value.retry, caught.value.diagnosis.log) == (RetryVerdict.UNKNOWN, ("ValueError: no",))

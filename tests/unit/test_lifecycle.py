@@ -47,7 +47,7 @@ from trainjob.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob.status import QUEUE_LABEL, Blocker, observe
 from trainjob.verdicts import RetryVerdict
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 SPEC: dict[str, Any] = {"runtime": "torch-distributed", "command": ["train"]}
 
@@ -486,27 +486,34 @@ SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
 
 
-async def expired_timeout(backend: MemoryBackend, ref: JobRef, **options: Any) -> type[Exception] | None:
-    """The timeout that has expired; None if none does within a moment."""
-    with pytest.raises((TimedOut, TimeoutError)) as caught, anyio.fail_after(0.4):
+async def expired_timeout(backend: MemoryBackend, ref: JobRef, **options: Any) -> type[Exception]:
+    """The timeout that has expired."""
+    with pytest.raises(TimedOut) as caught, anyio.fail_after(15):
         await waiting.wait(backend, ref, WaitOptions(**options))
-    assert caught.type is TimeoutError or f"ns/{ref.name}" in str(caught.value)
-    return None if caught.type is TimeoutError else caught.type
+    assert f"ns/{ref.name}" in str(caught.value)
+    return caught.type
+
+
+async def keeps_waiting(backend: MemoryBackend, ref: JobRef, **options: Any) -> bool:
+    """Whether no timeout expires within a moment."""
+    with anyio.move_on_after(0.4) as scope:
+        await waiting.wait(backend, ref, WaitOptions(**options))
+    return scope.cancelled_caught
 
 
 async def test_queue_timeout_counts_from_creation(backend: MemoryBackend) -> None:
     ref = await launch(backend, suspend=True, labels={QUEUE_LABEL: "q"})
-    assert await expired_timeout(backend, ref, queue_timeout=SECOND) is None
+    assert await keeps_waiting(backend, ref, queue_timeout=SECOND)
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(2)
     assert await expired_timeout(backend, ref, queue_timeout=SECOND) is QueueTimeout
-    assert await expired_timeout(backend, ref, queue_timeout=HOUR, start_timeout=SECOND, run_timeout=SECOND) is None
+    assert await keeps_waiting(backend, ref, queue_timeout=HOUR, start_timeout=SECOND, run_timeout=SECOND)
 
 
 async def test_queue_timeout_restarts_when_a_job_is_queued_again(backend: MemoryBackend) -> None:
     ref = await launch(backend, suspend=True, labels={QUEUE_LABEL: "q"})
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(7200)
     backend.condition(ref, "Suspended", "Suspended", time=ago(0))
-    assert await expired_timeout(backend, ref, queue_timeout=timedelta(seconds=5), run_timeout=HOUR) is None
+    assert await keeps_waiting(backend, ref, queue_timeout=timedelta(seconds=5), run_timeout=HOUR)
     backend.condition(ref, "Suspended", "Suspended", time=ago(10))
     assert await expired_timeout(backend, ref, queue_timeout=timedelta(seconds=5), run_timeout=HOUR) is QueueTimeout
 
@@ -514,8 +521,8 @@ async def test_queue_timeout_restarts_when_a_job_is_queued_again(backend: Memory
 async def test_queue_timeout_applies_to_a_suspended_job(backend: MemoryBackend) -> None:
     ref = await launch(backend, suspend=True)
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(10)
-    assert await expired_timeout(backend, ref, start_timeout=SECOND, run_timeout=SECOND) is None
-    assert await expired_timeout(backend, ref, queue_timeout=HOUR, start_timeout=SECOND, run_timeout=SECOND) is None
+    assert await keeps_waiting(backend, ref, start_timeout=SECOND, run_timeout=SECOND)
+    assert await keeps_waiting(backend, ref, queue_timeout=HOUR, start_timeout=SECOND, run_timeout=SECOND)
     assert (
         await expired_timeout(backend, ref, queue_timeout=SECOND, start_timeout=HOUR, run_timeout=HOUR) is QueueTimeout
     )
@@ -526,13 +533,13 @@ async def test_start_and_run_timeouts_count_from_admission(backend: MemoryBacken
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(7200)
     # Just admitted: the condition is still Suspended for about 10 ms.
     backend.condition(ref, "Suspended", "Suspended", time=ago(7200))
-    assert await expired_timeout(backend, ref, queue_timeout=SECOND, start_timeout=HOUR, run_timeout=HOUR) is None
+    assert await keeps_waiting(backend, ref, queue_timeout=SECOND, start_timeout=HOUR, run_timeout=HOUR)
     backend.condition(ref, "Suspended", "Resumed", "False", time=ago(10))
-    assert await expired_timeout(backend, ref, queue_timeout=SECOND, start_timeout=HOUR, run_timeout=HOUR) is None
+    assert await keeps_waiting(backend, ref, queue_timeout=SECOND, start_timeout=HOUR, run_timeout=HOUR)
     assert await expired_timeout(backend, ref, start_timeout=SECOND, run_timeout=HOUR) is StartTimeout
     assert await expired_timeout(backend, ref, start_timeout=HOUR, run_timeout=SECOND) is RunTimeout
     backend.running(ref)
-    assert await expired_timeout(backend, ref, start_timeout=SECOND, run_timeout=HOUR) is None
+    assert await keeps_waiting(backend, ref, start_timeout=SECOND, run_timeout=HOUR)
     assert await expired_timeout(backend, ref, start_timeout=SECOND, run_timeout=SECOND) is RunTimeout
 
 
@@ -639,11 +646,9 @@ async def test_message_of_a_job_suspended_by_cancel_names_the_cancel(backend: Me
 
 async def test_timeouts_continue_after_a_restart_of_the_waiter(backend: MemoryBackend) -> None:
     ref = await launch(backend)
-    began = anyio.current_time()
+    backend.job(ref)["metadata"]["creationTimestamp"] = ago(3598)
     for _ in range(2):
-        with pytest.raises(RunTimeout):
-            await waiting.wait(backend, ref, WaitOptions(run_timeout=timedelta(seconds=2)))
-    assert anyio.current_time() - began < 3.9
+        assert await expired_timeout(backend, ref, run_timeout=HOUR) is RunTimeout
 
 
 async def test_a_finished_job_comes_before_an_expired_timeout(backend: MemoryBackend) -> None:
@@ -741,7 +746,7 @@ async def test_fail_fast_raises_stuck_for_a_permanent_blocker(
                 yield Snapshot(snapshot.trainjob, blocker=BLOCKER)
 
     monkeypatch.setattr(backend, "watch", watched)
-    assert await expired_timeout(backend, ref) is None, "the wait continues without fail_fast"
+    assert await keeps_waiting(backend, ref), "the wait continues without fail_fast"
     assert await expired_timeout(backend, ref, fail_fast=True) is Stuck
     with pytest.raises(Stuck) as caught:
         await waiting.wait(backend, ref, WaitOptions(fail_fast=True))

@@ -122,7 +122,7 @@ def test_suspensions_by_a_person_are_distinguished() -> None:
 # ---------------------------------------------------------------- waiters
 
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 async def launched(backend: MemoryBackend, **asked: Any) -> JobRef:
