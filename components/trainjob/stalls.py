@@ -2,9 +2,9 @@
 
 Progress is, in order of trust: the progress that the TrainJob reports, which the waiter's watch brings anyway; the step
 counters that the watchdogs of `trainjob.progress` write to the ranks' logs; and only if no rank has ever counted a
-step, any log line. Logs are read when the watch has brought no progress for the whole timeout, and once in that time to
-compare the ranks (`trainjob.diagnosis.stragglers`). So a healthy job costs at most two reads of the end of each rank's
-log in that time.
+step, any log line. Logs are read when the watch has brought no progress for three quarters of the timeout, and once per
+timeout to compare the ranks (`trainjob.diagnosis.stragglers`). So a healthy job costs at most two reads of the end of
+each rank's log in that time.
 
 Readings are compared with each other, never with a clock: the clocks of nodes disagree.
 """
@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 _TAIL_LINES = 2000  # of each rank: its stacks have up to 300, other processes and chatty ranks add theirs
 _SHORTEST_PAUSE = 0.05
+_PAUSE = 0.75  # timeouts until the next reading. A hang that begins just after one is found one timeout after the next.
 _COMPARED_PER_SECOND = 2.0  # logs that all waits of this process read to compare ranks
 _STRAGGLERS_SHOWN = 3  # in a notice each, of those found at once
 _OFTEN, _RARELY = 8, 16  # readings without steps of two ranks before the pauses double, up to so many timeouts
@@ -190,7 +191,7 @@ class StallWatch:
         self._first: Reading | None = None  # of the readings without a change between them
         self._quiet = False  # no step in half of the timeout before that reading
         self._since = self._due = time.monotonic()
-        self._due += self._latest.stall_timeout or 0
+        self._due += _PAUSE * (self._latest.stall_timeout or 0)
 
     def observe(self, observation: Observation) -> None:
         """Take the next observation of the job."""
@@ -292,7 +293,7 @@ class StallWatch:
         self._show(_BY_STEPS if reading.stepped else "" if self._stepped else _BY_LINES)
         stalled = any(rank.stalled and rank.count for rank in reading.ranks.values())
         # A second reading soon after: ranks that have stalled for half of the timeout need half of it more.
-        self._due = now + timeout / (2 if stalled else 1)
+        self._due = now + timeout * (0.5 if stalled else _PAUSE)
         if self._first is None or reading.progressed(self._first, self._known, stepped=self._stepped):
             self._quiet = reading.quiet_since(self._first)
             self._first, self._since = reading, now
@@ -301,6 +302,7 @@ class StallWatch:
         starting = reading.ranks and not reading.stepped
         limit = timeout if self._stepped and not starting else 2 * timeout
         lasted = now - self._since + (timeout / 2 if self._quiet else 0)
+        self._due = min(self._due, max(now + timeout / 8, now + limit - lasted))
         if not reading.ranks and not any(reading.lines.values()) and not self._stepped:
             self._warn("no rank has written a line, reported progress or counted a step")
         elif lasted >= limit:

@@ -167,7 +167,7 @@ async def test_before_the_first_step_log_lines_are_progress(backend: MemoryBacke
     lines = (LogLine(now(), "node-0", f"compiling {number}") for number in range(1000))
     await waiter.while_(lambda _: backend.lines.append(next(lines)), 4 * TIMEOUT)
     assert waiter.result is not None
-    assert tails(backend) <= 4
+    assert tails(backend) <= 6
     assert "measured by log lines, since no rank counts steps" in waiter.notices[0]
 
 
