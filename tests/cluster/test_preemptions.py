@@ -51,7 +51,6 @@ FAST = (14 if campaigns.FULL else 6), 0.05
 SLOW = 3, 0.5
 """Epochs and seconds of a step. Reports of fast steps are too rare to show that some are repeated."""
 POST_SECONDS = 1.5  # between two reports of a training
-FLUSH_SECONDS = 5.0  # that a process may need for its last report, while Trainer restarts the job
 ROOT = Path(preempted.__file__).parents[2]
 
 
@@ -297,21 +296,7 @@ class Training:
         assert seconds["starting"] + seconds["restarting"] > 0, seconds
         again = repeated * self.step_seconds
         unseen = POST_SECONDS * self.seen["preemptions"]
-        longest = 1.1 * again + 0.5 + self._last_reports()
-        assert again - unseen <= seconds["repeated"] <= longest, (again, longest, self.lives, self.result.goodput)
-        return seconds
-
-    def _last_reports(self) -> float:
-        """Seconds for the last reports of processes that ended soon after they had repeated steps.
-
-        No step is done in that time, so it is shared between the steps since the report before.
-        """
-        seconds, highest = 0.0, 0
-        for life in self.lives:
-            resumed, steps = life.resumed or 0, len(life.steps)
-            if highest > resumed and 0 < steps * self.step_seconds < 2 * POST_SECONDS:
-                seconds += FLUSH_SECONDS * min(1.0, (highest - resumed) / steps)
-            highest = max(highest, life.begun)
+        assert again - unseen <= seconds["repeated"] <= 1.1 * again + 0.5, (again, self.lives, self.result.goodput)
         return seconds
 
 
