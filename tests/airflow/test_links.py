@@ -219,7 +219,7 @@ QUEUED: dict[str, Any] = {"suspend": True, "labels": {"kueue.x-k8s.io/queue-name
 ENDED_EARLY: dict[str, tuple[str, dict[str, Any], str]] = {
     "queue_timeout": (SLEEP, {**QUEUED, "queue_timeout": 1}, "queued"),
     "execution_timeout": (SLEEP, {"execution_timeout": timedelta(seconds=4)}, "training"),
-    "hang": (HANG, {"stall_timeout": 1, "on_crash_action": "cancel"}, "training"),
+    "hang": (HANG, {"stall_timeout": 1, "on_crash_action": "cancel"}, "stalled"),
 }
 
 

@@ -115,9 +115,8 @@ def test_a_marker_has_what_the_main_thread_spent_its_time_with(
 import sys
 sys.path.insert(0, {str(tmp_path / folder)!r})
 import {module}
-for n in range(60):
-    {module}.wait()
-    time.sleep(0.01)
+for n in range(80):
+    {module}.wait() if n < 40 else time.sleep(0.03)
     progress.step(n)
 """
     markers, _, _ = run(script, timeout="4")
@@ -125,7 +124,7 @@ for n in range(60):
     assert spent.keys() == {"all", *([kind] if kind else [])}
     assert spent["all"] > 1.5
     if kind:
-        assert 0.5 < spent[kind] / spent["all"] < 0.95, "three quarters"
+        assert 0.2 < spent[kind] / spent["all"] < 0.8, "half, and a look at the stack may be late on a busy machine"
 
 
 def test_a_rank_before_its_first_step_has_twice_the_time() -> None:
