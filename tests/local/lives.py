@@ -22,12 +22,14 @@ class Life:
     Attributes:
         resumed: Step after which rank 0 resumed, 0 for the beginning; None if it did not get so far.
         steps: Steps that rank 0 began.
+        times: Unix time at which each of them began.
         pids: Process of each rank.
         ended: Whether rank 0 has saved the model; it removes the checkpoints then.
     """
 
     resumed: int | None = None
     steps: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     pids: dict[int, int] = field(default_factory=dict)
     ended: bool = False
 
@@ -64,8 +66,9 @@ def lives_of(lines: Iterable[str]) -> list[Life]:
             lives[-1].pids[int(found[1])] = int(found[2])
         elif found := re.match(r"resumes after step (\d+)", line):
             lives[-1].resumed = int(found[1])
-        elif found := re.match(r"step (\d+)", line):
+        elif found := re.fullmatch(r"step (\d+) at ([\d.]+)", line):
             lives[-1].steps.append(int(found[1]))
+            lives[-1].times.append(float(found[2]))
         elif line.startswith("saved "):
             lives[-1].ended = True
     return lives

@@ -180,7 +180,7 @@ def _train() -> None:
         digits.write_line(f"resumes after step {done}")
     for step in range(done, len(rates)):
         if rank == 0:
-            digits.write_line(f"step {step + 1}")
+            digits.write_line(f"step {step + 1} at {time.time():.3f}")
         epoch, number = divmod(step, per_epoch)
         mine = digits.batches(len(data.train_labels), options, epoch + 1, rank, world)[number]
         gradient = gradient_of(weights, data.train_images[mine], data.train_labels[mine])

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -484,3 +484,33 @@ def restarted_soon(resumed: int, *, message: bool) -> Goodput:
 def test_runs_on_both_sides_of_a_short_restart_are_kept_apart(resumed: int, message: bool) -> None:
     """A waiter sees reports late, but not those of the next run, nor those before a restart that it saw."""
     assert restarted_soon(resumed, message=message).seconds[Activity.REPEATED] == pytest.approx(30 - resumed, abs=0.5)
+
+
+def seen(points: Iterable[tuple[int, float]], *phases: tuple[float, Phase]) -> Goodput:
+    """What a waiter saw of a complete job: steps and phases, each with its time; the 5th step was a checkpoint."""
+    end, _ = phases[-1]
+    history = {"loss": [(step, BEGIN + time, 1.0) for step, time in points], CHECKPOINT: [(5, BEGIN + 15, 5.0)]}
+    job = trainjob(BEGIN, queue=False, admitted=None, ended=BEGIN + end)
+    observed = [(BEGIN + time, phase) for time, phase in [(0, Phase.STARTING), (10, Phase.RUNNING), *phases]]
+    found = measure([Attempt(Evidence(job), observed, history)], at(BEGIN + end))
+    check_sums(found)
+    return found
+
+
+THIRTY = [(step, 10 + step) for step in range(1, 31)]  # one a second, from 10 s on
+
+
+def test_a_report_before_a_waiter_sees_its_run_is_of_that_run() -> None:
+    """Ranks end 8 seconds after step 30; those of the next run report step 21 before the waiter sees Running."""
+    points = [*THIRTY, *((step, 31 + step) for step in range(21, 61))]
+    found = seen(points, (48, Phase.RESTARTING), (52.5, Phase.RUNNING), (91, Phase.COMPLETE))
+    assert found.seconds[Activity.REPEATED] == pytest.approx(9, abs=1)
+    assert found.seconds[Activity.TRAINING] == pytest.approx(38 + 30, abs=1)
+
+
+def test_the_time_until_a_late_last_report_is_not_repeated() -> None:
+    """A process repeats 4 of 5 steps, one a second, and reports the first at once, the fourth 9 seconds later."""
+    points = [*THIRTY, (26, 45), (29, 54), *((step, 34 + step) for step in range(26, 61))]
+    restarts = (40, Phase.RESTARTING), (44, Phase.RUNNING), (54, Phase.RESTARTING), (59, Phase.RUNNING)
+    found = seen(points, *restarts, (94, Phase.COMPLETE))
+    assert found.seconds[Activity.REPEATED] == pytest.approx(4 + 5, abs=1)

@@ -56,6 +56,7 @@ class Steps:
         collected = _collected(attempt, reports, spans)
         spans = over(spans, _unknown_training(collected, spans))
         stretches = stretches_of(of_training(spans))
+        collected = _of_next_runs(collected, stretches)
         begins = [*(begin for begin, _ in stretches[1:]), math.inf]
         series = [_series(reports, collected, *each, next_) for each, next_ in zip(stretches, begins, strict=False)]
         self._learn([points for parts in series for points in parts])
@@ -109,7 +110,7 @@ class Steps:
             yield Span(begin, first.time, Activity.TRAINING, Source.ASSUMED)
             at = first
         for point in points:
-            yield from self._interval(at, point)
+            yield from self._interval(at, point, latest=point is points[-1])
             at = point
         tail = end
         pace = self.usual[0] if self.usual is not None else None
@@ -139,7 +140,11 @@ class Steps:
             return self.checkpoint
         return max(0.0, first.step - (self.usual[1] if self.usual is not None else 0.0))
 
-    def _interval(self, before: _Step, after: _Step) -> Iterator[Span]:
+    def _interval(self, before: _Step, after: _Step, *, latest: bool) -> Iterator[Span]:
+        """What a process did from one report to the next.
+
+        Its `latest` report may be sent when it is terminated, long after the step: the time between them is unknown.
+        """
         took, steps = after.time - before.time, after.step - before.step
         expected = steps * self.usual[0] if self.usual is not None else took if steps else 0.0
         excess = max(0.0, took - expected)
@@ -149,12 +154,15 @@ class Steps:
             pause = usual if usual is not None and self._is_stall(excess - usual, expected + usual) else excess
         stalled = excess - pause if self._is_stall(excess - pause, expected + pause) else 0.0
         until = after.time - pause - stalled
-        again = before.time
+        again, known = before.time, until
         if self.highest is not None and before.step < self.highest:
+            if latest:
+                known = max(min(until, before.time + expected), until - _LATE_SECONDS)
             share = (self.highest - before.step) / steps if steps else 1.0
-            again = min(until, before.time + share * (until - before.time))
+            again = min(known, before.time + share * (known - before.time))
         yield Span(before.time, again, Activity.REPEATED, Source.STEPS)
-        yield Span(again, until, Activity.TRAINING, Source.STEPS)
+        yield Span(again, known, Activity.TRAINING, Source.STEPS)
+        yield Span(known, until, Activity.TRAINING, Source.ASSUMED)
         yield Span(until, until + stalled, Activity.STALLED, Source.STEPS)
         if after.activity is not None:
             yield Span(after.time - pause, after.time, after.activity, Source.STEPS)
@@ -208,6 +216,25 @@ def _unknown_training(points: Sequence[_Step], spans: Sequence[Span]) -> list[Sp
             own = [point.time for point in points if span.start < point.time < span.end - _LATE_SECONDS]
             if len(own) > 1:
                 found.append(Span(own[0], own[-1], Activity.TRAINING, Source.STEPS))
+    return found
+
+
+def _of_next_runs(points: Iterable[_Step], stretches: Sequence[tuple[float, float]]) -> list[_Step]:
+    """`points`, where reports that a waiter saw before the begin of their run are moved to that begin.
+
+    Between two runs, a waiter also sees the latest report of the earlier one, which does not go backwards.
+    """
+    gaps = [(end, begin) for (_, end), (begin, _) in pairwise(stretches)]
+    found: list[_Step] = []
+    latest, restarted = -math.inf, -math.inf
+    for point in points:
+        time = next((begin for end, begin in gaps if end < point.time < begin), None)
+        if time is not None and (time == restarted or point.step < latest):
+            restarted = time
+            found.append(point._replace(time=time))
+        else:
+            found.append(point)
+        latest = point.step
     return found
 
 
