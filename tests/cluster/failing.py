@@ -327,7 +327,12 @@ def with_volume(path: str, source: Object, **mount: Any) -> Object:
     return stages("node", pod={"volumes": [{"name": "volume", **source}]}, node={"volumeMounts": mounts})
 
 
-PROBE: Object = {"exec": {"command": ["cat", "/tmp/healthy"]}, "periodSeconds": 1, "failureThreshold": 1}
+PROBE: Object = {
+    "exec": {"command": ["cat", "/tmp/healthy"]},
+    "periodSeconds": 1,
+    "failureThreshold": 1,
+    "timeoutSeconds": 30,
+}
 RESTARTS: Object = {"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 1}
 FAIL_JOB: Object = {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}]}
 

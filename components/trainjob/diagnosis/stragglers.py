@@ -130,7 +130,7 @@ def _outliers(
     return {
         process: (seconds, median)
         for process, seconds in measured.items()
-        if seconds >= FACTOR * median and seconds - median >= SHARE * windows[process]["all"]
+        if seconds > median and seconds >= FACTOR * median and seconds - median >= SHARE * windows[process]["all"]
     }
 
 
