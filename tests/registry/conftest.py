@@ -11,6 +11,7 @@ import pytest
 from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.registry import mlflow_server
 from tests.registry.fake import FakeRegistry
+from tests.registry.memory_mlflow import MemoryMlflow
 from tests.warm import PYTHON, Warm
 
 from trainjob.registry import connect
@@ -52,6 +53,14 @@ def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         backend = database.enter_context(PostgreSQL()).url if PROGRAMS else ""
         with mlflow_server.running(tmp_path_factory.mktemp("mlflow"), backend) as url:
             yield url
+
+
+@pytest.fixture
+def memory_mlflow(monkeypatch: pytest.MonkeyPatch) -> MemoryMlflow:
+    """A server in memory, to which all clients of MLflow connect."""
+    server = MemoryMlflow()
+    monkeypatch.setattr("trainjob.registry.mlflow.open_client", server.client)
+    return server
 
 
 @pytest.fixture(scope="session")

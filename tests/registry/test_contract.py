@@ -1,4 +1,4 @@
-"""The contract of every registry: MLflow on SQLite and as a server on PostgreSQL, and the Kubeflow Model Registry."""
+"""The contract of every registry: MLflow on SQLite, on PostgreSQL and in memory, and the Kubeflow Model Registry."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ def name() -> str:
 
 
 class TestRegistryContract:
-    @pytest.fixture(params=["mlflow-sqlite", "mlflow-server", "kubeflow"])
+    @pytest.fixture(params=["mlflow-sqlite", "mlflow-server", "mlflow-memory", "kubeflow"])
     def uri(self, request: pytest.FixtureRequest) -> str:
         if request.param == "mlflow-sqlite":
             return f"mlflow+sqlite:///{request.getfixturevalue('database')}"
         if request.param == "mlflow-server":
             return f"mlflow+{request.getfixturevalue('mlflow_url')}"
+        if request.param == "mlflow-memory":
+            request.getfixturevalue("memory_mlflow")
+            return "mlflow+http://memory"
         return f"kubeflow+{request.getfixturevalue('fake').url}"
 
     @pytest.fixture

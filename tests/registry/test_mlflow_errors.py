@@ -13,7 +13,8 @@ from mlflow.store.entities.paged_list import PagedList
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryUnavailable
 from trainjob.registry.alias_claims import Claim
 from trainjob.registry.base import ModelVersion, Promotion
-from trainjob.registry.mlflow import _CLAIM, _METRIC, MlflowRegistry, _Locked, _version
+from trainjob.registry.mlflow import _METRIC, MlflowRegistry, _Locked, _version
+from trainjob.registry.mlflow_promotions import CLAIM
 
 
 class Rivals(MlflowRegistry):
@@ -29,7 +30,7 @@ class Rivals(MlflowRegistry):
         return [
             ModelVersion(
                 name, str(i + 1), "u", metrics={"acc": accuracy, "loss": 1.0 + i},
-                tags={f"{_CLAIM}best": str(self.claims[i])},
+                tags={f"{CLAIM}best": str(self.claims[i])},
                 aliases=("best",) if self.holds == str(i + 1) else (),
             )
             for i, accuracy in enumerate(self.accuracies)

@@ -138,6 +138,9 @@ class Evaluation:
         evaluated = self.report.champion or {"digest": "no champion"}
         if holder.version == version.version or (holder.digest and holder.digest == evaluated.get("digest")):
             return ""
+        before = registry.promote(version.name, version.version, alias=alias, once=True, dry_run=True)
+        if not before.promoted:  # the champion differs since this export has replaced it
+            return before.reason
         against = (
             f"version {evaluated['version']}" if evaluated.get("version") else evaluated.get("digest", "no champion")
         )

@@ -200,7 +200,8 @@ def export(
         export_id: ID of the export: the same for every retry, different for any other export.
         registry: The registry; see `trainjob.registry.connect`.
         metrics: Measured metrics of the model.
-        alias: Alias for the version, such as ``champion``; see `trainjob.registry.base.Registry.promote`.
+        alias: Alias for the version, such as ``champion``; see `trainjob.registry.base.Registry.promote`. An export
+            moves it once: a later call with the same ``export_id`` leaves it where others have moved it.
         metric: Metric that must be better than that of the alias's current version; None: always move the alias.
         mode: Whether a higher (``max``) or lower (``min``) metric is better.
         min_improvement: Required improvement, in units of the metric.
@@ -212,7 +213,7 @@ def export(
         allow_pickle: Accept all formats, including pickles and others that can run code when they are loaded.
         sign: Path of a private key to sign the model with (``model.sig`` of OpenSSF Model Signing, beside it).
             Default: ``TRAINJOB_SIGN_KEY``.
-        history: Metrics over time for that run, in the form of `trainjob.waiting.TrainJobResult`.
+        history: Metrics over time for that run, in the form of `trainjob.results.TrainJobResult`.
         evaluation: Directory or file of the report of `trainjob.data.evaluate.evaluate` about this model. Its metrics
             replace ``metrics``, and its gate decides alone about the alias: ``metric`` and ``min_improvement`` must be
             left out. The alias also stays if another version has become the champion since the evaluation.
@@ -297,7 +298,7 @@ def _promote(
     """Move the alias to the version if the rule or the gate of the evaluation allows it; returns whether, and why."""
     if evaluated is not None and (refused := evaluated.refusal(records, version, alias)):
         return False, refused
-    verdict = records.promote(version.name, version.version, alias=alias, **rule)
+    verdict = records.promote(version.name, version.version, alias=alias, once=True, **rule)
     if verdict.promoted and evaluated is not None and evaluated.decision is not None:
         return evaluated.moved(records, version, alias, verdict.previous, evaluated.decision)
     return verdict.promoted, verdict.reason

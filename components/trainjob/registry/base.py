@@ -129,11 +129,13 @@ class Registry(Protocol):
         mode: Mode = "max",
         min_improvement: float = 0.0,
         dry_run: bool = False,
+        once: bool = False,
     ) -> Promotion:
         """Move ``alias`` to ``version`` if no version holds it, or ``version`` is better than the holder.
 
         Better means that ``metric`` differs in the direction of ``mode``, by at least ``min_improvement`` (absolute).
-        Without ``metric`` the alias always moves.
+        Without ``metric`` the alias always moves. With ``once``, as exports request it, the alias does not move to a
+        version that has held it before: a retry must not undo what others did since.
 
         Raises:
             ModelNotFound: There is no such version.

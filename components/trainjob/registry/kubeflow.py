@@ -24,7 +24,7 @@ from dataclasses import replace
 from time import sleep
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
-from trainjob.registry import records
+from trainjob.registry import moves, records
 from trainjob.registry.alias_claims import Claim
 from trainjob.registry.base import (
     History,
@@ -139,8 +139,11 @@ class KubeflowRegistry:
         mode: Mode = "max",
         min_improvement: float = 0.0,
         dry_run: bool = False,
+        once: bool = False,
     ) -> Promotion:
         """Move ``alias`` to ``version`` if it is better. Of simultaneous promotions the best by ``metric`` wins.
+
+        One request writes the claim, which moves the alias. So a version with a claim has moved it before.
 
         If one version gets two aliases at the same instant, one of them can be lost: the server replaces all properties
         of a version at once.
@@ -164,10 +167,14 @@ class KubeflowRegistry:
                 )
                 if first is not None and not verdict.promoted:
                     return _lost(first, alias, holder, verdict.reason)
-                if not verdict.promoted or dry_run:
+                if not verdict.promoted:
                     return verdict
                 if holder is candidate.version:
                     return first or verdict
+                if once and claim is not None:
+                    return _lost(first, alias, holder, "") if first else moves.repeated(alias, holder)
+                if dry_run:
+                    return verdict
                 first = first or verdict
                 written = 1 + max((found.claims[alias].order for found in every if alias in found.claims), default=0)
                 _write_claim(server, candidate, alias, Claim(written, metric, mode))

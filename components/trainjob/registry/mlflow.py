@@ -4,7 +4,7 @@ One ``create_model_version`` call creates a version with all of its tags, so tha
 creates a new version at each such call; the ``export_id`` prevents duplicates.
 
 Tags: ``trainjob.export_id``, ``trainjob.export_key`` (a hash of it, safe in a search filter), ``trainjob.digest``,
-``trainjob.metric.<name>``, on a server ``trainjob.claim.<alias>``, and those of the caller.
+``trainjob.metric.<name>``, those of `trainjob.registry.mlflow_promotions`, and those of the caller.
 """
 
 from __future__ import annotations
@@ -29,20 +29,16 @@ from trainjob.errors import (
     RegistryUnavailable,
 )
 from trainjob.registry import runs, sqlite
-from trainjob.registry.alias_claims import Claim, holder
 from trainjob.registry.base import (
     History,
-    Mode,
     ModelVersion,
-    Promotion,
     check_alias,
     check_export_id,
     check_metrics,
     check_name,
-    check_rule,
     check_tags,
-    compare,
 )
+from trainjob.registry.mlflow_promotions import MlflowPromotions
 from trainjob.registry.quiet import open_client, without_warnings
 
 _T = TypeVar("_T")
@@ -52,13 +48,10 @@ _PREFIX = "trainjob."
 _EXPORT_ID, _EXPORT_KEY = f"{_PREFIX}export_id", f"{_PREFIX}export_key"
 _DIGEST, _METRIC = f"{_PREFIX}digest", f"{_PREFIX}metric."
 _RESERVED = (_EXPORT_ID, _EXPORT_KEY, _DIGEST)
-_CLAIM = f"{_PREFIX}claim."
 _LONGEST_SOURCE = 500  # characters; `SqlModelVersion.source`; SQLite does not enforce it
-_SIMULTANEOUS = 30  # seconds between promotions that count as simultaneous; clocks of launchers differ by less
-_ROUNDS = 5
 
 
-class MlflowRegistry:
+class MlflowRegistry(MlflowPromotions):
     """A `trainjob.registry.base.Registry` in MLflow.
 
     Args:
@@ -165,54 +158,6 @@ class MlflowRegistry:
             raise ModelNotFound(f"no version of {name!r} has the alias {version!r} in {self._uri}")
         return found
 
-    def promote(
-        self,
-        name: str,
-        version: str,
-        *,
-        alias: str,
-        metric: str | None = None,
-        mode: Mode = "max",
-        min_improvement: float = 0.0,
-        dry_run: bool = False,
-    ) -> Promotion:
-        """Move ``alias`` to ``version`` if it is better. Of simultaneous promotions the best by ``metric`` wins.
-
-        On a server the last request moves an alias. So a version first **claims** the alias by a tag, and the claims
-        are read again after the alias was moved: all clients elect the same winner from them.
-        """
-        check_alias(alias)
-        check_rule(metric, mode, min_improvement)
-        with self._exclusive():
-            candidate = self.resolve(name, version)
-            verdict = compare(
-                candidate,
-                self._holder(name, alias),
-                alias=alias,
-                metric=metric,
-                mode=mode,
-                min_improvement=min_improvement,
-            )
-            if not verdict.promoted or dry_run:
-                return verdict
-            has_it = verdict.previous == candidate.version
-            if self._database is not None:  # the lock excludes other writers
-                if not has_it:
-                    self._set_alias(candidate, alias)
-                return verdict
-            tag = f"{_CLAIM}{alias}"
-            if has_it and tag not in candidate.tags:
-                return verdict
-            # The version may hold the alias by the claim of an earlier try, which was killed before it read the claims.
-            claim = Claim.parse(candidate.tags[tag]) if has_it else Claim(int(time.time()), metric, mode)
-            if not has_it:
-                self._call(
-                    f"tag version {candidate.version} of {name!r}",
-                    lambda: self._client.set_model_version_tag(name, candidate.version, tag, str(claim)),
-                )
-                self._set_alias(candidate, alias)
-            return self._settled(candidate, alias, claim, verdict)
-
     def list(self, name: str) -> Sequence[ModelVersion]:
         """List all versions, oldest first."""
         return self._call(f"list {name!r}", lambda: self._search(f"name='{check_name(name)}'"))
@@ -238,29 +183,11 @@ class MlflowRegistry:
             found["MLflow run"] = f"{base}/#/experiments/{experiment.info.experiment_id}/runs/{version.run_id}"
         return found
 
-    def _settled(self, candidate: ModelVersion, alias: str, mine: Claim, verdict: Promotion) -> Promotion:
-        """Settle simultaneous promotions on a server; returns the result of this one."""
-        now = None
-        for _ in range(_ROUNDS):
-            every = self.list(candidate.name)
-            now = next((version for version in every if alias in version.aliases), None)
-            rivals = [
-                (version, claim)
-                for version in every
-                if abs((claim := Claim.parse(version.tags.get(f"{_CLAIM}{alias}", ""))).order - mine.order)
-                <= _SIMULTANEOUS
-                and (claim.metric, claim.mode) == (mine.metric, mine.mode)
-            ]
-            winner = holder(rivals) if mine.metric else now
-            if now is None or winner is None or now.version == winner.version:
-                break
-            # Otherwise a person moved it, or a claim newer than this list, which the next list will contain.
-            if any(version.version == now.version for version, _ in rivals):
-                self._set_alias(winner, alias)
-        if now is not None and now.version == candidate.version:
-            return verdict
-        who = f"version {now.version}" if now else "no version"
-        return Promotion(False, f"{alias!r} moved to {who} at the same time, and stays there", verdict.previous)
+    def _tag(self, version: ModelVersion, tag: str, value: str) -> None:
+        self._call(
+            f"tag version {version.version} of {version.name!r}",
+            lambda: self._client.set_model_version_tag(version.name, version.version, tag, value),
+        )
 
     def _set_alias(self, version: ModelVersion, alias: str) -> None:
         self._call(
@@ -337,6 +264,10 @@ class MlflowRegistry:
             )
         except ModelNotFound:
             return None
+
+    @property
+    def _is_server(self) -> bool:
+        return self._database is None
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -1,0 +1,275 @@
+"""An export that once moved an alias does not move it again: retries, clears and kills, on every registry."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.registry.test_mlflow_steps import _model
+
+from trainjob.data import content, export, transfer
+from trainjob.data.promotion import Evaluation
+from trainjob.evaluation import Gate, Scores, compare
+from trainjob.registry import Registry, connect
+from trainjob.registry.kubeflow import KubeflowRegistry
+from trainjob.registry.mlflow import MlflowRegistry
+
+DIGEST = "sha256:" + "a" * 64
+
+pytestmark = pytest.mark.timeout(300)
+
+each_registry = pytest.mark.parametrize("kind", ["mlflow-sqlite", "mlflow-server", "kubeflow"])
+each_protocol = pytest.mark.parametrize("kind", ["mlflow-sqlite", "mlflow-memory", "kubeflow"])
+"""The server in memory where many promotions are needed."""
+
+
+@pytest.fixture
+def uri(request: pytest.FixtureRequest, kind: str) -> str:
+    if kind == "mlflow-sqlite":
+        return f"mlflow+sqlite:///{request.getfixturevalue('database')}"
+    if kind == "mlflow-server":
+        return f"mlflow+{request.getfixturevalue('mlflow_url')}"
+    if kind == "mlflow-memory":
+        request.getfixturevalue("memory_mlflow")
+        return "mlflow+http://memory"
+    return f"kubeflow+{request.getfixturevalue('fake').url}"
+
+
+@pytest.fixture
+def registry(uri: str) -> Registry:
+    return connect(uri)
+
+
+@pytest.fixture
+def name(registry: Registry) -> str:
+    """A model with versions of accuracy 0.5, which is champion, 0.9 and 0.7."""
+    name = f"once {random.getrandbits(40):x}"
+    for number, accuracy in enumerate((0.5, 0.9, 0.7), 1):
+        registry.register(name, f"s3://b/{number}", export_id=str(number), digest=DIGEST, metrics={"acc": accuracy})
+    assert registry.promote(name, "1", alias="champion", once=True).promoted
+    return name
+
+
+def holder(registry: Registry, name: str) -> str:
+    return registry.resolve(name, "champion").version
+
+
+class Killed(BaseException):
+    """The process of a promotion is killed."""
+
+
+class Writes:
+    """Counts the writes of a registry's client, and kills it before one of them."""
+
+    def __init__(self, registry: Registry, monkeypatch: pytest.MonkeyPatch, *, memory: bool) -> None:
+        self.left: int | None = None
+        if isinstance(registry, KubeflowRegistry):
+            self._trap(monkeypatch, "trainjob.registry.rest.Session.patch")
+            return
+        assert isinstance(registry, MlflowRegistry)
+        server = "tests.registry.memory_mlflow.MemoryMlflow" if memory else "mlflow.MlflowClient"
+        for method in ("set_model_version_tag", "set_registered_model_alias"):
+            self._trap(monkeypatch, f"{server}.{method}")
+
+    def _trap(self, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+        module, owner, method = path.rsplit(".", 2)
+        original: Callable[..., Any] = getattr(getattr(importlib.import_module(module), owner), method)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self.left == 0:
+                raise Killed
+            if self.left:
+                self.left -= 1
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(path, call)
+
+    def kill(self, after: int, action: Callable[[], Any]) -> bool:
+        """Run `action` and kill its process before the write that follows so many writes; whether it was killed."""
+        self.left = after
+        try:
+            action()
+        except Killed:
+            return True
+        finally:
+            self.left = None
+        return False
+
+
+@each_registry
+def test_a_retry_does_not_move_the_alias_back(registry: Registry, name: str) -> None:
+    assert registry.promote(name, "2", alias="champion", once=True).promoted
+    assert registry.promote(name, "2", alias="champion", once=True).promoted, "it holds the alias"
+    assert registry.promote(name, "3", alias="champion", once=True).promoted
+    for metric in (None, "acc"):
+        for dry_run in (True, False):
+            again = registry.promote(name, "2", alias="champion", metric=metric, once=True, dry_run=dry_run)
+            assert (again.promoted, again.previous) == (False, "3")
+            assert again.reason == "'champion' stays: this export has moved it before, and version 3 holds it now"
+    assert holder(registry, name) == "3"
+    assert registry.promote(name, "2", alias="stable", once=True).promoted, "another alias"
+
+
+@each_registry
+def test_a_person_moves_the_alias_back(registry: Registry, name: str) -> None:
+    assert registry.promote(name, "2", alias="champion", once=True).promoted
+    assert registry.promote(name, "1", alias="champion").promoted
+    assert holder(registry, name) == "1"
+    again = registry.promote(name, "2", alias="champion", metric="acc", once=True)
+    assert again.reason == "'champion' stays: this export has moved it before, and version 1 holds it now"
+    assert registry.promote(name, "2", alias="champion").promoted
+    assert holder(registry, name) == "2"
+
+
+@each_registry
+def test_a_version_that_has_never_held_the_alias_is_promoted_later(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trainjob.registry.mlflow_promotions._SIMULTANEOUS", -1
+    )  # these promotions are not simultaneous
+    assert registry.promote(name, "2", alias="champion", metric="acc", once=True).promoted
+    refused = registry.promote(name, "3", alias="champion", metric="acc", once=True)
+    assert not refused.promoted
+    assert "a higher value is required" in refused.reason
+    assert registry.promote(name, "1", alias="champion").promoted
+    assert registry.promote(name, "3", alias="champion", metric="acc", once=True).promoted
+    assert holder(registry, name) == "3"
+
+
+@each_protocol
+@pytest.mark.parametrize("metric", [None, "acc"])
+@pytest.mark.parametrize("later", ["nothing", "another export", "a person"])
+def test_a_promotion_that_was_killed_at_any_write(
+    registry: Registry, uri: str, kind: str, metric: str | None, later: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retry completes it, or leaves the alias where another one has moved it."""
+    writes = Writes(registry, monkeypatch, memory=kind == "mlflow-memory")
+
+    for after in range(6):
+        model = f"killed {after}"
+        for number, accuracy in enumerate((0.5, 0.9, 0.7), 1):
+            metrics = {"acc": accuracy}
+            registry.register(model, f"s3://b/{number}", export_id=str(number), digest=DIGEST, metrics=metrics)
+        assert registry.promote(model, "1", alias="champion", once=True).promoted
+
+        def promote(model: str = model) -> Any:
+            return connect(uri).promote(model, "2", alias="champion", metric=metric, once=True)
+
+        killed = writes.kill(after, promote)
+        had_it = holder(registry, model) == "2"
+        if later == "another export":
+            registry.promote(model, "3", alias="champion", once=True)
+        elif later == "a person":
+            _move_by_hand(registry, model, "3")
+        done = promote()
+        # Killed before it recorded that it moves the alias, or the rule decides after another export.
+        moves = after == 0 or (metric is not None and later == "another export")
+        kept = later == "nothing" or (moves and not had_it)
+        assert (done.promoted, holder(registry, model)) == ((True, "2") if kept else (False, "3")), after
+        assert promote().promoted == done.promoted, after
+        if not killed:
+            return
+    raise AssertionError("a promotion with more than 5 writes")
+
+
+def _move_by_hand(registry: Registry, name: str, version: str) -> None:
+    """Move the alias as another program does: with MLflow's client; a Kubeflow Model Registry has no other way."""
+    if isinstance(registry, MlflowRegistry):
+        registry._client.set_registered_model_alias(name, "champion", version)
+    else:
+        registry.promote(name, version, alias="champion")
+
+
+def test_the_alias_was_removed_by_a_person(database: Path) -> None:
+    registry = MlflowRegistry(f"sqlite:///{database}")
+    registry.register("m", "s3://b/1", export_id="1", digest=DIGEST)
+    registry.promote("m", "1", alias="champion", once=True)
+    registry._client.delete_registered_model_alias("m", "champion")
+    again = registry.promote("m", "1", alias="champion", once=True)
+    assert (again.promoted, again.previous) == (False, None)
+    assert again.reason == "'champion' stays: this export has moved it before, and no version holds it now"
+
+
+def test_of_two_tries_at_once_the_frozen_one_gives_the_alias_back(
+    mlflow_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A try that is frozen right before it moves the alias, on a server, which cannot compare and set."""
+    registry = MlflowRegistry(mlflow_url)
+    name = f"once {random.getrandbits(40):x}"
+    for number in "123":
+        registry.register(name, f"s3://b/{number}", export_id=number, digest=DIGEST)
+
+    def others() -> None:
+        other = MlflowRegistry(mlflow_url)
+        for version in "123":
+            assert other.promote(name, version, alias="champion", once=True).promoted
+
+    frozen = MlflowRegistry(mlflow_url)
+    waiting = [others]
+    original = frozen._set_alias
+
+    def move(*arguments: Any) -> None:
+        if waiting:
+            waiting.pop()()
+        original(*arguments)
+
+    monkeypatch.setattr(frozen, "_set_alias", move)
+    late = frozen.promote(name, "1", alias="champion", once=True)
+    assert holder(registry, name) == "3"
+    assert (late.promoted, late.reason) == (False, "'champion' moved to version 3 at the same time, and stays there")
+
+
+@pytest.mark.parametrize("kind", ["mlflow-sqlite", "kubeflow"])
+@pytest.mark.parametrize("rule", ["always", "metric", "gate"])
+def test_mondays_retry_does_not_move_the_alias_back_from_tuesdays(
+    uri: str, registry: Registry, tmp_path: Path, rule: str
+) -> None:
+    """Case 09 of the launch protocol: Monday's export was killed after it had moved the alias."""
+
+    def run(day: str, accuracy: float, champion: str = "") -> Any:
+        source = _model(tmp_path / day, int(accuracy * 100))
+        options: dict[str, Any] = {"metrics": {"acc": accuracy}}
+        if rule == "metric":
+            options |= {"metric": "acc"}
+        elif rule == "gate":
+            options = {"evaluation": _evaluation(tmp_path / f"evaluation of {day}", source, accuracy, champion)}
+        target = str(tmp_path / "models")
+        return export(source, target, name="digits", export_id=day, registry=uri, alias="champion", **options)
+
+    monday = run("monday", 0.8)
+    assert monday.promoted
+    tuesday = run("tuesday", 0.9, monday.digest)
+    assert tuesday.promoted
+    if rule != "gate":
+        assert registry.promote("digits", "2", alias="champion").promoted
+    retry = run("monday", 0.8)
+    assert (retry.version, retry.promoted, holder(registry, "digits")) == ("1", False, "2")
+    if rule != "metric":  # a worse metric is reason enough
+        assert retry.reason == "'champion' stays: this export has moved it before, and version 2 holds it now"
+    registry.promote("digits", "1", alias="champion")  # a person takes Tuesday's model back
+    for _ in range(2):
+        cleared = run("tuesday", 0.9, monday.digest)
+        assert (cleared.promoted, holder(registry, "digits")) == (False, "1")
+        assert cleared.reason == "'champion' stays: this export has moved it before, and version 1 holds it now"
+
+
+def _evaluation(folder: Path, source: str, accuracy: float, champion: str) -> str:
+    """An evaluation of a model that has passed its gate, against the champion with this digest."""
+    if not folder.exists():
+        folder.mkdir()
+        candidate, old = (Scores.parse({"metrics": {"acc": each}}, "model") for each in (accuracy, 0.1))
+        models = {"uri": source, "digest": transfer.scan(source).digest}, {"uri": "file:///old", "digest": champion}
+        report = compare(
+            candidate,
+            old if champion else None,
+            models=models if champion else (models[0], None),
+            dataset={"uri": "file:///test", "digest": DIGEST},
+        )
+        decision = Gate.read({"metrics": {"acc": {"min": 0.2}}}).decide(report)
+        (folder / content.EVALUATION).write_bytes(Evaluation(str(folder), report, decision).as_json())
+    return str(folder)
