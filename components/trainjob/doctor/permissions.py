@@ -36,22 +36,50 @@ GROUPS = {
     "trainingruntimes": "trainer.kubeflow.org",
     "workloads": "kueue.x-k8s.io",
     "leases": "coordination.k8s.io",
+    "jobsets": "jobset.x-k8s.io",
 }
 
 PERMISSIONS = (
     Permission("trainjobs", "create", "no job can be launched"),
     Permission("trainjobs", "get", "jobs cannot be waited for, shown or cancelled"),
     Permission(
-        "trainjobs", "list", "a launch finds no earlier job of its key, and changes are noticed up to 30 s late"
+        "trainjobs",
+        "list",
+        "no job can be launched, since a launch looks for jobs of its key; changes are noticed up to 30 s late",
     ),
     Permission("trainjobs", "watch", "changes of jobs are noticed up to 30 s late", Level.WARNING),
     Permission("trainjobs", "patch", "jobs cannot be suspended, resumed or marked as delivered"),
     Permission("trainjobs", "delete", "jobs cannot be cancelled"),
     Permission("trainingruntimes", "get", "a missing runtime of a waiting job is not reported", Level.WARNING),
-    Permission("leases", "create", "unattended jobs are not ended: no waiting process can be recorded", Level.WARNING),
-    Permission("leases", "patch", "unattended jobs are not ended: no Lease can be renewed", Level.WARNING),
+    Permission(
+        "jobsets",
+        "get",
+        "a launch does not see whether a deleted job of the same name has left a JobSet",
+        Level.WARNING,
+    ),
+    Permission(
+        "leases",
+        "create",
+        "unattended jobs are not ended: no waiting process can be recorded; a cancel does not stop a launch that is"
+        " underway",
+        Level.WARNING,
+    ),
+    Permission(
+        "leases", "list", "a launch that is underway does not see that its key was cancelled meanwhile", Level.WARNING
+    ),
+    Permission(
+        "leases",
+        "patch",
+        "unattended jobs are not ended: no Lease can be renewed; a cancel does not stop a launch that is underway",
+        Level.WARNING,
+    ),
     Permission("leases", "delete", "Leases of processes that have ended are not removed", Level.WARNING),
-    Permission("pods", "list", "logs, diagnosis and the end of a cancellation are not available"),
+    Permission(
+        "pods",
+        "list",
+        "logs, diagnosis and the end of a cancellation are not available, and a new attempt does not wait for the ranks"
+        " of an earlier one",
+    ),
     Permission("pods", "watch", "crashes are noticed up to 30 s late, when the log may be lost", Level.WARNING),
     Permission("pods/log", "get", "logs are not available, nor in a diagnosis", Level.WARNING),
     Permission("events", "list", "the reason why pods do not start is not reported", Level.WARNING),

@@ -7,11 +7,13 @@ that change those of other software are in ``opt_in`` and are printed only by na
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from importlib import resources
 from typing import Any, Literal
 
 import yaml
 
+from trainjob.leftovers import KEEP_FOR
 from trainjob.version import __version__
 
 Part = Literal["runtimes", "rbac", "reaper", "kfp", "policy"]
@@ -42,6 +44,7 @@ def objects(
     storage_config: str = STORAGE,
     storage_secret: str = STORAGE,
     trainer: str = "2.3",
+    keep_for: timedelta = KEEP_FOR,
 ) -> list[dict[str, Any]]:
     """The objects to apply, in the order of the file names.
 
@@ -59,6 +62,7 @@ def objects(
         storage_secret: Name of the Secret with their keys.
         trainer: Release of the cluster's Kubeflow Trainer: 2.1, 2.2, or 2.3 for any newer one. Runtimes that it does
             not support are left out.
+        keep_for: How long the reaper keeps jobs that this package has left suspended.
     """
     names = {
         **{("image", pin.partition("@")[0]): pin for pin in pins},
@@ -87,8 +91,17 @@ def objects(
                 filled["metadata"] = {**filled["metadata"], "namespace": namespace}
             if each["kind"] == "RoleBinding":
                 filled["subjects"] = bound
+            if each["kind"] == "CronJob":
+                (container,) = filled["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+                container["args"] = ["--keep-for", _iso(keep_for)]
             found.append(filled)
     return found
+
+
+def _iso(duration: timedelta) -> str:
+    """A duration in ISO 8601: ``P30D``, ``PT5400S``."""
+    seconds = round(duration.total_seconds())
+    return f"P{seconds // 86400}D" if seconds % 86400 == 0 else f"PT{seconds}S"
 
 
 def images(value: Any) -> list[str]:

@@ -1,8 +1,10 @@
-"""Which process waits for which jobs: one Lease per process that waits, and the reading of Leases by a reaper.
+"""Which process waits for which jobs: the Leases of each process that waits, and the reading of Leases by a reaper.
 
-The Lease names the jobs, and the jobs do not name Leases. A waiter therefore changes no job, which Trainer's webhook
+A Lease names the jobs, and the jobs do not name Leases. A waiter therefore changes no job, which Trainer's webhook
 refuses if the job's runtime is gone, and two processes that wait for the same job do not interfere. All times are by
 the API server's clock, so the clocks of waiters and reapers do not matter.
+
+A process has one Lease for each `LARGEST` jobs, since an object has room for the names of about 5,900.
 """
 
 from __future__ import annotations
@@ -16,15 +18,24 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
 
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
-from trainjob.backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound
+from trainjob.backends.kubernetes.errors import (
+    ApiError,
+    BadRequest,
+    Conflict,
+    Forbidden,
+    Invalid,
+    ObjectNotFound,
+    TooLarge,
+    Transient,
+)
 from trainjob.errors import TrainJobError
-from trainjob.kube_objects import mapping, parse_time
+from trainjob.kube_objects import mapping, mappings, parse_time
 from trainjob.manifest import MANAGED_BY, JobRef
 from trainjob.spec import API_VERSION, KIND
 from trainjob.spec.checks import RESERVED_PREFIX
@@ -35,18 +46,31 @@ _log = logging.getLogger(__name__)
 JOBS = RESERVED_PREFIX + "jobs"
 """Annotation of a Lease, as JSON: UID -> time at which the process stopped waiting for the job, null while it waits."""
 
+LARGEST = 2000
+"""Most jobs of a Lease. Kubernetes allows 256 KiB for all annotations of an object; a job takes 44 or 69 bytes."""
+
 _SETTLE = 1.0  # seconds to collect further changes before the list of jobs is written
-_FORBIDDEN = 10  # renewal intervals between two attempts while Leases are forbidden
+_REFUSED = 10  # renewal intervals between two attempts while Leases are refused
+_REFUSALS = (BadRequest, Forbidden, Invalid, TooLarge)  # replies that the same request gets again
 _CLOSING = 2.0  # seconds for the request that deletes a Lease
+_REFUSED_TEXT = "permission for Leases is missing, so unattended jobs are kept: a Lease in namespace %s was refused: %s"
+_FAILED_TEXT = (
+    "a Lease in namespace %s cannot be written: %s; the jobs that this process waits for count as unattended, and the"
+    " reaper may end them"
+)
+_AHEAD = timedelta(minutes=1)  # API servers and replies that are underway differ by less
 
 
 class Attendance:
-    """The Lease of this process in one namespace. Belongs to one event loop.
+    """The Leases of this process in one namespace. Belongs to one event loop.
+
+    Each job stays in one Lease, so that the end of a job changes that Lease only. A new job is added to the first Lease
+    with room.
 
     Args:
         client: The connection.
         namespace: Namespace of the jobs.
-        opt_out: Called with each job that this process waits for if Leases are forbidden: excludes the job from the
+        opt_out: Called with each job that this process waits for if Leases are refused: excludes the job from the
             removal of unattended jobs.
     """
 
@@ -54,17 +78,90 @@ class Attendance:
         self._client = client
         self._namespace = namespace
         self._opt_out = opt_out
+        self._leases: list[_Lease] = []
+        self._warned: set[str] = set()
+
+    def attend(self, ref: JobRef) -> None:
+        """Record that this process waits for the job, until `leave`."""
+        lease = self._lease_of(ref) or next((each for each in self._leases if each.has_room), None)
+        if lease is None:
+            lease = _Lease(self._client, self._namespace, self._opt_out, self._warn_once)
+            self._leases.append(lease)
+        lease.attend(ref)
+
+    def leave(self, ref: JobRef, *, ended: bool) -> None:
+        """Take one `attend` back; with `ended`, because the job has ended."""
+        if (lease := self._lease_of(ref)) is not None:
+            lease.leave(ref, ended=ended)
+
+    async def aclose(self) -> None:
+        """Stop renewing. A Lease remains while a job that it names may still run: it records the end of the wait."""
+        await asyncio.gather(*(lease.aclose() for lease in self._leases))
+
+    def stop(self) -> None:
+        """Stop renewing at once, and leave all Leases as they are, as a process that is killed does."""
+        for lease in self._leases:
+            lease.stop()
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the Leases of this process that have been written."""
+        return {lease.name for lease in self._leases if lease.name}
+
+    def _lease_of(self, ref: JobRef) -> _Lease | None:
+        return next((lease for lease in self._leases if ref in lease), None)
+
+    def _warn_once(self, text: str, error: TrainJobError) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning(text, self._namespace, error)
+
+
+class _Lease:
+    """One Lease, and the jobs that it names. Renewed by a task of its own while this process waits for one of them.
+
+    Args:
+        client: As for `Attendance`.
+        namespace: As for `Attendance`.
+        opt_out: As for `Attendance`.
+        warn_once: Logs a text with two placeholders, the namespace and the error, once for all Leases.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        namespace: str,
+        opt_out: Callable[[JobRef], Awaitable[None]],
+        warn_once: Callable[[str, TrainJobError], None],
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._opt_out = opt_out
+        self._warn_once = warn_once
         self._waiters: Counter[JobRef] = Counter()
         self._left: dict[str, datetime] = {}
         self._opted_out: set[JobRef] = set()
         self._name = ""
         self._written = ""
-        self._forbidden = False
+        self._conflicts = 0
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    def __contains__(self, ref: JobRef) -> bool:
+        return ref in self._waiters or ref.uid in self._left
+
+    @property
+    def name(self) -> str:
+        """Name of the Lease; empty before it is written."""
+        return self._name
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the Lease can name another job."""
+        return len(self._waiters) + len(self._left) < LARGEST
+
     def attend(self, ref: JobRef) -> None:
-        """Record that this process waits for the job, until `leave`."""
+        """Name the job, until `leave`."""
         self._waiters[ref] += 1
         self._left.pop(ref.uid, None)
         self._changed.set()
@@ -72,7 +169,7 @@ class Attendance:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def leave(self, ref: JobRef, *, ended: bool) -> None:
-        """Take one `attend` back; with `ended`, because the job has ended."""
+        """Take one `attend` back; with `ended` the Lease does not name the job any longer, else it has the time."""
         self._waiters[ref] -= 1
         if not self._waiters[ref]:
             del self._waiters[ref]
@@ -81,10 +178,15 @@ class Attendance:
                 self._left[ref.uid] = self._client.now()
             self._changed.set()
 
-    async def aclose(self) -> None:
-        """Stop renewing. The Lease remains while a job that it names may still run: it records the end of the wait."""
+    def stop(self) -> None:
+        """Stop renewing."""
         if self._task is not None:
             self._task.cancel()
+
+    async def aclose(self) -> None:
+        """Stop renewing, and delete the Lease if it names no job."""
+        self.stop()
+        if self._task is not None:
             await asyncio.wait({self._task})
         if not self._waiters and not self._left:
             await self._remove()
@@ -99,19 +201,27 @@ class Attendance:
             pause = renew if self._waiters else None  # the time of `leave` is written once
             try:
                 await self._write()
-            except Forbidden as error:
-                if not self._forbidden:
-                    _log.warning("permission for Leases is missing, so unattended jobs are kept: %s", error)
-                self._forbidden = True
-                await self._opt_out_all()
-                pause = _FORBIDDEN * renew
-            except TrainJobError as error:  # an outage is reported by the watch of the jobs
-                _log.debug("the Lease is not renewed: %s", error)
+                self._conflicts = 0
+            except TrainJobError as error:
                 pause = renew / 3
+                self._report(error)
+                if isinstance(error, _REFUSALS):
+                    await self._opt_out_all()
+                    pause = _REFUSED * renew
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
                     await asyncio.sleep(min(_SETTLE, renew / 3))
+
+    def _report(self, error: TrainJobError) -> None:
+        """Log why the Lease is not written. An outage is reported by the watch of the jobs."""
+        self._conflicts = self._conflicts + 1 if isinstance(error, Conflict) else 0
+        if isinstance(error, Transient) or self._conflicts == 1:  # that of a ResourceQuota passes
+            _log.debug("the Lease is not written: %s", error)
+        elif isinstance(error, _REFUSALS):
+            self._warn_once(_REFUSED_TEXT, error)
+        else:
+            self._warn_once(_FAILED_TEXT, error)
 
     async def _remove(self) -> None:
         if self._name:
@@ -122,7 +232,7 @@ class Attendance:
     async def _write(self) -> None:
         now = self._client.now()
         self._left = {uid: at for uid, at in self._left.items() if now - at < LONGEST_UNATTENDED}
-        jobs = {ref.uid: None for ref in self._waiters} | {uid: _text(at) for uid, at in self._left.items()}
+        jobs = {ref.uid: None for ref in self._waiters} | {uid: _text(min(at, now)) for uid, at in self._left.items()}
         text = json.dumps(jobs, separators=(",", ":"))
         renewed: dict[str, Any] = {"spec": {"renewTime": _text(now)}}
         if self._name:
@@ -181,39 +291,75 @@ class Attendance:
 
 @dataclass(frozen=True)
 class Waiter:
-    """A process that waits or waited for jobs.
+    """A process that waits or waited for jobs, by one of its Leases.
 
     Attributes:
-        lease: Name of its Lease.
+        lease: Name of the Lease.
         renewed: Latest renewal of the Lease, by the API server's clock.
         jobs: UID of a job -> time until which the process is known to have waited for it.
+        waiting: UIDs of the jobs that it has not stopped waiting for, unless it has ended since `renewed`.
+        holder: Host of the process; in a pod, the name of the pod.
+        lasts: How long after `renewed` the process may still wait: it has missed three renewals then.
+        own: Whether this process has written the Lease.
     """
 
     lease: str
     renewed: datetime
     jobs: Mapping[str, datetime]
+    waiting: frozenset[str] = frozenset()
+    holder: str = ""
+    lasts: timedelta = timedelta(0)
+    own: bool = False
 
 
 async def waiters(client: ApiClient, namespace: str) -> list[Waiter]:
     """The processes that wait or waited for jobs, according to their Leases. A malformed Lease names no job.
 
+    No time is in the future: a renewal that a writer with a wrong clock has dated ahead counts as its time of arrival.
+
     Raises:
         ApiError: The Leases cannot be listed.
     """
-    listed = await client.items(_path(namespace), {"labelSelector": f"{MANAGED_BY}=trainjob"})
-    return [waiter for waiter in map(_waiter, listed) if waiter is not None]
+    path, selector = _path(namespace), {"labelSelector": f"{MANAGED_BY}=trainjob"}
+    listed = await client.items(path, selector)
+    now = client.now()
+    arrivals: dict[str, datetime] = {}
+    if any((_renewed(lease) or now) - now > _AHEAD for lease in listed):
+        raw = await client.send(Request("GET", path, selector))  # `items` leaves out `managedFields`
+        arrivals = {
+            str(mapping(lease, "metadata").get("name")): _arrival(lease, now) for lease in mappings(raw, "items")
+        }
+    found = (_waiter(lease, now, arrivals) for lease in listed)
+    return [waiter for waiter in found if waiter is not None]
 
 
-def _waiter(lease: Mapping[str, Any]) -> Waiter | None:
-    renewed = parse_time(mapping(lease, "spec").get("renewTime"))
+def _renewed(lease: Mapping[str, Any]) -> datetime | None:
+    return parse_time(mapping(lease, "spec").get("renewTime"))
+
+
+def _arrival(lease: Mapping[str, Any], now: datetime) -> datetime:
+    """When the API server received the latest change of a Lease; `now` if it does not tell."""
+    times = [parse_time(each.get("time")) for each in mappings(lease, "metadata", "managedFields")]
+    return min(now, max((each for each in times if each is not None), default=now))
+
+
+def _waiter(lease: Mapping[str, Any], now: datetime, arrivals: Mapping[str, datetime]) -> Waiter | None:
+    renewed, name = _renewed(lease), str(lease["metadata"]["name"])
     if renewed is None:
         return None
+    if renewed > now:
+        renewed = arrivals.get(name, now) if renewed - now > _AHEAD else now
     try:
-        jobs = json.loads(mapping(lease, "metadata", "annotations").get(JOBS) or "{}")
-    except ValueError:
+        jobs = mapping(json.loads(mapping(lease, "metadata", "annotations").get(JOBS) or "{}"))
+    except (ValueError, RecursionError):
         jobs = {}
-    times = {uid: renewed if at is None else parse_time(at) for uid, at in mapping(jobs).items()}
-    return Waiter(lease["metadata"]["name"], renewed, {uid: at for uid, at in times.items() if at is not None})
+    waiting = frozenset(uid for uid, at in jobs.items() if at is None)
+    times = {uid: renewed if at is None else parse_time(at) for uid, at in jobs.items()}
+    left = {uid: min(at, renewed) for uid, at in times.items() if at is not None}
+    spec = mapping(lease, "spec")
+    seconds = spec.get("leaseDurationSeconds")
+    lasts = timedelta(seconds=seconds if isinstance(seconds, int) else 0)
+    return Waiter(name, renewed, left, waiting, str(spec.get("holderIdentity") or ""), lasts)
 
 
 def deletion(namespace: str, lease: str) -> Request:

@@ -1,0 +1,490 @@
+"""Leases of waiting processes: for any number of jobs, with few requests, none above the limits of an API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import selectors
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from math import ceil
+from typing import Any, TypeVar, cast
+from unittest.mock import patch
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from trainjob import JobRef
+from trainjob.backends.kubernetes import attendance
+from trainjob.backends.kubernetes.attendance import JOBS, Attendance, Waiter, waiters
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.backends.kubernetes.errors import (
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    ObjectNotFound,
+    Unreachable,
+)
+from trainjob.errors import ConfigurationError, TrainJobError
+
+T = TypeVar("T")
+
+BEGIN = datetime(2026, 11, 28, 12, tzinfo=UTC)
+PATH = "/apis/coordination.k8s.io/v1/namespaces/team/leases"
+ANNOTATIONS = 256 << 10  # TotalAnnotationSizeLimitB of k8s.io/apimachinery, for names and values of all annotations
+LARGEST = 2000
+RENEW = Timings().renew
+
+
+class _Skipping(selectors.SelectSelector):
+    """Does not wait for the next timer: advances the time to it."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop in which an hour of renewals takes milliseconds."""
+
+    def __init__(self) -> None:
+        self._skipping = _Skipping()
+        super().__init__(self._skipping)
+
+    def time(self) -> float:
+        return self._skipping.now
+
+
+def run(main: Callable[[], Awaitable[T]]) -> T:
+    async def begin() -> T:
+        return await main()
+
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(begin())
+
+
+class Server:
+    """The Leases of one namespace, as an API server keeps them."""
+
+    timings = Timings()
+
+    def __init__(self) -> None:
+        self.leases: dict[str, dict[str, Any]] = {}
+        self.requests: list[Request] = []
+        self.refusal: Callable[[Request], TrainJobError | None] = lambda _: None
+        self.ahead = timedelta(0)
+        """By how much the clock of the process that uses this connection is ahead."""
+
+    @property
+    def client(self) -> ApiClient:
+        return cast(ApiClient, self)
+
+    @property
+    def present(self) -> datetime:
+        return BEGIN + timedelta(seconds=asyncio.get_running_loop().time())
+
+    def now(self) -> datetime:
+        return self.present + self.ahead
+
+    async def send(self, request: Request) -> dict[str, Any]:
+        self.requests.append(request)
+        await asyncio.sleep(0.01)
+        if (refusal := self.refusal(request)) is not None:
+            raise refusal
+        name = request.path.removeprefix(PATH).removeprefix("/")
+        if request.method == "GET":
+            return {"items": [json.loads(json.dumps(each)) for each in self.leases.values()]}
+        if request.method == "POST":
+            name = request.body["metadata"]["name"]
+            if name in self.leases:
+                raise Conflict(409, "AlreadyExists", f'leases "{name}" already exists')
+            return self._store(name, request.body)
+        if name not in self.leases:
+            raise ObjectNotFound(404, "NotFound", f'leases "{name}" not found')
+        if request.method == "DELETE":
+            return self.leases.pop(name)
+        return self._store(name, _merged(self.leases[name], request.body))
+
+    def _store(self, name: str, lease: dict[str, Any]) -> dict[str, Any]:
+        size = sum(len(key) + len(value) for key, value in lease["metadata"]["annotations"].items())
+        if size > ANNOTATIONS:
+            message = f"metadata.annotations: Too long: may not be more than {ANNOTATIONS} bytes"
+            raise Invalid(422, "Invalid", f'Lease "{name}" is invalid: {message}')
+        fields = [{"manager": "trainjob", "operation": "Update", "time": f"{self.present:%Y-%m-%dT%H:%M:%SZ}"}]
+        self.leases[name] = {**lease, "metadata": {**lease["metadata"], "managedFields": fields}}
+        return self.leases[name]
+
+    async def items(self, path: str, params: Mapping[str, str]) -> list[dict[str, Any]]:
+        found = (await self.send(Request("GET", path, params)))["items"]
+        for each in found:
+            each["metadata"].pop("managedFields", None)
+        return [*found]
+
+    def named(self) -> dict[str, list[str | None]]:
+        """UID of a job -> its times in all Leases."""
+        found: dict[str, list[str | None]] = {}
+        for lease in self.leases.values():
+            jobs = json.loads(lease["metadata"]["annotations"][JOBS])
+            assert len(jobs) <= attendance.LARGEST
+            for uid, at in jobs.items():
+                found.setdefault(uid, []).append(at)
+        return found
+
+    def sent(self, method: str, *, jobs: bool | None = None) -> int:
+        """Number of requests; `jobs`: only those that write the list of jobs, or only those that do not."""
+        return sum(
+            each.method == method and jobs in (None, each.body is not None and "metadata" in each.body)
+            for each in self.requests
+        )
+
+
+def _merged(value: Any, change: Any) -> Any:
+    if not isinstance(change, dict):
+        return change
+    base = value if isinstance(value, dict) else {}
+    merged = {**base, **{name: _merged(base.get(name), part) for name, part in change.items()}}
+    return {name: part for name, part in merged.items() if part is not None}
+
+
+def job(number: int) -> JobRef:
+    return JobRef("team", f"job-{number}-1", f"{number:08x}-0000-4000-8000-000000000000")
+
+
+async def kept(ref: JobRef) -> None:
+    raise AssertionError(f"{ref} must not be excluded")
+
+
+async def settled() -> None:
+    """Until all changes are written, and before the next renewal."""
+    await asyncio.sleep(5)
+
+
+# ---------------------------------------------------------------- any number of jobs
+
+COUNTS = st.one_of(
+    st.integers(0, 3), st.integers(LARGEST - 2, LARGEST + 2), st.integers(3 * LARGEST - 1, 3 * LARGEST + 1)
+)
+
+
+@settings(max_examples=40)
+@given(count=st.one_of(COUNTS, st.integers(0, 13_000)), ended=st.floats(0, 1), left=st.floats(0, 1), seed=st.integers())
+@example(count=5_957, ended=0.0, left=0.0, seed=0)
+@example(count=5_958, ended=0.0, left=0.0, seed=0)
+@example(count=10_000, ended=0.0, left=1.0, seed=0)
+def test_all_jobs_that_a_process_waits_for_are_named(count: int, ended: float, left: float, seed: int) -> None:
+    dice = random.Random(seed)
+    refs = [job(number) for number in range(count)]
+    fates = dict(zip(refs, dice.choices(("ended", "left", "waits"), (ended, left, 1.0), k=count), strict=True))
+
+    async def main() -> None:
+        server = Server()
+        process = Attendance(server.client, "team", kept)
+        for ref in refs:
+            process.attend(ref)
+        await settled()
+        assert server.named() == {ref.uid: [None] for ref in refs}
+        assert len(server.leases) == ceil(count / LARGEST)
+        for ref, fate in fates.items():
+            if fate != "waits":
+                process.leave(ref, ended=fate == "ended")
+        await settled()
+        times = {uid: [at is not None for at in found] for uid, found in server.named().items()}
+        assert times == {ref.uid: [fate == "left"] for ref, fate in fates.items() if fate != "ended"}
+        seen = {uid for waiter in await waiters(server.client, "team") for uid in waiter.waiting}
+        assert seen == {ref.uid for ref, fate in fates.items() if fate == "waits"}
+        await process.aclose()
+
+    run(main)
+
+
+@settings(max_examples=100)
+@given(
+    actions=st.lists(
+        st.tuples(st.sampled_from(("attend", "end", "leave", "pause", "delete")), st.integers(0, 11)), max_size=60
+    )
+)
+def test_leases_follow_any_sequence_of_waits(actions: list[tuple[str, int]]) -> None:
+    """With room for three jobs in a Lease, so that Leases fill and empty often."""
+
+    async def main() -> None:
+        server = Server()
+        process = Attendance(server.client, "team", kept)
+        waits: dict[int, int] = {}
+        expected: dict[str, bool] = {}  # UID -> whether a process waits
+        peak, deleted = 0, False
+        for action, number in actions:
+            if action == "pause":
+                await asyncio.sleep(0.3 * number)
+            elif action == "delete":  # by a person
+                deleted |= server.leases.pop(next(iter(server.leases), ""), None) is not None
+            elif action == "attend":
+                process.attend(job(number))
+                waits[number] = waits.get(number, 0) + 1
+                expected[job(number).uid] = True
+            elif waits.get(number):
+                process.leave(job(number), ended=action == "end")
+                waits[number] -= 1
+                if not waits[number] and action == "end":
+                    expected.pop(job(number).uid)
+                elif not waits[number]:
+                    expected[job(number).uid] = False
+            peak = max(peak, len(expected))
+        await asyncio.sleep(RENEW + 5)  # a Lease that a person has deleted is written by the next renewal
+        found = server.named()
+        assert all(len(times) == 1 for times in found.values()), "a job is in one Lease"
+        waited = {uid for uid, waiting in expected.items() if waiting}
+        assert {uid for uid, times in found.items() if times == [None]} == waited
+        assert found.keys() <= expected.keys(), "no Lease names a job that has ended"
+        assert found.keys() == expected.keys() or deleted
+        assert len(server.leases) <= peak
+        await process.aclose()
+        assert server.named().keys() == found.keys()
+
+    with patch.object(attendance, "LARGEST", 3):
+        run(main)
+
+
+@pytest.mark.parametrize("count", [1, 1_999, 2_000, 2_001, 10_000])
+def test_an_hour_costs_one_renewal_per_lease_and_interval(count: int) -> None:
+    async def main() -> None:
+        server = Server()
+        process = Attendance(server.client, "team", kept)
+        for number in range(count):
+            process.attend(job(number))
+        await settled()
+        server.requests.clear()
+        await asyncio.sleep(3600)
+        leases = ceil(count / LARGEST)
+        # The interval begins after the reply to the last renewal.
+        assert 119 * leases <= server.sent("PATCH", jobs=False) == len(server.requests) <= 120 * leases
+        assert max(len(json.dumps(each.body)) for each in server.requests) < 100
+        await process.aclose()
+        assert len(server.leases) == leases
+
+    run(main)
+
+
+def test_the_end_of_a_job_changes_one_lease() -> None:
+    async def main() -> None:
+        server = Server()
+        process = Attendance(server.client, "team", kept)
+        for number in range(5 * LARGEST):
+            process.attend(job(number))
+        await settled()
+        server.requests.clear()
+        process.leave(job(4_321), ended=True)
+        process.leave(job(4_322), ended=False)
+        await settled()
+        (request,) = server.requests
+        assert len(json.dumps(request.body)) < 50 * LARGEST
+        process.attend(job(4_322))
+        process.attend(job(10_001))
+        await settled()
+        assert len(server.requests) == 2, "a job that is waited for again stays in its Lease"
+        assert len(server.leases) == 5, "a new job takes the place of one that has ended"
+        await process.aclose()
+
+    run(main)
+
+
+def test_empty_leases_are_deleted() -> None:
+    async def main() -> None:
+        server = Server()
+        process = Attendance(server.client, "team", kept)
+        for number in range(2 * LARGEST):
+            process.attend(job(number))
+        await settled()
+        for number in range(LARGEST):
+            process.leave(job(number), ended=True)
+        await settled()
+        assert len(server.leases) == 1
+        for number in range(LARGEST, 2 * LARGEST):
+            process.leave(job(number), ended=True)
+        await process.aclose()
+        assert server.leases == {}
+
+    run(main)
+
+
+# ---------------------------------------------------------------- Leases that cannot be written
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def refused(error: TrainJobError, *, seconds: float = 3600) -> tuple[Server, list[JobRef]]:
+    """A process that waits for jobs of two Leases for an hour; requests fail with `error` in the first `seconds`."""
+    excluded: list[JobRef] = []
+    server = Server()
+
+    async def exclude(ref: JobRef) -> None:
+        excluded.append(ref)
+
+    async def main() -> None:
+        server.refusal = lambda _: error if asyncio.get_running_loop().time() < seconds else None
+        process = Attendance(server.client, "team", exclude)
+        for number in range(LARGEST + 1):
+            process.attend(job(number))
+        await asyncio.sleep(3600 + RENEW)
+        await process.aclose()
+
+    run(main)
+    return server, excluded
+
+
+def test_an_outage_is_not_reported_here(caplog: pytest.LogCaptureFixture) -> None:
+    server, excluded = refused(Unreachable(0, "", "no reply"))
+    assert (warnings_of(caplog), excluded) == ([], [])
+    assert len(server.named()) == LARGEST + 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Forbidden(403, "Forbidden", "leases are forbidden"), Invalid(422, "Invalid", "a policy has refused the Lease")],
+)
+def test_jobs_are_kept_if_leases_are_refused(error: ApiError, caplog: pytest.LogCaptureFixture) -> None:
+    server, excluded = refused(error, seconds=9e9)
+    (warning,) = warnings_of(caplog)
+    assert warning.endswith(f"a Lease in namespace team was refused: {error}")
+    assert "unattended jobs are kept" in warning
+    assert sorted(ref.uid for ref in excluded) == [job(number).uid for number in range(LARGEST + 1)], "each once"
+    assert len(server.requests) <= 2 * (3600 / (10 * RENEW) + 2), "refused requests are rare"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ObjectNotFound(404, "NotFound", "the server could not find the requested resource"),
+        ConfigurationError("the certificate is not trusted"),
+        Conflict(409, "Conflict", "Operation cannot be fulfilled on resourcequotas"),
+    ],
+)
+def test_another_failure_is_reported_once(error: TrainJobError, caplog: pytest.LogCaptureFixture) -> None:
+    server, excluded = refused(error)
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith(f"a Lease in namespace team cannot be written: {error}; ")
+    assert excluded == []
+    assert len(server.named()) == LARGEST + 1, "the requests are repeated"
+
+
+def test_a_conflict_that_passes_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    server, excluded = refused(Conflict(409, "Conflict", "the quota was changed"), seconds=5)
+    assert (warnings_of(caplog), excluded) == ([], [])
+    assert len(server.named()) == LARGEST + 1
+
+
+# ---------------------------------------------------------------- times in the future
+
+
+async def one_waiter(server: Server) -> Waiter:
+    (found,) = await waiters(server.client, "team")
+    assert found.renewed <= server.present, "no time is in the future"
+    assert all(at <= found.renewed for at in found.jobs.values())
+    return found
+
+
+def test_a_renewal_in_the_future_counts_from_its_arrival() -> None:
+    """Of a process whose clock is wrong: otherwise its job would count as attended until that time."""
+
+    async def main() -> None:
+        writer, reader = Server(), Server()
+        reader.leases, writer.ahead = writer.leases, timedelta(days=400)
+        process = Attendance(writer.client, "team", kept)
+        process.attend(job(1))
+        process.attend(job(2))
+        await asyncio.sleep(600)
+        process.leave(job(2), ended=False)
+        await settled()
+        alive = await one_waiter(reader)
+        assert reader.present - alive.renewed < timedelta(seconds=RENEW)
+        assert alive.waiting == {job(1).uid}
+        process.stop()  # killed
+        died = reader.present
+        await asyncio.sleep(3600)
+        dead = await one_waiter(reader)
+        assert dead.jobs.keys() == {job(1).uid, job(2).uid}
+        assert all(died - timedelta(seconds=RENEW) <= at <= died for at in dead.jobs.values())
+        reader.requests.clear()
+        await one_waiter(reader)
+        assert len(reader.requests) == 2, "one list, and one with the times of arrival"
+
+    run(main)
+
+
+@pytest.mark.parametrize("seconds", [0.9, 59, 61, 1e9])
+def test_a_renewal_in_the_future_without_a_time_of_arrival_counts_as_now(seconds: float) -> None:
+    async def main() -> None:
+        server = Server()
+        await asyncio.sleep(10)
+        at = server.present + timedelta(seconds=seconds)
+        jobs = {"a": None, "b": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}", "c": "2026-11-28T11:00:00Z"}
+        metadata = {"name": "x", "annotations": {JOBS: json.dumps(jobs)}}
+        server.leases["x"] = {"metadata": metadata, "spec": {"renewTime": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}"}}
+        found = await one_waiter(server)
+        assert found.jobs == {"a": found.renewed, "b": found.renewed, "c": BEGIN - timedelta(hours=1)}
+        assert server.present - found.renewed < timedelta(seconds=1)
+        assert len(server.requests) == (1 if seconds < 60 else 2)
+
+    run(main)
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "null", "[]", '{"a": 1, "b": "soon"}', '{"a": {}}', "{", "\ud800"])
+def test_a_malformed_lease_names_no_job(text: str) -> None:
+    async def main() -> None:
+        server = Server()
+        time = {"renewTime": "2026-11-28T11:00:00Z"}
+        server.leases["x"] = {"metadata": {"name": "x", "annotations": {JOBS: text}}, "spec": time}
+        server.leases["y"] = {"metadata": {"name": "y", "annotations": {JOBS: '{"a": null}'}}, "spec": time}
+        bad, good = await waiters(server.client, "team")
+        assert (bad.jobs, bad.waiting) == ({}, frozenset())
+        assert good.waiting == {"a"}
+
+    run(main)
+
+
+def test_a_process_tells_its_own_leases_from_those_of_others() -> None:
+    """So a terminated process knows whether another one waits for its jobs."""
+
+    async def main() -> None:
+        server = Server()
+        mine, other = (Attendance(server.client, "team", kept) for _ in range(2))
+        mine.attend(job(1))
+        assert mine.names == set(), "not written yet"
+        await settled()
+        other.attend(job(1))
+        await settled()
+        found = await waiters(server.client, "team")
+        assert len(found) == 2
+        assert mine.names | other.names == {each.lease for each in found}
+        assert len(mine.names) == len(other.names) == 1
+        assert {each.holder for each in found} == {socket.gethostname()}
+        assert {each.lasts for each in found} == {timedelta(seconds=3 * RENEW)}
+        backend = KubernetesBackend(Credentials(host="http://localhost:1"))
+        backend._client = server.client
+        assert not any(each.own for each in await backend.waiters("team"))
+        backend._attendances["team"] = mine
+        assert {each.lease for each in await backend.waiters("team") if each.own} == mine.names
+
+    run(main)
+
+
+@pytest.mark.parametrize("seconds", [None, "90", 30])
+def test_a_lease_without_a_duration_lasts_no_longer_than_its_renewal(seconds: object) -> None:
+    async def main() -> None:
+        server = Server()
+        spec = {"renewTime": "2026-11-28T11:00:00Z", "leaseDurationSeconds": seconds}
+        server.leases["x"] = {"metadata": {"name": "x", "annotations": {JOBS: "{}"}}, "spec": spec}
+        found = await one_waiter(server)
+        assert found.lasts == timedelta(seconds=30 if seconds == 30 else 0)
+        assert found.holder == ""
+
+    run(main)
