@@ -10,25 +10,26 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob import names, returned, unattended, volumes
-from trainjob.errors import InvalidSpec, Problem
+from trainjob import checkpoint_directories, names, returned, unattended, volumes
+from trainjob.errors import InvalidSpec, Problem, SpecMismatch
+from trainjob.kube_objects import mapping
 from trainjob.retry_changes import RETRY_CHANGE, Changes, applied, change_annotations
+from trainjob.sanitizing import short_json
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX, STALL_VARIABLE
 from trainjob.spec.patches import for_every_node
-from trainjob.status import STALL_TIMEOUT
+from trainjob.status import STALL_TIMEOUT, Phase, observe
 
 MAX_NAME = 33
 """JobSet's webhook limits ``<name>-dataset-initializer-0-0-abcde`` to 63 characters. Trainer admits a job with a longer
 name, and the job then never gets a JobSet (Trainer 1.5, kubeflow/trainer#2735)."""
 
-MAX_ATTEMPT = 999
 _HASH = 10  # characters of 36 each: 51 bits; 10^6 keys in a namespace collide with a probability of 2e-4
-_SLUG = MAX_NAME - _HASH - len(str(MAX_ATTEMPT)) - 2
+_SLUG = MAX_NAME - _HASH - len("999") - 2  # shorter from attempt 1,000 on
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 KEY = RESERVED_PREFIX + "key"
@@ -41,6 +42,9 @@ GIVEN_UP = RESERVED_PREFIX + "given-up"
 failed while it is suspended: launching the same key again starts the next attempt."""
 FAILURE = RESERVED_PREFIX + "failure"
 """Annotation of a job with `on_retry`, with a diagnosis as JSON: why it failed, or did not start in time."""
+
+TRY = RESERVED_PREFIX + "try"
+"""Annotation: number of the caller's try that launched or adopted the job last, from 1."""
 
 FAILURE_OF = RESERVED_PREFIX + "failure-of"
 """Label of a `failure_record`: the hash of the key."""
@@ -101,25 +105,25 @@ class JobRef:
 
 def key_hash(key: str) -> str:
     """`key` as labels and names contain it: 10 lower-case letters and digits."""
-    number = int.from_bytes(hashlib.sha256(key.encode()).digest())
-    letters = "0123456789abcdefghijklmnopqrstuvwxyz"
-    return "".join(letters[number // 36**i % 36] for i in range(_HASH))
+    return names.digest(key, _HASH)
 
 
 def job_name(key: str, attempt: int) -> str:
     """Name of an attempt: the last part of `key` as a slug, the key's hash, the number; at most 33 characters.
 
     Raises:
-        ValueError: `attempt` is not in 1..999.
+        ValueError: `attempt` is less than 1.
     """
-    if not 1 <= attempt <= MAX_ATTEMPT:
-        raise ValueError(f"attempt {attempt} of {key!r} is not in 1..{MAX_ATTEMPT}")
-    return f"{_work_name(key)}-{attempt}"
+    if attempt < 1:
+        raise ValueError(f"attempt {attempt} of {key!r} is less than 1")
+    longest = MAX_NAME - _HASH - len(str(attempt)) - 2
+    return f"{_work_name(key, max(1, min(_SLUG, longest)))}-{attempt}"
 
 
-def _work_name(key: str) -> str:
+def _work_name(key: str, longest: int = _SLUG) -> str:
+    """What the names of all attempts of `key` have in common, with a slug of at most so many characters."""
     slug = re.sub(r"[^a-z0-9]+", "-", key.rstrip("/").rpartition("/")[2].lower()).lstrip("-0123456789")
-    return f"{slug[:_SLUG].rstrip('-') or 'job'}-{key_hash(key)}"
+    return f"{(slug or 'job')[:longest].rstrip('-')}-{key_hash(key)}"
 
 
 def check_key(key: str) -> None:
@@ -155,7 +159,7 @@ def failure_record(trainjob: Mapping[str, Any], diagnosis: str) -> dict[str, Any
     """
     metadata, attempt = trainjob["metadata"], JobRef.of(trainjob).attempt
     annotations = metadata.get("annotations") or {}
-    kept = {name: annotations[name] for name in (RETRY_CHANGE,) if name in annotations}
+    kept = {name: annotations[name] for name in (RETRY_CHANGE, SPEC_HASH, TRY) if name in annotations}
     owners = {"ownerReferences": metadata["ownerReferences"]} if metadata.get("ownerReferences") else {}
     return {
         "apiVersion": API_VERSION,
@@ -183,6 +187,7 @@ def render(
     *,
     origin: Mapping[str, str] | None = None,
     changes: Changes | None = None,
+    earlier: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The TrainJob object of an attempt, as it is sent to the API server.
 
@@ -193,6 +198,7 @@ def render(
         namespace: Kubernetes namespace.
         origin: Labels in addition to those of the spec, see `trainjob.lifecycle.launch`.
         changes: What this attempt changes of the spec, by `on_retry`. The hash of the spec remains that of `spec`.
+        earlier: Earlier attempts of the key. After a complete one, the checkpoints are in a new directory.
 
     Raises:
         ConfigurationError: The name of the namespace is invalid.
@@ -206,7 +212,9 @@ def render(
         metadata = spec.manifest.get("metadata") or {}
         labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     else:
-        body = _body(spec, f"{namespace}/{_work_name(key)}")
+        body = _body(spec)
+        if spec.checkpoints is not None:
+            body = _with_checkpoints(body, spec, spec.checkpoints, f"{namespace}/{_work_name(key)}", earlier)
         labels, annotations = spec.labels, spec.annotations
     policy_labels, policy_annotations = unattended.metadata_of(spec)
     if spec.stall_timeout is not None:
@@ -231,7 +239,8 @@ def render(
     }
 
 
-def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
+def _body(spec: TrainJobSpec) -> dict[str, Any]:
+    """The spec of the TrainJob, without the variable of the checkpoints."""
     if spec.runtime is None:
         raise InvalidSpec([Problem("runtime", "is missing")])
     body: dict[str, Any] = {"runtimeRef": spec.runtime.api()}
@@ -246,9 +255,8 @@ def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
         "env": [
             *_locations("INPUT", spec.inputs),
             *_locations("OUTPUT", spec.outputs),
-            *_checkpoint(spec, work),
             *_stall_variable(spec),
-            *env_api(spec.env),
+            *env_api({name: value for name, value in spec.env.items() if name != volumes.CHECKPOINT_VARIABLE}),
         ],
         "resourcesPerNode": spec.resources_per_node.api() if spec.resources_per_node else None,
         "numProcPerNode": spec.num_proc_per_node,
@@ -275,10 +283,35 @@ def _locations(kind: str, locations: Mapping[str, str]) -> list[dict[str, Any]]:
     return env_api({f"TRAINJOB_{kind}_{name.upper()}": volumes.as_file(uri) for name, uri in locations.items()})
 
 
-def _checkpoint(spec: TrainJobSpec, work: str) -> list[dict[str, Any]]:
-    if spec.checkpoints is None:
-        return []
-    return env_api({volumes.CHECKPOINT_VARIABLE: volumes.checkpoint_directory(spec.checkpoints, work)})
+def _with_checkpoints(
+    body: dict[str, Any], spec: TrainJobSpec, checkpoints: str, work: str, earlier: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """`body` with the variable of the checkpoint directory, after those of inputs and outputs."""
+    chosen = spec.env.get(volumes.CHECKPOINT_VARIABLE)
+    if isinstance(chosen, str):
+        directory = volumes.checkpoint_path(chosen)
+    else:
+        digest = checkpoint_directories.digest(body)
+        directory = _after_complete(volumes.checkpoint_directory(checkpoints, f"{work}-{digest}"), earlier)
+    env = body["trainer"].get("env") or []
+    behind = len(spec.inputs) + len(spec.outputs)
+    own = env_api({volumes.CHECKPOINT_VARIABLE: directory})
+    return {**body, "trainer": {**body["trainer"], "env": [*env[:behind], *own, *env[behind:]]}}
+
+
+def _after_complete(directory: str, earlier: Iterable[Mapping[str, Any]]) -> str:
+    """The directory after a complete attempt that used `directory`: its training is done and does not continue.
+
+    The number of the latest such attempt is a part of the name, so that all attempts after it share the directory, also
+    if one of them was deleted.
+    """
+    latest = 0
+    for trainjob in earlier:
+        found = re.fullmatch(rf"{re.escape(directory)}(?:-(\d+))?", checkpoint_directories.directory(trainjob))
+        if found is not None:
+            complete = observe(trainjob).phase is Phase.COMPLETE
+            latest = max(latest, JobRef.of(trainjob).attempt if complete else int(found[1] or 0))
+    return f"{directory}-{latest}" if latest else directory
 
 
 def _stall_variable(spec: TrainJobSpec) -> list[dict[str, Any]]:
@@ -329,9 +362,35 @@ def spec_hash(trainjob: Mapping[str, Any]) -> str:
     return str((trainjob["metadata"].get("annotations") or {}).get(SPEC_HASH, ""))
 
 
+def check_same_spec(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to adopt a job that was created from another spec.
+
+    Raises:
+        SpecMismatch: The specs differ; lists the differences.
+    """
+    if spec_hash(present) != spec_hash(wanted):
+        found = differences(wanted, present) or ["(labels or annotations)"]
+        raise SpecMismatch(
+            f"TrainJob {present['metadata']['namespace']}/{present['metadata']['name']} was launched for the same key "
+            "with another spec; cancel or delete it, or launch under another key. Present -> wanted:"
+            + "".join(f"\n  {change}" for change in found)
+        )
+
+
 def differences(wanted: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
     """Fields of `wanted` that `present` lacks or has otherwise, a line each; additions by the cluster do not count."""
-    return list(_differences(wanted["spec"], present["spec"], "spec"))
+    without_directory = _differences(_without_directory(wanted["spec"]), _without_directory(present["spec"]), "spec")
+    return list(without_directory) or list(_differences(wanted["spec"], present["spec"], "spec"))
+
+
+def _without_directory(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`spec` without the value of the checkpoint directory, which follows from the rest."""
+    trainer = spec.get("trainer")
+    if not isinstance(trainer, Mapping) or not isinstance(trainer.get("env"), list):
+        return spec
+    name = {"name": volumes.CHECKPOINT_VARIABLE}
+    env = [name if mapping(each).get("name") == name["name"] else each for each in trainer["env"]]
+    return {**spec, "trainer": {**trainer, "env": env}}
 
 
 def _differences(wanted: Any, present: Any, path: str) -> Iterator[str]:
@@ -340,14 +399,9 @@ def _differences(wanted: Any, present: Any, path: str) -> Iterator[str]:
             yield from _differences(wanted[name], present.get(name), f"{path}.{name}")
         if path == "spec.trainer":  # immutable, and written by the author alone
             for name in sorted(set(present) - set(wanted)):
-                yield f"{path}.{name}: {_short(present[name])} -> (nothing)"
+                yield f"{path}.{name}: {short_json(present[name])} -> (nothing)"
     elif isinstance(wanted, list) and isinstance(present, list) and len(wanted) == len(present):
         for i, (new, old) in enumerate(zip(wanted, present, strict=True)):
             yield from _differences(new, old, f"{path}[{i}]")
     elif wanted != present:
-        yield f"{path}: {_short(present)} -> {_short(wanted)}"
-
-
-def _short(value: Any) -> str:
-    text = "(nothing)" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "…"
+        yield f"{path}: {short_json(present)} -> {short_json(wanted)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 from trainjob.errors import ConfigurationError
@@ -11,6 +12,15 @@ NAMESPACE = re.compile(_LABEL)
 """An RFC 1123 label, as in Kubernetes (``IsDNS1123Label``)."""
 JOB = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 """An RFC 1123 subdomain, as in Kubernetes (``IsDNS1123Subdomain``). Trainer's webhook allows less."""
+
+
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def digest(text: str, characters: int) -> str:
+    """A hash of `text` for labels, names and paths: so many lower-case letters and digits."""
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest())
+    return "".join(_ALPHABET[number // 36**i % 36] for i in range(characters))
 
 
 def namespace(text: str) -> str:

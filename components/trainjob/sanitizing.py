@@ -76,6 +76,12 @@ def escaped_json(text: str) -> str:
     return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
+def short_json(value: object) -> str:
+    """A JSON value as text of at most 80 characters; ``(nothing)`` for None."""
+    text = "(nothing)" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
 def is_safe(text: str) -> bool:
     """Whether `text` has no characters that `plain` removes."""
     return _UNSAFE.search(text) is None

@@ -2,14 +2,14 @@
 
 A job mounts each PersistentVolumeClaim that a ``pvc://claim/path`` URI of its spec names.
 
-A checkpoint directory belongs to the key of the work, not to one job: a restarted rank, a job that Kueue has preempted
-and the job of the next attempt all use the same directory.
+A checkpoint directory does not belong to one job: a restarted rank, a job that Kueue has preempted and the job of the
+next attempt all use the same directory (`trainjob.checkpoint_directories`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -17,14 +17,19 @@ from urllib.parse import quote, unquote
 MOUNT = "/mnt/trainjob-claims"
 """Each PersistentVolumeClaim is mounted below this path under its own name."""
 
+CHECKPOINT_MOUNT = "/mnt/trainjob-checkpoints"
+"""The PersistentVolumeClaim of ``pvc://`` checkpoints is mounted here."""
+
 NAME = r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?"
 """Name of a PersistentVolumeClaim, as a regular expression."""
 
 CHECKPOINT_VARIABLE = "TRAINJOB_CHECKPOINT"
-"""Environment variable of a training process with its checkpoint directory, see `checkpoint_directory`."""
+"""Environment variable of a training process with its checkpoint directory.
+
+An author sets it in ``env`` of a spec to continue from another directory.
+"""
 
 _CHECKPOINT_VOLUME = "trainjob-checkpoints"
-_CHECKPOINT_MOUNT = "/mnt/trainjob-checkpoints"
 _NAMED = re.compile(rf"(?:^|=)pvc://({NAME})(?=/|$)")
 _MOUNTED = re.compile(rf"(?:file://)?{MOUNT}/({NAME})(?=/|$)")
 
@@ -66,11 +71,36 @@ def checkpoint_directory(checkpoints: str, work: str) -> str:
 
     Args:
         checkpoints: `TrainJobSpec.checkpoints`.
-        work: Relative path that is unique to the key of the work.
+        work: Relative path that is unique to the work.
     """
-    scheme, _, rest = checkpoints.partition("://")
-    paths = {"file": unquote(rest), "pvc": _CHECKPOINT_MOUNT + unquote("/" + rest.partition("/")[2])}
-    return f"{paths.get(scheme, checkpoints).rstrip('/')}/{work}"
+    return f"{checkpoint_path(checkpoints).rstrip('/')}/{work}"
+
+
+def checkpoint_path(location: str) -> str:
+    """The path of a checkpoint location, ``file://`` or ``pvc://``, inside the pods; others are returned unchanged."""
+    scheme, _, rest = location.partition("://")
+    paths = {"file": unquote(rest), "pvc": CHECKPOINT_MOUNT + unquote("/" + rest.partition("/")[2])}
+    return paths.get(scheme, location)
+
+
+def checkpoint_location(directory: str, spec: object) -> str:
+    """A checkpoint directory as its author writes it: the ``pvc://`` URI if it is on a PersistentVolumeClaim.
+
+    Args:
+        directory: Value of `CHECKPOINT_VARIABLE`.
+        spec: Spec of the TrainJob, which mounts the PersistentVolumeClaim.
+    """
+    claim = _checkpoint_claim(spec) if directory.startswith(f"{CHECKPOINT_MOUNT}/") else ""
+    return f"pvc://{claim}{quote(directory.removeprefix(CHECKPOINT_MOUNT))}" if claim else directory
+
+
+def _checkpoint_claim(value: object) -> str:
+    """The PersistentVolumeClaim that `checkpoint_pod` mounts, anywhere in an object of the API; empty without one."""
+    if isinstance(value, Mapping):
+        if value.get("name") == _CHECKPOINT_VOLUME and isinstance(claim := value.get("persistentVolumeClaim"), Mapping):
+            return str(claim.get("claimName") or "")
+        value = list(value.values())
+    return next(filter(None, map(_checkpoint_claim, value)), "") if isinstance(value, list) else ""
 
 
 def checkpoint_pod(checkpoints: str) -> dict[str, Any] | None:
@@ -80,7 +110,5 @@ def checkpoint_pod(checkpoints: str) -> dict[str, Any] | None:
         return None
     return {
         "volumes": [{"name": _CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": rest.partition("/")[0]}}],
-        "containers": [
-            {"name": "node", "volumeMounts": [{"name": _CHECKPOINT_VOLUME, "mountPath": _CHECKPOINT_MOUNT}]}
-        ],
+        "containers": [{"name": "node", "volumeMounts": [{"name": _CHECKPOINT_VOLUME, "mountPath": CHECKPOINT_MOUNT}]}],
     }

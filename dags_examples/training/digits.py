@@ -224,8 +224,8 @@ def _replace(path: Path, content: bytes) -> None:
 class Checkpoint:
     """The state from which an interrupted training resumes: one file, which rank 0 replaces after each epoch.
 
-    ``TRAINJOB_CHECKPOINT`` is its directory, the same for all attempts of one task. Without it there are no
-    checkpoints.
+    ``TRAINJOB_CHECKPOINT`` is its directory, the same for all attempts of one task with the same arguments. Without it
+    there are no checkpoints.
     """
 
     def __init__(self, options: argparse.Namespace, data: Data) -> None:

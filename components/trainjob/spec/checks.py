@@ -37,6 +37,8 @@ _LOCATION_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _LOCATION = re.compile(rf"pvc://{volumes.NAME}(/\S*)?|(?!pvc:)[A-Za-z][A-Za-z0-9+.-]*:\S+")
 _CHECKPOINTS = re.compile(rf"pvc://{volumes.NAME}(/\S*)?|file:///\S*|(?!pvc:|file:)[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
+_CLAIM = re.compile(rf"pvc://({volumes.NAME})(?=/|$)")
+
 _ABOUT_SECRETS = "vault.hashicorp.com/"
 """Prefix of annotations with the names of secrets that Vault's injector adds to the pod."""
 
@@ -206,6 +208,25 @@ def checkpoint_problems(uri: str) -> Iterator[Problem]:
             "checkpoints", f"{uri!r} is not a checkpoint location", "write pvc://claim/path, s3://… or file:///…"
         )
     yield from _uri_problems(uri, "checkpoints")
+
+
+def checkpoint_directory_problems(directory: object, checkpoints: str, path: str) -> Iterator[Problem]:
+    """Problems of a checkpoint directory that an author has chosen, below or beside the location `checkpoints`."""
+    if not isinstance(directory, str):
+        yield Problem(path, "is a reference", "write the path or URI of the directory")
+    elif not (directory.startswith("/") or _CHECKPOINTS.fullmatch(directory)):
+        write = "write pvc://claim/path, s3://…, file:///… or an absolute path"
+        yield Problem(path, f"{directory!r} is not a checkpoint directory", write)
+    elif (claim := _claim(directory)) and claim != _claim(checkpoints):
+        yield Problem(path, f"is on the PVC volume {claim}, which is not mounted", f"set checkpoints to pvc://{claim}")
+    elif directory.startswith(f"{volumes.CHECKPOINT_MOUNT}/") and not _claim(checkpoints):
+        yield Problem(path, "is on a PVC volume, and none is mounted", "set checkpoints to pvc://claim/path")
+    else:
+        yield from _uri_problems(directory, path)
+
+
+def _claim(uri: str) -> str:
+    return found[1] if (found := _CLAIM.match(uri)) else ""
 
 
 def _uri_problems(uri: str, path: str) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from trainjob.masking import holds_secret, source_holds_secret
 from trainjob.spec import torchtune
 from trainjob.spec.checks import (
     argument_problems,
+    checkpoint_directory_problems,
     checkpoint_problems,
     env_problems,
     location_problems,
@@ -32,6 +33,7 @@ from trainjob.spec.patches import RuntimePatch
 from trainjob.spec.reading import check_limits, load_spec
 from trainjob.spec.torchtune import TorchTuneConfig
 from trainjob.spec.validation import Validation, snake_path
+from trainjob.volumes import CHECKPOINT_VARIABLE
 from trainjob.wait_options import duration
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
@@ -129,8 +131,9 @@ class TrainJobSpec(Part):
 
     checkpoints: str | None = None
     """Location of the checkpoints from which an interrupted training resumes: ``pvc://claim/path`` (mounted on every
-    node), ``s3://…``, ``file:///…``. Each key has its directory below it, the same for all attempts; the nodes get it
-    as ``TRAINJOB_CHECKPOINT``, a path or, for an object store, a URI."""
+    node), ``s3://…``, ``file:///…``. Attempts of a key that are asked to do the same share a directory below it; the
+    nodes get it as ``TRAINJOB_CHECKPOINT``, a path or, for an object store, a URI. To continue from another directory,
+    set that variable in `env`. See docs/how-to/checkpoints.md."""
 
     num_nodes: Count | None = None
     """Number of nodes (pods). Default: that of the runtime, which is 1 in those that Trainer ships."""
@@ -291,7 +294,7 @@ class TrainJobSpec(Part):
             yield Problem("runtime", "is missing", "name a ClusterTrainingRuntime such as torch-distributed")
         yield from self._func_problems(incomplete)
         yield from metadata_problems(self.labels, self.annotations)
-        yield from env_problems(env_api(self.env), "env", reserved=True)
+        yield from self._env_problems(incomplete)
         yield from argument_problems({"command": self.command, "args": self.args})
         yield from self._torchtune_problems(incomplete)
         if self.initializer is not None:
@@ -303,6 +306,15 @@ class TrainJobSpec(Part):
         yield from self._patch_problems()
         if self.on_retry is not None:
             yield from self.on_retry.problems(self.resources_per_node, self.num_nodes, self.labels, incomplete)
+
+    def _env_problems(self, incomplete: Collection[str]) -> Iterator[Problem]:
+        env, path = dict(self.env), f"env.{CHECKPOINT_VARIABLE}"
+        directory = env.pop(CHECKPOINT_VARIABLE, None)
+        if directory is not None and self.checkpoints is not None:
+            yield from checkpoint_directory_problems(directory, self.checkpoints, path)
+        elif directory is not None and "checkpoints" not in incomplete:
+            yield Problem(path, "is set from checkpoints", "set checkpoints to the location of the directory, too")
+        yield from env_problems(env_api(env), "env", reserved=True)
 
     def _func_problems(self, incomplete: Collection[str]) -> Iterator[Problem]:
         if self.func is not None and (self.command or self.args):

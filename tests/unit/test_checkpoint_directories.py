@@ -1,0 +1,513 @@
+"""An attempt that is asked to do something else than an earlier one of its key does not use its checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from trainjob import InvalidSpec, TrainJobSpec
+from trainjob.checkpoint_directories import NOT_ASKED, asked, digest, directory, location, notice
+from trainjob.manifest import ATTEMPT, differences, key_hash, render
+from trainjob.retry_changes import Changes
+
+KEY = "airflow/airflow/d/r/0/train"
+COMMAND: dict[str, Any] = {
+    "runtime": "torch-distributed",
+    "image": "registry.example/train:1",
+    "command": ["python", "train.py"],
+    "args": ["--epochs", "10"],
+    "env": {"ITEM": "north"},
+    "inputs": {"dataset": "s3://b/north"},
+    "outputs": {"model": "s3://b/model"},
+    "num_nodes": 2,
+    "resources_per_node": {"memory": "16Gi"},
+    "checkpoints": "s3://b/checkpoints",
+}
+FUNCTION: dict[str, Any] = {
+    "runtime": "torch-distributed",
+    "func": {"name": "train", "source": "def train(region): pass"},
+    "func_args": {"region": "north"},
+    "packages_to_install": ["numpy"],
+    "checkpoints": "s3://b/checkpoints",
+}
+TORCHTUNE: dict[str, Any] = {
+    "runtime": "torchtune-llama3.2-1b",
+    "torchtune": {"epochs": 1},
+    "initializer": {"dataset": "hf://team/north", "model": "hf://meta-llama/Llama-3.2-1B"},
+    "checkpoints": "s3://b/checkpoints",
+}
+OWNER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
+ARGO = {"manager": "example.com/team", "trainingRuntimeSpec": {"template": {"metadata": {"labels": {"a": "b"}}}}}
+
+# Each field of a spec: a spec with it, and other values. A new field has to be put into one of the two tables.
+ASKED: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
+    "command": (COMMAND, [["python", "other.py"], ["python", "train.py", "--more"]]),
+    "args": (COMMAND, [["--epochs", "20"], ["--epochs"], []]),
+    "func_args": (FUNCTION, [{"region": "south"}, {"region": "north", "epochs": 1}, {}]),
+    "torchtune": (TORCHTUNE, [{"epochs": 2}, {"epochs": 1, "dtype": "bf16"}]),
+    "env": (COMMAND, [{"ITEM": "south"}, {"ITEM": ""}, {}, {"ITEM": "north", "SEED": "1"}]),
+    "inputs": (COMMAND, [{"dataset": "s3://b/south"}, {"data": "s3://b/north"}, {}, {"dataset": "pvc://b/north"}]),
+    "initializer": (
+        TORCHTUNE,
+        [
+            {"dataset": "hf://team/south", "model": "hf://meta-llama/Llama-3.2-1B"},
+            {"dataset": "hf://team/north", "model": "hf://meta-llama/Llama-3.2-1B-Instruct"},
+        ],
+    ),
+}
+KEPT: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
+    "runtime": (COMMAND, ["torch-resilient"]),  # but see `test_the_runtime_counts_if_it_names_the_program`
+    "image": (COMMAND, ["registry.example/train:2", None]),
+    "func": (FUNCTION, [{"name": "train", "source": "def train(region): print(region)"}]),
+    "packages_to_install": (FUNCTION, [["numpy==2.4.0"], []]),
+    "pip_index_urls": (FUNCTION, [["https://pypi.example/simple"]]),
+    "outputs": (COMMAND, [{"model": "s3://b/model/try-2"}, {}]),
+    "num_nodes": (COMMAND, [1]),
+    "num_proc_per_node": (COMMAND, [8]),
+    "resources_per_node": (COMMAND, [{"memory": "32Gi"}, None]),
+    "runtime_patches": (COMMAND, [[ARGO]]),
+    "suspend": (COMMAND, [True]),
+    "active_deadline_seconds": (COMMAND, [60]),
+    "stall_timeout": (COMMAND, ["15m"]),
+    "managed_by": (COMMAND, ["kueue.x-k8s.io/multikueue"]),
+    "unattended": (COMMAND, ["suspend"]),
+    "unattended_after": (COMMAND, ["PT2H"]),
+    "on_retry": (COMMAND, [{"out_of_memory": {"max_memory": "64Gi"}}]),
+    "labels": (COMMAND, [{"kueue.x-k8s.io/queue-name": "backfill"}]),
+    "annotations": (COMMAND, [{"note": "x"}]),
+    "owner_reference": (COMMAND, [OWNER]),
+}
+ELSEWHERE = {"checkpoints", "manifest"}  # the location itself; a whole manifest has no checkpoints
+
+
+def made(fields: Mapping[str, Any], attempt: int = 1, key: str = KEY, **more: Any) -> dict[str, Any]:
+    return render(TrainJobSpec.parse(dict(fields)), key, attempt, "ns", **more)
+
+
+def stored(fields: Mapping[str, Any], attempt: int = 1, phase: str = "", **more: Any) -> dict[str, Any]:
+    """An attempt that exists, complete or failed."""
+    trainjob = made(fields, attempt, **more)
+    trainjob["metadata"] |= {"uid": f"u{attempt}", "creationTimestamp": f"2026-01-01T00:{attempt:02}:00Z"}
+    if phase:
+        ended = {"type": phase, "status": "True", "lastTransitionTime": "2026-01-01T01:00:00Z", "reason": "x"}
+        trainjob["status"] = {"conditions": [ended]}
+    return trainjob
+
+
+def changed(fields: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {name: value for name, value in {**fields, **more}.items() if value is not None}
+
+
+CASES = [
+    pytest.param(field, fields, value, field in ASKED, id=f"{field}-{number}")
+    for table in (ASKED, KEPT)
+    for field, (fields, values) in table.items()
+    for number, value in enumerate(values)
+]
+
+
+def test_every_field_of_a_spec_is_classified() -> None:
+    assert not ASKED.keys() & KEPT.keys()
+    assert ASKED.keys() | KEPT.keys() | ELSEWHERE == TrainJobSpec.model_fields.keys()
+
+
+@pytest.mark.parametrize(("field", "fields", "value", "is_asked"), CASES)
+def test_the_directory_follows_from_what_is_asked(
+    field: str, fields: Mapping[str, Any], value: Any, is_asked: bool
+) -> None:
+    first, second = made(fields, 1), made(changed(fields, **{field: value}), 2)
+    assert (directory(first) != directory(second)) == is_asked
+    assert (notice(first, second) != "") == is_asked
+    if is_asked:
+        assert f"({field}" in notice(first, second) or field == "torchtune"
+
+
+def test_every_retry_of_the_same_spec_uses_the_same_directory() -> None:
+    directories = {directory(made(COMMAND, attempt)) for attempt in (1, 2, 999, 1000)}
+    assert len(directories) == 1
+    (found,) = directories
+    assert re.fullmatch(rf"s3://b/checkpoints/ns/train-{key_hash(KEY)}-[0-9a-z]{{8}}", found)
+
+
+def test_directories_do_not_change_between_versions() -> None:
+    """After an upgrade, the next attempt must find the checkpoints."""
+    assert directory(made(COMMAND)) == f"s3://b/checkpoints/ns/train-{key_hash(KEY)}-571854h1"
+    assert directory(made(FUNCTION)) == f"s3://b/checkpoints/ns/train-{key_hash(KEY)}-a7z4q67m"
+    assert directory(made(TORCHTUNE)) == f"s3://b/checkpoints/ns/train-{key_hash(KEY)}-l82dyi00"
+
+
+def test_what_on_retry_changes_keeps_the_directory() -> None:
+    fields = COMMAND | {"on_retry": {"out_of_memory": {"max_memory": "64Gi"}}}
+    changes = Changes(memory="24Gi", num_nodes=1, queue="backfill", priority_class="high", excluded_nodes=("gpu-7",))
+    assert directory(made(fields, 2, changes=changes)) == directory(made(fields))
+
+
+def test_the_runtime_counts_if_it_names_the_program() -> None:
+    for fields in (TORCHTUNE, {"runtime": "a", "args": ["--x"], "checkpoints": "s3://b"}):
+        first, second = made(fields), made({**fields, "runtime": "torchtune-qwen2.5-1.5b"})
+        assert directory(first) != directory(second)
+        assert f'(runtime: "{fields["runtime"]}" -> "torchtune-qwen2.5-1.5b")' in notice(first, second)
+    tune = {"runtime": "torchtune-llama3.2-1b", "command": ["tune", "run"], "checkpoints": "s3://b"}
+    assert directory(made(tune)) != directory(made({**tune, "runtime": "torchtune-qwen2.5-1.5b"}))
+
+
+def test_functions_with_text_that_looks_like_variables_are_recognized() -> None:
+    function = {**FUNCTION, "func_args": {"pattern": "$(HOME) $$ \\ ü"}}
+    assert asked(made(function)["spec"]) == {"func_args": {"pattern": "$(HOME) $$ \\ ü"}}
+    for args in (["1", "{"], ["1", "[]"], ["1", '{"name": 1}'], ["1", "1"], ["x"]):
+        command = {**COMMAND, "command": ["python", "-c", "print()"], "args": args}
+        assert asked(made(command)["spec"])["args"] == args
+
+
+# ---------------------------------------------------------------- environment
+
+
+def instance(pattern: str, filling: str) -> str:
+    return pattern.replace("*", filling)
+
+
+@pytest.mark.parametrize("pattern", [each for each in NOT_ASKED if not each.startswith("TRAINJOB_")])
+def test_variables_of_libraries_keep_the_directory(pattern: str) -> None:
+    name = instance(pattern, "ABC")
+    for env in ({name: "1"}, {name: "2"}, {name: ""}, {name.lower(): "1"}):
+        assert directory(made({**COMMAND, "env": {"ITEM": "north", **env}})) == directory(made(COMMAND))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "HF_HOME", "HTTPS_PROXY"),
+        *("no_proxy", "LOG_LEVEL", "LOGLEVEL", "TF_CPP_MIN_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "PYTHONUNBUFFERED"),
+        *("MKL_NUM_THREADS", "TRANSFORMERS_VERBOSITY", "log_level"),
+    ],
+)
+def test_known_variables_of_libraries_keep_the_directory(name: str) -> None:
+    assert directory(made({**COMMAND, "env": {"ITEM": "north", name: "1"}})) == directory(made(COMMAND))
+
+
+NAMES = st.from_regex(r"[A-Z][A-Z0-9_]{0,12}", fullmatch=True).filter(
+    lambda name: not name.startswith(("TRAINJOB_", "PET_", "DMLC_", "OMPI_", "JAX_"))
+)
+
+
+def is_asked(name: str) -> bool:
+    """As in the table, without its patterns."""
+    prefixes = tuple(each[:-1] for each in NOT_ASKED if each.endswith("*"))
+    suffixes = tuple(each[1:] for each in NOT_ASKED if each.startswith("*"))
+    return not name.startswith(prefixes) and not name.endswith(suffixes)
+
+
+@given(st.dictionaries(NAMES, st.sampled_from(["", "a", "b"]), max_size=4), st.data())
+def test_all_other_variables_change_the_directory(env: dict[str, str], data: st.DataObject) -> None:
+    name, value = data.draw(NAMES), data.draw(st.sampled_from(["", "a", "b", "c"]))
+    first, second = made({**COMMAND, "env": env}), made({**COMMAND, "env": {**env, name: value}})
+    differs = is_asked(name) and env.get(name) != value
+    assert (directory(first) != directory(second)) == differs
+    assert (f"env.{name}: " in notice(first, second)) == differs
+
+
+def test_the_order_of_variables_and_inputs_does_not_count() -> None:
+    one = {**COMMAND, "env": {"A": "1", "B": "2"}, "inputs": {"a": "s3://a", "b": "s3://b"}}
+    other = {**COMMAND, "env": {"B": "2", "A": "1"}, "inputs": {"b": "s3://b", "a": "s3://a"}}
+    assert directory(made(one)) == directory(made(other))
+
+
+def test_only_values_from_secrets_are_left_out() -> None:
+    def env(**source: Any) -> dict[str, Any]:
+        return {**COMMAND, "env": {"ITEM": "north", "X": {"valueFrom": source}}}
+
+    secret = [env(secretKeyRef={"name": name, "key": "k"}) for name in ("a", "b")]
+    assert directory(made(secret[0])) == directory(made(secret[1])) == directory(made(COMMAND))
+    texts = [env(configMapKeyRef={"name": name, "key": "k"}) for name in ("a", "b")]
+    assert directory(made(texts[0])) != directory(made(texts[1]))
+
+
+# ---------------------------------------------------------------- any two specs
+
+WORDS = st.lists(st.sampled_from(["--epochs", "10", "20", "$(HOME)"]), max_size=3)
+FIELDS = st.fixed_dictionaries(
+    {"runtime": st.sampled_from(["a", "b"]), "checkpoints": st.just("s3://b")},
+    optional={
+        "image": st.sampled_from(["i:1", "i:2"]),
+        "env": st.dictionaries(st.sampled_from(["ITEM", "NCCL_DEBUG", "SEED"]), st.sampled_from(["", "1"])),
+        "inputs": st.dictionaries(st.sampled_from(["data", "model"]), st.sampled_from(["", "pvc://a/b", "file:///x"])),
+        "outputs": st.dictionaries(st.just("model"), st.sampled_from(["s3://a", "s3://b"])),
+        "num_nodes": st.integers(1, 2),
+        "stall_timeout": st.just(60),
+        "initializer": st.sampled_from([{"dataset": "hf://a/b"}, {"dataset": "hf://a/c"}, {"model": "hf://a/b"}]),
+    },
+)
+PROGRAMS = st.one_of(
+    st.fixed_dictionaries({"command": WORDS, "args": WORDS}),
+    st.fixed_dictionaries(
+        {
+            "func": st.sampled_from(
+                [{"name": "a", "source": "def a(): pass"}, {"name": "b", "source": "def b(): pass"}]
+            ),
+            "func_args": st.dictionaries(st.sampled_from("ab"), st.one_of(st.integers(0, 1), st.just("$$"))),
+        }
+    ),
+)
+SPECS = st.builds(lambda fields, program: {**fields, **program}, FIELDS, PROGRAMS)
+
+
+@given(SPECS, SPECS)
+def test_a_notice_names_a_difference_exactly_if_the_directories_differ(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    first, second = made(one, 1), made(other, 2)
+    differs = directory(first) != directory(second)
+    assert differs == (asked(first["spec"]) != asked(second["spec"]))
+    text = notice(first, second)
+    assert (text != "") == differs
+    if differs:
+        assert "is asked to do something else" in text
+        assert directory(first) in text
+        assert directory(second) in text
+
+
+@given(SPECS, SPECS, st.sampled_from(["a/k", "b/k"]), st.sampled_from(["a/k", "b/k"]))
+def test_two_works_never_share_a_directory(
+    one: dict[str, Any], other: dict[str, Any], key: str, other_key: str
+) -> None:
+    same = key == other_key and asked(made(one)["spec"]) == asked(made(other)["spec"])
+    assert (directory(made(one, key=key)) == directory(made(other, key=other_key))) == same
+
+
+@given(SPECS)
+def test_what_a_server_adds_is_no_difference(fields: dict[str, Any]) -> None:
+    """A server leaves out empty parts, and a webhook may add variables of a proxy."""
+    spec = made(fields)["spec"]
+    present = copy.deepcopy(spec)
+    trainer = present["trainer"]
+    trainer["env"] = [*trainer["env"], {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]
+    present |= {"suspend": False, "managedBy": "trainer.kubeflow.org/trainjob-controller", "runtimePatches": []}
+    assert asked(present) == asked(spec)
+    assert digest(present) == digest(spec)
+
+
+# ---------------------------------------------------------------- after a complete attempt
+
+
+def test_a_training_that_completed_trains_again() -> None:
+    complete = stored(COMMAND, 1, "Complete")
+    again = made(COMMAND, 2, earlier=[complete])
+    assert directory(again) == f"{directory(complete)}-1"
+    text = notice(complete, again)
+    assert f"trains again, since {complete['metadata']['name']} is complete: it does not continue" in text
+    assert f"its own are in {directory(again)}. To continue on purpose, set TRAINJOB_CHECKPOINT" in text
+    assert text.endswith(f" to {directory(complete)}")
+
+
+def test_retries_after_a_complete_attempt_share_its_successors_directory() -> None:
+    complete = stored(COMMAND, 1, "Complete")
+    failed = stored(COMMAND, 2, "Failed", earlier=[complete])
+    for earlier in ([complete, failed], [complete], [failed], [failed, complete]):  # some were deleted
+        assert directory(made(COMMAND, 3, earlier=earlier)) == f"{directory(complete)}-1"
+    second = stored(COMMAND, 3, "Complete", earlier=[complete, failed])
+    assert directory(made(COMMAND, 4, earlier=[complete, failed, second])) == f"{directory(complete)}-3"
+    assert directory(made(COMMAND, 4, earlier=[second])) == f"{directory(complete)}-3"
+
+
+def test_only_attempts_that_were_asked_the_same_are_done() -> None:
+    """The list of a mapped task changes, and changes back: half of the training of `north` is still there."""
+    south = {**COMMAND, "env": {"ITEM": "south"}}
+    earlier = [stored(COMMAND, 1, "Failed"), stored(south, 2, "Complete")]
+    assert directory(made(COMMAND, 3, earlier=earlier)) == directory(earlier[0])
+    assert directory(made(south, 3, earlier=earlier)) == f"{directory(earlier[1])}-2"
+
+
+@given(st.lists(st.tuples(st.sampled_from([COMMAND, FUNCTION]), st.sampled_from(["Failed", "Complete"])), max_size=6))
+def test_no_attempt_continues_from_a_complete_one(attempts: list[tuple[Mapping[str, Any], str]]) -> None:
+    earlier: list[dict[str, Any]] = []
+    for number, (fields, phase) in enumerate(attempts, start=1):
+        trainjob = stored(fields, number, phase, earlier=earlier)
+        same = [each for each in earlier if asked(each["spec"]) == asked(trainjob["spec"])]
+        done = [each for each in same if each["status"]["conditions"][0]["type"] == "Complete"]
+        assert directory(trainjob) not in {directory(each) for each in done}
+        if same and same[-1] not in done:
+            assert directory(trainjob) == directory(same[-1]), "a retry continues"
+        earlier.append(trainjob)
+
+
+# ---------------------------------------------------------------- a directory that the author has chosen
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "chosen", "handed"),
+    [
+        ("s3://b/checkpoints", "s3://b/checkpoints/ns/train-x-1", "s3://b/checkpoints/ns/train-x-1"),
+        ("s3://b/checkpoints", "/scratch/x", "/scratch/x"),
+        ("file:///data", "file:///data/my%20work", "/data/my work"),
+        ("pvc://claim/a", "pvc://claim/a/ns/train-x", "/mnt/trainjob-checkpoints/a/ns/train-x"),
+        ("pvc://claim/a", "pvc://claim", "/mnt/trainjob-checkpoints/"),
+        ("pvc://claim/a", "/mnt/trainjob-checkpoints/a/ns/train-x", "/mnt/trainjob-checkpoints/a/ns/train-x"),
+        ("pvc://claim/a", "s3://b/x", "s3://b/x"),
+    ],
+)
+def test_an_author_may_choose_the_directory(checkpoints: str, chosen: str, handed: str) -> None:
+    fields = {**COMMAND, "checkpoints": checkpoints, "env": {"ITEM": "north", "TRAINJOB_CHECKPOINT": chosen}}
+    trainjob = made(fields)
+    variables = [each for each in trainjob["spec"]["trainer"]["env"] if each["name"] == "TRAINJOB_CHECKPOINT"]
+    assert variables == [{"name": "TRAINJOB_CHECKPOINT", "value": handed}]
+    assert ("runtimePatches" in trainjob["spec"]) == checkpoints.startswith("pvc://"), "the volume is mounted"
+    assert asked(trainjob["spec"]) == asked(made(COMMAND)["spec"]), "the choice itself is not what is asked"
+    assert directory(made(fields, 2, earlier=[stored(fields, 1, "Complete")])) == handed, "it is used as it is"
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "chosen", "problem"),
+    [
+        (None, "s3://b/x", "is set from checkpoints (set checkpoints to the location of the directory, too)"),
+        (
+            "s3://b",
+            "",
+            "'' is not a checkpoint directory (write pvc://claim/path, s3://…, file:///… or an absolute path)",
+        ),
+        ("s3://b", "relative/path", "'relative/path' is not a checkpoint directory (write "),
+        ("s3://b", "s3://a b", "'s3://a b' is not a checkpoint directory (write "),
+        (
+            "s3://b",
+            "pvc://claim/x",
+            "is on the PVC volume claim, which is not mounted (set checkpoints to pvc://claim)",
+        ),
+        ("pvc://a/x", "pvc://b/x", "is on the PVC volume b, which is not mounted (set checkpoints to pvc://b)"),
+        (
+            "s3://b",
+            "/mnt/trainjob-checkpoints/x",
+            "is on a PVC volume, and none is mounted (set checkpoints to pvc://claim/path)",
+        ),
+        (
+            "s3://b",
+            {"secretKeyRef": {"name": "a", "key": "b"}},
+            "is a reference (write the path or URI of the directory)",
+        ),
+        ("s3://b", "s3://me:word@host/x", "contains a credential"),
+    ],
+)
+def test_a_choice_that_cannot_work_is_refused(checkpoints: str | None, chosen: Any, problem: str) -> None:
+    fields = changed(COMMAND, checkpoints=checkpoints, env={"TRAINJOB_CHECKPOINT": chosen})
+    with pytest.raises(InvalidSpec) as caught:
+        TrainJobSpec.parse(fields)
+    assert f"env.TRAINJOB_CHECKPOINT: {problem}" in str(caught.value)
+    assert len(caught.value.problems) == 1
+
+
+def test_a_choice_is_no_second_problem_of_invalid_checkpoints() -> None:
+    for checkpoints in (3, "nowhere"):
+        with pytest.raises(InvalidSpec) as caught:
+            TrainJobSpec.parse({**COMMAND, "checkpoints": checkpoints, "env": {"TRAINJOB_CHECKPOINT": "s3://b/x"}})
+        assert {problem.path for problem in caught.value.problems} == {"checkpoints"}
+
+
+def test_a_whole_manifest_has_no_checkpoint_directory() -> None:
+    env = [{"name": "TRAINJOB_CHECKPOINT", "value": "/x"}]
+    manifest = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "spec": {"runtimeRef": {"name": "r"}, "trainer": {"env": env}},
+    }
+    with pytest.raises(InvalidSpec, match="TRAINJOB_CHECKPOINT: is set from inputs and outputs or checkpoints"):
+        TrainJobSpec.parse(manifest)
+    manifest["spec"] = {"runtimeRef": {"name": "r"}, "trainer": {"command": ["a"]}}
+    assert directory(made(manifest)) == ""
+
+
+# ---------------------------------------------------------------- the line
+
+
+def test_the_notice_names_both_directories_and_how_to_continue() -> None:
+    first = made(COMMAND, 1)
+    second = made({**COMMAND, "args": ["--epochs", "20"], "env": {"ITEM": "south", "SEED": "1"}}, 2)
+    old, new = directory(first), directory(second)
+    one, two = (each["metadata"]["name"] for each in (first, second))
+    assert notice(first, second) == (
+        f'TrainJob ns/{two} is asked to do something else than {one} (args[1]: "10" -> "20", env.ITEM: "north" -> '
+        f'"south", env.SEED: (nothing) -> "1"), so it does not continue from the checkpoints of {one}: its own are in '
+        f"{new}. To continue on purpose, set TRAINJOB_CHECKPOINT in env of the spec to {old}"
+    )
+    on_purpose = {**COMMAND, "args": ["--epochs", "20"], "env": {"ITEM": "north", "TRAINJOB_CHECKPOINT": old}}
+    assert notice(first, made(on_purpose, 2)) == ""
+
+
+def test_directories_on_a_volume_are_named_as_their_author_writes_them() -> None:
+    fields = {**COMMAND, "checkpoints": "pvc://claim/my%20work"}
+    first, second = made(fields, 1), made({**fields, "args": []}, 2)
+    work = directory(first).removeprefix("/mnt/trainjob-checkpoints/my work/")
+    assert location(first) == f"pvc://claim/my%20work/{work}"
+    assert location(first) in notice(first, second)
+    assert "/mnt/" not in notice(first, second)
+    on_purpose = {**fields, "args": [], "env": {"ITEM": "north", "TRAINJOB_CHECKPOINT": location(first)}}
+    assert directory(made(on_purpose)) == directory(first)
+    del first["spec"]["runtimePatches"]
+    assert location(first) == directory(first)
+
+
+def test_no_notice_without_two_directories() -> None:
+    none = {**COMMAND}
+    del none["checkpoints"]
+    record = {"metadata": {"name": "x", "namespace": "ns", "labels": {ATTEMPT: "1"}}, "spec": {"trainer": {}}}
+    for before, after in ((made(none), made(COMMAND)), (made(COMMAND), made(none)), (record, made(COMMAND))):
+        assert notice(before, after) == ""
+
+
+def test_another_location_is_named_without_a_difference() -> None:
+    first, second = made(COMMAND, 1), made({**COMMAND, "checkpoints": "s3://b/elsewhere"}, 2)
+    two, one = second["metadata"]["name"], first["metadata"]["name"]
+    begin = f"TrainJob ns/{two} does not continue from the checkpoints of {one}: its own are in s3://b/elsewhere/ns/"
+    assert notice(first, second).startswith(begin)
+
+
+def test_long_differences_are_cut() -> None:
+    first = made({**COMMAND, "args": [str(number) for number in range(20)]}, 1)
+    second = made({**COMMAND, "args": ["x" * 300 for _ in range(20)]}, 2)
+    text = notice(first, second)
+    assert "args[4]: " in text
+    assert "args[5]: " not in text
+    assert ", 15 more)" in text
+    assert len(text) < 1500
+
+
+def test_secrets_are_not_shown() -> None:
+    """A spec refuses them. An object of another version, or one that a person changed, may have some."""
+    first, second = made(COMMAND, 1), made(COMMAND, 2)
+    for trainjob, secret in ((first, "8d1c0f6a2b"), (second, "c93fd22e17")):
+        trainer = trainjob["spec"]["trainer"]
+        trainer["args"] = ["--token", secret, f"--password={secret}", "--lr"]
+        trainer["env"] += [{"name": "DB_PASSWORD", "value": secret}, {"name": "URL", "value": f"https://me:{secret}@h"}]
+        trainer["env"][1]["value"] += f"/{trainjob['metadata']['labels'][ATTEMPT]}"
+    for trainjob in (first, second):
+        for each in trainjob["spec"]["trainer"]["env"]:
+            if each["name"] == "TRAINJOB_CHECKPOINT":
+                each["value"] += trainjob["metadata"]["labels"][ATTEMPT]
+    text = notice(first, second)
+    assert "args[1]: *** -> ***" in text
+    assert "env.DB_PASSWORD: *** -> ***" in text
+    assert "8d1c0f6a2b" not in text
+    assert "c93fd22e17" not in text
+
+
+def test_another_spec_is_not_explained_by_its_directory() -> None:
+    """`SpecMismatch` names what the author changed, not the directory that follows from it."""
+    first, second = made(COMMAND), made({**COMMAND, "args": ["--epochs", "20"]})
+    assert differences(second, first) == ['spec.trainer.args[1]: "10" -> "20"']
+    moved = made({**COMMAND, "checkpoints": "s3://b/elsewhere"})
+    (line,) = differences(moved, first)
+    assert re.match(r'spec\.trainer\.env\[\d\]\.value: "s3://b/checkpoints/', line)
+
+
+# ---------------------------------------------------------------- docs
+
+
+def test_the_docs_list_the_variables_that_do_not_count() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "checkpoints.md"
+    text = page.read_text()
+    assert [
+        pattern for pattern in NOT_ASKED if f"`{pattern}`" not in text and not pattern.startswith("TRAINJOB_")
+    ] == []
