@@ -1,6 +1,7 @@
 import trainjob.wait_options
 from trainjob.backends import connect as connect
 from trainjob.backends.base import Backend as Backend
+from trainjob.cancellation import Cancelled as Cancelled, cancel as cancel, cancel_key as cancel_key
 from trainjob.client import TrainJobClient as TrainJobClient
 from trainjob.diagnosis import Category as Category, Diagnosis as Diagnosis, Evidence as Evidence
 from trainjob.errors import (
@@ -21,6 +22,7 @@ from trainjob.errors import (
     Problem as Problem,
     QueueTimeout as QueueTimeout,
     RankCrashed as RankCrashed,
+    RanksRemain as RanksRemain,
     RegistryConflict as RegistryConflict,
     RegistryError as RegistryError,
     RegistryUnavailable as RegistryUnavailable,
@@ -38,10 +40,11 @@ from trainjob.errors import (
     TrainJobFailed as TrainJobFailed,
     UnsafePath as UnsafePath,
 )
-from trainjob.lifecycle import cancel as cancel, launch as launch
+from trainjob.lifecycle import launch as launch
 from trainjob.logs import LogLine as LogLine
 from trainjob.manifest import JobRef as JobRef
 from trainjob.report import Report as Report, diagnose as diagnose
+from trainjob.results import TrainJobResult as TrainJobResult
 from trainjob.settings import Settings as Settings
 from trainjob.spec import (
     EnvVarSource as EnvVarSource,
@@ -61,6 +64,6 @@ from trainjob.status import Blocker as Blocker, Observation as Observation, Phas
 from trainjob.verdicts import RetryVerdict as RetryVerdict
 from trainjob.version import __version__ as __version__
 from trainjob.wait_options import InvalidWaitOptions as InvalidWaitOptions, WaitOptions as WaitOptions
-from trainjob.waiting import TrainJobResult as TrainJobResult, follow as follow, wait as wait
+from trainjob.waiting import follow as follow, wait as wait
 
 Budgets = trainjob.wait_options.Budgets  # deprecated; not imported here, so that it is not among the public names

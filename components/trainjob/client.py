@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from trainjob import lifecycle as flow, names, report, trained, waiting
+from trainjob import cancellation, lifecycle as flow, names, report, trained, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
+from trainjob.cancellation import Cancelled
 from trainjob.diagnosis import Diagnosis
 from trainjob.errors import InvalidSpec, NotFound, Problem
 from trainjob.lifecycle import AfterFailure
 from trainjob.logs import LogLine
 from trainjob.manifest import MANAGED_BY, JobRef
 from trainjob.report import Report
+from trainjob.results import TrainJobResult
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.status import Observation
 from trainjob.wait_options import WaitOptions
-from trainjob.waiting import TrainJobResult
 
 if TYPE_CHECKING:
     from trainjob.data import Exported
@@ -91,7 +92,7 @@ class TrainJobClient:
         spec: TrainJobSpec | Mapping[str, Any] | str | Path,
         key: str,
         *,
-        first_attempt: int = 1,
+        tried: int | None = None,
         after_failure: AfterFailure = "retry",
         origin: Mapping[str, str] | None = None,
     ) -> JobRef:
@@ -100,7 +101,7 @@ class TrainJobClient:
         Args:
             spec: What to run: a `TrainJobSpec`, a mapping, YAML text or the path of a YAML file.
             key: Identity of the work. The same key adopts the same job.
-            first_attempt: Lowest ordinal of a new attempt, for callers that count their tries.
+            tried: Number of the caller's try, for callers that count them.
             after_failure: When a new attempt follows one that failed: always (``retry``), unless its verdict is final
                 (``verdict``), or only if the cause was outside the training code (``infrastructure``).
             origin: Labels of a new job that record where it comes from, such as DAG, run and try.
@@ -118,7 +119,7 @@ class TrainJobClient:
                 parsed,
                 key,
                 namespace=self.namespace,
-                first_attempt=first_attempt,
+                tried=tried,
                 after_failure=after_failure,
                 origin=origin,
             )
@@ -141,8 +142,11 @@ class TrainJobClient:
         on_change: Callable[[Observation, str], None] | None = None,
         on_log: Callable[[LogLine], None] | None = None,
         on_crash: Callable[[Diagnosis], None] | None = None,
+        on_follow: Callable[[JobRef], None] | None = None,
     ) -> TrainJobResult:
         """Wait until a job ends, and return its result, as `trainjob.waiting.wait` does.
+
+        If the job is gone or was given up, and another attempt of its key counts, that one is waited for.
 
         Args:
             ref: The job.
@@ -150,6 +154,7 @@ class TrainJobClient:
             on_change: Called with each new observation and its notice.
             on_log: Called with each line of every rank as it is written.
             on_crash: Called with the diagnosis of each rank that crashes while the job keeps running.
+            on_follow: Called with the attempt that is waited for from now on, if that changes.
 
         Raises:
             TrainJobFailed: the job failed; has the diagnosis.
@@ -159,7 +164,9 @@ class TrainJobClient:
             BackendUnavailable: an outage outlasted the retry budget. The job keeps running.
         """
         return self.call(
-            lambda: waiting.wait(self.backend, ref, options, on_change=on_change, on_log=on_log, on_crash=on_crash)
+            lambda: waiting.wait(
+                self.backend, ref, options, on_change=on_change, on_log=on_log, on_crash=on_crash, on_follow=on_follow
+            )
         )
 
     def diagnose(self, name: str) -> Report:
@@ -209,7 +216,22 @@ class TrainJobClient:
         Returns:
             True once the last rank has ended; False if some were still ending after 60 s.
         """
-        return self.call(lambda: flow.cancel(self.backend, ref, action))
+        return self.call(lambda: cancellation.cancel(self.backend, ref, action))
+
+    def cancel_key(self, key: str, action: Literal["delete", "suspend"] = "delete") -> Cancelled:
+        """Stop all attempts of a key, also one whose launch is on its way, and wait until none of its ranks is running.
+
+        Args:
+            key: The key.
+            action: ``delete`` or ``suspend``, as for `cancel`.
+
+        Returns:
+            The attempts that were stopped, and whether their last ranks have ended within 60 s.
+
+        Raises:
+            InvalidSpec: the key is blank.
+        """
+        return self.call(lambda: cancellation.cancel_key(self.backend, key, namespace=self.namespace, action=action))
 
     def find(self, name: str) -> JobRef:
         """The job with that name.

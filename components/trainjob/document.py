@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from trainjob import checkpoint_directories
 from trainjob.backends.base import TrainJob, Usage
 from trainjob.diagnosis import Category, Diagnosis, Evidence
 from trainjob.goodput import Activity, Attempt, Goodput, Segment, Source, measure, pieces_of_work, ratio_of, sums
@@ -27,7 +28,6 @@ from trainjob.report import Report, examine, iso, short_text, shown_lines
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
 from trainjob.trained import sources_of
 from trainjob.verdicts import RetryVerdict
-from trainjob.volumes import CHECKPOINT_VARIABLE
 from trainjob.workflows import task_of, title_of
 
 VERSION = 1
@@ -490,7 +490,7 @@ def _attempt(
     now = report.observation
     # The value is the step of the checkpoint, the step of the point that of the training when a waiter saw it.
     found = {int(value): time for _, time, value in reversed(checkpoints)} | dict(report.checkpoints)
-    directory = next((value for name, value in _environment(report.trainjob) if name == CHECKPOINT_VARIABLE), "")
+    directory = checkpoint_directories.location(report.trainjob)
     return {
         "attempt": report.ref.attempt,
         "name": report.ref.name,
@@ -508,12 +508,6 @@ def _attempt(
         "goodput": spent.get(report.ref.uid),
         "summary": report.diagnosis.summary if report.diagnosis.failed or report.given_up else "",
     }
-
-
-def _environment(trainjob: TrainJob) -> Iterable[tuple[str, str]]:
-    for each in mapping(trainjob, "spec", "trainer").get("env") or ():
-        if isinstance(each, Mapping):
-            yield str(each.get("name")), str(each.get("value") or "")
 
 
 def _order(attempt: Mapping[str, Any]) -> tuple[int, str]:

@@ -12,7 +12,8 @@
         + Rejected                  the API server or this machine refused the object
         + AlreadyExists             a job of that name exists (the launch flow handles it)
         + SpecMismatch              the same key was launched before with another spec
-      x NotFound                    no such job
+      x NotFound                    no such job, or it was changed since it was read
+      x RanksRemain                 ranks of an earlier attempt run, and the next one must not start beside them
       x StudyFailed                 no trial of a hyperparameter search has completed
       x BackendUnavailable          an outage exceeded both of its limits
       x TimedOut                    a timeout of the waiter expired; the job itself keeps running
@@ -166,7 +167,21 @@ class SpecMismatch(LaunchError):
 
 
 class NotFound(TrainJobError):
-    """The job does not exist, or not anymore."""
+    """The job does not exist, or not anymore, or it was changed since the version that a request names."""
+
+
+class RanksRemain(TrainJobError):
+    """Ranks of an earlier attempt of the key run, and the caller of `trainjob.launch` does not wait for them.
+
+    Attributes:
+        seconds: How long a launch would wait for them at most: their grace period and 30 s.
+    """
+
+    retry = RetryVerdict.INFRASTRUCTURE
+
+    def __init__(self, message: str = "", seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        super().__init__(message)
 
 
 class BackendUnavailable(TrainJobError):

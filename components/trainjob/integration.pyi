@@ -1,9 +1,21 @@
 from trainjob import names as names
+from trainjob.attempts import (
+    CancelAction as CancelAction,
+    given_up as given_up,
+    is_replaced as is_replaced,
+    try_of as try_of,
+)
 from trainjob.backends import BACKENDS as BACKENDS
 from trainjob.backends.base import Snapshot as Snapshot, TrainJob as TrainJob
 from trainjob.backends.kubernetes.credentials import Credentials as Credentials
 from trainjob.backends.kubernetes.pods import disruption_of as disruption_of
 from trainjob.backends.kubernetes.prepared import PreparedRequest as PreparedRequest
+from trainjob.cancellation import (
+    CrashAction as CrashAction,
+    cancelling as cancelling,
+    give_up as give_up,
+    request_cancel as request_cancel,
+)
 from trainjob.data.checks import check_options as check_options
 from trainjob.data.locations import parse_store as parse_store
 from trainjob.data.program import STEP_RUNTIME as STEP_RUNTIME, Step as Step, step_command as step_command
@@ -24,17 +36,9 @@ from trainjob.document import (
 )
 from trainjob.goodput import Goodput as Goodput
 from trainjob.history import MetricHistory as MetricHistory
+from trainjob.job_records import mark_delivered as mark_delivered
 from trainjob.kube_objects import mapping as mapping, parse_time as parse_time
-from trainjob.lifecycle import (
-    AfterFailure as AfterFailure,
-    CancelAction as CancelAction,
-    CrashAction as CrashAction,
-    cancelling as cancelling,
-    give_up as give_up,
-    is_replaced as is_replaced,
-    mark_delivered as mark_delivered,
-    request_cancel as request_cancel,
-)
+from trainjob.lifecycle import AfterFailure as AfterFailure
 from trainjob.live import LiveReader as LiveReader, read_attempts as read_attempts, take_document as take_document
 from trainjob.logs import Throttle as Throttle
 from trainjob.manifest import (
@@ -58,6 +62,12 @@ from trainjob.report import (
     short as short,
     spent_text as spent_text,
 )
+from trainjob.results import (
+    conclude as conclude,
+    measured as measured,
+    result_of as result_of,
+    spent_so_far as spent_so_far,
+)
 from trainjob.sanitizing import plain as plain
 from trainjob.serialization import (
     pack_diagnosis as pack_diagnosis,
@@ -73,6 +83,13 @@ from trainjob.spec.parts import field_name as field_name
 from trainjob.spec.reading import check_limits as check_limits, load_spec as load_spec, read_spec_file as read_spec_file
 from trainjob.stalls import StallWatch as StallWatch
 from trainjob.status import observe as observe
+from trainjob.successors import (
+    JobReplaced as JobReplaced,
+    check_given_up as check_given_up,
+    check_verdict as check_verdict,
+    last_observation as last_observation,
+    resume_if_stale as resume_if_stale,
+)
 from trainjob.telemetry import record_goodput as record_goodput
 from trainjob.tuning import (
     Study as Study,
@@ -85,15 +102,8 @@ from trainjob.tuning import (
 from trainjob.tuning.journal import journal_location as journal_location, open_journal as open_journal
 from trainjob.tuning.pages import document_of_study as document_of_study, find_study as find_study
 from trainjob.tuning.template import check_template as check_template, spec_of as spec_of
-from trainjob.unattended import SUSPEND as SUSPEND
-from trainjob.waiting import (
-    attend as attend,
-    conclude as conclude,
-    measured as measured,
-    result_of as result_of,
-    spent_so_far as spent_so_far,
-    until_hung as until_hung,
-)
+from trainjob.unattended import SUSPEND as SUSPEND, policy_of as policy_of, unattended_for as unattended_for
+from trainjob.waiting import attend as attend, until_hung as until_hung
 from trainjob.workflows import (
     KFP_PIPELINE as KFP_PIPELINE,
     KFP_RUN as KFP_RUN,

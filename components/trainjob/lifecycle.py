@@ -1,42 +1,61 @@
-"""Launch or adopt a TrainJob, cancel it, give it up. Works with any `Backend`; all integrations use it.
+"""Launch or adopt a TrainJob. Works with any `Backend`; all integrations use it.
 
-The calling process may be killed at any instruction. The key is the only state between two calls: the job's name
-follows from it, a name cannot be created twice, and everything else is read from the TrainJob object.
+The calling process may be killed at any instruction. The key is the only state between two calls: everything else is
+read from the objects of the key. A launch looks at them, creates an attempt if none is to be adopted, and looks again:
+of two processes that create an attempt at the same time, the second one sees both (`trainjob.attempts.decide`).
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import secrets
-import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import anyio
 
-from trainjob import unattended
+from trainjob import checkpoint_directories, unattended
+from trainjob.attempts import (
+    ADOPTED,
+    LAUNCHED,
+    REPLACES,
+    Cancel,
+    adoption_of,
+    cancelled_since,
+    decide,
+    given_up,
+    has_foreign_end,
+    is_deleting,
+    is_delivered,
+    is_record,
+    killed_try,
+    launched_at,
+    mark_of,
+    may_run,
+    try_of,
+    version_of,
+)
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Diagnosis, diagnose
+from trainjob.cancellation import end_attempt, request_cancel
+from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import (
     AlreadyExists,
+    BackendUnavailable,
     NotFound,
     Rejected,
-    SpecMismatch,
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.kube_objects import mapping
+from trainjob.fencing import EarlierRanks, failure_of, lacks_capacity, suspend_failed
+from trainjob.job_records import keep_reason
 from trainjob.manifest import (
-    DELIVERED,
-    FAILURE,
     FAILURE_OF,
-    GIVEN_UP,
-    KEY,
+    TRY,
     JobRef,
     check_key,
-    differences,
-    failure_record,
+    check_same_spec,
     job_name,
     key_hash,
     labels_of,
@@ -44,19 +63,19 @@ from trainjob.manifest import (
     spec_hash,
 )
 from trainjob.retry_changes import Changes, changed, recorded
-from trainjob.serialization import pack_diagnosis, unpack_diagnosis
+from trainjob.side_by_side import side_by_side
 from trainjob.spec import TrainJobSpec
-from trainjob.status import CANCELLED, QUEUE_LABEL, Phase, observe
+from trainjob.status import Phase, observe
+from trainjob.verdicts import RetryVerdict
+
+_log = logging.getLogger(__name__)
 
 AfterFailure = Literal["retry", "verdict", "infrastructure"]
 """When a new attempt follows one that failed: always, unless its verdict is final, or only if the cause was outside the
 training code."""
 
-NOT_STARTED = (Phase.QUEUED, Phase.NOT_STARTED, Phase.STARTING)
-"""Phases of a job that waits for capacity."""
-
-CANCEL_SECONDS = 60.0
-"""How long `cancel` waits for the last pod by default: twice Kubernetes' grace period of 30 s."""
+_REPLACED = 100  # attempts that a new one names: all annotations of an object have 256 KiB
+_AGAIN = 0.05  # seconds until the next look after an attempt was ended
 
 
 async def launch(
@@ -65,110 +84,328 @@ async def launch(
     key: str,
     *,
     namespace: str,
-    first_attempt: int = 1,
-    last_attempt: int | None = None,
+    is_new: bool = False,
+    tried: int | None = None,
+    last_try: int | None = None,
     after_failure: AfterFailure = "retry",
     origin: Mapping[str, str] | None = None,
+    wait_for_ranks: bool = True,
 ) -> JobRef:
-    """Create the job of `key`, or adopt the existing one. A first launch is one request, with `on_retry` two.
+    """Create the job of `key`, or adopt the existing one.
 
     An attempt is adopted while it is active or suspended, and when it is complete but its result was not delivered. An
-    attempt that `cancel` suspended is resumed; one that a person suspended stays suspended. After an attempt that
-    failed, was given up, cancelled or deleted, or whose result was delivered, a new attempt is created under a name
-    that was never used before.
+    attempt that a cancel before this launch suspended is resumed; one that a person suspended stays suspended. After an
+    attempt that failed, was given up, cancelled or deleted, or whose result was delivered, a new attempt is created,
+    once no rank of an earlier attempt runs. Its name is one of which nothing is left.
 
     After a failure for which `on_retry` of the spec has a rule, the new attempt is changed, by what is recorded on the
-    failed one; if that was deleted, by its `failure_record`, which a launch deletes. Two launchers may see different
-    evidence: as for any launch, the first object of a name counts.
+    failed one; if that was deleted, by its `failure_record`, which a launch deletes.
 
     Args:
         backend: Backend that runs the job.
         spec: What to run.
         key: Identity of the work; the same on every try of the same work.
         namespace: Kubernetes namespace.
-        first_attempt: Lowest ordinal of a new attempt, for callers that count their tries (Airflow's ``try_number``):
-            the name of a deleted job is then not used again.
-        last_attempt: No new attempt follows once one with this ordinal or a higher one has failed, whatever
-            `after_failure` says.
+        is_new: Whether the key was generated for this launch, so that nothing of it can exist.
+        tried: Number of the caller's try, from 1 (Airflow's ``try_number``); if None, one more than that of the attempt
+            that failed.
+        last_try: No new attempt follows once one of this try or a later one has failed, whatever `after_failure` says.
         after_failure: When a new attempt follows one that failed: always (``retry``), unless its verdict is final
             (``verdict``), or only if the cause was outside the training code (``infrastructure``).
         origin: Labels of a new job that record where it comes from, such as DAG, run and try. They replace labels of
             the spec with the same names and are not part of the spec: a job with other such labels is adopted, too.
+        wait_for_ranks: Wait until no rank of an earlier attempt runs, at most their grace period and 30 s.
 
     Raises:
         SpecMismatch: the attempt to adopt was created from another spec.
-        TrainJobFailed: the earlier attempt failed, and `after_failure` or `last_attempt` rules out a new one.
+        TrainJobFailed: the earlier attempt failed, and `after_failure` or `last_try` rules out a new one; or the key
+            was cancelled since this launch began.
+        RanksRemain: ranks of an earlier attempt run, and `wait_for_ranks` is False.
         LaunchError: the job was refused.
         InvalidSpec: the spec is invalid, or the key is blank.
     """
     spec.check()
     check_key(key)
-    attempt = first_attempt
-    records = await _records(backend, spec, key, namespace)
-    earlier: list[TrainJob] = await backend.find(namespace, labels_of(key)) if first_attempt > 1 or records else []
-    while True:
-        latest = max([*records, *earlier], key=_age, default=None)
-        changes = Changes()
+    ranks = EarlierRanks(backend, key, namespace, wait=wait_for_ranks)
+    request = _Launch(backend, spec, key, namespace, is_new, tried, last_try, after_failure, origin, ranks)
+    return await request.run()
+
+
+@dataclass
+class _Launch:
+    """One call of `launch`; its arguments come first.
+
+    Attributes:
+        ranks: The ranks of earlier attempts.
+        began: Version of the records of cancels at the begin; None if they cannot be read.
+        attempts: The objects of the key at the latest look.
+        cancels: The cancels of the key at the latest look.
+        records: Records of failures of deleted attempts at the first look.
+        delivered: UIDs of the attempts whose results were delivered at the first look. This launch adopts another
+            complete one even if it was delivered since: a process that was frozen for hours must not train again.
+        killed: Latest try of the callers that was ended, by the records at the first look.
+        replacing: What the next attempt changes, after this launch has stopped one that got no capacity.
+        lowest: Lowest number of a new attempt.
+        nonce: Identifies this launch on the job that it has created, also if no reply has told about it.
+    """
+
+    backend: Backend
+    spec: TrainJobSpec
+    key: str
+    namespace: str
+    is_new: bool
+    tried: int | None
+    last_try: int | None
+    after_failure: AfterFailure
+    origin: Mapping[str, str] | None
+    ranks: EarlierRanks
+    began: int | None = 0
+    attempts: list[TrainJob] = field(default_factory=list)
+    cancels: list[Cancel] = field(default_factory=list)
+    records: list[TrainJob] = field(default_factory=list)
+    delivered: frozenset[str] = frozenset()
+    killed: int = 0
+    replacing: Changes = field(default_factory=Changes)
+    lowest: int = 1
+    nonce: str = field(default_factory=lambda: secrets.token_hex(4))
+
+    async def run(self) -> JobRef:
+        if not self.is_new:  # of a new key, every cancel is newer than this launch
+            await self._begin()
+        while True:
+            counts, losers = decide(self.attempts)
+            delivered = self._delivered_since()
+            if delivered is not None and (counts is None or adoption_of(counts) == self.nonce):
+                counts, losers = delivered, [] if counts is None else [counts]  # this launch has created it in vain
+            await self._obey(counts)
+            if losers:
+                await self._end(losers)
+            elif counts is not None and adoption_of(counts) == self.nonce:
+                return await self._done(counts)
+            else:
+                latest = counts or max([*self.records, *self.attempts], key=_age, default=None)
+                if (adopted := await self._continue(latest)) is not None:
+                    return await self._done(adopted)
+            await self._look()
+
+    # --- looks
+
+    async def _begin(self) -> None:
+        await self._look(first=True)
+        self.delivered = frozenset(job["metadata"]["uid"] for job in self.attempts if is_delivered(job))
+        self.killed = max((cancel.tried or 0 for cancel in self.cancels), default=0)
+
+    async def _look(self, *, first: bool = False) -> None:
+        """Read all attempts of the key and its cancels, side by side; never from a cache."""
+        looks: list[Awaitable[Any]] = [
+            self.backend.cancels(self.namespace, key_hash(self.key)),  # first: its version is the begin of this launch
+            self.backend.find(self.namespace, labels_of(self.key)),
+        ]
+        if first and self._reads_records:
+            looks.append(self.backend.find(self.namespace, {FAILURE_OF: key_hash(self.key)}))
+        (version, self.cancels), self.attempts, *records = await side_by_side(*looks)
+        if first:
+            self.began, self.records = version, records[0] if records else []
+
+    @property
+    def _reads_records(self) -> bool:
+        """Whether records of failures matter. The local backend keeps a job that is cancelled, with its reason."""
+        decides = self.spec.on_retry is not None or self.after_failure != "retry" or self.last_try is not None
+        return decides and self.backend.cluster is not None
+
+    def _delivered_since(self) -> TrainJob | None:
+        """The latest complete attempt that was delivered since the first look."""
+        found = [job for job in self.attempts if observe(job).phase is Phase.COMPLETE and not is_deleting(job)]
+        found = [job for job in found if is_delivered(job) and job["metadata"]["uid"] not in self.delivered]
+        return max(found, key=_age, default=None)
+
+    async def _done(self, trainjob: TrainJob) -> JobRef:
+        """The job of this launch. Deletes the records of failures, which the next attempt has taken into account."""
+        for record in self.records:
+            with suppress(TrainJobError):  # a record that stays is older than the next attempt, and changes nothing
+                await self.backend.delete(JobRef.of(record))
+        return JobRef.of(trainjob)
+
+    # --- what follows from an earlier attempt
+
+    async def _continue(self, latest: TrainJob | None) -> TrainJob | None:
+        """Adopt the latest attempt, replace it, or create the next one. Returns the adopted attempt.
+
+        Raises:
+            TrainJobFailed: no other attempt follows this one, or the key was cancelled since this launch began.
+            SpecMismatch: the attempt to adopt was created from another spec.
+        """
+        changes = self.replacing
         if latest is not None:
-            present = recorded(latest)
-            over = last_attempt is not None and JobRef.of(latest).attempt >= last_attempt
-            read = over or after_failure != "retry" or spec.on_retry is not None
-            why = await _failure(backend, latest, read=read)
-            after = changed(spec, why, present)
-            replaced = after != present and await _lacks_capacity(backend, latest, why)
-            if _adopts(latest, why, after_failure, over=over) and not replaced:
-                ref = _same_spec(latest, render(spec, key, JobRef.of(latest).attempt, namespace, changes=present))
-                await backend.recover(ref)
-                await _resume(backend, latest)
-                await _forget(backend, records)
-                return ref
-            if replaced:
-                await cancel(backend, JobRef.of(latest))
-                records = await _records(backend, spec, key, namespace)
-            if observe(latest).phase is not Phase.COMPLETE:  # of which the next attempt would be new work
-                changes = after
-            attempt = max(attempt, JobRef.of(latest).attempt + 1)
+            present = recorded(latest) if self._is_same_work(latest) else Changes()
+            over = self.last_try is not None and try_of(latest) >= self.last_try
+            read = over or self.after_failure != "retry" or self.spec.on_retry is not None
+            why = await failure_of(self.backend, latest, read=read)
+            changes = changed(self.spec, why, present)
+            if why is not None and changes != present and await lacks_capacity(self.backend, latest, why):
+                await self._replace(latest, why, changes)
+                return None
+            if self._adopts(latest, why, over=over):
+                return latest if await self._adopt(latest) else None
+            if observe(latest).phase is Phase.COMPLETE:  # what follows is new work
+                changes = Changes()
+        if await self._is_fenced():
+            await self._create(latest, changes)
+        return None
+
+    async def _replace(self, latest: TrainJob, why: Diagnosis, changes: Changes) -> None:
+        """Stop an attempt that got no capacity; the next one, which the next look leads to, has `changes`."""
+        await keep_reason(self.backend, latest, why)
+        await request_cancel(self.backend, latest)
+        self.lowest = max(self.lowest, JobRef.of(latest).attempt + 1)
+        self.replacing = changes
+        self.records = await self.backend.find(self.namespace, {FAILURE_OF: key_hash(self.key)})
+
+    def _is_same_work(self, latest: TrainJob) -> bool:
+        """Whether an attempt was asked to do the same: its failure says something about the next one."""
+        return spec_hash(latest) == spec_hash(self._rendered(1, Changes()))
+
+    def _adopts(self, latest: TrainJob, failure: Diagnosis | None, *, over: bool) -> bool:
+        phase = observe(latest).phase
+        if is_deleting(latest) or phase is Phase.CANCELLED:
+            return False
+        if phase is Phase.COMPLETE:
+            return latest["metadata"]["uid"] not in self.delivered and not has_foreign_end(latest)
+        if phase is not Phase.FAILED and given_up(latest) is None:
+            return True
+        if failure is not None and self._is_same_work(latest):
+            final = not failure.retry.retried(user_errors=self.after_failure != "infrastructure")
+            if over or (final and self.after_failure != "retry"):
+                raise TrainJobFailed(failure)
+        return False
+
+    async def _adopt(self, latest: TrainJob) -> bool:
+        """Continue with an attempt; False if it was changed since the look that showed it.
+
+        Raises:
+            SpecMismatch: it was created from another spec.
+            TrainJobFailed: the key was cancelled since this launch began.
+        """
+        ref = JobRef.of(latest)
+        check_same_spec(latest, self._rendered(ref.attempt, recorded(latest)))
+        if cancelled_since(latest, self.began, self._try_after(latest)):
+            raise _cancelled(ref)
+        await self.backend.recover(ref)
+        if observe(latest).phase is Phase.COMPLETE:
+            return True
+        patch = unattended.resuming(latest) if mark_of(latest) else {"metadata": {"annotations": {}}}
+        patch["metadata"]["annotations"] |= self._launch_annotations(latest) | {ADOPTED: self.nonce}
+        patch["metadata"] |= version_of(latest)
         try:
-            made = render(spec, key, attempt, namespace, origin=origin, changes=changes)
-            ref = JobRef.of(await backend.create(made))
-            await _forget(backend, records)
-            return ref
+            await self.backend.patch(ref, patch)
+        except NotFound:
+            return False
+        except (Rejected, BackendUnavailable):
+            # Trainer's webhook refuses every change of a job whose runtime was deleted. Such a job is adopted by the
+            # Lease of its waiter, which the reaper reads before it ends a job.
+            if "spec" in patch:
+                raise
+        if "spec" in patch:  # a cancel may have seen the suspended job, and left it alone
+            _, self.cancels = await self.backend.cancels(self.namespace, key_hash(self.key))
+            await self._obey(latest, resumed=True)
+        return True
+
+    def _try_after(self, latest: TrainJob | None) -> int:
+        """The caller's try with which an attempt is marked that is adopted or follows `latest`.
+
+        A caller that does not count its tries is later than each try that was ended before.
+        """
+        if self.tried is not None:
+            return self.tried
+        before = 0 if latest is None or observe(latest).phase is Phase.COMPLETE else try_of(latest) - may_run(latest)
+        return max(before, self.killed, 0 if latest is None else killed_try(latest)) + 1
+
+    def _launch_annotations(self, latest: TrainJob | None) -> dict[str, str]:
+        """Annotations of the job by which cancels, waiters and reapers compare themselves with this launch."""
+        tried, began = self._try_after(latest), self.began
+        if latest is not None and may_run(latest):  # adopted, perhaps from a launch that began later
+            tried = max(tried, try_of(latest))
+            began = max((each for each in (began, launched_at(latest)) if each is not None), default=None)
+        return {TRY: str(tried), **({} if began is None else {LAUNCHED: str(began)})}
+
+    # --- what must not run any more
+
+    async def _end(self, losers: list[TrainJob]) -> None:
+        """End attempts that do not count, unless they were changed since the look that showed them."""
+        for loser in losers:
+            _log.warning("TrainJob %s is deleted: another attempt of its key counts", JobRef.of(loser))
+            await end_attempt(self.backend, loser)
+        self.lowest = max([self.lowest, *(JobRef.of(loser).attempt + 1 for loser in losers)])
+        await anyio.sleep(_AGAIN)
+
+    async def _obey(self, counts: TrainJob | None, *, resumed: bool = False) -> None:
+        """Stop the job of this launch if the key was cancelled since the launch began. A complete job is kept.
+
+        The job is suspended and not deleted, so that its name stays in use: a create whose reply was lost may still
+        arrive.
+
+        Args:
+            counts: The attempt that counts.
+            resumed: Whether this launch has resumed it.
+
+        Raises:
+            TrainJobFailed: the key was cancelled.
+        """
+        uid = "" if counts is None else counts["metadata"]["uid"]
+        tried = self._try_after(counts)
+        cancel = next((each for each in self.cancels if each.applies(self.began, tried, uid)), None)
+        if cancel is None or (counts is not None and observe(counts).phase is Phase.COMPLETE):
+            return
+        for job in self.attempts:
+            if may_run(job) and (adoption_of(job) == self.nonce or (resumed and counts is job)):
+                await request_cancel(self.backend, job, "suspend", cancel.mark)
+        raise _cancelled(f"{self.namespace}/{job_name(self.key, self.lowest)}" if counts is None else JobRef.of(counts))
+
+    async def _is_fenced(self) -> bool:
+        """Whether no earlier attempt can run beside the next one; False if the attempts have to be decided again.
+
+        Raises:
+            RanksRemain: ranks still run, and this launch does not wait for them.
+        """
+        if self.is_new:
+            return True
+        for job in self.attempts if self.backend.cluster is not None else ():  # a local job never runs again
+            if not await suspend_failed(self.backend, job):
+                return False
+        ended = await self.ranks.ended(self._numbers())
+        self.lowest = max(self.lowest, self.ranks.highest + 1)
+        return ended
+
+    def _rendered(self, number: int, changes: Changes) -> dict[str, Any]:
+        """The object of an attempt with that number."""
+        earlier = [job for job in [*self.records, *self.attempts] if JobRef.of(job).attempt < number]
+        return render(self.spec, self.key, number, self.namespace, origin=self.origin, changes=changes, earlier=earlier)
+
+    def _numbers(self) -> list[int]:
+        """Numbers of the known attempts."""
+        return [JobRef.of(job).attempt for job in [*self.records, *self.attempts]]
+
+    async def _create(self, latest: TrainJob | None, changes: Changes) -> None:
+        """Create the next attempt, under a name of which nothing is left; do nothing if something of the name is left.
+
+        Raises:
+            LaunchError: the job was refused.
+        """
+        number = max([self.lowest, *(each + 1 for each in self._numbers())])
+        if not self.is_new and not await self.backend.is_free(self.namespace, job_name(self.key, number)):
+            self.lowest = number + 1
+            return
+        made = self._rendered(number, changes)
+        unsuccessful = [job for job in self.attempts if observe(job).phase is not Phase.COMPLETE]
+        earlier = [job["metadata"]["uid"] for job in sorted(unsuccessful, key=_age)]
+        made["metadata"]["annotations"] |= self._launch_annotations(latest) | {ADOPTED: self.nonce}
+        made["metadata"]["annotations"] |= {REPLACES: ",".join(earlier[-_REPLACED:])} if earlier else {}
+        if latest is not None and (notice := checkpoint_directories.notice(latest, made)):
+            _log.log(logging.INFO if observe(latest).phase is Phase.COMPLETE else logging.WARNING, "%s", notice)
+        try:
+            await self.backend.create(made)
         except AlreadyExists:
-            earlier = await backend.find(namespace, labels_of(key))
-            if not any(job["metadata"]["name"] == job_name(key, attempt) for job in earlier):
-                attempt += 1  # the name belonged to a deleted job; try the next attempt
-
-
-async def _records(backend: Backend, spec: TrainJobSpec, key: str, namespace: str) -> list[TrainJob]:
-    """Why deleted attempts of `key` failed. The local backend keeps the annotations of a job that is cancelled."""
-    if spec.on_retry is None or backend.cluster is None:
-        return []
-    return await backend.find(namespace, {FAILURE_OF: key_hash(key)})
-
-
-def _age(trainjob: TrainJob) -> tuple[int, bool]:
-    """Orders attempts; the record of one is older than it, unless it is being deleted."""
-    metadata = trainjob["metadata"]
-    exists = FAILURE_OF not in (metadata.get("labels") or {}) and "deletionTimestamp" not in metadata
-    return JobRef.of(trainjob).attempt, exists
-
-
-async def _keep_reason(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis) -> None:
-    """Record why a job is about to be deleted, if `on_retry` changes the next attempt by that. Never raises."""
-    if not diagnosis.change or backend.cluster is None or KEY not in (trainjob["metadata"].get("annotations") or {}):
-        return
-    record = failure_record(trainjob, json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False))
-    with suppress(TrainJobError):
-        stored = await backend.create(record)
-        if QUEUE_LABEL in (stored["metadata"].get("labels") or {}):  # Kueue's LocalQueueDefaulting: it would be started
-            await _forget(backend, [stored])
-
-
-async def _forget(backend: Backend, records: list[TrainJob]) -> None:
-    """Delete records of failures. A record that stays is older than the next attempt, and changes nothing."""
-    for record in records:
-        with suppress(TrainJobError):
-            await backend.delete(JobRef.of(record))
+            self.lowest = number + 1
 
 
 async def dry_run(backend: Backend, spec: TrainJobSpec, key: str, *, namespace: str) -> TrainJob:
@@ -188,209 +425,18 @@ async def dry_run(backend: Backend, spec: TrainJobSpec, key: str, *, namespace: 
     return {**stored, "metadata": {**stored["metadata"], **wanted}}
 
 
-def _adopts(trainjob: TrainJob, failure: Diagnosis | None, after_failure: AfterFailure, *, over: bool) -> bool:
-    phase = observe(trainjob).phase
-    if "deletionTimestamp" in trainjob["metadata"] or phase is Phase.CANCELLED:
-        return False
-    if phase is Phase.COMPLETE:
-        return DELIVERED not in (trainjob["metadata"].get("annotations") or {})
-    if phase is not Phase.FAILED and given_up(trainjob) is None:
-        return True
-    if failure is not None:
-        final = not failure.retry.retried(user_errors=after_failure != "infrastructure")
-        if over or (final and after_failure != "retry"):
-            raise TrainJobFailed(failure)
-    return False
+def _age(trainjob: TrainJob) -> tuple[int, bool]:
+    """Orders attempts; the record of one is older than it, unless it is being deleted."""
+    return JobRef.of(trainjob).attempt, not is_record(trainjob) and not is_deleting(trainjob)
 
 
-async def _failure(backend: Backend, trainjob: TrainJob, *, read: bool) -> Diagnosis | None:
-    """Why an attempt failed, or did not start in time; None if it did neither, or that is unknown.
-
-    The diagnosis of its waiter comes first: the evidence is deleted with the pods.
-
-    Args:
-        backend: Backend that runs the job.
-        trainjob: The attempt.
-        read: Read the evidence of a failed attempt whose diagnosis is not recorded.
-    """
-    phase = observe(trainjob).phase
-    why = given_up(trainjob) or _diagnosis_in(trainjob, FAILURE)
-    if phase is Phase.COMPLETE or (phase is Phase.FAILED and why is not None and not why.failed):
-        why = None
-    if phase is Phase.FAILED and why is None and read:
-        return diagnose(await backend.evidence(JobRef.of(trainjob)))
-    return why
-
-
-def is_replaced(trainjob: TrainJob) -> bool:
-    """Whether the next launch of its key replaces a job that has not started in time, unless it starts before."""
-    why = _diagnosis_in(trainjob, FAILURE)
-    return why is not None and not why.failed and bool(why.change) and observe(trainjob).phase in NOT_STARTED
-
-
-async def _lacks_capacity(backend: Backend, trainjob: TrainJob, failure: Diagnosis | None) -> bool:
-    """Whether the job has still not started, after the timeout that its waiter recorded."""
-    if failure is None or failure.failed or observe(trainjob).phase not in NOT_STARTED:
-        return False
-    return "deletionTimestamp" not in trainjob["metadata"] and not await backend.has_run(JobRef.of(trainjob))
-
-
-async def _resume(backend: Backend, trainjob: TrainJob) -> None:
-    """Resume a job that `cancel` or the reaper suspended: a launch of the same key means that the job should run."""
-    if CANCELLED not in (trainjob["metadata"].get("annotations") or {}) or observe(trainjob).phase.terminal:
-        return
-    await backend.patch(JobRef.of(trainjob), unattended.resuming(trainjob))
-
-
-def _same_spec(present: TrainJob, wanted: TrainJob) -> JobRef:
-    if spec_hash(present) != spec_hash(wanted):
-        changes = differences(wanted, present) or ["(labels or annotations)"]
-        raise SpecMismatch(
-            f"TrainJob {present['metadata']['namespace']}/{present['metadata']['name']} was launched for the same key "
-            "with another spec; cancel or delete it, or launch under another key. Present -> wanted:"
-            + "".join(f"\n  {change}" for change in changes)
+def _cancelled(job: JobRef | str) -> TrainJobFailed:
+    return TrainJobFailed(
+        Diagnosis(
+            Category.DELETED,
+            RetryVerdict.CONFIGURATION,
+            "its key was cancelled while it was launched",
+            job=str(job),
+            advice="if that was not intended, launch it again",
         )
-    return JobRef.of(present)
-
-
-async def mark_delivered(backend: Backend, ref: JobRef) -> None:
-    """Record on the job that its result was delivered: the next launch of its key then creates a new attempt."""
-    with suppress(NotFound):
-        await backend.patch(ref, {"metadata": {"annotations": {DELIVERED: "true"}}})
-
-
-CancelAction = Literal["delete", "suspend"]
-
-
-async def request_cancel(backend: Backend, trainjob: TrainJob, action: CancelAction = "delete") -> None:
-    """Send the one request that stops `trainjob`, and do not wait: for a process that is about to be killed.
-
-    A job that cannot be suspended is deleted: Trainer's webhook refuses every change to a job whose runtime is gone.
-    """
-    ref, patch = JobRef.of(trainjob), cancelling(trainjob, action)
-    if patch is not None:
-        try:
-            await backend.patch(ref, patch)
-        except NotFound:
-            return
-        except Rejected:
-            patch = None
-    if patch is None:
-        await backend.cancel(ref)
-
-
-def cancelling(trainjob: TrainJob, action: CancelAction, mark: str = "true") -> dict[str, Any] | None:
-    """The patch that suspends `trainjob`; None if it must be deleted. `mark` is the value of its annotation.
-
-    A job that Kueue manages is deleted instead of suspended: Kueue resumes an admitted job that another client suspends
-    (its reconciler: "start the job if the workload has been admitted").
-    """
-    if action == "suspend" and QUEUE_LABEL not in (trainjob["metadata"].get("labels") or {}):
-        return {"metadata": {"annotations": {CANCELLED: mark}}, "spec": {"suspend": True}}
-    return None
-
-
-async def cancel(
-    backend: Backend,
-    ref: JobRef,
-    action: CancelAction = "delete",
-    *,
-    timeout_seconds: float = CANCEL_SECONDS,
-) -> bool:
-    """Stop a job, and wait until none of its pods is running. A job that has ended is not changed.
-
-    A suspended job is resumed when its key is launched again. With ``delete``, the local backend ends the job as
-    `Phase.CANCELLED` and keeps its logs and metrics; on a cluster the job is deleted with its logs and metrics. If it
-    did not start in time, and `on_retry` changes the next attempt by that, a record of the reason stays.
-
-    Returns:
-        True once its last pod has ended; False if some were still ending after `timeout_seconds`.
-    """
-    trainjob = await backend.get(ref.namespace, ref.name)
-    if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or observe(trainjob).phase.terminal:
-        return True
-    if cancelling(trainjob, action) is None:
-        if is_replaced(trainjob) and (why := _diagnosis_in(trainjob, FAILURE)) is not None:
-            await _keep_reason(backend, trainjob, why)
-        # By this mark, other waiters report the job as cancelled.
-        with suppress(NotFound, Rejected):
-            await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: "true"}}})
-    await request_cancel(backend, trainjob, action)
-    pause, deadline = 0.05, time.monotonic() + timeout_seconds
-    while not await backend.stopped(ref):
-        if time.monotonic() >= deadline:
-            return False
-        await anyio.sleep(pause)
-        pause = min(2.0, pause * 1.5)
-    return True
-
-
-CrashAction = Literal["suspend", "cancel", "keep"]
-
-
-async def give_up(backend: Backend, ref: JobRef, diagnosis: Diagnosis, action: CrashAction = "suspend") -> str:
-    """Apply `action` to a job that failed its step at the first crash, by one request. Returns what was done, as text.
-
-    Never raises because of the job or an outage: the step fails anyway, and the crash is the reason.
-
-    Args:
-        backend: Backend that runs the job.
-        ref: The job.
-        diagnosis: Diagnosis of the crash.
-        action: ``suspend`` stops the job and keeps the object, with the diagnosis as an annotation, since the pods are
-            deleted; ``cancel`` deletes the job; ``keep`` lets it run. A job that Kueue manages is deleted instead of
-            suspended: Kueue would resume it. Of a deleted job a record of the reason stays if `on_retry` changes the
-            next attempt by that.
-    """
-    if action == "keep":
-        return f"{ref} keeps running"
-    try:
-        trainjob = await backend.get(ref.namespace, ref.name)
-        if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or observe(trainjob).phase.terminal:
-            return f"{ref} has ended"
-        return await _stop(backend, trainjob, diagnosis, action)
-    except NotFound:
-        return f"{ref} has ended"
-    except TrainJobError as error:
-        return f"{ref} could not be stopped and keeps running: {error}"
-
-
-async def _stop(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis, action: CrashAction) -> str:
-    ref, why = JobRef.of(trainjob), ""
-    if action == "suspend" and QUEUE_LABEL in (trainjob["metadata"].get("labels") or {}):
-        why = ": Kueue would start it again"
-    elif action == "suspend":
-        packed = json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False)
-        try:
-            await backend.patch(ref, {"metadata": {"annotations": {GIVEN_UP: packed}}, "spec": {"suspend": True}})
-        except Rejected as error:
-            why = f": it could not be suspended: {error}"
-        else:
-            return f"{ref} was suspended"
-    await _keep_reason(backend, trainjob, diagnosis)
-    await backend.delete(ref)
-    return f"{ref} was deleted{why}"
-
-
-def given_up(trainjob: TrainJob) -> Diagnosis | None:
-    """The diagnosis with which `give_up` suspended a job; None if it did not, or the job was resumed since."""
-    return _diagnosis_in(trainjob, GIVEN_UP) if observe(trainjob).phase is Phase.SUSPENDED else None
-
-
-async def record_failure(backend: Backend, ref: JobRef, diagnosis: Diagnosis) -> None:
-    """Record on a job with `on_retry` why it failed, or did not start in time: the next launch of its key reads it.
-
-    Never raises because of the job or an outage: the next launch then reads the evidence that is left.
-    """
-    packed = json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False)
-    with suppress(TrainJobError):
-        await backend.patch(ref, {"metadata": {"annotations": {FAILURE: packed}}})
-
-
-def _diagnosis_in(trainjob: TrainJob, annotation: str) -> Diagnosis | None:
-    why = mapping(trainjob, "metadata", "annotations").get(annotation)
-    if not isinstance(why, str):
-        return None
-    with suppress(ValueError):
-        return unpack_diagnosis(json.loads(why))
-    return unpack_diagnosis(None)
+    )

@@ -22,8 +22,8 @@ from trainjob.history import MetricHistory
 from trainjob.kube_objects import mapping, rank_of
 from trainjob.manifest import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob.report import examine, last_ranks
+from trainjob.results import result_of
 from trainjob.status import QUEUE_LABEL, Phase, observe
-from trainjob.waiting import result_of
 from trainjob.workflows import run_labels, task_labels
 
 SECONDS = 2.0

@@ -15,7 +15,7 @@ from trainjob.sanitizing import one_line, plain
 
 if TYPE_CHECKING:
     from trainjob.diagnosis import Diagnosis
-    from trainjob.waiting import TrainJobResult
+    from trainjob.results import TrainJobResult
 
 _LONGEST = 300  # characters of a text
 _LINE = 500  # characters of a line of a log

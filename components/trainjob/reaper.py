@@ -1,4 +1,8 @@
-"""End the unattended jobs of a cluster: one run of ``trainjob reap``.
+"""End the jobs of a cluster that must not run: one run of ``trainjob reap``.
+
+At once: of two active attempts of a key the one that does not count, and what a launch created that was killed before
+it read that its key was cancelled. A suspension that the API server refused for too long is repeated. After a grace
+period: unattended jobs.
 
 A job is ended when it has been unattended for as long as its policy says. An expired Lease proves that only if its
 process was able to renew it. Therefore a run observes for `GRACE` seconds, longer than a waiting process needs to
@@ -9,17 +13,28 @@ be killed at any time: each job is ended by one request.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 
 import anyio
 
+from trainjob.attempts import (
+    CANCEL_KEPT,
+    CancelAction,
+    adoption_of,
+    cancel_of,
+    decide,
+    is_deleting,
+    may_run,
+    version_of,
+)
 from trainjob.backends.base import Cluster, TrainJob
 from trainjob.backends.kubernetes.attendance import Waiter
+from trainjob.cancellation import cancelling, end_attempt
 from trainjob.errors import NotFound, Rejected
-from trainjob.lifecycle import cancelling
-from trainjob.manifest import JobRef
+from trainjob.manifest import KEY, MANAGED_BY, JobRef
+from trainjob.status import Phase, observe
 from trainjob.unattended import LABEL, MARK, policy_of, runs, unattended_for
 
 REAPER = "trainjob-reaper"
@@ -34,27 +49,27 @@ _OLD = timedelta(days=1)  # a Lease this old belongs to a process that has ended
 
 @dataclass(frozen=True)
 class Reaped:
-    """An unattended job that was ended.
+    """A job that was ended.
 
     Attributes:
         job: ``namespace/name``.
         done: ``suspended`` or ``deleted``.
-        unattended: For how long it was unattended.
-        why: Why it was deleted instead of suspended; empty otherwise.
+        reason: Why it was ended, and why it was deleted instead of suspended.
+        unattended: For how long it was unattended, if that is the reason; None otherwise.
     """
 
     job: str
     done: str
-    unattended: timedelta
-    why: str = ""
+    reason: str
+    unattended: timedelta | None = None
 
-    def as_dict(self) -> dict[str, str | float]:
+    def as_dict(self) -> dict[str, str | float | None]:
         """The attributes as JSON values; ``unattended`` in seconds."""
-        return {**asdict(self), "unattended": self.unattended.total_seconds()}
+        seconds = None if self.unattended is None else self.unattended.total_seconds()
+        return {**asdict(self), "unattended": seconds}
 
     def __str__(self) -> str:
-        seconds = timedelta(seconds=round(self.unattended.total_seconds()))
-        return f"TrainJob {self.job} was {self.done}: no process had waited for it for {seconds}{self.why}"
+        return f"TrainJob {self.job} was {self.done}: {self.reason}"
 
 
 async def reap(
@@ -65,7 +80,7 @@ async def reap(
     interval: float = _INTERVAL,
     on_reaped: Callable[[Reaped], None] | None = None,
 ) -> list[Reaped]:
-    """End the unattended jobs of `namespace`; return at once if there are no candidates.
+    """End the jobs of `namespace` that must not run; return at once if none may be unattended.
 
     Args:
         backend: The cluster.
@@ -79,7 +94,16 @@ async def reap(
         ApiError: Jobs or Leases may not be listed.
     """
     reaped: list[Reaped] = []
-    since: dict[str, float] = {}
+
+    def report(done: Reaped | None) -> None:
+        if done is not None:
+            reaped.append(done)
+            if on_reaped is not None:
+                on_reaped(done)
+
+    async for done in _end_extra(backend, namespace):
+        report(done)
+    since: dict[tuple[str, str], float] = {}  # by UID and adoption: who adopts a job waits for it soon
     answered = time.monotonic()
     while True:
         waiters, found = await _observe(backend, namespace)
@@ -87,12 +111,11 @@ async def reap(
         if now - answered > max(grace / 3, 2 * interval):  # after an outage of the API server
             since = {}
         answered = now
-        since = {uid: since.get(uid, now) for uid in found}
-        for uid, job in found.items():
-            if now - since[uid] >= grace and (done := await _end(backend, job)) is not None:
-                reaped.append(done)
-                if on_reaped is not None:
-                    on_reaped(done)
+        observed = {(uid, adoption_of(job)): job for uid, job in found.items()}
+        since = {each: since.get(each, now) for each in observed}
+        for each, job in observed.items():
+            if now - since[each] >= grace:
+                report(await _end_unattended(backend, job))
         if not found:
             await _forget(backend, namespace, waiters)
             return reaped
@@ -117,38 +140,75 @@ def _overdue(job: TrainJob, waiters: list[Waiter], now: datetime) -> timedelta |
     return unattended if unattended > policy.after else None
 
 
-async def _end(backend: Cluster, job: TrainJob) -> Reaped | None:
+async def _end_extra(backend: Cluster, namespace: str) -> AsyncGenerator[Reaped | None]:
+    """End attempts that do not count, and those that a cancel of their key applies to."""
+    cancels = await backend.all_cancels(namespace)
+    keys: dict[str, list[TrainJob]] = {}
+    for job in await backend.find(namespace, {MANAGED_BY: "trainjob"}):
+        keys.setdefault(job["metadata"]["labels"].get(KEY, ""), []).append(job)
+    keys.pop("", None)
+    for work, jobs in keys.items():
+        counts, losers = decide(jobs)
+        which = "" if counts is None else f" ({counts['metadata']['name']})"
+        for loser in losers:
+            yield await _delete(backend, loser, f"another attempt of its key counts{which}")
+        for job in jobs:
+            cancel = cancel_of(cancels.get(work, ()), job)
+            if cancel is None or job in losers or not may_run(job):
+                continue
+            if cancel.action == "delete" or observe(job).phase is not Phase.SUSPENDED:
+                yield await _end(backend, job, cancel.action, cancel.mark, "its key was cancelled")
+
+
+async def _end_unattended(backend: Cluster, job: TrainJob) -> Reaped | None:
     """End a job, unless it is attended or was changed since it was observed."""
     ref = JobRef.of(job)
     latest = await backend.get(ref.namespace, ref.name)
     if latest is None or latest["metadata"]["uid"] != ref.uid:
         return None
+    if adoption_of(latest) != adoption_of(job):
+        return None
     policy, unattended = policy_of(latest), _overdue(latest, await backend.waiters(ref.namespace), backend.now())
     if policy is None or unattended is None:
         return None
-    patch = cancelling(latest, policy.action, MARK)
-    why = (
-        "; it could not be suspended, because Kueue would resume it"
-        if patch is None and policy.action == "suspend"
-        else ""
-    )
+    seconds = timedelta(seconds=round(unattended.total_seconds()))
+    done = await _end(backend, latest, policy.action, MARK, f"no process had waited for it for {seconds}")
+    return None if done is None else replace(done, unattended=unattended)
+
+
+async def _end(backend: Cluster, job: TrainJob, action: CancelAction, mark: str, reason: str) -> Reaped | None:
+    """Suspend or delete a job by one request with the version that was read: a job that was changed since is kept."""
+    ref, patch = JobRef.of(job), cancelling(job, action, mark)
+    if patch is None and action == "suspend":
+        reason += "; it could not be suspended, because Kueue would resume it"
     if patch is not None:
-        # With the version that was read: the server refuses the patch if the job was changed since, e.g. resumed.
-        patch["metadata"]["resourceVersion"] = latest["metadata"]["resourceVersion"]
+        patch["metadata"] |= version_of(job)
         try:
             await backend.patch(ref, patch)
         except NotFound:
             return None
         except Rejected as error:
-            why = f"; it could not be suspended: {error}"
+            reason += f"; it could not be suspended: {error}"
         else:
-            return Reaped(str(ref), "suspended", unattended)
-    await backend.delete(ref)
-    return Reaped(str(ref), "deleted", unattended, why)
+            return Reaped(str(ref), "suspended", reason)
+    return await _delete(backend, job, reason)
+
+
+async def _delete(backend: Cluster, job: TrainJob, reason: str) -> Reaped | None:
+    """Delete a job, unless it was changed since it was read."""
+    ref = JobRef.of(job)
+    await end_attempt(backend, job)
+    left = await backend.get(ref.namespace, ref.name)
+    kept = left is not None and left["metadata"]["uid"] == ref.uid and not is_deleting(left)
+    return None if kept else Reaped(str(ref), "deleted", reason)
 
 
 async def _forget(backend: Cluster, namespace: str, waiters: list[Waiter]) -> None:
-    """Remove the Leases of processes that ended long ago and whose jobs have finished."""
+    """Remove old records of cancels, and the Leases of processes that ended long ago and whose jobs have finished."""
+    for cancels in (await backend.all_cancels(namespace)).values():
+        for cancel in cancels:
+            if cancel.at is None or backend.now() - cancel.at > CANCEL_KEPT:
+                await backend.forget_cancel(namespace, cancel)
     old = [waiter for waiter in waiters if backend.now() - waiter.renewed > _OLD]
     if not old:
         return

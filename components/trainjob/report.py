@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from trainjob.attempts import given_up
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
 from trainjob.diagnosis.stragglers import Straggler, stragglers_of
@@ -26,12 +27,11 @@ from trainjob.kube_objects import (
     rank_of,
     training_container,
 )
-from trainjob.lifecycle import given_up
 from trainjob.manifest import KEY, JobRef
 from trainjob.masking import MASK, masked_lines, names_a_secret, public
+from trainjob.results import history_as_json, result_of
 from trainjob.sanitizing import one_line, plain
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
-from trainjob.waiting import history_as_json, result_of
 
 _LONGEST = 2000  # characters of a line of a log or of a message
 _COMMAND = 300  # characters of a command, which may embed the source of a function
@@ -108,7 +108,7 @@ class Report:
         spec: Its spec in short.
         metrics: Metrics that the training reported.
         outputs: Name -> URI, other text, a number or a bool.
-        history: Metric -> its values over time, see `trainjob.waiting.TrainJobResult`; empty until rank 0 has finished.
+        history: Metric -> its values over time, see `trainjob.results.TrainJobResult`; empty until rank 0 has finished.
         ranks: Its pods.
         events: Its Events, the latest last.
         given_up: Whether the job was suspended at its first crash, see `trainjob.lifecycle.give_up`.

@@ -19,8 +19,8 @@ from trainjob.errors import ConfigurationError, NotFound, TrainJobFailed
 from trainjob.kube_objects import mapping, mappings, rank_of, training_container
 from trainjob.manifest import KEY, JobRef, spec_hash
 from trainjob.report import numeric
+from trainjob.results import TrainJobResult, result_of
 from trainjob.status import Observation, Phase, observe
-from trainjob.waiting import TrainJobResult, result_of
 
 if TYPE_CHECKING:
     from trainjob.data import Exported
@@ -44,7 +44,7 @@ class TrainedModel:
         export_id: Unique to this output of this job; the same for all its exports.
         metrics: The job's final metrics that are finite numbers.
         provenance: Provenance that the job records, for `trainjob.data.export`.
-        history: The job's metrics over time, see `trainjob.waiting.TrainJobResult`.
+        history: The job's metrics over time, see `trainjob.results.TrainJobResult`.
         target: Directory of all models of this machine; empty for a job on a cluster.
     """
 

@@ -7,42 +7,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import anyio
 
-from trainjob import progress, retry_changes, telemetry, unattended, volumes
-from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import ON_RETRY, Category, Diagnosis, Evidence, diagnose, with_change
-from trainjob.diagnosis.stragglers import stragglers_of
+from trainjob import progress, retry_changes, unattended
+from trainjob.attempts import NOT_STARTED
+from trainjob.backends.base import Backend, Snapshot, TrainJob
+from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, with_change
 from trainjob.errors import (
     BackendUnavailable,
     JobHung,
-    NotFound,
     QueueTimeout,
     RankCrashed,
-    Rejected,
     RunTimeout,
     StartTimeout,
     Stuck,
     TimedOut,
     TrainJobError,
-    TrainJobFailed,
 )
-from trainjob.goodput import Attempt, Goodput, measure
-from trainjob.history import CHECKPOINT, MetricHistory, thinned
-from trainjob.kube_objects import mapping, mappings, rank_of
-from trainjob.lifecycle import NOT_STARTED, record_failure
+from trainjob.history import MetricHistory
+from trainjob.job_records import record_failure
+from trainjob.kube_objects import mapping, parse_time
 from trainjob.logs import STATE_SECONDS, LogLine, Throttle
-from trainjob.manifest import ATTEMPT, JobRef
+from trainjob.manifest import JobRef
+from trainjob.results import TrainJobResult, conclude, spent_so_far
 from trainjob.stalls import StallWatch
 from trainjob.status import Observation, Phase, observe
+from trainjob.successors import JobReplaced, check_given_up, check_verdict, last_observation, resume_if_stale
 from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)
@@ -53,83 +50,7 @@ _CRASHES = 32  # crashes whose evidence is kept
 # this is at most 7 KB for each job.
 _HISTORY_POINTS = progress.MAX_POINTS // 2
 _LAST_LINES_SECONDS = 10.0  # for reading the ranks' last lines after the job has ended
-_MEASURE_SECONDS = 5.0  # for reading a job whose wait has failed: the reason is known and must not be delayed for long
-
-
-@dataclass(frozen=True)
-class TrainJobResult:
-    """The result of a job that completed.
-
-    Attributes:
-        namespace: Namespace of the job.
-        name: Name of the job.
-        uid: UID of the job.
-        attempt: Ordinal of the attempt.
-        metrics: Metrics of the training script: booleans, numbers, text.
-        outputs: Outputs of the training script: name -> URI, other text, a number or a boolean.
-        seconds: ``queued``, from creation to admission, and ``total``, from creation to the end.
-        returned: Value that a function trainer (`TrainJobSpec.func`) returned on rank 0, as JSON; None if it returned
-            nothing.
-        history: Metric -> its values over time, oldest first: step, Unix time in seconds, value. At most 256 points of
-            all metrics together; `trainjob.progress` documents how they are chosen.
-        checkpoints: Steps and Unix times of the checkpoints that the training reported, oldest first.
-        goodput: How the time of this attempt was spent, see `trainjob.goodput`: ``ratio``, 0 to 1; ``seconds`` by
-            activity; ``gpu_hours`` by activity, if the number of GPUs is known. Empty if the job was deleted
-            before its end was read, unless its waiter observed its phases. ``trainjob goodput`` shows all attempts
-            together.
-        stragglers: Ranks that the waiters of a job with a ``stall_timeout`` found to be slower than the others:
-            ``rank``, ``number``, ``name``, ``node``, ``seconds`` of work per step and its ``median`` of all ranks,
-            ``step_seconds``, ``loading`` and a ``summary``.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    attempt: int
-    metrics: Mapping[str, bool | float | str] = field(default_factory=dict)
-    outputs: Mapping[str, bool | float | str] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    returned: Any = None
-    history: Mapping[str, Sequence[tuple[int, float, float]]] = field(default_factory=dict)
-    checkpoints: Sequence[tuple[int, float]] = ()
-    goodput: Mapping[str, Any] = field(default_factory=dict)
-    stragglers: Sequence[Mapping[str, Any]] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The result as a dict for JSON and XCom. NaN and infinity become text, since JSON has neither.
-
-        ``returned``, ``history``, ``checkpoints``, ``goodput`` and ``stragglers`` are left out if they are empty. A
-        point of the history is a list.
-        """
-        finite = {
-            name: value if isinstance(value, str) or math.isfinite(value) else str(value)
-            for name, value in self.metrics.items()
-        }
-        values = {**asdict(self), "metrics": finite, "history": history_as_json(self.history)}
-        if self.returned is None:
-            del values["returned"]
-        if not self.history:
-            del values["history"]
-        if self.checkpoints:
-            values["checkpoints"] = [list(each) for each in self.checkpoints]
-        else:
-            del values["checkpoints"]
-        if not self.goodput:
-            del values["goodput"]
-        if not self.stragglers:
-            del values["stragglers"]
-        return values
-
-    def _repr_html_(self) -> str:
-        """The result in a notebook."""
-        from trainjob.notebook import result_html  # noqa: PLC0415 - for notebooks only
-
-        return result_html(self)
-
-
-def history_as_json(history: Mapping[str, Sequence[tuple[int, float, float]]]) -> dict[str, list[list[float]]]:
-    """A history as lists, which JSON and XCom do not change: ``{"loss": [[step, time, value], ...]}``."""
-    return {name: [list(point) for point in points] for name, points in history.items()}
+_DELETION_SECONDS = 90.0  # Kubernetes' default grace period and 60 s: then a node does not answer
 
 
 async def follow(
@@ -143,6 +64,8 @@ async def follow(
         QueueTimeout, StartTimeout, RunTimeout: the timeout expired; the job keeps running.
         Stuck: the job is blocked by something that cannot resolve itself, and `fail_fast` is set.
         BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
+        TrainJobFailed: another waiter has given up the job; has the diagnosis that it recorded.
+        JobReplaced: the job is gone or was given up, and another attempt of its key counts.
     """
     options = options or WaitOptions()
     observation: Observation | None = None
@@ -183,30 +106,26 @@ async def _changes(
 ) -> AsyncGenerator[tuple[Observation, str, TrainJob | None]]:
     """Watch a job as `follow` does, starting from its latest `observation`. Yields the object, too."""
     attended, resumed = False, ""
+    trainjob: TrainJob | None = None
     try:
         async with aclosing(backend.watch(ref)) as snapshots:
             while True:
-                # The timeout covers one snapshot: it must not stay open across a yield. A cancel scope of anyio would
-                # cost each waiter 2 KB.
-                try:
-                    async with asyncio.timeout(_seconds_left(observation, options)) as clock:
-                        snapshot = await anext(snapshots, None)
-                except TimeoutError:
-                    if observation is None or not clock.expired():
-                        raise
-                    raise _timeout(ref, observation, options) from None
-                if snapshot is None:
-                    raise BackendUnavailable(f"TrainJob {ref}: the backend ended the watch before the job ended")
+                snapshot = await _next(ref, snapshots, observation, options, trainjob)
                 notice = snapshot.notice
-                if snapshot.trainjob is not None and unattended.policy_of(snapshot.trainjob) is not None:
-                    if not attended:
+                if snapshot.trainjob is None:
+                    observation = await last_observation(backend, ref, observation, trainjob)
+                else:
+                    trainjob = snapshot.trainjob
+                    await check_given_up(backend, ref, trainjob)
+                    if not attended and unattended.policy_of(trainjob) is not None:
                         attended = True
                         backend.attend(ref)
-                    before, resumed = resumed, await _resumed(backend, ref, snapshot.trainjob)
+                    before, resumed = resumed, await resume_if_stale(backend, ref, trainjob)
                     notice = resumed if resumed and resumed != before else notice
-                if observation is None and snapshot.trainjob is not None:
-                    notice = "; ".join(filter(None, (notice, retry_changes.notice(snapshot.trainjob))))
+                    if observation is None:
+                        notice = "; ".join(filter(None, (notice, retry_changes.notice(trainjob))))
                 latest = observe(snapshot.trainjob, observation, snapshot.blocker)
+                await check_verdict(backend, ref, latest)
                 changed = latest != observation
                 observation = latest
                 if changed or notice:
@@ -223,20 +142,39 @@ async def _changes(
             backend.leave(ref, ended=observation is not None and observation.phase.terminal)
 
 
-async def _resumed(backend: Backend, ref: JobRef, trainjob: TrainJob) -> str:
-    """Resume a job that was suspended because nobody waited for it. Returns a notice about it, or an empty text."""
-    if not unattended.marked(trainjob):
-        return ""
-    patch = unattended.resuming(trainjob)
+async def _next(
+    ref: JobRef,
+    snapshots: AsyncGenerator[Snapshot],
+    observation: Observation | None,
+    options: WaitOptions,
+    trainjob: TrainJob | None,
+) -> Snapshot:
+    """The next snapshot. A job whose deletion does not end counts as gone.
+
+    Raises:
+        QueueTimeout, StartTimeout, RunTimeout: the timeout of the latest observation expired.
+        BackendUnavailable: the watch ended.
+    """
+    expiry = None if observation is None else _first_expiry(observation, options, trainjob)
     try:
-        await backend.patch(ref, patch)
-    except (NotFound, Rejected) as error:
-        return f"it was suspended because nobody waited for it, and cannot be resumed: {error}"
-    return "it was suspended because nobody waited for it; it is resumed" if "spec" in patch else ""
+        # The timeout covers one snapshot. A cancel scope of anyio would cost each waiter 2 KB.
+        async with asyncio.timeout(_seconds_until(expiry)) as clock:
+            snapshot = await anext(snapshots, None)
+    except TimeoutError:
+        if observation is None or expiry is None or not clock.expired():
+            raise
+        if expiry[1] != "deletion":
+            raise _timeout(ref, observation, options, expiry[1]) from None
+        return Snapshot(None, f"TrainJob {ref} is still being deleted: a node may not answer, and may still write")
+    if snapshot is None:
+        raise BackendUnavailable(f"TrainJob {ref}: the backend ended the watch before the job ended")
+    return snapshot
 
 
-def _first_expiry(observation: Observation, options: WaitOptions) -> tuple[datetime, str] | None:
-    """When the first timeout of this phase expires, and which one."""
+def _first_expiry(
+    observation: Observation, options: WaitOptions, trainjob: TrainJob | None
+) -> tuple[datetime, str] | None:
+    """When the first timeout of this phase expires, and which one; ``deletion`` is that of a job being deleted."""
     if observation.admitted is None:
         # Counts for a suspended job, too: it waits until a person or a program resumes it.
         limits = [(observation.waiting_since, options.queue_timeout, "queue")]
@@ -244,18 +182,18 @@ def _first_expiry(observation: Observation, options: WaitOptions) -> tuple[datet
         limits = [(observation.admitted, options.run_timeout, "run")]
         if not observation.has_run:
             limits.append((observation.admitted, options.start_timeout, "start"))
+    deleted = parse_time(mapping(trainjob, "metadata").get("deletionTimestamp"))
+    if deleted is not None:
+        limits.append((deleted, timedelta(seconds=_DELETION_SECONDS), "deletion"))
     expiries = [(since + limit, name) for since, limit, name in limits if since is not None and limit is not None]
     return min(expiries, default=None)
 
 
-def _seconds_left(observation: Observation | None, options: WaitOptions) -> float | None:
-    expiry = _first_expiry(observation, options) if observation is not None else None
+def _seconds_until(expiry: tuple[datetime, str] | None) -> float | None:
     return (expiry[0] - datetime.now(UTC)).total_seconds() if expiry else None
 
 
-def _timeout(ref: JobRef, observation: Observation, options: WaitOptions) -> Exception:
-    expiry = _first_expiry(observation, options)
-    name = expiry[1] if expiry else "run"
+def _timeout(ref: JobRef, observation: Observation, options: WaitOptions, name: str) -> Exception:
     state = f"TrainJob {ref} is {observation.phase}" + (f": {observation.message}" if observation.message else "")
     if name == "queue":
         happened = "resumed" if observation.phase is Phase.SUSPENDED else "admitted"
@@ -274,9 +212,12 @@ async def wait(
     on_log: Callable[[LogLine], None] | None = None,
     on_crash: Callable[[Diagnosis], None] | None = None,
     on_evidence: Callable[[Evidence], None] | None = None,
+    on_follow: Callable[[JobRef], None] | None = None,
     state_seconds: float = STATE_SECONDS,
 ) -> TrainJobResult:
     """Wait until a job ends, and return its result.
+
+    If the job is gone or was given up, and another attempt of its key counts, that one is waited for.
 
     Args:
         backend: Backend that runs the job.
@@ -286,6 +227,7 @@ async def wait(
         on_log: Called with each line of every rank as it is written.
         on_crash: Called with the diagnosis of each rank that crashes while the job keeps running.
         on_evidence: Called at the end of the job with the evidence of the result or of the diagnosis.
+        on_follow: Called with the attempt that is waited for from now on, if that changes.
         state_seconds: Seconds between two states of a progress bar that `on_log` gets; 0 for each state, see `LogLine`.
 
     Raises:
@@ -298,7 +240,7 @@ async def wait(
     The errors of a failed, hung or timed-out job have its goodput. A job that ended is recorded by `telemetry`; after
     another error the caller records ``error.spent`` if it ends the job, since another waiter may follow otherwise.
     """
-    read = None if on_log is None else lambda: _forward(backend, ref, on_log, state_seconds)
+    read = None if on_log is None else lambda job: _forward(backend, job, on_log, state_seconds)
     history = MetricHistory(_HISTORY_POINTS)
 
     def change(observation: Observation, notice: str) -> None:
@@ -306,8 +248,16 @@ async def wait(
         if on_change is not None:
             on_change(observation, notice)
 
+    def follows(job: JobRef) -> None:
+        nonlocal ref, history
+        ref, history = job, MetricHistory(_HISTORY_POINTS)
+        if on_follow is not None:
+            on_follow(job)
+
     try:
-        final, crash = await attend(backend, ref, options, on_change=change, on_crash=on_crash, read=read)
+        _, final, crash = await attend(
+            backend, ref, options, on_change=change, on_crash=on_crash, on_follow=follows, read=read
+        )
     except (RankCrashed, TimedOut) as error:
         error.spent = await spent_so_far(backend, ref, history, hangs=isinstance(error, JobHung))
         error.goodput = error.spent.summary()
@@ -322,8 +272,9 @@ async def attend(
     *,
     on_change: Callable[[Observation, str], None] | None = None,
     on_crash: Callable[[Diagnosis], None] | None = None,
-    read: Callable[[], Awaitable[None]] | None = None,
-) -> tuple[Observation | None, Evidence | None]:
+    on_follow: Callable[[JobRef], None] | None = None,
+    read: Callable[[JobRef], Awaitable[None]] | None = None,
+) -> tuple[JobRef, Observation | None, Evidence | None]:
     """Watch a job and its ranks until the job ends. `wait` is this and `conclude`.
 
     Args:
@@ -333,11 +284,12 @@ async def attend(
         on_change: Called with each new observation and its notice.
         on_crash: Called with the diagnosis of each rank that crashes before the job has ended: the shipped runtimes
             restart it, and the job fails minutes later if at all.
-        read: Reads the ranks' lines; cancelled shortly after the job's end, when they should have been read.
+        on_follow: Called with the attempt that is watched from now on, if that changes.
+        read: Reads the ranks' lines of a job; cancelled shortly after its end, when they should have been read.
 
     Returns:
-        The final observation and the evidence of the first crashes, both for `conclude`: when a job has failed, the
-        pods that crashed may be gone.
+        The attempt that was watched last, its final observation, and the evidence of its first crashes: when a job has
+        failed, the pods that crashed may be gone.
 
     Raises:
         RankCrashed: a rank crashed, and `fail_on_first_crash` is set; the job keeps running.
@@ -345,6 +297,27 @@ async def attend(
         TimedOut: a timeout expired, or `fail_fast` is set and the job is blocked; the job keeps running.
         BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
     """
+    while True:
+        try:
+            final, crash = await _attend(backend, ref, options, on_change=on_change, on_crash=on_crash, read=read)
+        except JobReplaced as replaced:
+            ref = replaced.by
+            if on_follow is not None:
+                on_follow(ref)
+        else:
+            return ref, final, crash
+
+
+async def _attend(
+    backend: Backend,
+    ref: JobRef,
+    options: WaitOptions | None,
+    *,
+    on_change: Callable[[Observation, str], None] | None,
+    on_crash: Callable[[Diagnosis], None] | None,
+    read: Callable[[JobRef], Awaitable[None]] | None,
+) -> tuple[Observation | None, Evidence | None]:
+    """`attend` of one attempt."""
     final: Observation | None = None
     crashed: list[Evidence] = []
     try:
@@ -354,7 +327,7 @@ async def attend(
             async def reading() -> None:
                 try:
                     if read is not None:
-                        await read()
+                        await read(ref)
                 finally:
                     read_to_end.set()
 
@@ -481,142 +454,3 @@ async def _watch_crashes(
         raise
     except TrainJobError as error:
         _log.warning("crashes of ranks of TrainJob %s cannot be reported while it runs: %s", ref, error)
-
-
-async def conclude(
-    backend: Backend,
-    ref: JobRef,
-    final: Observation | None = None,
-    earlier: Evidence | None = None,
-    history: MetricHistory | None = None,
-    *,
-    on_evidence: Callable[[Evidence], None] | None = None,
-) -> TrainJobResult:
-    """The result of a job that has ended.
-
-    Args:
-        backend: Backend that runs the job.
-        ref: The job.
-        final: Final observation of a waiter. It counts even if the job was deleted since.
-        earlier: Evidence of the first crashes, taken while the job was running: the pods may be gone.
-        history: Metrics and phases that a waiter has collected: the result has the metrics that the training did not
-            keep itself.
-        on_evidence: Called with the evidence of the result or of the diagnosis.
-
-    Raises:
-        TrainJobFailed: the job failed or was deleted; has the diagnosis.
-    """
-    evidence = await backend.evidence(ref)
-    observation = observe(evidence.trainjob, final)
-    if observation.phase is not Phase.COMPLETE and earlier is not None:
-        evidence = evidence.with_earlier(earlier)
-    if on_evidence is not None:
-        on_evidence(evidence)
-    spent = measured(ref, evidence, history, observation)
-    telemetry.record_goodput(ref, spent)
-    if observation.phase is not Phase.COMPLETE:
-        diagnosis = replace(diagnose(evidence, final), job=str(ref))
-        if observation.phase is Phase.FAILED and ON_RETRY in mapping(evidence.trainjob, "metadata", "annotations"):
-            await record_failure(backend, ref, diagnosis)
-        raise TrainJobFailed(diagnosis, spent.summary())
-    return result_of(ref, evidence, observation, history, spent)
-
-
-def result_of(
-    ref: JobRef,
-    evidence: Evidence,
-    observation: Observation,
-    collected: MetricHistory | None = None,
-    spent: Goodput | None = None,
-) -> TrainJobResult:
-    """The result of a job as far as it is known.
-
-    Args:
-        ref: The job.
-        evidence: Evidence of the job.
-        observation: Its state.
-        collected: Completes what the training and its pods have kept.
-        spent: How its time was spent; measured if left out.
-    """
-    if spent is None and observation.phase.terminal:
-        spent = measured(ref, evidence, collected, observation)
-    report = _report(evidence)
-    history = {name: points for name, points in report.history.items() if not name.startswith(progress.RESERVED)}
-    if collected:
-        missing = {
-            name: points
-            for name, points in collected.points().items()
-            if name not in report.history and len(points) > 1
-        }
-        room = progress.MAX_POINTS - sum(map(len, history.values()))
-        for name, points in thinned(missing, room).items() if room >= 4 * len(missing) else ():
-            steps = [number if step is None else int(step) for number, (step, _, _) in enumerate(points, 1)]
-            history[name] = [(step, point[1], point[2]) for step, point in zip(steps, points, strict=True)]
-    created = observation.created
-    times = {"queued": (created, observation.admitted), "total": (created, observation.finished)}
-    return TrainJobResult(
-        ref.namespace,
-        ref.name,
-        ref.uid,
-        ref.attempt,
-        metrics={**observation.metrics, **report.metrics},
-        outputs={
-            name: volumes.as_claim(value) if isinstance(value, str) else value for name, value in report.outputs.items()
-        },
-        seconds={name: (end - begin).total_seconds() for name, (begin, end) in times.items() if begin and end},
-        returned=report.returned,
-        history={name: points for name, points in history.items() if not name.startswith(progress.RESERVED)},
-        checkpoints=[(step, time) for step, time, _ in report.history.get(CHECKPOINT, ())],
-        goodput=spent.summary() if spent is not None else {},
-        stragglers=[each.as_dict() for each in stragglers_of(evidence.trainjob)],
-    )
-
-
-async def spent_so_far(
-    backend: Backend, ref: JobRef, history: MetricHistory | None = None, *, hangs: bool = False
-) -> Goodput:
-    """How the time of a job was spent until now, with what a waiter has collected, and whether it found that it hangs.
-
-    Never raises, and takes at most 5 s: nothing is known of a job that cannot be read in that time.
-    """
-    try:
-        with anyio.move_on_after(_MEASURE_SECONDS):
-            return measured(ref, await backend.state(ref), history, hangs=hangs)
-    except Exception as error:  # noqa: BLE001 - of any backend: the reason why the wait has ended is more important
-        _log.warning("the goodput of TrainJob %s cannot be measured: %s: %s", ref, type(error).__name__, error)
-    return measure([], datetime.now(UTC))
-
-
-def measured(
-    ref: JobRef,
-    evidence: Evidence,
-    collected: MetricHistory | None,
-    final: Observation | None = None,
-    *,
-    hangs: bool = False,
-) -> Goodput:
-    """How the time of an attempt was spent; of a deleted job, by the phases that its waiter has observed."""
-    collected = collected if collected is not None else MetricHistory()
-    if evidence.trainjob is not None or final is None or final.created is None or not collected.phases:
-        return measure([Attempt(evidence, collected.phases, collected.points(), hangs)], datetime.now(UTC))
-    metadata = {
-        "namespace": ref.namespace,
-        "name": ref.name,
-        "labels": {ATTEMPT: str(ref.attempt)},
-        "creationTimestamp": final.created.isoformat(),
-    }
-    end = datetime.now(UTC) if final.finished is None else final.finished
-    seen = Evidence({"metadata": metadata}, evidence.pods, reported=evidence.reported)
-    return replace(measure([Attempt(seen, collected.phases, collected.points())], end), phase=final.phase)
-
-
-def _report(evidence: Evidence) -> progress.Report:
-    """The report in the latest termination message of rank 0; with MPI, of the launcher."""
-    latest = sorted(evidence.pods, key=lambda pod: str(mapping(pod, "metadata").get("creationTimestamp")), reverse=True)
-    for rank in ("launcher-0", "node-0"):
-        for pod in latest:
-            for status in mappings(pod, "status", "containerStatuses") if rank_of(pod) == rank else ():
-                message = mapping(status, "state", "terminated").get("message")
-                if report := progress.read(str(message)):
-                    return report
-    return progress.read(evidence.reported) or progress.Report()

@@ -46,8 +46,9 @@ from tests.testcluster.real_node import why_unsupported
 from trainjob import JobRef, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import give_up
 from trainjob.errors import RankCrashed
-from trainjob.lifecycle import give_up, launch
+from trainjob.lifecycle import launch
 from trainjob.waiting import wait
 
 SDK = ROOT / ".venv-sdk" / "bin" / "python"

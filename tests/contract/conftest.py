@@ -32,6 +32,7 @@ class Harness:
         namespace: Where jobs are created.
         other: Another namespace.
         requests: Requests of the backend so far; stays empty on a backend without any.
+        forgets: Whether the name of a deleted job can be used again, as on a cluster.
     """
 
     backend: Backend
@@ -43,6 +44,7 @@ class Harness:
     namespace: str = "default"
     other: str = "other"
     requests: Sequence[str] = ()
+    forgets: bool = True
 
     def manifest(self, key: str = "key", attempt: int = 1, **fields: Any) -> TrainJob:
         spec = TrainJobSpec.parse({"runtime": "trainjob-step", **self.until_ended, **fields})
@@ -79,7 +81,7 @@ def _local(tmp_path: Path) -> Harness:
         exit_file.with_suffix(".new").rename(exit_file)
 
     script = f"while ! [ -e {exit_file} ]; do sleep 0.02; done; exit $(cat {exit_file})"
-    return Harness(LocalBackend(), end, {"command": ["sh", "-c", script]}, shell=True)
+    return Harness(LocalBackend(), end, {"command": ["sh", "-c", script]}, shell=True, forgets=False)
 
 
 def _memory(_: Path) -> Harness:

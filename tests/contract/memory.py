@@ -1,22 +1,28 @@
-"""A `Backend` in a dictionary, for tests of the flows above it. It passes the same contract tests as the real ones."""
+"""A `Backend` in a dictionary, for tests of the flows above it. It passes the same contract tests as the real ones.
+
+Like a cluster, it forgets the name of a deleted job, and refuses a request with an old version.
+"""
 
 from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 
+from trainjob.attempts import Cancel
 from trainjob.backends.base import Snapshot, TrainJob
+from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.diagnosis import Evidence
 from trainjob.diagnosis.terminations import crashes_in
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
+from trainjob.fencing import JOBSET_NAME
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 
@@ -25,6 +31,24 @@ NODE = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0)
 
 def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def remaining_pod(
+    job: str, rank: int = 0, *, phase: str = "Running", node: str = "a", lost: bool = False, grace: float = 30
+) -> dict[str, Any]:
+    """A pod of the job of that name that has not ended, for `MemoryBackend.remaining`."""
+    return {
+        "metadata": {
+            "name": f"{job}-node-0-{rank}",
+            "labels": {
+                JOBSET_NAME: job,
+                "jobset.sigs.k8s.io/replicatedjob-name": "node",
+                "batch.kubernetes.io/job-completion-index": str(rank),
+            },
+        },
+        "spec": {"terminationGracePeriodSeconds": grace, "nodeName": node},
+        "status": {"phase": phase, "conditions": [{"type": "Ready", "status": "Unknown" if lost else "True"}]},
+    }
 
 
 class MemoryBackend:
@@ -36,7 +60,13 @@ class MemoryBackend:
 
     def __init__(self) -> None:
         self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
-        self.used: set[tuple[str, str]] = set()
+        self.version = 0
+        self.records: dict[tuple[str, str, str], Cancel] = {}
+        """Records of cancels, by namespace, hash of the key and name."""
+        self.remaining: list[dict[str, Any]] = []
+        """Pods that have not ended, also of deleted jobs."""
+        self.taken: set[str] = set()
+        """Names of which something is left."""
         self.requests: list[str] = []
         self.crashed: dict[str, list[Evidence]] = {}
         self.lines: list[LogLine] = []
@@ -45,6 +75,8 @@ class MemoryBackend:
         """Called with the name of each request before it is served; may raise or change things."""
         self.after: Callable[[str], None] = lambda _: None
         """The same, after the request was served: simulates a lost reply."""
+        self.turn: Callable[[str], Awaitable[object]] | None = None
+        """Awaited before each request is served: decides when."""
         self.lingering: set[str] = set()
         """UIDs of jobs whose pods are still ending."""
         self.last: dict[str, dict[str, Any]] = {}
@@ -65,6 +97,7 @@ class MemoryBackend:
 
     def status(self, ref: JobRef, **fields: Any) -> None:
         self.job(ref)["status"] = {**self.job(ref)["status"], **fields}
+        self.job(ref)["metadata"]["resourceVersion"] = self._next_version()
 
     def running(self, ref: JobRef) -> None:
         self.status(ref, jobsStatus=[{**NODE, "active": 1, "ready": 1}])
@@ -103,6 +136,8 @@ class MemoryBackend:
 
     async def _request(self, name: str) -> None:
         await anyio.lowlevel.checkpoint()
+        if self.turn is not None:
+            await self.turn(name)
         self.requests.append(name)
         self.before(name)
 
@@ -113,19 +148,43 @@ class MemoryBackend:
             raise RuntimeNotFound("there is no runtime nosuch")
         if not (trainjob["spec"].get("trainer") or {}).get("command"):
             raise Rejected("no command")
-        if name in self.used:
-            raise AlreadyExists(f"{name} exists or existed")
+        if name in self.jobs:
+            raise AlreadyExists(f"{name} exists")
         metadata = {**trainjob["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": now()}
         if dry_run:
             return {**trainjob, "metadata": metadata}
-        self.used.add(name)
+        metadata["resourceVersion"] = self._next_version()
         self.jobs[name] = {**copy.deepcopy(dict(trainjob)), "metadata": metadata, "status": {}}
         stored = copy.deepcopy(self.jobs[name])
         self.after("create")
         return stored
 
+    def _next_version(self) -> str:
+        self.version += 1
+        return str(self.version)
+
     async def recover(self, ref: JobRef) -> None:
         pass
+
+    async def is_free(self, namespace: str, name: str) -> bool:
+        await self._request("is_free")
+        return name not in self.taken
+
+    async def remaining_pods(self, namespace: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
+        await self._request("remaining_pods")
+        return [pod for pod in self.remaining if pod["metadata"]["labels"][JOBSET_NAME] in names]
+
+    async def announce_cancel(self, namespace: str, work: str, cancel: Cancel) -> Cancel | None:
+        await self._request("announce_cancel")
+        version = int(self._next_version())
+        made = replace(cancel, version=version, at=datetime.now(UTC), record=f"{work}-{version}")
+        self.records[namespace, work, made.record] = made
+        return made
+
+    async def cancels(self, namespace: str, work: str) -> tuple[int | None, list[Cancel]]:
+        await self._request("cancels")
+        found = [cancel for (where, key, _), cancel in self.records.items() if (where, key) == (namespace, work)]
+        return self.version, found
 
     async def get(self, namespace: str, name: str) -> TrainJob | None:
         await self._request("get")
@@ -229,8 +288,15 @@ class MemoryBackend:
     async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
         await self._request("patch")
         job = self.job(ref)
+        version = job["metadata"]["resourceVersion"]
+        if patch.get("metadata", {}).get("resourceVersion", version) != version:
+            raise NotFound(f"{ref} was changed")
+        before = copy.deepcopy(job)
         for name, part in patch.items():
             job[name] = _merged(job.get(name), part)
+        if job == before:
+            return  # as on an API server: the version stays
+        job["metadata"]["resourceVersion"] = self._next_version()
         if "suspend" in patch.get("spec", {}):
             suspended = job["spec"]["suspend"]
             self.condition(ref, "Suspended", "Suspended" if suspended else "Resumed", str(bool(suspended)))
@@ -238,10 +304,11 @@ class MemoryBackend:
     async def cancel(self, ref: JobRef) -> None:
         await self.delete(ref)
 
-    async def delete(self, ref: JobRef) -> None:
+    async def delete(self, ref: JobRef, version: str = "") -> None:
         await self._request("delete")
         job = self.jobs.get((ref.namespace, ref.name))
-        if job is not None and job["metadata"]["uid"] == ref.uid:
+        current = job is not None and version in ("", job["metadata"]["resourceVersion"])
+        if job is not None and current and job["metadata"]["uid"] == ref.uid:
             self.last[ref.uid] = self.jobs.pop((ref.namespace, ref.name))
 
     async def stopped(self, ref: JobRef) -> bool:
@@ -257,6 +324,57 @@ class MemoryBackend:
 
     async def aclose(self) -> None:
         self.requests.append("aclose")
+
+
+class MemoryCluster(MemoryBackend):
+    """The same with what only a cluster has and `launch`, `wait` and the reaper use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.foreign: set[str] = set()
+        """UIDs of jobs whose JobSet belongs to an earlier job of the same name."""
+        self.leases: list[Waiter] = []
+        self.time = datetime.now(UTC)
+        """The time of the API server."""
+
+    @property
+    def cluster(self) -> Any:  # type: ignore[override]
+        return self
+
+    def now(self) -> datetime:
+        return self.time
+
+    def waits(self, *refs: JobRef, lease: str = "other", age: float = 0) -> None:
+        """Another process waits for jobs; it has renewed its Lease `age` seconds ago."""
+        renewed = self.time - timedelta(seconds=age)
+        uids = frozenset(ref.uid for ref in refs)
+        self.leases.append(Waiter(lease, renewed, dict.fromkeys(uids, renewed), uids))
+
+    async def has_own_jobset(self, ref: JobRef) -> bool:
+        await self._request("has_own_jobset")
+        return ref.uid not in self.foreign
+
+    async def waiters(self, namespace: str) -> list[Waiter]:
+        await self._request("waiters")
+        return list(self.leases)
+
+    async def forget(self, namespace: str, waiter: Waiter) -> None:
+        await self._request("forget")
+        self.leases.remove(waiter)
+
+    async def all_cancels(self, namespace: str) -> dict[str, list[Cancel]]:
+        await self._request("all_cancels")
+        found: dict[str, list[Cancel]] = {}
+        for (where, key, _), cancel in self.records.items():
+            if where == namespace:
+                found.setdefault(key, []).append(cancel)
+        return found
+
+    async def forget_cancel(self, namespace: str, cancel: Cancel) -> None:
+        await self._request("forget_cancel")
+        for name, record in [*self.records.items()]:
+            if name[0] == namespace and record == cancel:  # one that was written again has another version
+                del self.records[name]
 
 
 def _merged(value: Any, patch: Any) -> Any:

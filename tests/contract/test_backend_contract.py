@@ -15,10 +15,11 @@ import pytest
 from tests.contract.conftest import Harness
 
 from trainjob import JobRef, LogLine, Phase, TrainJobFailed, trained
+from trainjob.attempts import Cancel
 from trainjob.backends.base import TrainJob
+from trainjob.cancellation import cancel
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.kube_objects import rank_of
-from trainjob.lifecycle import cancel
 from trainjob.live import take_document
 from trainjob.manifest import KEY, MANAGED_BY, labels_of, spec_hash
 from trainjob.status import observe
@@ -79,12 +80,35 @@ async def test_create_rejects_an_existing_name(harness: Harness) -> None:
     assert (await harness.create(attempt=2)).uid != ref.uid
 
 
-async def test_create_rejects_the_name_of_a_deleted_job(harness: Harness) -> None:
+async def test_a_cluster_forgets_the_name_of_a_deleted_job(harness: Harness) -> None:
+    """And this machine does not. So `launch` relies on no name, but on what it sees of all attempts of the key."""
     ref = await harness.create()
     await harness.backend.delete(ref)
     await is_gone(harness, ref)
-    with pytest.raises(AlreadyExists):
-        await harness.create()
+    await until(lambda: harness.backend.is_free(ref.namespace, ref.name))
+    if harness.forgets:
+        assert (await harness.create()).uid != ref.uid
+    else:
+        with pytest.raises(AlreadyExists):
+            await harness.create()
+
+
+async def test_a_name_that_was_never_used_is_free(harness: Harness) -> None:
+    assert await harness.backend.is_free(harness.namespace, harness.manifest("never used")["metadata"]["name"])
+
+
+async def test_of_two_who_create_and_look_one_sees_both(harness: Harness) -> None:
+    """By this, `launch` finds a second attempt of its key: its look is never from a cache."""
+
+    async def create_and_look(attempt: int) -> tuple[str, set[str]]:
+        ref = await harness.create(attempt=attempt)
+        found = await harness.backend.find(ref.namespace, labels_of("key"))
+        return ref.uid, {job["metadata"]["uid"] for job in found}
+
+    seen = dict(await asyncio.gather(*map(create_and_look, range(1, 7))))
+    for one, others in seen.items():
+        assert one in others
+        assert all(other in others or one in theirs for other, theirs in seen.items())
 
 
 async def test_only_one_of_many_creations_succeeds(harness: Harness) -> None:
@@ -265,6 +289,138 @@ async def test_patch_merges(harness: Harness) -> None:
     assert "a" not in annotations
     assert (annotations["b"], annotations["c"]) == ("2", "3")
     assert job["metadata"]["uid"] == ref.uid
+
+
+async def test_each_change_changes_the_version(harness: Harness) -> None:
+    stored = await harness.backend.create(harness.manifest())
+    ref, versions = JobRef.of(stored), [stored["metadata"]["resourceVersion"]]
+    for n in range(3):
+        await harness.backend.patch(ref, {"metadata": {"annotations": {"n": str(n)}}})
+        (job,) = await harness.backend.find(ref.namespace, labels_of("key"))
+        versions.append(job["metadata"]["resourceVersion"])
+    assert len(set(versions)) == len(versions)
+
+
+async def test_a_patch_with_an_old_version_is_refused(harness: Harness) -> None:
+    """Who was not asked sends the version that it has seen: a launch that has adopted the job since wins."""
+    stored = await harness.backend.create(harness.manifest())
+    ref, old = JobRef.of(stored), stored["metadata"]["resourceVersion"]
+    await harness.backend.patch(ref, {"metadata": {"annotations": {"adopted": "1"}}})
+    with pytest.raises(NotFound):
+        await harness.backend.patch(ref, {"metadata": {"resourceVersion": old}, "spec": {"suspend": True}})
+    job = await harness.backend.get(ref.namespace, ref.name)
+    assert job is not None
+    assert not job["spec"].get("suspend")
+
+
+async def test_a_patch_with_the_present_version_is_applied(harness: Harness) -> None:
+    ref = await harness.create()
+
+    async def patched() -> bool:  # a controller may change the job between the two requests
+        job = await harness.backend.get(ref.namespace, ref.name)
+        assert job is not None
+        version = {"resourceVersion": job["metadata"]["resourceVersion"]}
+        try:
+            await harness.backend.patch(ref, {"metadata": version, "spec": {"suspend": True}})
+        except NotFound:
+            return False
+        return True
+
+    await until(patched)
+    assert observe(await harness.backend.get(ref.namespace, ref.name)).phase is Phase.SUSPENDED
+
+
+async def test_a_delete_with_an_old_version_does_nothing(harness: Harness) -> None:
+    stored = await harness.backend.create(harness.manifest())
+    ref, old = JobRef.of(stored), stored["metadata"]["resourceVersion"]
+    await harness.backend.patch(ref, {"metadata": {"annotations": {"adopted": "1"}}})
+    await harness.backend.delete(ref, old)
+    job = await harness.backend.get(ref.namespace, ref.name)
+    assert job is not None
+    assert "deletionTimestamp" not in job["metadata"]
+
+    async def deleted() -> bool:
+        found = await harness.backend.get(ref.namespace, ref.name)
+        if found is not None:
+            await harness.backend.delete(ref, found["metadata"]["resourceVersion"])
+        return found is None
+
+    await until(deleted)
+
+
+async def test_nothing_remains_of_a_job_that_has_stopped(harness: Harness) -> None:
+    ref = await harness.create()
+    if harness.backend.cluster is not None or harness.backend.home is not None:  # real ranks
+
+        async def has_pods() -> bool:
+            return bool(await harness.backend.remaining_pods(ref.namespace, ["nosuch", ref.name]))
+
+        await until(has_pods)
+    assert await harness.backend.remaining_pods(ref.namespace, ["nosuch"]) == []
+    assert await harness.backend.remaining_pods(harness.other, [ref.name]) == []
+    await harness.backend.delete(ref)
+
+    async def ended_all() -> bool:
+        return not await harness.backend.remaining_pods(ref.namespace, ["nosuch", ref.name])
+
+    await until(ended_all)
+
+
+# ---------------------------------------------------------------- records of cancels
+
+WORK = "0123456789"
+
+
+async def test_records_of_cancels_are_ordered_among_launches(harness: Harness) -> None:
+    """A launch notes the version at its begin. A cancel since then is newer, one before is not."""
+    backend = harness.backend
+    begins: list[int | None] = []
+    for number in range(1, 4):
+        begin, _ = await backend.cancels(harness.namespace, WORK)
+        made = await backend.announce_cancel(harness.namespace, WORK, Cancel(0))
+        assert begin is not None
+        assert made is not None
+        assert made.applies(begin, 1)
+        assert made.at is not None
+        assert abs(made.at.timestamp() - time.time()) < 60
+        begin, found = await backend.cancels(harness.namespace, WORK)
+        assert made in found
+        assert len(found) == number
+        assert not any(each.applies(begin, 1) for each in found)
+        assert all(made.applies(each, 1) for each in begins)
+        begins.append(begin)
+
+
+async def test_each_cancel_has_a_record_of_its_own(harness: Harness) -> None:
+    asked = [Cancel(0), Cancel(0, tried=3), Cancel(0, tried=2), Cancel(0, uid="a", action="suspend"), Cancel(0, 2, "b")]
+    made = [await harness.backend.announce_cancel(harness.namespace, WORK, each) for each in asked]
+    assert [(each.tried, each.uid, each.action) for each in made if each is not None] == [
+        (each.tried, each.uid, each.action) for each in asked
+    ]
+    _, found = await harness.backend.cancels(harness.namespace, WORK)
+    assert sorted(found, key=lambda each: each.version) == made
+    assert len({each.record for each in found}) == len({each.version for each in found}) == len(asked)
+
+
+async def test_records_of_other_keys_and_namespaces_are_not_read(harness: Harness) -> None:
+    await harness.backend.announce_cancel(harness.namespace, WORK, Cancel(0))
+    assert (await harness.backend.cancels(harness.namespace, "another012"))[1] == []
+    assert (await harness.backend.cancels(harness.other, WORK))[1] == []
+
+
+async def test_records_are_not_among_the_jobs(harness: Harness) -> None:
+    await harness.backend.announce_cancel(harness.namespace, WORK, Cancel(0))
+    ref = await harness.create()
+    assert [JobRef.of(job) for job in await harness.backend.find(harness.namespace, {})] == [ref]
+
+
+async def test_records_of_many_cancels_at_once_have_versions_of_their_own(harness: Harness) -> None:
+    made = await asyncio.gather(
+        *(harness.backend.announce_cancel(harness.namespace, WORK, Cancel(0)) for _ in range(6))
+    )
+    _, found = await harness.backend.cancels(harness.namespace, WORK)
+    assert len({each.version for each in made if each is not None}) == 6
+    assert sorted(each.version for each in found) == sorted(each.version for each in made if each is not None)
 
 
 async def test_suspend_and_resume(harness: Harness) -> None:

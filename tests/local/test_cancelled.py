@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -14,12 +15,15 @@ from tests.local.conftest import Jobs, kill
 from tests.processes import eventually
 from tests.unit.test_cli import exit_of
 
-from trainjob import JobRef, Phase, TrainJobFailed
+from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.local.store import read_json, write_json
+from trainjob.cancellation import cancel_key, request_cancel
 from trainjob.diagnosis import Category
-from trainjob.lifecycle import request_cancel
+from trainjob.errors import RanksRemain
+from trainjob.lifecycle import launch
 from trainjob.status import observe
 from trainjob.unattended import AFTER
+from trainjob.waiting import wait
 
 REPORTING = (
     "import time; from trainjob import progress; print('epoch 1'); "
@@ -107,22 +111,101 @@ def test_a_suspended_job_can_be_cancelled(jobs: Jobs) -> None:
     assert jobs.lines(ref)[0] == "epoch 1"
 
 
-@pytest.mark.parametrize("first_attempt", [1, 2])
+@pytest.mark.parametrize("tried", [None, 1, 7])
 @pytest.mark.parametrize("after_failure", ["retry", "verdict", "infrastructure"])
-def test_the_next_launch_is_the_next_attempt(jobs: Jobs, after_failure: Any, first_attempt: int) -> None:
+def test_the_next_launch_is_the_next_attempt(jobs: Jobs, after_failure: Any, tried: int | None) -> None:
     ref = jobs.launch("echo on; sleep 60")
     assert jobs.client.cancel(ref)
     spec = {"runtime": "trainjob-step", "command": ["true"]}
-    again = jobs.client.launch(spec, "key", first_attempt=first_attempt, after_failure=after_failure)
+    again = jobs.client.launch(spec, "key", tried=tried, after_failure=after_failure)
     assert (ref.attempt, again.attempt) == (1, 2)
+
+
+def test_the_name_of_a_deleted_job_is_not_used_again(jobs: Jobs) -> None:
+    for attempt in (1, 2, 3):
+        ref = jobs.launch("true")
+        assert ref.attempt == attempt
+        jobs.client.wait(ref)
+        jobs.client.call(lambda ref=ref: jobs.client.backend.delete(ref))  # type: ignore[misc]
+        eventually(lambda ref=ref: jobs.client.get(ref) is None)  # type: ignore[misc]
+
+
+def test_a_cancel_of_a_key_ends_its_job(jobs: Jobs) -> None:
+    ref, other = training(jobs), jobs.launch("echo on; sleep 60", key="another")
+    done = jobs.client.cancel_key("key")
+    assert (done.jobs, done.ended) == ((ref,), True)
+    assert observe(jobs.client.get(ref)).phase is Phase.CANCELLED
+    assert not observe(jobs.client.get(other)).phase.terminal
+    again = jobs.client.cancel_key("key")
+    assert (again.jobs, again.ended) == ((), True)
+
+
+@pytest.mark.parametrize("action", ["delete", "suspend"])
+def test_a_launch_on_its_way_obeys_a_cancel_of_its_key(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, action: Any
+) -> None:
+    """The cancel finds no job: the launch has looked, and has not created one yet."""
+    backend = jobs.client.backend
+    create = backend.create
+
+    async def cancelled_before(trainjob: Any, *, dry_run: bool = False) -> Any:
+        monkeypatch.setattr(backend, "create", create)
+        assert (await cancel_key(backend, "key", namespace="default", action=action)).jobs == ()
+        return await create(trainjob, dry_run=dry_run)
+
+    monkeypatch.setattr(backend, "create", cancelled_before)
+    with pytest.raises(TrainJobFailed, match="its key was cancelled while it was launched"):
+        jobs.launch("echo on; sleep 60")
+    (left,) = jobs.client.list()
+    ref = JobRef.of(left)
+    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.SUSPENDED)
+    again = jobs.launch("echo on; sleep 60")
+    assert again == ref, "a launch that begins afterwards is not concerned, and resumes the job"
+    jobs.starts(again)
+
+
+def test_a_waiter_resumes_a_job_that_the_kill_of_an_earlier_try_suspended(jobs: Jobs) -> None:
+    spec = {"runtime": "trainjob-step", "command": ["sh", "-c", "echo on; sleep 60"]}
+    ref = jobs.client.launch(spec, "key", tried=1)
+    job = jobs.client.get(ref)
+    assert job is not None
+    assert jobs.client.launch(spec, "key", tried=2) == ref
+    jobs.client.call(lambda: request_cancel(jobs.client.backend, job, "suspend", "try:1"))
+    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.SUSPENDED)
+    waiting = jobs.client.start(lambda: wait(jobs.client.backend, ref))
+    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.RUNNING)
+    waiting.cancel()
+
+
+def test_many_launchers_at_once_start_one_job(jobs: Jobs) -> None:
+    async def launch_all() -> list[JobRef]:
+        spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["sh", "-c", "echo on; sleep 60"]})
+        backend = jobs.client.backend
+        return await asyncio.gather(*(launch(backend, spec, "key", namespace="default") for _ in range(6)))
+
+    refs = jobs.client.call(launch_all)
+    assert len(set(refs)) == 1
+    assert [JobRef.of(job) for job in jobs.client.list()] == refs[:1]
 
 
 def test_a_launch_during_a_cancel_is_the_next_attempt(jobs: Jobs, tmp_path: Path) -> None:
     ref = jobs.launch(f"trap 'until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit' TERM; echo on; sleep 60 & wait")
     jobs.starts(ref)
     jobs.client.call(lambda: jobs.client.backend.cancel(ref))
+    assert marked(ref.uid) != {}
     assert jobs.launch("true").attempt == 2
+    assert marked(ref.uid) == {}, "the ranks of two attempts never run at once"
     (tmp_path / "go").touch()
+
+
+def test_a_launch_that_does_not_wait_for_ranks_names_them(jobs: Jobs) -> None:
+    ref = jobs.launch("trap '' TERM; echo on; sleep 60 & wait; sleep 60")
+    jobs.starts(ref)
+    jobs.client.call(lambda: cancel_key(jobs.client.backend, "key", namespace="default", timeout_seconds=0))
+    spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
+    with pytest.raises(RanksRemain, match=f"node-0 of {ref.name}"):
+        jobs.client.call(lambda: launch(jobs.client.backend, spec, "key", namespace="default", wait_for_ranks=False))
+    assert [JobRef.of(job) for job in jobs.client.list()] == [ref]
 
 
 def test_a_cancel_after_the_end_has_no_effect(jobs: Jobs) -> None:
@@ -235,8 +318,12 @@ def enumerate_keys(*scripts: str) -> list[tuple[str, str]]:
     return [(str(number), script) for number, script in enumerate(scripts)]
 
 
-def test_gc_refuses_the_kubernetes_backend(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_of_a_cluster_removes_nothing_here(
+    jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = jobs.launch("true", "old")
+    ended_ago(jobs, old, "2026-01-01T00:00:00Z")
     monkeypatch.setenv("KUBECONFIG", os.devnull)
     code, _, err = exit_of(capsys, "gc", "--backend", "kubernetes")
-    assert code == 2
-    assert "trainjob delete NAME" in err
+    assert (code, "no cluster is configured" in err) == (2, True)
+    assert jobs.directory(old).exists()

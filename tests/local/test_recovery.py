@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobFailed
 from trainjob.errors import Rejected
+from trainjob.job_records import mark_delivered
 from trainjob.verdicts import RetryVerdict
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
@@ -102,11 +104,52 @@ def test_a_checkpoint_of_other_arguments_is_not_used(jobs: Jobs, tmp_path: Path)
     # Two epochs: a checkpoint can be written after the log line of its epoch.
     eventually(lambda: jobs.lines(first) and processes(jobs, first)[0].epoch >= 2)
     kill(jobs, first)
-    second = train(jobs, "work", tmp_path / "model", "--seed=3", "--epochs=3", checkpoints=place)
+    others = ("--seed=3", "--epochs=3")
+    second = train(jobs, "work", tmp_path / "model", *others, checkpoints=place)
     assert second.attempt == 2
     jobs.client.wait(second)
-    assert any("from a training with other arguments or data" in line for line in jobs.lines(second))
     assert processes(jobs, second)[0].resumed == 0
+    assert not any("from a training with other arguments or data" in line for line in jobs.lines(second)), (
+        "its directory is another one"
+    )
+    (kept,) = (tmp_path / "checkpoints").rglob("checkpoint.safetensors")
+    chosen = {"TRAINJOB_CHECKPOINT": str(kept.parent)}
+    third = train(jobs, "other work", tmp_path / "model", *others, checkpoints=place, env=chosen)
+    jobs.client.wait(third)
+    assert any("from a training with other arguments or data" in line for line in jobs.lines(third))
+    assert processes(jobs, third)[0].resumed == 0
+
+
+WRITES = """
+mkdir -p "$TRAINJOB_CHECKPOINT" && cd "$TRAINJOB_CHECKPOINT"
+echo "$ITEM begins with $(cat weights 2>/dev/null || echo nothing)"
+echo "weights of $ITEM" > weights
+[ "$ITEM" != a ]
+"""
+
+
+def test_an_attempt_for_another_item_begins_anew(jobs: Jobs, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"checkpoints": (tmp_path / "checkpoints").as_uri(), "key": "nightly/0/train"}
+    diagnosis = jobs.fails(WRITES, env={"ITEM": "a"}, **fields)
+    assert diagnosis.failed
+    jobs.fails(WRITES, env={"ITEM": "a", "OMP_NUM_THREADS": "1"}, num_nodes=1, **fields)
+    jobs.run(WRITES, env={"ITEM": "z"}, **fields)
+    attempts = sorted(map(JobRef.of, jobs.client.list()), key=lambda ref: ref.attempt)
+    assert [jobs.lines(ref) for ref in attempts] == [
+        ["a begins with nothing"],
+        ["a begins with weights of a"],
+        ["z begins with nothing"],
+    ]
+
+
+def test_a_training_that_completed_trains_again(jobs: Jobs, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"checkpoints": (tmp_path / "checkpoints").as_uri(), "env": {"ITEM": "b"}}
+    for attempt in (1, 2, 3):
+        ref = jobs.launch(WRITES, **fields)
+        assert ref.attempt == attempt
+        jobs.client.wait(ref)
+        assert jobs.lines(ref) == ["b begins with nothing"]
+        jobs.client.call(partial(mark_delivered, jobs.client.backend, ref))
 
 
 def test_pvc_locations_are_refused_on_this_machine(jobs: Jobs) -> None:

@@ -119,11 +119,23 @@ class Launcher(MemoryBackend):
     """The connection of one launcher to the backend that all share; it dies at a chosen request."""
 
     def __init__(self, shared: MemoryBackend, files: dict[str, str], dies_at: int = -1) -> None:
+        self._shared, version = shared, shared.version
         super().__init__()
-        self.__dict__.update({name: vars(shared)[name] for name in ("jobs", "used", "terminated", "last", "ran")})
+        self.version = version
+        common = ("jobs", "records", "remaining", "taken", "terminated", "last", "ran")
+        self.__dict__.update({name: vars(shared)[name] for name in common})
         self.journal = MemoryJournal(files)
         self.count, self.dies_at = 0, dies_at
         self.before = self.after = self.journal.before = self.journal.after = self._count
+
+    @property
+    def version(self) -> int:
+        """Version of the objects, which all launchers share."""
+        return self._shared.version
+
+    @version.setter
+    def version(self, value: int) -> None:
+        self._shared.version = value
 
     def _count(self, name: str) -> None:
         if name == "look":  # each look of a watch is no request

@@ -90,7 +90,7 @@ def test_cancel_does_not_wait_for_missing_evidence(
         raise AssertionError
 
     monkeypatch.setattr(backend, "evidence", evidence)
-    monkeypatch.setattr("trainjob.cli.commands._LAST_STATE_SECONDS", 0.5)
+    monkeypatch.setattr("trainjob.cli.stops.LAST_STATE_SECONDS", 0.5)
     code, out, _ = exit_of(capsys, "cancel", job.name, "--json")
     assert code == 0
     assert "last" not in json.loads(out)

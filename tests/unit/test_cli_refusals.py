@@ -64,7 +64,7 @@ def test_every_launch_function_rejects_a_blank_key(tmp_path: Path) -> None:
     with TrainJobClient(LocalBackend(tmp_path)) as client:
         calls: list[Callable[[], object]] = [
             lambda: client.launch(SPEC, ""),
-            lambda: client.launch(SPEC, " ", first_attempt=2),
+            lambda: client.launch(SPEC, " ", tried=2),
             lambda: client.dry_run(SPEC, ""),
             lambda: client.launch(SPEC, None),  # type: ignore[arg-type]  # a caller may pass None
             lambda: anyio.run(lambda: launch(backend, SPEC, "", namespace="default")),

@@ -11,9 +11,14 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from tests.contract.memory import MemoryBackend
 
-from trainjob import TrainJobClient
+from trainjob import InvalidSpec, JobRef, Phase, TrainJobClient
+from trainjob.attempts import REPLACES
+from trainjob.manifest import TRY, render
+from trainjob.spec import TrainJobSpec
+from trainjob.status import observe
 
 THREADS = 8
+SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
 
 
 def test_concurrent_first_calls_share_one_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +42,39 @@ def test_concurrent_first_calls_share_one_event_loop(monkeypatch: pytest.MonkeyP
 
         assert len(set(pool.map(use, range(THREADS)))) == 1
         assert client.list() == []
+
+
+def test_a_launch_records_the_try_of_its_caller() -> None:
+    backend = MemoryBackend()
+    with TrainJobClient(backend, "ns") as client:
+        ref = client.launch(SPEC, "key", tried=3)
+    assert backend.job(ref)["metadata"]["annotations"][TRY] == "3"
+
+
+def test_a_key_is_cancelled_with_all_its_attempts() -> None:
+    backend = MemoryBackend()
+    with TrainJobClient(backend, "ns") as client:
+        ref = client.launch(SPEC, "key")
+        suspended = client.cancel_key("key", "suspend")
+        assert (suspended.jobs, suspended.ended) == ((ref,), True)
+        assert observe(backend.job(ref)).phase is Phase.SUSPENDED
+        assert client.cancel_key("key").jobs == (ref,)
+        assert backend.jobs == {}
+        assert client.cancel_key("key").jobs == ()
+        with pytest.raises(InvalidSpec):
+            client.cancel_key(" ")
+
+
+def test_a_wait_follows_the_attempt_that_counts() -> None:
+    backend = MemoryBackend()
+    followed: list[JobRef] = []
+    with TrainJobClient(backend, "ns") as client:
+        first = client.launch(SPEC, "key")
+        second = render(SPEC, "key", 2, "ns")
+        second["metadata"]["annotations"][REPLACES] = first.uid
+        made = JobRef.of(client.call(lambda: backend.create(second)))
+        backend.end(made)
+        client.call(lambda: backend.delete(first))
+        result = client.wait(first, on_follow=followed.append)
+    assert followed == [made]
+    assert (result.name, result.uid) == (made.name, made.uid)

@@ -36,9 +36,10 @@ from trainjob.evaluation.comparison import compare
 from trainjob.evaluation.gate import Gate
 from trainjob.evaluation.scores import Scores
 from trainjob.history import CHECKPOINT, MetricHistory
-from trainjob.manifest import JobRef
+from trainjob.manifest import JobRef, render
 from trainjob.masking import MASK
 from trainjob.report import examine
+from trainjob.spec import TrainJobSpec
 from trainjob.status import QUEUE_LABEL, Observation, Phase
 from trainjob.tuning import Trial
 
@@ -177,6 +178,16 @@ def test_restarts_and_checkpoints_of_an_attempt() -> None:
     assert attempt["restarts"] == 2 + 1
     assert attempt["checkpoints"] == [{"time": "1970-01-01T00:16:45Z", "step": 40, "uri": ""}]
     assert document["history"].keys() == {"loss"}
+
+
+def test_checkpoints_are_named_as_an_author_writes_them() -> None:
+    spec = {"runtime": "trainjob-step", "command": ["train"], "checkpoints": "pvc://claim/digits"}
+    collected = history(1, 2)
+    collected.add(1005.0, {CHECKPOINT: 40}, 41)
+    job = {**trainjob(), "spec": render(TrainJobSpec.parse(spec), "nightly/train", 1, "default")["spec"]}
+    document = training_document(examine(REF, Evidence(job), NOW), history=collected)
+    (found,) = document["attempts"][0]["checkpoints"]
+    assert re.fullmatch(r"pvc://claim/digits/default/train-[0-9a-z]{10}-[0-9a-z]{8}", found["uri"])
 
 
 def test_the_kept_document_of_an_attempt_completes_a_newer_one() -> None:

@@ -16,8 +16,9 @@ from hypothesis import given, strategies as st
 from tests.contract.memory import MemoryBackend
 from tests.unit.test_first_crash import crashed
 
-from trainjob import JobRef, TrainJobFailed, TrainJobSpec, WaitOptions, lifecycle as flow, telemetry, waiting
+from trainjob import JobRef, TrainJobFailed, TrainJobSpec, WaitOptions, lifecycle as flow, results, telemetry, waiting
 from trainjob.backends.base import Snapshot
+from trainjob.cancellation import cancel
 from trainjob.diagnosis import Evidence
 from trainjob.errors import (
     BackendUnavailable,
@@ -132,7 +133,7 @@ async def test_the_time_after_the_last_step_of_a_hang_is_stalled(backend: Memory
     for step in range(1, 101):
         history.add(begin + 10 * step, {"loss": 1 / step}, step)
     backend.status(ref, trainerStatus={"metrics": [], "lastUpdatedTime": at(3000).isoformat()})
-    spent = await waiting.spent_so_far(backend, ref, history)
+    spent = await results.spent_so_far(backend, ref, history)
     assert spent.phase is Phase.RUNNING
     assert spent.seconds[Activity.TRAINING] == pytest.approx(1000, abs=30)
     assert spent.seconds[Activity.STALLED] == pytest.approx(3000, abs=30)
@@ -150,7 +151,7 @@ async def test_measuring_neither_delays_nor_replaces_the_reason(
         raise BackendUnavailable("no") if trouble == "outage" else AttributeError("no")
 
     monkeypatch.setattr(backend, "state", state)
-    monkeypatch.setattr(waiting, "_MEASURE_SECONDS", 0.05)
+    monkeypatch.setattr(results, "_MEASURE_SECONDS", 0.05)
     with pytest.raises(StartTimeout) as caught:
         await waiting.wait(backend, ref, WaitOptions(start_timeout=SECOND))
     assert caught.value.goodput == {}
@@ -165,7 +166,7 @@ async def test_a_deleted_job_has_the_goodput_that_its_waiter_observed(backend: M
         backend.job(ref)["spec"]["suspend"] = False
         backend.running(ref)
         await anyio.sleep(0.6)
-        await (flow.cancel(backend, ref) if cancelled else backend.delete(ref))
+        await (cancel(backend, ref) if cancelled else backend.delete(ref))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(admitted_and_deleted)
@@ -198,7 +199,7 @@ async def test_a_result_is_measured_once(backend: MemoryBackend, monkeypatch: py
         calls.append(given)
         return measure(*given)
 
-    monkeypatch.setattr(waiting, "measure", counted)
+    monkeypatch.setattr(results, "measure", counted)
     monkeypatch.setattr(telemetry, "record_goodput", lambda _, goodput: recorded.append(goodput.summary()))
     try:
         spent = (await waiting.wait(backend, ref)).goodput
@@ -235,7 +236,7 @@ def test_the_time_of_a_deleted_job_sums_to_its_wall_time(
     final = Observation(ended, created=created)
     if ended is not Phase.DELETED:
         final = replace(final, finished=created + timedelta(seconds=finished))
-    spent = waiting.measured(JobRef("ns", "x", "uid", 3), Evidence(None), history, final)
+    spent = results.measured(JobRef("ns", "x", "uid", 3), Evidence(None), history, final)
     assert all(segment.seconds > 0 for segment in spent.segments)
     assert {segment.attempt for segment in spent.segments} <= {3}
     if phases:

@@ -22,10 +22,11 @@ from trainjob import (
     lifecycle as flow,
     waiting,
 )
+from trainjob.attempts import given_up
 from trainjob.backends.kubernetes.pods import crashes_of
+from trainjob.cancellation import CrashAction, give_up
 from trainjob.diagnosis import Category, Evidence, diagnose, log_tails
 from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
-from trainjob.lifecycle import CrashAction, give_up, given_up
 from trainjob.manifest import GIVEN_UP
 from trainjob.sanitizing import one_line
 from trainjob.serialization import (
@@ -203,7 +204,8 @@ async def test_every_crash_is_reported_and_a_limited_number_is_kept(backend: Mem
         if len(reported) == 40:
             backend.end(ref)
 
-    _, kept = await waiting.attend(backend, ref, on_crash=note)
+    watched, _, kept = await waiting.attend(backend, ref, on_crash=note)
+    assert watched == ref
     assert kept is not None
     assert len(kept.pods) == 32
     assert {diagnosis.job for diagnosis in reported} == {str(ref)}

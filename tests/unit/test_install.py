@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,26 @@ def test_the_reaper_has_a_separate_account() -> None:
     (container,) = pod["containers"]
     assert (container["image"], container["command"]) == ("registry.example/steps:1", ["trainjob", "reap"])
     assert [each for each in printed("-n", "training") if each["kind"] == "CronJob"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "written"),
+    [
+        ([], "P30D"),
+        (["--keep-for", "P90D"], "P90D"),
+        (["--keep-for", "P1DT12H"], "PT129600S"),
+        (["--keep-for", "12h"], "PT43200S"),
+        (["--keep-for", "86400"], "P1D"),
+    ],
+)
+def test_the_reaper_removes_leftovers_after_some_time(asked: list[str], written: str) -> None:
+    (reaper,) = of_kind(printed("--only", "reaper", "-n", "training", *asked), "CronJob")
+    (container,) = reaper["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["--keep-for", written]
+    context = program.commands["reap"].make_context("reap", list(container["args"]))
+    assert context.params["keeps"] == program.commands["install"].make_context("install", asked).params["keeps"] or (
+        timedelta(days=30)
+    )
 
 
 def test_the_reaper_requires_a_namespace() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import math
 from collections.abc import AsyncGenerator
@@ -12,7 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests.contract.memory import MemoryBackend, MemoryCluster, remaining_pod
 
 from trainjob import (
     InvalidSpec,
@@ -23,10 +24,13 @@ from trainjob import (
     TrainJobFailed,
     TrainJobSpec,
     WaitOptions,
+    fencing,
     lifecycle as flow,
     waiting,
 )
+from trainjob.attempts import ADOPTED, LAUNCHED, given_up
 from trainjob.backends.base import Snapshot
+from trainjob.cancellation import cancel, give_up
 from trainjob.diagnosis import Category, Diagnosis, Evidence
 from trainjob.errors import (
     AlreadyExists,
@@ -41,8 +45,8 @@ from trainjob.errors import (
     Stuck,
     TimedOut,
 )
-from trainjob.lifecycle import given_up
-from trainjob.manifest import DELIVERED, FAILURE_OF, GIVEN_UP, MAX_NAME, job_name, labels_of
+from trainjob.job_records import mark_delivered
+from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, GIVEN_UP, MAX_NAME, TRY, job_name, labels_of
 from trainjob.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob.status import QUEUE_LABEL, Blocker, observe
 from trainjob.verdicts import RetryVerdict
@@ -53,8 +57,8 @@ SPEC: dict[str, Any] = {"runtime": "torch-distributed", "command": ["train"]}
 
 
 @pytest.fixture
-def backend() -> MemoryBackend:
-    return MemoryBackend()
+def backend() -> MemoryCluster:
+    return MemoryCluster()
 
 
 async def launch(
@@ -71,9 +75,9 @@ def ago(seconds: float) -> str:
 # ---------------------------------------------------------------- launch
 
 
-async def test_a_fresh_launch_is_one_request(backend: MemoryBackend) -> None:
+async def test_a_fresh_launch_has_the_documented_requests(backend: MemoryBackend) -> None:
     ref = await launch(backend)
-    assert backend.requests == ["create"]
+    assert backend.requests == ["cancels", "find", "remaining_pods", "is_free", "create", "cancels", "find"]
     assert (ref.name, ref.namespace, ref.attempt) == (job_name("key", 1), "ns", 1)
 
 
@@ -87,6 +91,14 @@ async def test_labels_of_the_origin_do_not_change_the_spec(backend: MemoryBacken
     assert backend.job(ref)["metadata"]["labels"] == labels, "labels name the task that launched the job"
 
 
+def without_launch(job: dict[str, Any]) -> dict[str, Any]:
+    """A job without what each launch writes."""
+    annotations = {
+        name: value for name, value in job["metadata"]["annotations"].items() if name not in (LAUNCHED, TRY, ADOPTED)
+    }
+    return {**job, "metadata": {**job["metadata"], "annotations": annotations, "resourceVersion": None}}
+
+
 @pytest.mark.parametrize("state", ["fresh", "running", "suspended", "complete"])
 async def test_launch_adopts_an_existing_job(backend: MemoryBackend, state: str) -> None:
     ref = await launch(backend)
@@ -96,9 +108,10 @@ async def test_launch_adopts_an_existing_job(backend: MemoryBackend, state: str)
         await backend.patch(ref, {"spec": {"suspend": True}})
     elif state == "complete":
         backend.end(ref)
-    before = dict(backend.job(ref))
+    before = copy.deepcopy(backend.job(ref))
     assert await launch(backend) == ref
-    assert backend.job(ref) == before
+    assert without_launch(backend.job(ref)) == without_launch(before)
+    assert (backend.job(ref) == before) == (state == "complete"), "each adoption of an active job changes its version"
     assert len(backend.jobs) == 1
 
 
@@ -109,7 +122,7 @@ async def test_another_key_creates_another_job(backend: MemoryBackend) -> None:
 async def test_launch_after_a_delivered_result_creates_a_new_attempt(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     backend.end(ref)
-    await flow.mark_delivered(backend, ref)
+    await mark_delivered(backend, ref)
     again = await launch(backend)
     assert again.attempt == 2
     assert await launch(backend) == again
@@ -118,7 +131,7 @@ async def test_launch_after_a_delivered_result_creates_a_new_attempt(backend: Me
 async def test_mark_delivered_ignores_a_deleted_job(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     await backend.delete(ref)
-    await flow.mark_delivered(backend, ref)
+    await mark_delivered(backend, ref)
     assert backend.jobs == {}
 
 
@@ -158,17 +171,36 @@ async def test_launch_after_a_failure_depends_on_its_verdict(
         assert len(backend.jobs) == 1
 
 
-async def test_launch_skips_the_name_of_a_deleted_job(backend: MemoryBackend) -> None:
+@pytest.mark.parametrize("left", ["pod", "lost", "jobset"])
+async def test_launch_skips_the_name_of_a_deleted_job_of_which_something_is_left(
+    backend: MemoryBackend, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fencing, "_POLL", 0.01)
+    monkeypatch.setattr(fencing, "_LATE", 0.02)
     for attempt in (1, 2, 3):
         ref = await launch(backend)
         assert ref.attempt == attempt
         await backend.delete(ref)
+        if left == "jobset":
+            backend.taken.add(ref.name)
+        else:
+            backend.remaining = [remaining_pod(ref.name, lost=left == "lost", grace=0.01)]
 
 
-async def test_launch_skips_deleted_and_failed_attempts(backend: MemoryBackend) -> None:
+async def test_launch_uses_the_name_of_a_deleted_job_again_when_nothing_is_left(backend: MemoryBackend) -> None:
+    """Like a cluster, the backend has forgotten it."""
+    for _ in range(3):
+        ref = await launch(backend)
+        assert ref.attempt == 1
+        await backend.delete(ref)
+
+
+async def test_launch_counts_failed_attempts(backend: MemoryBackend) -> None:
     backend.end(await launch(backend), 3)
-    await backend.delete(await launch(backend))
-    assert (await launch(backend)).attempt == 3
+    second = await launch(backend)
+    assert second.attempt == 2
+    await backend.delete(second)
+    assert (await launch(backend)).attempt == 2, "nothing of the second one is left"
 
 
 async def test_launch_does_not_adopt_a_job_in_deletion(backend: MemoryBackend) -> None:
@@ -177,32 +209,49 @@ async def test_launch_does_not_adopt_a_job_in_deletion(backend: MemoryBackend) -
     assert (await launch(backend)).attempt == 2
 
 
-async def test_first_attempt_adopts_an_unfinished_job(backend: MemoryBackend) -> None:
-    """Airflow's try_number: names of earlier tries are not reused, but an unfinished job is adopted."""
-    first = await launch(backend, "other", options={"first_attempt": 1})
-    assert await launch(backend, "other", options={"first_attempt": 2}) == first
-    third = await launch(backend, options={"first_attempt": 3})
-    assert third.attempt == 3
-    assert await launch(backend, options={"first_attempt": 4}) == third
-    backend.end(third, 3)
-    fourth = await launch(backend, options={"first_attempt": 4})
-    assert fourth.attempt == 4
-    await backend.delete(fourth)
-    assert (await launch(backend, options={"first_attempt": 5})).attempt == 5
+async def test_a_later_try_adopts_an_unfinished_job(backend: MemoryBackend) -> None:
+    """Airflow's try_number: it is recorded on the job and is no part of its name."""
+    first = await launch(backend, options={"tried": 3})
+    assert (first.attempt, first.name) == (1, job_name("key", 1))
+    assert backend.job(first)["metadata"]["annotations"][TRY] == "3"
+    assert await launch(backend, options={"tried": 4}) == first
+    assert backend.job(first)["metadata"]["annotations"][TRY] == "4"
+    assert await launch(backend, options={"tried": 2}) == first
+    assert backend.job(first)["metadata"]["annotations"][TRY] == "4", "an earlier try keeps the later one"
+    backend.end(first, 3)
+    second = await launch(backend, options={"tried": 5})
+    assert (second.attempt, backend.job(second)["metadata"]["annotations"][TRY]) == (2, "5")
 
 
 @pytest.mark.parametrize("after_failure", ["retry", "verdict", "infrastructure"])
-async def test_no_attempt_follows_a_failure_of_the_last_one(backend: MemoryBackend, after_failure: str) -> None:
-    options = {"last_attempt": 2, "after_failure": after_failure}
-    first = await launch(backend, options=options)
+@pytest.mark.parametrize("counts", [True, False])
+async def test_no_attempt_follows_a_failure_of_the_last_try(
+    backend: MemoryBackend, after_failure: str, counts: bool
+) -> None:
+    """`counts`: whether the caller counts its tries; if not, each attempt is one more try."""
+
+    def options(tried: int, last: int) -> dict[str, Any]:
+        return {"last_try": last, "after_failure": after_failure} | ({"tried": tried} if counts else {})
+
+    first = await launch(backend, options=options(1, 2))
     backend.end(first, 143)
-    second = await launch(backend, options=options)
+    second = await launch(backend, options=options(2, 2))
     assert second.attempt == 2
-    assert await launch(backend, options={**options, "last_attempt": 1}) == second  # it has not failed
+    assert await launch(backend, options=options(2, 1)) == second  # it has not failed
     backend.end(second, 143)
     with pytest.raises(TrainJobFailed, match="SIGTERM"):
-        await launch(backend, options=options)
-    assert (await launch(backend, options={**options, "last_attempt": 3})).attempt == 3
+        await launch(backend, options=options(2, 2))
+    assert (await launch(backend, options=options(3, 3))).attempt == 3
+
+
+async def test_the_last_try_is_that_of_the_caller_not_the_number_in_the_name(backend: MemoryBackend) -> None:
+    """The eighth try of a task adopts the first attempt: its failure is that of the last of eight tries."""
+    first = await launch(backend, options={"tried": 1, "last_try": 8})
+    assert await launch(backend, options={"tried": 8, "last_try": 8}) == first
+    backend.end(first, 143)
+    with pytest.raises(TrainJobFailed):
+        await launch(backend, options={"tried": 8, "last_try": 8})
+    assert len(backend.jobs) == 1
 
 
 async def test_launch_after_a_lost_reply_adopts_the_job(backend: MemoryBackend) -> None:
@@ -218,14 +267,16 @@ async def test_launch_after_a_lost_reply_adopts_the_job(backend: MemoryBackend) 
     assert len(backend.jobs) == 1
 
 
-async def test_launch_adopts_the_job_of_a_repeated_create(backend: MemoryBackend) -> None:
+async def test_launch_knows_its_job_after_a_repeated_create(backend: MemoryBackend) -> None:
     def lose(request: str) -> None:
         backend.after = lambda _: None
         raise AlreadyExists("second try of one create")
 
     backend.after = lose
-    assert (await launch(backend)).attempt == 1
-    assert backend.requests == ["create", "find"]
+    ref = await launch(backend)
+    assert ref.attempt == 1
+    assert [JobRef.of(job) for job in backend.jobs.values()] == [ref]
+    assert backend.requests[4:] == ["create", "cancels", "find"]
 
 
 @pytest.mark.parametrize("earlier", ["nothing", "failed", "delivered", "deleted"])
@@ -234,12 +285,12 @@ async def test_concurrent_launches_create_one_job(backend: MemoryBackend, earlie
         ref = await launch(backend)
         backend.end(ref, 3 if earlier == "failed" else 0)
         if earlier == "delivered":
-            await flow.mark_delivered(backend, ref)
+            await mark_delivered(backend, ref)
         if earlier == "deleted":
             await backend.delete(ref)
     refs = await asyncio.gather(*(launch(backend) for _ in range(10)))
     assert len(set(refs)) == 1
-    assert refs[0].attempt == (1 if earlier == "nothing" else 2)
+    assert refs[0].attempt == (1 if earlier in ("nothing", "deleted") else 2)
     assert len(backend.jobs) == (1 if earlier in ("nothing", "deleted") else 2)
 
 
@@ -267,7 +318,8 @@ async def test_errors_of_create_are_raised(
 ) -> None:
     with pytest.raises(error):
         await launch(backend, **spec)
-    assert backend.requests == ["create"]
+    assert backend.requests[-1:] == ["create"]
+    assert backend.requests.count("create") == 1
 
 
 async def test_an_unparsed_spec_is_checked_before_any_request(backend: MemoryBackend) -> None:
@@ -317,6 +369,7 @@ async def test_wait_returns_the_result(backend: MemoryBackend) -> None:
 
 async def test_wait_needs_one_watch(backend: MemoryBackend) -> None:
     ref = await launch(backend)
+    backend.requests.clear()
     seen: list[Phase] = []
 
     def look(request: str) -> None:
@@ -328,7 +381,7 @@ async def test_wait_needs_one_watch(backend: MemoryBackend) -> None:
     backend.before = look
     await waiting.wait(backend, ref, on_change=lambda observation, _: seen.append(observation.phase))
     assert seen == [Phase.NOT_STARTED, Phase.RUNNING, Phase.COMPLETE]
-    assert backend.requests == ["create", "watch", "evidence"]
+    assert backend.requests == ["watch", "has_own_jobset", "evidence"]
 
 
 async def test_a_failure_has_its_diagnosis(backend: MemoryBackend) -> None:
@@ -605,7 +658,8 @@ async def test_dry_run_ignores_existing_jobs_and_creates_nothing(backend: Memory
     stored = await flow.dry_run(backend, TrainJobSpec.parse(SPEC), "key", namespace="ns")
     assert [*backend.jobs] == [("ns", ref.name)]
     theirs = {"uid", "creationTimestamp"}
-    launched = {name: value for name, value in backend.job(ref).items() if name != "status"}
+    launched = {name: value for name, value in without_launch(backend.job(ref)).items() if name != "status"}
+    del launched["metadata"]["resourceVersion"]
     assert {name: value for name, value in stored["metadata"].items() if name not in theirs} == {
         name: value for name, value in launched["metadata"].items() if name not in theirs
     }
@@ -626,12 +680,12 @@ async def test_a_job_with_progress_counts_as_has_run(backend: MemoryBackend) -> 
 async def test_wait_reports_a_cancel_by_another_client(backend: MemoryBackend) -> None:
     ref = await launch(backend)
 
-    async def cancel() -> None:
+    async def cancel_later() -> None:
         await anyio.sleep(0.1)
-        await flow.cancel(backend, ref)
+        await cancel(backend, ref)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(cancel)
+        tasks.start_soon(cancel_later)
         with pytest.raises(TrainJobFailed, match="the job was cancelled with trainjob, by its task") as failed:
             await waiting.wait(backend, ref)
     assert failed.value.diagnosis.category == "deleted"
@@ -640,7 +694,7 @@ async def test_wait_reports_a_cancel_by_another_client(backend: MemoryBackend) -
 
 async def test_message_of_a_job_suspended_by_cancel_names_the_cancel(backend: MemoryBackend) -> None:
     ref = await launch(backend)
-    await flow.cancel(backend, ref, "suspend")
+    await cancel(backend, ref, "suspend")
     assert "cancelled with trainjob" in observe(backend.job(ref)).message
 
 
@@ -688,7 +742,7 @@ async def test_cancel_waits_for_the_last_pod(backend: MemoryBackend, action: Any
             backend.lingering.clear()
 
     backend.before = look
-    assert await flow.cancel(backend, ref, action)
+    assert await cancel(backend, ref, action)
     assert looks == 3
     assert (ref.name in {name for _, name in backend.jobs}) == (action == "suspend")
 
@@ -696,7 +750,7 @@ async def test_cancel_waits_for_the_last_pod(backend: MemoryBackend, action: Any
 async def test_cancel_returns_false_after_its_timeout(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     backend.lingering.add(ref.uid)
-    assert not await flow.cancel(backend, ref, timeout_seconds=0.1)
+    assert not await cancel(backend, ref, timeout_seconds=0.1)
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -705,29 +759,29 @@ async def test_cancel_does_not_change_a_finished_job(backend: MemoryBackend, cod
     backend.end(ref, code)
     before = dict(backend.job(ref))
     for action in ("delete", "suspend"):
-        assert await flow.cancel(backend, ref, action)
+        assert await cancel(backend, ref, action)
     assert backend.job(ref) == before
 
 
 async def test_cancel_ignores_deleted_and_other_jobs(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     other = JobRef(ref.namespace, ref.name, "another-uid")
-    assert await flow.cancel(backend, other)
+    assert await cancel(backend, other)
     assert backend.job(ref)
-    assert await flow.cancel(backend, ref)
-    assert await flow.cancel(backend, ref)
+    assert await cancel(backend, ref)
+    assert await cancel(backend, ref)
     assert backend.jobs == {}
 
 
 async def test_cancel_deletes_a_queued_job_instead_of_suspending_it(backend: MemoryBackend) -> None:
     ref = await launch(backend, labels={QUEUE_LABEL: "q"})
-    assert await flow.cancel(backend, ref, "suspend")
+    assert await cancel(backend, ref, "suspend")
     assert backend.jobs == {}
 
 
 async def test_mark_delivered_sets_an_annotation(backend: MemoryBackend) -> None:
     ref = await launch(backend)
-    await flow.mark_delivered(backend, ref)
+    await mark_delivered(backend, ref)
     assert backend.job(ref)["metadata"]["annotations"][DELIVERED] == "true"
 
 
@@ -764,11 +818,11 @@ class Unchangeable(MemoryBackend):
 
 async def test_a_job_that_cannot_be_suspended_is_deleted() -> None:
     backend = Unchangeable()
-    await flow.cancel(backend, await launch(backend), "suspend", timeout_seconds=0.1)
+    await cancel(backend, await launch(backend), "suspend", timeout_seconds=0.1)
     assert backend.jobs == {}
     ref = await launch(backend, "other")
     why = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")
-    text = await flow.give_up(backend, ref, why)
+    text = await give_up(backend, ref, why)
     assert text == f"{ref} was deleted: it could not be suspended: runtimeRef: Invalid value: must be created before"
     assert backend.jobs == {}
 
@@ -831,7 +885,7 @@ async def test_new_work_of_a_key_starts_without_changes(backend: MemoryBackend) 
     await fail_for_lack_of_memory(backend, await launch(backend, **GROWING))
     second = await launch(backend, **GROWING)
     backend.end(second)
-    await flow.mark_delivered(backend, second)
+    await mark_delivered(backend, second)
     assert memory_of(backend, await launch(backend, **GROWING)) == "16Gi"
 
 
@@ -847,8 +901,8 @@ async def test_a_launcher_that_is_killed_computes_the_same_change(backend: Memor
 
     backend.before = kill
     with pytest.raises(asyncio.CancelledError):
-        await launch(backend, **GROWING, options={"first_attempt": 2})
-    second = await launch(backend, **GROWING, options={"first_attempt": 2})
+        await launch(backend, **GROWING, options={"tried": 2})
+    second = await launch(backend, **GROWING, options={"tried": 2})
     assert (second.attempt, memory_of(backend, second)) == (2, "24Gi")
     assert len(backend.jobs) == 2
 
@@ -871,7 +925,7 @@ async def test_a_crash_that_fails_the_step_changes_the_next_attempt(backend: Mem
     with pytest.raises(RankCrashed) as caught:
         await waiting.wait(backend, first, WaitOptions(fail_on_first_crash=True))
     assert caught.value.retry is RetryVerdict.INFRASTRUCTURE
-    await flow.give_up(backend, first, caught.value.diagnosis)
+    await give_up(backend, first, caught.value.diagnosis)
     assert memory_of(backend, await launch(backend, **GROWING)) == "24Gi"
 
 
@@ -912,7 +966,7 @@ async def test_a_job_that_nobody_waited_too_long_for_is_adopted(backend: MemoryB
     other = await launch(backend, "other", **plain)
     with pytest.raises(QueueTimeout):
         await waiting.wait(backend, other, WaitOptions(queue_timeout=timedelta(0)))
-    assert "patch" not in backend.requests, "without a rule nothing is recorded"
+    assert FAILURE not in backend.job(other)["metadata"]["annotations"], "without a rule nothing is recorded"
     assert await launch(backend, "other", **plain) == other
 
 
@@ -931,13 +985,6 @@ async def test_another_spec_does_not_adopt_a_changed_job(backend: MemoryBackend)
         await launch(backend, **GROWING, args=["--other"])
     assert second.name in str(caught.value)
     assert "resourcesPerNode" not in str(caught.value), "what on_retry changed is no difference of the specs"
-
-
-@pytest.fixture
-def cluster(backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
-    """A backend that deletes jobs, as a cluster does."""
-    monkeypatch.setattr(backend, "cluster", object())
-    return backend
 
 
 def active(backend: MemoryBackend) -> list[JobRef]:
@@ -970,41 +1017,41 @@ def survives(backend: MemoryBackend) -> None:
     backend.before = backend.after = lambda _: None
 
 
-@pytest.mark.parametrize("first_attempt", [1, 2])
-@pytest.mark.parametrize("number", [*range(14), None])
+@pytest.mark.parametrize("tried", [1, 2])
+@pytest.mark.parametrize("number", [*range(24), None])
 @pytest.mark.parametrize("failing", ["memory", "capacity"])
 async def test_a_launcher_killed_at_any_request_leaves_one_job_with_the_change(
-    cluster: MemoryBackend, number: int | None, failing: str, first_attempt: int
+    backend: MemoryBackend, number: int | None, failing: str, tried: int
 ) -> None:
     """`number`: the launcher is killed before this request, or after it has created the job."""
     fields = GROWING if failing == "memory" else QUEUED
     if failing == "memory":
-        await fail_for_lack_of_memory(cluster, await launch(cluster, **fields))
+        await fail_for_lack_of_memory(backend, await launch(backend, **fields))
     else:
-        await time_out_in_queue(cluster)
-    killed_at(number, cluster)
-    options = {"first_attempt": first_attempt}
+        await time_out_in_queue(backend)
+    killed_at(number, backend)
+    options = {"tried": tried}
     with suppress(asyncio.CancelledError):
-        await launch(cluster, **fields, options=options)
-    survives(cluster)
-    second = await launch(cluster, **fields, options=options)
+        await launch(backend, **fields, options=options)
+    survives(backend)
+    second = await launch(backend, **fields, options=options)
     assert second.attempt == 2
-    assert active(cluster) == [second]
-    assert not records(cluster), "no record is left"
-    assert await launch(cluster, **fields, options=options) == second
+    assert active(backend) == [second]
+    assert not records(backend), "no record is left"
+    assert await launch(backend, **fields, options=options) == second
     if failing == "memory":
-        assert memory_of(cluster, second) == "24Gi"
+        assert memory_of(backend, second) == "24Gi"
     else:
-        assert cluster.job(second)["metadata"]["labels"][QUEUE_LABEL] == "backfill"
+        assert backend.job(second)["metadata"]["labels"][QUEUE_LABEL] == "backfill"
 
 
-async def test_concurrent_launches_replace_a_job_without_capacity_once(cluster: MemoryBackend) -> None:
-    await time_out_in_queue(cluster)
-    refs = await asyncio.gather(*(launch(cluster, **QUEUED) for _ in range(10)))
-    assert active(cluster) == [refs[0]]
+async def test_concurrent_launches_replace_a_job_without_capacity_once(backend: MemoryBackend) -> None:
+    await time_out_in_queue(backend)
+    refs = await asyncio.gather(*(launch(backend, **QUEUED) for _ in range(10)))
+    assert active(backend) == [refs[0]]
     assert (len(set(refs)), refs[0].attempt) == (1, 2)
-    assert cluster.job(refs[0])["metadata"]["labels"][QUEUE_LABEL] == "backfill"
-    assert not records(cluster)
+    assert backend.job(refs[0])["metadata"]["labels"][QUEUE_LABEL] == "backfill"
+    assert not records(backend)
 
 
 async def crash_in_kueue(backend: MemoryBackend) -> tuple[JobRef, Diagnosis]:
@@ -1022,45 +1069,45 @@ async def crash_in_kueue(backend: MemoryBackend) -> tuple[JobRef, Diagnosis]:
 
 @pytest.mark.parametrize("number", [*range(5), None, 99])
 async def test_a_crash_in_a_queue_changes_the_next_attempt_although_its_job_is_deleted(
-    cluster: MemoryBackend, number: int | None
+    backend: MemoryBackend, number: int | None
 ) -> None:
     """`number`: the process that gives the job up is killed before this request, or after it has created the record."""
-    first, why = await crash_in_kueue(cluster)
-    killed_at(number, cluster)
+    first, why = await crash_in_kueue(backend)
+    killed_at(number, backend)
     with suppress(asyncio.CancelledError):
-        await flow.give_up(cluster, first, why)
-    survives(cluster)
-    kept = [job for job in cluster.jobs.values() if JobRef.of(job) == first]
+        await give_up(backend, first, why)
+    survives(backend)
+    kept = [job for job in backend.jobs.values() if JobRef.of(job) == first]
     for _ in range(2):
-        second = await launch(cluster, **GROWING, labels={QUEUE_LABEL: "main"})
-        assert active(cluster) == [second]
-        assert second == first if kept else (second.attempt, memory_of(cluster, second)) == (2, "24Gi")
-        assert not records(cluster)
+        second = await launch(backend, **GROWING, labels={QUEUE_LABEL: "main"})
+        assert active(backend) == [second]
+        assert second == first if kept else (second.attempt, memory_of(backend, second)) == (2, "24Gi")
+        assert not records(backend)
     assert bool(kept) is (number is None or number < 3), "the job is deleted last"
 
 
-async def test_changes_accumulate_over_deleted_jobs(cluster: MemoryBackend) -> None:
+async def test_changes_accumulate_over_deleted_jobs(backend: MemoryBackend) -> None:
     for memory in ("16Gi", "24Gi"):
-        first, why = await crash_in_kueue(cluster)
-        assert memory_of(cluster, first) == memory
-        await flow.give_up(cluster, first, why)
-    third = await launch(cluster, **GROWING, labels={QUEUE_LABEL: "main"})
-    assert (third.attempt, memory_of(cluster, third)) == (3, "30Gi")
+        first, why = await crash_in_kueue(backend)
+        assert memory_of(backend, first) == memory
+        await give_up(backend, first, why)
+    third = await launch(backend, **GROWING, labels={QUEUE_LABEL: "main"})
+    assert (third.attempt, memory_of(backend, third)) == (3, "30Gi")
 
 
-async def test_a_cancelled_job_that_got_no_capacity_changes_the_next_attempt(cluster: MemoryBackend) -> None:
+async def test_a_cancelled_job_that_got_no_capacity_changes_the_next_attempt(backend: MemoryBackend) -> None:
     """As by a KFP step, which does not know whether KFP retries it."""
-    first = await time_out_in_queue(cluster)
-    assert await flow.cancel(cluster, first)
-    assert active(cluster) == []
-    second = await launch(cluster, **QUEUED)
-    assert (second.attempt, cluster.job(second)["metadata"]["labels"][QUEUE_LABEL]) == (2, "backfill")
+    first = await time_out_in_queue(backend)
+    assert await cancel(backend, first)
+    assert active(backend) == []
+    second = await launch(backend, **QUEUED)
+    assert (second.attempt, backend.job(second)["metadata"]["labels"][QUEUE_LABEL]) == (2, "backfill")
 
 
-async def test_a_record_is_no_attempt_and_fails_if_it_is_resumed(cluster: MemoryBackend) -> None:
-    first, why = await crash_in_kueue(cluster)
-    await flow.give_up(cluster, first, why)
-    (record,) = cluster.jobs.values()
+async def test_a_record_is_no_attempt_and_fails_if_it_is_resumed(backend: MemoryBackend) -> None:
+    first, why = await crash_in_kueue(backend)
+    await give_up(backend, first, why)
+    (record,) = backend.jobs.values()
     assert not labels_of("key").items() & record["metadata"]["labels"].items()
     assert QUEUE_LABEL not in record["metadata"]["labels"]
     assert record["spec"]["trainer"]["command"] == ["false"]
@@ -1068,27 +1115,35 @@ async def test_a_record_is_no_attempt_and_fails_if_it_is_resumed(cluster: Memory
     assert given_up(record) == unpack_diagnosis(pack_diagnosis(why))
 
 
-async def test_a_job_without_a_change_leaves_no_record(cluster: MemoryBackend) -> None:
-    ref = await launch(cluster, labels={QUEUE_LABEL: "main"})
-    await flow.give_up(cluster, ref, Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1"))
-    assert cluster.jobs == {}
+async def test_the_verdict_of_a_job_in_a_queue_outlives_it(backend: MemoryBackend) -> None:
+    fields: dict[str, Any] = {"labels": {QUEUE_LABEL: "main"}}
+    ref = await launch(backend, options={"tried": 2}, **fields)
+    why = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1")
+    await give_up(backend, ref, why)
+    assert (active(backend), len(records(backend))) == ([], 1)
+    for options in ({"after_failure": "verdict"}, {"last_try": 2}):
+        with pytest.raises(TrainJobFailed, match="node-0 exited with code 1"):
+            await launch(backend, options={"tried": 3, **options}, **fields)
+    again = await launch(backend, options={"tried": 3, "last_try": 3}, **fields)
+    assert (again.attempt, active(backend), records(backend)) == (2, [again], [])
 
 
 async def test_a_record_that_a_queue_would_start_is_deleted(
-    cluster: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, why = await crash_in_kueue(cluster)
-    create = cluster.create
+    first, why = await crash_in_kueue(backend)
+    create = backend.create
 
     async def with_queue(trainjob: Any, *, dry_run: bool = False) -> Any:
         trainjob["metadata"]["labels"][QUEUE_LABEL] = "default"  # Kueue's LocalQueueDefaulting
         return await create(trainjob, dry_run=dry_run)
 
-    monkeypatch.setattr(cluster, "create", with_queue)
-    await flow.give_up(cluster, first, why)
-    assert cluster.jobs == {}
+    monkeypatch.setattr(backend, "create", with_queue)
+    await give_up(backend, first, why)
+    assert backend.jobs == {}
 
 
-async def test_a_first_launch_with_rules_is_two_requests(cluster: MemoryBackend) -> None:
-    await launch(cluster, **GROWING)
-    assert cluster.requests == ["find", "create"]
+async def test_a_launch_with_rules_reads_the_records_beside_the_first_look(backend: MemoryBackend) -> None:
+    await launch(backend, **GROWING)
+    assert backend.requests[:4] == ["cancels", "find", "find", "remaining_pods"]
+    assert backend.requests[4:] == ["is_free", "create", "cancels", "find"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from trainjob import Phase, TrainJobClient, lifecycle as flow
+from trainjob import Phase, TrainJobClient
 from trainjob.backends.local.backend import LocalBackend
+from trainjob.cancellation import request_cancel
 from trainjob.manifest import JobRef
 from trainjob.status import CANCELLED, QUEUE_LABEL, observe
 
@@ -70,7 +71,7 @@ def test_cancel_deletes_a_job_managed_by_kueue(client: TrainJobClient) -> None:
     job = client.get(ref)
     assert job is not None
 
-    client.call(lambda: flow.request_cancel(client.backend, job, "suspend"))
+    client.call(lambda: request_cancel(client.backend, job, "suspend"))
 
     again = client.launch({**SLEEP, "labels": {QUEUE_LABEL: "team"}}, "resume/queue")
     assert again.uid != ref.uid

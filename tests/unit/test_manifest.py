@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trainjob import InvalidSpec, JobRef, TrainJobSpec
+from trainjob.checkpoint_directories import digest
 from trainjob.manifest import (
     ATTEMPT,
     KEY,
@@ -31,19 +32,22 @@ def rendered(key: str = "key", attempt: int = 1, **fields: Any) -> dict[str, Any
     return render(TrainJobSpec.parse({**TRAIN, **fields}), key, attempt, "ns")
 
 
-@given(KEYS, st.integers(1, 999))
+ATTEMPTS = st.one_of(st.integers(1, 999), st.integers(1000, 10**20 - 1))
+
+
+@given(KEYS, ATTEMPTS)
 def test_names_and_labels_are_valid_in_kubernetes(key: str, attempt: int) -> None:
     name = job_name(key, attempt)
     assert RFC_1035.fullmatch(name)
     assert len(name) <= 33
     assert len(f"{name}-dataset-initializer-0-0-abcde") <= 63  # JobSet's webhook
-    assert name.endswith(f"-{attempt}")
+    assert re.fullmatch(rf"[a-z].*-{key_hash(key)}-{attempt}", name)
     assert name == job_name(key, attempt)
     for value in labels_of(key).values():
         assert LABEL.fullmatch(value)
 
 
-@given(st.lists(st.tuples(KEYS, st.integers(1, 999)), unique=True, min_size=2))
+@given(st.lists(st.tuples(KEYS, ATTEMPTS), unique=True, min_size=2))
 def test_names_are_distinct(work: list[tuple[str, int]]) -> None:
     assert len({job_name(key, attempt) for key, attempt in work}) == len(work)
 
@@ -76,9 +80,24 @@ def test_names_do_not_change_between_versions() -> None:
     assert job_name("airflow/prod/retrain/scheduled__2026-01-31/train", 2) == "train-kusxgt73oi-2"
 
 
-@pytest.mark.parametrize("attempt", [0, -1, 1000])
+@pytest.mark.parametrize(
+    ("attempt", "begins"),
+    [
+        (999, "seventeen-letters-"),
+        (1000, "seventeen-letters-"),
+        (99_999, "seventeen-letter-"),
+        (10**10, "seventeen-"),  # not `seventeen--`
+        (10**19, "s-"),
+    ],
+)
+def test_names_of_later_attempts_have_a_shorter_slug(attempt: int, begins: str) -> None:
+    key = "x/seventeen-letters-and"
+    assert job_name(key, attempt) == f"{begins}{key_hash(key)}-{attempt}"
+
+
+@pytest.mark.parametrize("attempt", [0, -1])
 def test_attempts_out_of_range_are_rejected(attempt: int) -> None:
-    with pytest.raises(ValueError, match=r"is not in 1\.\.999"):
+    with pytest.raises(ValueError, match="is less than 1"):
         job_name("k", attempt)
 
 
@@ -267,19 +286,20 @@ def checkpoint(key: str = "a/work", attempt: int = 1, *, at: str) -> str:
 @pytest.mark.parametrize(
     ("at", "handed"),
     [
-        ("file:///mnt/disk", "/mnt/disk/ns/work-{hash}"),
-        ("file:///mnt/my%20disk/", "/mnt/my disk/ns/work-{hash}"),
-        ("s3://bucket/some/where/", "s3://bucket/some/where/ns/work-{hash}"),
-        ("pvc://claim", "/mnt/trainjob-checkpoints/ns/work-{hash}"),
-        ("pvc://claim/some/where", "/mnt/trainjob-checkpoints/some/where/ns/work-{hash}"),
+        ("file:///mnt/disk", "/mnt/disk/ns/work-{hash}-{asked}"),
+        ("file:///mnt/my%20disk/", "/mnt/my disk/ns/work-{hash}-{asked}"),
+        ("s3://bucket/some/where/", "s3://bucket/some/where/ns/work-{hash}-{asked}"),
+        ("pvc://claim", "/mnt/trainjob-checkpoints/ns/work-{hash}-{asked}"),
+        ("pvc://claim/some/where", "/mnt/trainjob-checkpoints/some/where/ns/work-{hash}-{asked}"),
     ],
 )
 def test_checkpoint_directories_are_below_the_given_location(at: str, handed: str) -> None:
-    assert checkpoint(at=at) == handed.format(hash=key_hash("a/work"))
+    assert checkpoint(at=at) == handed.format(hash=key_hash("a/work"), asked=digest(rendered()["spec"]))
 
 
-def test_checkpoint_directories_depend_on_the_key_only() -> None:
+def test_checkpoint_directories_do_not_depend_on_the_attempt() -> None:
     assert checkpoint(attempt=1, at="s3://b") == checkpoint(attempt=2, at="s3://b")
+    assert checkpoint(attempt=1, at="s3://b") == checkpoint(attempt=10_000, at="s3://b")
     assert checkpoint("a/work", at="s3://b") != checkpoint("b/work", at="s3://b")
     assert "TRAINJOB_CHECKPOINT" not in str(rendered())
 

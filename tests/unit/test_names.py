@@ -10,9 +10,11 @@ import pytest
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Settings, TrainJobClient, TrainJobSpec, names
+from trainjob.attempts import Cancel
 from trainjob.backends.base import Backend
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.local.backend import LocalBackend
+from trainjob.cancellation import cancel_key
 from trainjob.cli.options import job_name
 from trainjob.errors import ConfigurationError
 from trainjob.lifecycle import dry_run, launch
@@ -75,8 +77,12 @@ def test_backends_reject_an_invalid_namespace(backend: Backend, tmp_path: Path, 
         lambda: backend.delete(ref),
         lambda: backend.stopped(ref),
         lambda: backend.evidence(ref),
+        lambda: backend.cancels(name, "0123456789"),
+        lambda: backend.announce_cancel(name, "0123456789", Cancel(0)),
+        lambda: cancel_key(backend, "key", namespace=name),
         lambda: launch(backend, SPEC, "key", namespace=name),
-        lambda: launch(backend, SPEC, "key", namespace=name, first_attempt=2),
+        lambda: launch(backend, SPEC, "key", namespace=name, is_new=True),
+        lambda: launch(backend, SPEC, "key", namespace=name, tried=2),
         lambda: dry_run(backend, SPEC, "key", namespace=name),
     ]
     for call in calls:

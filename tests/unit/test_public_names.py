@@ -15,7 +15,7 @@ import trainjob.data
 import trainjob.integration
 from trainjob import errors
 from trainjob.diagnosis import Category, Diagnosis
-from trainjob.errors import InvalidSpec, Problem, TrainJobFailed
+from trainjob.errors import InvalidSpec, Problem, RanksRemain, TrainJobFailed
 from trainjob.verdicts import RetryVerdict
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +97,11 @@ def test_errors_with_values_survive_a_process_boundary() -> None:
     assert failed.diagnosis == diagnosis
     assert failed.retry is RetryVerdict.CONFIGURATION
     assert str(failed).startswith("TrainJob ns/x failed: no such image")
+
+
+def test_ranks_that_remain_are_waited_for_in_another_process() -> None:
+    remain = pickle.loads(pickle.dumps(RanksRemain("node-0 has not ended", 60.0)))
+    assert (str(remain), remain.seconds, remain.retry) == ("node-0 has not ended", 60.0, RetryVerdict.INFRASTRUCTURE)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ import pytest
 from tests.contract.memory import MemoryBackend, now
 
 from trainjob import JobHung, JobRef, TrainJobResult
+from trainjob.cancellation import give_up
 from trainjob.diagnosis import Category
 from trainjob.diagnosis.stragglers import Straggler, annotation
 from trainjob.errors import Rejected
-from trainjob.lifecycle import give_up, launch
+from trainjob.lifecycle import launch
 from trainjob.logs import LogLine
 from trainjob.spec import TrainJobSpec
 from trainjob.stalls import _Limit

@@ -17,7 +17,7 @@ from trainjob.diagnosis import Evidence
 from trainjob.diagnosis.stragglers import Straggler
 from trainjob.goodput import Activity, Goodput, Segment, Source
 from trainjob.history import MetricHistory
-from trainjob.waiting import conclude
+from trainjob.results import conclude
 
 pytest.importorskip("opentelemetry.sdk", reason="the SDK of OpenTelemetry comes with Airflow")
 

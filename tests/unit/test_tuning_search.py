@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -13,11 +14,11 @@ import pytest
 from tests.contract.memory import MemoryBackend
 from tests.unit.simulated_trials import SPACE, STEPS, TEMPLATE, Launcher, MemoryJournal, Trainings, study
 
-from trainjob import JobRef, TrainJobSpec, WaitOptions
+from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions, cancel_key
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import BackendUnavailable, InvalidStudy, RankCrashed, Rejected, StoreUnavailable, StudyFailed
-from trainjob.lifecycle import mark_delivered
-from trainjob.manifest import labels_of
+from trainjob.job_records import mark_delivered
+from trainjob.manifest import ATTEMPT, labels_of, render
 from trainjob.status import observe
 from trainjob.tuning import StudyResult, Trial, cancel_trials, read_study, search, tune
 from trainjob.tuning.sampling import Sampling
@@ -342,7 +343,7 @@ async def test_no_attempt_follows_the_last_one_that_fails_while_a_launcher_start
     launcher = world.launcher()
 
     def before(name: str) -> None:
-        if name == "create":
+        if name == "cancels" and not observe(world.backend.job(last)).phase.terminal:
             world.backend.end(last, 143)
 
     launcher.before = before
@@ -426,6 +427,82 @@ def _only_the_first(train: Any) -> Any:
             train(self, job)
 
     return call
+
+
+async def test_the_job_of_a_launch_that_was_on_its_way_is_cancelled_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+    created = asyncio.create_task(_create_later(world))
+    assert await cancel_trials(world.backend, "study", namespace="ns", launching=[3]) == 1
+    await created
+    assert world.backend.jobs == {}
+
+
+async def _create_later(world: World) -> None:
+    await asyncio.sleep(0.2)
+    await world.backend.create(render(TEMPLATE, "study/3", 1, "ns"))
+
+
+async def test_a_trial_whose_key_is_cancelled_during_its_launch_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = world.launcher()
+
+    async def cancelled(job: Any, *, dry_run: bool = False) -> Any:
+        await cancel_key(world.backend, "study/0", namespace="ns", timeout_seconds=0)
+        return await Launcher.create(launcher, job, dry_run=dry_run)
+
+    monkeypatch.setattr(launcher, "create", cancelled)
+    monkeypatch.setattr(Trainings, "_train", lambda *_: None)
+    with pytest.raises(StudyFailed, match="its key was cancelled while it was launched"):
+        await world.tune(launcher, max_trials=1)
+    (job,) = world.jobs(0)
+    assert observe(job).phase is Phase.SUSPENDED
+
+
+async def test_a_trial_that_is_launched_again_has_no_job_meanwhile(world: World) -> None:
+    """Whoever stops the study then looks for a job that is being created."""
+    world.trainings.exits = lambda values, ref: 143 if ref.attempt == 1 else 0
+    seen: list[str] = []
+    await world.tune(max_trials=1, retries=1, on_change=lambda trials: seen.extend(each.job for each in trials))
+    changes = [job for job, before in zip(seen, ["", *seen], strict=False) if job != before]
+    assert [job[-2:] for job in changes] == ["-1", "", "-2"]
+
+
+async def test_pruned_trials_leave_no_records_of_their_cancel(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster a record is a Lease, which is kept for an hour."""
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+    world.trainings.metric = lambda values, step: 1.0
+    with pytest.raises(StudyFailed):
+        await world.tune(max_trials=4, pruner={"name": "threshold", "options": {"upper": 0.0}})
+    assert world.backend.jobs == {}
+    assert world.backend.records == {}
+
+
+async def test_a_pruned_trial_that_another_attempt_has_replaced_leaves_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+    values = [2.0]
+    world.trainings.metric = lambda *_: values[0]
+    pruner = {"name": "threshold", "options": {"lower": 1.0}}
+    task = asyncio.create_task(world.tune(max_trials=1, pruner=pruner, direction="maximize"))
+    await until(lambda: world.trainings.started == [("0", 1)])
+    first = world.jobs(0)[0]
+    second = copy.deepcopy(first)
+    second["metadata"] |= {"name": f"{first['metadata']['name'][:-1]}2", "uid": "second"}
+    second["metadata"]["labels"][ATTEMPT] = "2"
+    world.backend.jobs["ns", second["metadata"]["name"]] = second
+    del world.backend.jobs["ns", first["metadata"]["name"]]
+    await until(lambda: len(world.trainings.started) == 2)
+    values[0] = 0.0
+    with pytest.raises(StudyFailed):
+        await task
+    assert world.backend.jobs == {}
+    state = read_study(MemoryJournal(world.files))
+    assert state is not None
+    assert [(trial.state, trial.job) for trial in state.trials] == [("pruned", second["metadata"]["name"])]
 
 
 # ---------------------------------------------------------------- journals

@@ -310,6 +310,7 @@ def test_the_trials_of_a_study_have_one_page(
     monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path))
     labels = {STUDY: key_hash("search/a"), "dag_id": "digits", "run_id": "manual"}
     trials = [client.launch(SPEC, f"search/a/{number}", origin=labels) for number in range(2)]
+    time.sleep(1.5 * SECONDS)  # the list that the server has read before
     listed = {each["key"]: each for each in get(server, "document.json")["jobs"]}
     assert listed["search/a/0"]["workflow"] == "search/a"
     page = listed["search/a/0"]["workflow_href"] + "document.json"

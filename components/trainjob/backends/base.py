@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainjob.attempts import Cancel
 from trainjob.diagnosis import Evidence
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
@@ -74,8 +75,10 @@ class Backend(Protocol):
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         """Create `trainjob` and return the stored object; with `dry_run`, the object that would be stored.
 
+        A request without a reply is repeated only while the name is free and nothing of a job of that name is left.
+
         Raises:
-            AlreadyExists: A job of that name exists, or existed and was deleted.
+            AlreadyExists: A job of that name exists, or may have existed: a cluster forgets the name of a deleted job.
             RuntimeNotFound: The runtime does not exist.
             Rejected: The job is invalid in another way.
         """
@@ -87,7 +90,28 @@ class Backend(Protocol):
         """The job of that name, or None."""
 
     async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
-        """All jobs of `namespace` that have all `labels`, in no particular order."""
+        """All jobs of `namespace` that have all `labels`, in no particular order; never from a cache."""
+
+    async def is_free(self, namespace: str, name: str) -> bool:
+        """Whether nothing is left of a deleted job of that name that a new job would take over."""
+
+    async def remaining_pods(self, namespace: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
+        """The pods of jobs of those names that have not ended, also of deleted jobs."""
+
+    async def announce_cancel(self, namespace: str, work: str, cancel: Cancel) -> Cancel | None:
+        """Write the record of a cancel, which is kept for an hour; None if this account may not.
+
+        Args:
+            namespace: Namespace of the jobs.
+            work: Hash of the key.
+            cancel: The cancel, without version, time and name of the record.
+        """
+
+    async def cancels(self, namespace: str, work: str) -> tuple[int | None, list[Cancel]]:
+        """The version of the records of cancels, and those of the key with the hash `work`; one request.
+
+        The version is None if this account may not read them.
+        """
 
     async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
         """The jobs of those names, by name; names without a job are left out."""
@@ -162,7 +186,7 @@ class Backend(Protocol):
         """Merge `patch` into the object (JSON merge patch): suspend and resume, annotations.
 
         Raises:
-            NotFound: The job of this UID does not exist.
+            NotFound: The job of this UID does not exist, or has another ``resourceVersion`` than `patch` names.
         """
 
     async def cancel(self, ref: JobRef) -> None:
@@ -171,8 +195,13 @@ class Backend(Protocol):
         A backend that can keep the logs and metrics of a job sets `Phase.CANCELLED`; others delete the job.
         """
 
-    async def delete(self, ref: JobRef) -> None:
-        """Request the deletion of the job of this UID; does nothing if it does not exist."""
+    async def delete(self, ref: JobRef, version: str = "") -> None:
+        """Request the deletion of the job of this UID; does nothing if it does not exist or was changed.
+
+        Args:
+            ref: The job.
+            version: The ``resourceVersion`` that it must have; any if empty.
+        """
 
     async def stopped(self, ref: JobRef) -> bool:
         """Whether no process or pod of the job is running any more."""
@@ -199,6 +228,15 @@ class Cluster(Backend, Protocol):
 
     async def forget(self, namespace: str, waiter: Waiter) -> None:
         """Remove the Lease of a process that has ended."""
+
+    async def all_cancels(self, namespace: str) -> dict[str, list[Cancel]]:
+        """The records of all cancels of a namespace, by the hash of the key."""
+
+    async def forget_cancel(self, namespace: str, cancel: Cancel) -> None:
+        """Remove the record of a cancel."""
+
+    async def has_own_jobset(self, ref: JobRef) -> bool:
+        """Whether the JobSet of that name belongs to this job; True if it is gone or cannot be read."""
 
     def now(self) -> datetime:
         """The present time by the clock of the API server."""

@@ -9,6 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ from trainjob.cli.output import echo
 from trainjob.cli.target import Target
 from trainjob.doctor import Finding, Level, examine
 from trainjob.errors import ConfigurationError
+from trainjob.leftovers import KEEP_FOR, Leftover, remove_leftovers
 from trainjob.settings import Settings
 from trainjob.version import __version__
 
@@ -34,6 +36,8 @@ async def install(
     service_accounts: Sequence[tuple[str, str]],
     pins: Sequence[str],
     names: Mapping[str, str | None],
+    *,
+    keep_for: timedelta | None,
 ) -> int:
     """Print the objects that a cluster needs: YAML documents, or one List with ``--json``."""
     # TRAINJOB_NAMESPACE is the namespace of jobs; KFP's controller runs in another one.
@@ -46,7 +50,9 @@ async def install(
     if unplaced := [name for where, name in accounts if not where]:
         raise click.UsageError(f"service account {unplaced[0]} has no namespace: give NAMESPACE:{unplaced[0]}")
     given = {field: name for field, name in names.items() if name}
-    found = package.objects(only, namespace=namespace, service_accounts=accounts, pins=pins, **given)
+    found = package.objects(
+        only, namespace=namespace, service_accounts=accounts, pins=pins, keep_for=keep_for or KEEP_FOR, **given
+    )
     images = package.images(found)
     if unused := [pin for pin in pins if pin not in images]:
         name = unused[0].partition("@")[0]
@@ -79,17 +85,19 @@ def _heading(only: package.Part | None, found: Sequence[Mapping[str, Any]]) -> s
     return f"# What trainjob {__version__} needs on a cluster: kubectl apply --server-side -f -"
 
 
-async def reap(commands: Commands) -> int:
-    """Print each job that is suspended or deleted because nobody waits for it."""
+async def reap(commands: Commands, keep_for: timedelta | None) -> int:
+    """Print each job that is suspended or deleted because nobody waits for it, or removed after `keep_for`."""
     cluster = commands.backend.cluster
     if cluster is None:
         raise click.UsageError("on this machine each job ends by itself when nobody waits for it")
     from trainjob import reaper  # noqa: PLC0415 - needs httpx, which the local backend does without
 
-    def show(reaped: reaper.Reaped) -> None:
+    def show(reaped: reaper.Reaped | Leftover) -> None:
         echo(json.dumps(reaped.as_dict()) if commands.as_json else str(reaped))
 
     await reaper.reap(cluster, commands.namespace, on_reaped=show)
+    if keep_for is not None:
+        await remove_leftovers(cluster, commands.namespace, keep_for, on_removed=show)
     return 0
 
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -22,33 +21,33 @@ import anyio
 import click
 from pydantic.alias_generators import to_camel
 
-from trainjob import lifecycle as flow, report, telemetry, waiting
+from trainjob import cancellation, lifecycle as flow, report, telemetry, unattended, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.backends.local.store import leftovers
-from trainjob.cli import texts
+from trainjob.cancellation import CrashAction
+from trainjob.cli import stops, texts
 from trainjob.cli.output import echo, redrawn
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
 from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed
+from trainjob.job_records import mark_delivered
 from trainjob.kube_objects import rank_of
-from trainjob.lifecycle import CrashAction
+from trainjob.leftovers import Leftover, remove_leftovers
 from trainjob.live import take_document
 from trainjob.logs import STATE_SECONDS, TERMINAL_SECONDS, Throttle
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.page import page_html
 from trainjob.report import short
+from trainjob.results import TrainJobResult
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.spec.reading import load_spec
-from trainjob.status import Phase, observe
+from trainjob.status import observe
 from trainjob.wait_options import WaitOptions
-from trainjob.waiting import TrainJobResult
 
 _DETAILS = ("spec", "ranks", "events", "running")
 """Fields that `diagnose` prints and `status` does not."""
 
-_LAST_STATE_SECONDS = 4.0
-"""Time limit for reading the last state of a job that is being cancelled."""
 _RANKS = 20
 """Most ranks that an error names."""
 
@@ -209,7 +208,7 @@ class Commands:
             raise NotFound(f"there is no TrainJob {namespace}/{name[1]}")
         return trainjob
 
-    def _argument(self, ref: JobRef) -> str:
+    def argument(self, ref: JobRef) -> str:
         """`ref` as the argument of the next command."""
         return ref.name if ref.namespace == self._default_namespace else str(ref)
 
@@ -220,7 +219,7 @@ class Commands:
 
     def _after_success(self, ref: JobRef, result: TrainJobResult) -> list[str]:
         """Commands about a job that is complete."""
-        name, model = self._argument(ref), result.outputs.get("model")
+        name, model = self.argument(ref), result.outputs.get("model")
         lines = [f"report: {self.command('report', name, '-o', f'{ref.name}.html')}"]
         on_cluster = self.backend.cluster is not None
         if isinstance(model, str) and model and not (on_cluster and model.startswith(_PATHS)):
@@ -234,7 +233,7 @@ class Commands:
         with suppress(TrainJobError):
             if await self.backend.get(ref.namespace, ref.name) is None:
                 return []
-            name, rank = self._argument(ref), error.diagnosis.rank
+            name, rank = self.argument(ref), error.diagnosis.rank
             lines = [f"report: {self.command('diagnose', name)}"]
             stopped = isinstance(error, RankCrashed) and on_crash != "keep"  # on a cluster, without its pods
             if rank and not (stopped and self.backend.cluster is not None):
@@ -269,23 +268,30 @@ class Commands:
         """Launch or adopt, then wait."""
         spec = parse_spec(source, fields)
         present: list[TrainJob] = await self.backend.find(self.namespace, labels_of(key)) if key else []
+        is_new = key is None
         key = key or f"cli-{secrets.token_hex(6)}/{slug_of(source, spec.command)}"
+        origin = {} if detach or not cancels else unattended.SUSPEND
         hint = "Ctrl-C cancels the job" if cancels else "Ctrl-C leaves the job running"
         show = self._view(hint, plain=plain or detach, logs=logs)
         ref = None
+
+        def follow(job: JobRef) -> None:
+            nonlocal ref
+            ref = job
+
         with show, Interrupts() as interrupts:
             with interrupts.stage():
-                ref = await flow.launch(self.backend, spec, key, namespace=self.namespace)
+                ref = await flow.launch(self.backend, spec, key, namespace=self.namespace, is_new=is_new, origin=origin)
                 adopted = any(job["metadata"]["uid"] == ref.uid for job in present)
-                show.launched(ref, key, adopted=adopted, attach=self.command("wait", self._argument(ref)))
+                show.launched(ref, key, adopted=adopted, attach=self.command("wait", self.argument(ref)))
                 if detach:
                     if not self.as_json:
-                        echo(self._argument(ref))
+                        echo(self.argument(ref))
                     return 0
-                result = await self._wait(ref, options, on_crash, show)
+                result = await self._wait(ref, options, on_crash, show, follow)
                 show.result(result)
                 try:
-                    await flow.mark_delivered(self.backend, ref)
+                    await mark_delivered(self.backend, ref)
                 except TrainJobError as error:  # the training is complete, and its result was shown
                     show.notice(
                         "the TrainJob could not be marked as delivered, so the same key returns this result again:"
@@ -299,7 +305,7 @@ class Commands:
                 with interrupts.stage():
                     message = await self._cancel_all(ref, key)
             elif ref:
-                message = f"{ref} keeps running; wait for it: {self.command('wait', self._argument(ref))}"
+                message = f"{ref} keeps running; wait for it: {self.command('wait', self.argument(ref))}"
             else:
                 where = ["-n", self._namespace] if self._namespace else []
                 message = (
@@ -313,19 +319,33 @@ class Commands:
     ) -> int:
         """Wait for an existing job. Does not mark its result as delivered: only the launcher does."""
         ref = JobRef.of(await self._find(name))
+
+        def follow(job: JobRef) -> None:
+            nonlocal ref
+            ref = job
+
         with self._view("Ctrl-C leaves the job running", plain=plain, logs=logs) as show, Interrupts() as interrupts:
             show.watching(ref)
             with interrupts.stage():
-                result = await self._wait(ref, options, on_crash, show)
+                result = await self._wait(ref, options, on_crash, show, follow)
                 show.result(result)
                 show.next_steps(self._after_success(ref, result))
                 return 0
-            again = self.command("wait", self._argument(ref))
+            again = self.command("wait", self.argument(ref))
             show.interrupted(f"{ref} keeps running; wait for it again: {again}")
         return interrupts.exit_code
 
-    async def _wait(self, ref: JobRef, options: WaitOptions, on_crash: CrashAction, show: View) -> TrainJobResult:
+    async def _wait(
+        self, ref: JobRef, options: WaitOptions, on_crash: CrashAction, show: View, on_follow: Callable[[JobRef], None]
+    ) -> TrainJobResult:
         on_log = show.log if show.logs else None
+
+        def follow(job: JobRef) -> None:
+            nonlocal ref
+            show.follow(ref, job)
+            ref = job
+            on_follow(job)
+
         try:
             return await waiting.wait(
                 self.backend,
@@ -334,11 +354,12 @@ class Commands:
                 on_change=show.change,
                 on_log=on_log,
                 on_crash=show.crash,
+                on_follow=follow,
                 state_seconds=show.state_seconds,
             )
         except TrainJobFailed as error:
             if isinstance(error, RankCrashed):
-                show.notice(await flow.give_up(self.backend, ref, error.diagnosis, on_crash))
+                show.notice(await cancellation.give_up(self.backend, ref, error.diagnosis, on_crash))
                 if on_crash != "keep":
                     telemetry.record_goodput(ref, error.spent)
             if not self.as_json:
@@ -348,53 +369,11 @@ class Commands:
 
     async def _cancel_all(self, ref: JobRef | None, key: str) -> str:
         """Cancel `ref`; after an interrupted launch, which may have succeeded, the jobs of `key`. Returns a message."""
-        message = "nothing was launched"
-        jobs = [ref] if ref else map(JobRef.of, await self.backend.find(self.namespace, labels_of(key)))
-        for job in jobs:
-            _, message, last = await self._cancelled(job, suspend=False)
-            message = "\n".join([message, *([texts.last_text(last)] if last else [])])
-        return message
-
-    async def _cancelled(self, ref: JobRef, *, suspend: bool) -> tuple[bool, str, dict[str, Any] | None]:
-        """Whether all ranks of the job have ended, a message, and the last state of a job that is deleted."""
-        reading = asyncio.create_task(self._last_state(ref))
-        try:
-            # The logs of a pod are gone soon after its deletion; a slow server must not delay the deletion for long.
-            await asyncio.wait([reading], timeout=_LAST_STATE_SECONDS / 2)
-            before = observe(await self.backend.get(ref.namespace, ref.name)).phase
-            stopped = await flow.cancel(self.backend, ref, "suspend" if suspend else "delete")
-            phase = observe(await self.backend.get(ref.namespace, ref.name)).phase
-            last = await reading if phase is Phase.DELETED else None
-        finally:
-            reading.cancel()
-        if before.terminal or phase in (Phase.COMPLETE, Phase.FAILED):
-            return True, f"{ref} has already ended: {phase}", None
-        why = ""
-        if suspend and phase in (Phase.CANCELLED, Phase.DELETED):
-            why = ": it cannot be suspended (managed by Kueue, or its runtime was deleted)"
-        done = f"suspended {ref}" if suspend and not why else f"cancelled {ref}{why}"
-        if phase is Phase.DELETED and why:
-            done = f"deleted {ref}{why}"
-        if not stopped:
-            done += ", but its last ranks are still terminating"
-        elif phase is Phase.CANCELLED:
-            done += f"; its logs and metrics are kept: {self.command('logs', self._argument(ref))}"
-        return stopped, done, last
-
-    async def _last_state(self, ref: JobRef) -> dict[str, Any] | None:
-        """The state that the deletion of the job would lose, as far as it can be read in time; None if it cannot."""
-        with suppress(TrainJobError), anyio.move_on_after(_LAST_STATE_SECONDS):
-            trainjob = await self.backend.get(ref.namespace, ref.name)
-            evidence = replace(await self.backend.evidence(ref), trainjob=trainjob)
-            logs: dict[str, list[str]] = {}
-            # Evidence has log tails of ranks that have failed only.
-            if running := [rank for rank in report.last_ranks(evidence) if not report.log_of(evidence, rank)]:
-                with suppress(TrainJobError):
-                    async with aclosing(self.backend.logs(ref, ranks=running, tail=report.LAST_LINES)) as lines:
-                        async for line in lines:
-                            logs.setdefault(line.rank, []).append(line.text)
-            return report.last_state(evidence, logs)
-        return None
+        if ref is None:
+            done, message, _ = await stops.cancel_work(self, key, look_seconds=stops.LAUNCH_SECONDS)
+            return message if done.jobs else "nothing was launched"
+        _, message, last = await stops.cancel_job(self, ref, suspend=False)
+        return "\n".join([message, *([texts.last_text(last)] if last else [])])
 
     async def logs(
         self, name: tuple[str, str], *, follow: bool, ranks: Sequence[str], tail: int | None, timestamps: bool
@@ -478,12 +457,24 @@ class Commands:
 
     # --- commands that change a job
 
+    async def cancel_work(self, key: str, *, suspend: bool) -> int:
+        """Cancel or suspend all attempts of a key."""
+        done: cancellation.Cancelled | None = None
+        message, last = f"exited before the end: jobs of key {key} may still be stopping", dict[str, Any]()
+        with Interrupts() as interrupts, interrupts.stage():
+            done, message, last = await stops.cancel_work(self, key, suspend=suspend)
+        jobs = [] if done is None else [vars(ref) for ref in done.jobs]
+        stopped = done is not None and done.ended
+        answer = {"key": key, "jobs": jobs, "stopped": stopped, **({"last": last} if last else {}), "message": message}
+        self._answer(answer, lambda: message)
+        return interrupts.exit_code or (0 if stopped else STILL_STOPPING)
+
     async def cancel(self, name: tuple[str, str], *, suspend: bool) -> int:
         """Cancel or suspend a job."""
         ref = JobRef.of(await self._find(name))
         stopped, message, last = False, f"exited before the end: {ref} may still be stopping", None
         with Interrupts() as interrupts, interrupts.stage():
-            stopped, message, last = await self._cancelled(ref, suspend=suspend)
+            stopped, message, last = await stops.cancel_job(self, ref, suspend=suspend)
         if last and not self.as_json:
             message += f"\n{texts.last_text(last)}"
         self._report(ref, message, stopped=stopped, **({"last": last} if last else {}))
@@ -492,16 +483,8 @@ class Commands:
     async def resume(self, name: tuple[str, str]) -> int:
         """Resume a suspended job."""
         trainjob = await self._find(name)
-        ref, now = JobRef.of(trainjob), observe(trainjob)
-        if now.phase.terminal:
-            raise click.UsageError(f"{ref} is {now.phase}; launch it again under its key instead")
-        if now.phase is Phase.QUEUED:
-            raise click.UsageError(f"{ref} is Queued: {now.message}; Kueue resumes it when there is room")
-        if now.phase is not Phase.SUSPENDED:
-            self._report(ref, f"{ref} is not suspended: {now.phase}", resumed=False)
-            return 0
-        await self.backend.patch(ref, {"spec": {"suspend": False}})
-        self._report(ref, f"resumed {ref}", resumed=True)
+        resumed, message = await stops.resume_job(self, trainjob)
+        self._report(JobRef.of(trainjob), message, resumed=resumed)
         return 0
 
     async def delete(self, name: tuple[str, str]) -> int:
@@ -509,18 +492,16 @@ class Commands:
         trainjob = await self._find(name)
         ref, phase = JobRef.of(trainjob), observe(trainjob).phase
         if not phase.terminal:
-            raise click.UsageError(f"{ref} is {phase}; cancel it instead: trainjob cancel {self._argument(ref)}")
+            raise click.UsageError(f"{ref} is {phase}; cancel it instead: trainjob cancel {self.argument(ref)}")
         await self.backend.delete(ref)
         self._report(ref, f"deleted {ref}", deleted=True)
         return 0
 
     async def gc(self, older_than: timedelta, *, dry_run: bool) -> int:
-        """Remove the jobs of this machine that ended longer ago than `older_than`."""
+        """Remove old jobs: those of this machine that have ended, or those that were left suspended on a cluster."""
         home = self.backend.home
         if home is None:
-            raise click.UsageError(
-                "gc removes jobs of this machine (--backend local); on a cluster: trainjob delete NAME"
-            )
+            return await self._gc_cluster(older_than, dry_run=dry_run)
         removed = []
         for trainjob in await self.backend.find(self.namespace, {}):
             ref, now = JobRef.of(trainjob), observe(trainjob)
@@ -546,6 +527,25 @@ class Commands:
         elif not removed and not left:
             limit = short(older_than.total_seconds())
             echo(f"no job in namespace {self.namespace} ended more than {limit} ago", err=True)
+        return 0
+
+    async def _gc_cluster(self, older_than: timedelta, *, dry_run: bool) -> int:
+        cluster = self.backend.cluster
+        if cluster is None:
+            raise click.UsageError("gc removes jobs of this machine (--backend local) or of a cluster")
+
+        def show(found: Leftover) -> None:
+            if not self.as_json:
+                done = "would remove" if dry_run else "removed"
+                echo(f"{done} {found.ref}: {found.reason}, {short(found.age.total_seconds())} ago")
+
+        removed = await remove_leftovers(cluster, self.namespace, older_than, dry_run=dry_run, on_removed=show)
+        if self.as_json:
+            jobs = [texts.describe(found.trainjob) for found in removed]
+            echo(texts.as_json({"dry_run": dry_run, "removed": jobs, "leftovers": []}))
+        elif not removed:
+            limit = short(older_than.total_seconds())
+            echo(f"no job in namespace {self.namespace} was left suspended by trainjob for more than {limit}", err=True)
         return 0
 
     def _report(self, ref: JobRef, message: str, **facts: Any) -> None:

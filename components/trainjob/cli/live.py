@@ -26,9 +26,9 @@ from trainjob.history import MetricHistory, Points
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.report import rounded, short
+from trainjob.results import TrainJobResult
 from trainjob.sanitizing import colored, one_line, plain
 from trainjob.status import Observation, Phase
-from trainjob.waiting import TrainJobResult
 
 LOG_LINES = 10
 _FRAMES_PER_SECOND = 8
@@ -136,6 +136,16 @@ class LiveView(View):
     def _stop(self) -> None:
         self._over = True
         self._live.stop()
+
+    def follow(self, before: JobRef, ref: JobRef) -> None:
+        """Draw `ref` from now on, with a timeline and curves of its own."""
+        hint = self._hint
+        super().follow(before, ref)
+        self._console.print(Text(self._notice, style="yellow"))  # above the redrawn lines, where it stays
+        self._notice, self._hint = "", hint
+        self._timeline, self._reported = Timeline(), None
+        self._history, self._points = MetricHistory(_POINTS), {}
+        self._lines.clear()
 
     def change(self, observation: Observation, notice: str) -> None:
         """Take a new observation and its notice."""

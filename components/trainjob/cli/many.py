@@ -11,9 +11,10 @@ from contextlib import aclosing
 from trainjob.cli.commands import Commands, Interrupts
 from trainjob.cli.texts import as_json
 from trainjob.cli.views import JsonView, PlainView
-from trainjob.errors import JobHung, TimedOut
+from trainjob.errors import JobHung, TimedOut, TrainJobFailed
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
+from trainjob.successors import JobReplaced
 from trainjob.wait_options import WaitOptions
 from trainjob.waiting import follow, until_hung
 
@@ -52,7 +53,7 @@ class ManyWaits:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     for i, ref in enumerate(refs, 1):
-                        tasks.create_task(self._wait(ref))
+                        tasks.create_task(self._wait(ref, self._given[ref.namespace, ref.name]))
                         if i % _SLICE == 0:
                             await asyncio.sleep(0)
                     gc.freeze()
@@ -73,34 +74,42 @@ class ManyWaits:
                 self._bad(NOT_FOUND, f"there is no TrainJob {namespace}/{name}")
         return refs
 
-    async def _wait(self, ref: JobRef) -> None:
-        try:
-            backend = self._commands.backend
-            async with aclosing(follow(backend, ref, self._options)) as changes:
-                async for each in changes:
-                    if each[0].stall_timeout is not None:  # a check takes 1 KB, which the other jobs do not have
-                        async with aclosing(until_hung(backend, ref, changes, _ignore, first=each)) as checked:
-                            async for now, notice in checked:
-                                self._take(ref, now, notice)
-                        return
-                    self._take(ref, *each)
-        except TimedOut as error:
-            self._bad(TIMEOUT, str(error))
-        except JobHung as error:
-            if isinstance(self._show, JsonView):
-                hung = {"event": "hung", "name": self._given[ref.namespace, ref.name], "uid": ref.uid}
-                self._show.write(as_json({**hung, "time": time.time(), "diagnosis": error.diagnosis.as_dict()}))
-            self._bad(FAILED, str(error))
+    async def _wait(self, ref: JobRef, name: str) -> None:
+        """Wait for a job, or for the attempt that replaces it; `name` is the name that the caller wrote."""
+        while True:
+            try:
+                return await self._wait_for(ref, name)
+            except JobReplaced as replaced:
+                self._show.notice(f"TrainJob {ref} was replaced by {replaced.by}, which is waited for from now on")
+                ref = replaced.by
+            except TimedOut as error:
+                return self._bad(TIMEOUT, str(error))
+            except TrainJobFailed as error:  # it hangs, or its step gave it up
+                if isinstance(self._show, JsonView):
+                    event = "hung" if isinstance(error, JobHung) else "failed"
+                    failed = {"event": event, "name": name, "uid": ref.uid}
+                    self._show.write(as_json({**failed, "time": time.time(), "diagnosis": error.diagnosis.as_dict()}))
+                return self._bad(FAILED, str(error))
 
-    def _take(self, ref: JobRef, now: Observation, notice: str) -> None:
+    async def _wait_for(self, ref: JobRef, name: str) -> None:
+        backend = self._commands.backend
+        async with aclosing(follow(backend, ref, self._options)) as changes:
+            async for each in changes:
+                if each[0].stall_timeout is not None:  # a check takes 1 KB, which the other jobs do not have
+                    async with aclosing(until_hung(backend, ref, changes, _ignore, first=each)) as checked:
+                        async for now, notice in checked:
+                            self._take(ref, name, now, notice)
+                    return
+                self._take(ref, name, *each)
+
+    def _take(self, ref: JobRef, name: str, now: Observation, notice: str) -> None:
         if now.phase.terminal:
-            self._ended(ref, now, time.time())
+            self._ended(ref, name, now, time.time())
         elif notice and notice != self._notice:  # an outage affects all jobs alike
             self._notice = notice
             self._show.notice(notice)
 
-    def _ended(self, ref: JobRef, final: Observation, seen: float) -> None:
-        name = self._given[ref.namespace, ref.name]
+    def _ended(self, ref: JobRef, name: str, final: Observation, seen: float) -> None:
         if isinstance(self._show, JsonView):
             reached = {"phase": str(final.phase), "reason": final.reason, "message": final.message}
             self._show.write(as_json({"event": "ended", "name": name, "uid": ref.uid, "time": seen, **reached}))

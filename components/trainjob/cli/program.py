@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -57,8 +58,8 @@ from trainjob.verdicts import RetryVerdict
 from trainjob.version import __version__
 
 if TYPE_CHECKING:
+    from trainjob.cancellation import CrashAction
     from trainjob.install import Part
-    from trainjob.lifecycle import CrashAction
     from trainjob.wait_options import WaitOptions
 
 _PERMANENT = frozenset(
@@ -188,6 +189,9 @@ def run(
 
     With --key, adopts the job of that key if it has not ended; after a failure, or once its result was shown, launches
     the next attempt. Without --key, the job gets a new key, which is printed.
+
+    If this command is killed and no process waits for the job within an hour, the job is suspended, unless it was
+    launched with --detach or --on-interrupt keep, or its spec says otherwise (`unattended`, `unattended_after`).
     """
     work = fields_of(fields, command)
     require_work(spec, work)
@@ -461,16 +465,27 @@ def list_(target: Target, /, *, phases: tuple[str, ...], key: str | None) -> int
 
 
 @program.command()
-@click.argument("name", type=job_name, shell_complete=completion.jobs)
+@click.argument("name", type=job_name, required=False, shell_complete=completion.jobs)
+@click.option(
+    "--key",
+    type=work_key,
+    metavar="KEY",
+    shell_complete=completion.keys,
+    help="Stop all attempts of this key instead, and a launch of it that is on its way.",
+)
 @click.option("--suspend", is_flag=True, help="Suspend the job instead; `trainjob resume` starts its ranks again.")
 @common_options
 @click.pass_obj
-def cancel(target: Target, /, *, name: tuple[str, str], suspend: bool) -> int:
-    """Stop a job, and wait until none of its ranks is running.
+def cancel(target: Target, /, *, name: tuple[str, str] | None, key: str | None, suspend: bool) -> int:
+    """Stop a job, or all attempts of a key, and wait until no rank is running.
 
     On this machine the job's logs and metrics are kept; `trainjob gc` removes them later. On a cluster the job is
     deleted with its pods and logs; its phase, metrics and last log lines are printed.
     """
+    if key is not None and name is None:
+        return target.do(lambda commands: commands.cancel_work(key, suspend=suspend))
+    if name is None or key is not None:
+        raise click.UsageError("give either the NAME of a job or --key")
     return target.do(lambda commands: commands.cancel(name, suspend=suspend))
 
 
@@ -479,7 +494,10 @@ def cancel(target: Target, /, *, name: tuple[str, str], suspend: bool) -> int:
 @common_options
 @click.pass_obj
 def resume(target: Target, /, *, name: tuple[str, str]) -> int:
-    """Resume a suspended job: start its ranks again."""
+    """Resume a suspended job: start its ranks again.
+
+    Refuses to resume an attempt if another attempt of its key runs or has followed it: two of them would train at once.
+    """
     return target.do(lambda commands: commands.resume(name))
 
 
@@ -499,14 +517,28 @@ def delete(target: Target, /, *, name: tuple[str, str]) -> int:
     metavar="AGE",
     default="7d",
     show_default=True,
-    help="Remove only jobs that ended longer ago, e.g. 12h.",
+    help="Remove only jobs that ended, or on a cluster were suspended, longer ago, e.g. 12h.",
 )
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 @common_options
 @click.pass_obj
 def gc(target: Target, /, *, older_than: timedelta, dry_run: bool) -> int:
-    """Remove the jobs of this machine that have ended, with their logs. Running jobs are kept."""
+    """Remove old jobs: those of this machine that have ended, or those of a cluster that trainjob has left suspended.
+
+    On this machine, logs are removed with the jobs, and running jobs are kept. On a cluster, removes jobs that their
+    step gave up or that were suspended by a cancel or by `trainjob reap`. Keeps jobs that a person suspended, that wait
+    in a queue, that a process waits for, and jobs that trainjob did not launch.
+    """
     return target.do(lambda commands: commands.gc(older_than, dry_run=dry_run))
+
+
+def keep_for(text: str) -> timedelta:
+    """A duration of at least an hour, as `duration` or ISO 8601 (``P30D``, ``PT12H``)."""
+    iso = re.fullmatch(r"P(\d+D)?(?:T(\d+H)?(\d+M)?(\d+S)?)?", text)
+    found = duration("".join(part or "" for part in iso.groups()).lower() or text if iso else text)
+    if found < timedelta(hours=1):
+        raise click.BadParameter(f"{text!r} is less than an hour: the next try of a step reads why its job failed")
+    return found
 
 
 @program.command(cls=WithCommand)
@@ -562,6 +594,13 @@ def render(
     type=click.Choice(["2.1", "2.2", "2.3"]),
     help="Print only what this Kubeflow Trainer supports; 2.3 for any newer one, too.",
 )
+@click.option(
+    "--keep-for",
+    "keeps",
+    type=keep_for,
+    metavar="AGE",
+    help="Let the reaper remove jobs that trainjob has left suspended for longer, e.g. 12h or P90D; P30D if left out.",
+)
 @common_options
 @click.pass_obj
 def install(
@@ -571,6 +610,7 @@ def install(
     only: Part | None,
     service_accounts: tuple[tuple[str, str], ...],
     pins: tuple[str, ...],
+    keeps: timedelta | None,
     **names: str | None,
 ) -> int:
     """Print the objects that a cluster needs, as YAML for `kubectl apply --server-side -f -`. Needs no cluster.
@@ -580,21 +620,30 @@ def install(
     """
     from trainjob.cli import clusters  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
-    return target.do(lambda _: clusters.install(target, only, service_accounts, pins, names))
+    return target.do(lambda _: clusters.install(target, only, service_accounts, pins, names, keep_for=keeps))
 
 
 @program.command(epilog=EXIT_CODES)
+@click.option(
+    "--keep-for",
+    "keeps",
+    type=keep_for,
+    metavar="AGE",
+    help="Also remove jobs that trainjob has left suspended for longer, e.g. 12h or P30D.",
+)
 @common_options
 @click.pass_obj
-def reap(target: Target, /) -> int:
+def reap(target: Target, /, *, keeps: timedelta | None) -> int:
     """Suspend or delete the jobs that nobody waits for, by `unattended` and `unattended_after` of their specs.
 
     Checks the namespace once: returns at once if it has no such jobs, else after about two minutes. `trainjob install
     --only reaper` prints a CronJob that runs it. The local backend needs none: each job's supervisor does the same.
+
+    With --keep-for, also removes what `trainjob gc` removes on a cluster.
     """
     from trainjob.cli import clusters  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
-    return target.do(clusters.reap)
+    return target.do(lambda commands: clusters.reap(commands, keeps))
 
 
 @program.command(epilog=EXIT_CODES)

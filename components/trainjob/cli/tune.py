@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Self
 
+from trainjob import unattended
 from trainjob.cli import texts
 from trainjob.cli.commands import Interrupts, name_of, slug_of
 from trainjob.cli.output import echo, redrawn
@@ -92,6 +93,7 @@ async def run(
                     key,
                     journal,
                     namespace=commands.namespace,
+                    origin=unattended.SUSPEND if cancels else {},
                     options=options,
                     on_change=show.change,
                 )
@@ -105,7 +107,9 @@ async def run(
             show.notice("cancelling the running trials; a second Ctrl-C exits without waiting")
             message = "exited before the end: trials may still be running"
             with interrupts.stage():
-                count = await cancel_trials(commands.backend, key, namespace=commands.namespace)
+                count = await cancel_trials(
+                    commands.backend, key, namespace=commands.namespace, launching=show.launching
+                )
                 message = f"cancelled {count} trial{'' if count == 1 else 's'}"
         show.interrupted(f"{message}; continue the study: {again}")
     return interrupts.exit_code
@@ -128,15 +132,23 @@ def _short(value: object) -> str:
     return one_line(rounded(value) if isinstance(value, bool | int | float | str) else str(value), _CELL)
 
 
+def _launching(trials: Sequence[Trial]) -> set[int]:
+    return {trial.number for trial in trials if not trial.job and not trial.ended}
+
+
 class StudyView:
     """Base of the views of a study.
 
     Args:
         study: The study.
+
+    Attributes:
+        launching: Numbers of the trials that are being launched.
     """
 
     def __init__(self, study: Study) -> None:
         self.study = study
+        self.launching: set[int] = set()
         self._shown: dict[int, str] = {}
 
     def __enter__(self) -> Self:
@@ -158,6 +170,7 @@ class StudyView:
 
     def change(self, trials: Sequence[Trial]) -> None:
         """Take the trials after a change; shows those whose state is new."""
+        self.launching = _launching(trials)
         for trial in trials:
             if trial.job and self._shown.get(trial.number) != trial.state:
                 self._shown[trial.number] = trial.state
@@ -271,6 +284,7 @@ class _LiveView(StudyView):
         self._live.start()
 
     def change(self, trials: Sequence[Trial]) -> None:
+        self.launching = _launching(trials)
         self._trials = trials
 
     def notice(self, text: str) -> None:

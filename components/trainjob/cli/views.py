@@ -18,8 +18,8 @@ from trainjob.diagnosis import Diagnosis
 from trainjob.logs import STATE_SECONDS, LogLine
 from trainjob.manifest import JobRef
 from trainjob.progress_log import ProgressLogger
+from trainjob.results import TrainJobResult
 from trainjob.status import Observation, Phase
-from trainjob.waiting import TrainJobResult
 
 
 def drop_stdout() -> None:
@@ -75,6 +75,13 @@ class View:
 
     def watching(self, ref: JobRef) -> None:
         """Begin to show `ref`."""
+
+    def follow(self, before: JobRef, ref: JobRef) -> None:
+        """Show `ref` from now on, another attempt of the same key."""
+        self.notice(f"TrainJob {before} was replaced by {ref}, which is waited for from now on")
+        self._latest = None
+        self._logger = ProgressLogger(self, progress_step=self.progress_step)
+        self.watching(ref)
 
     def change(self, observation: Observation, notice: str) -> None:
         """Take a new observation and its notice."""
@@ -166,6 +173,11 @@ class JsonView(View):
     def launched(self, ref: JobRef, key: str, *, adopted: bool, attach: str) -> None:  # noqa: ARG002
         """Print a ``launched`` event."""
         self._write("launched", **vars(ref), key=key, adopted=adopted)
+
+    def follow(self, before: JobRef, ref: JobRef) -> None:
+        """Print a ``followed`` event."""
+        super().follow(before, ref)
+        self._write("followed", **vars(ref), instead_of=before.name)
 
     def phase(self, observation: Observation) -> None:
         """Print a ``phase`` event."""

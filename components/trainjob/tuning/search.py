@@ -6,13 +6,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeGuard, TypeVar
 
-from trainjob import lifecycle, telemetry
+from trainjob import cancellation, lifecycle, telemetry
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import (
     InvalidStudy,
@@ -27,6 +27,7 @@ from trainjob.errors import (
 from trainjob.goodput import Goodput
 from trainjob.history import thinned
 from trainjob.manifest import JobRef, check_key, differences, key_hash
+from trainjob.results import TrainJobResult
 from trainjob.spec import TrainJobSpec
 from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.status import Observation, Phase, observe
@@ -36,7 +37,7 @@ from trainjob.tuning.sampling import Sampling
 from trainjob.tuning.study import Study
 from trainjob.tuning.trials import StudyResult, Trial, damaged, name_of, parameters_of, trial_of
 from trainjob.wait_options import WaitOptions
-from trainjob.waiting import TrainJobResult, wait
+from trainjob.waiting import wait
 from trainjob.workflows import STUDY
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ T = TypeVar("T")
 _VALUES = 256  # of one trial, kept in its outcome; as many as the history of a job has
 _SILENT = 3  # trials without the metric after which a study is given up
 _REASON = 500  # characters
+_LAUNCH_SECONDS = 1.0  # for which the job of an interrupted launch is looked for
 _POLL_SECONDS = 10.0  # between two reads of the outcomes that other launchers recorded: one list request each
 
 
@@ -95,14 +97,28 @@ async def tune(
         search.thread.shutdown(wait=False, cancel_futures=True)
 
 
-async def cancel_trials(backend: Backend, key: str, *, namespace: str) -> int:
+async def cancel_trials(backend: Backend, key: str, *, namespace: str, launching: Collection[int] = ()) -> int:
     """Cancel the running trials of a study whose launcher has ended; returns how many.
 
     They have no outcome: the next launch of the study runs them again.
+
+    Args:
+        backend: Backend of the trials.
+        key: Identity of the study.
+        namespace: Namespace of the trials.
+        launching: Numbers of trials that were being launched: a request may be on its way that creates a job.
     """
     jobs = [job for job in await find_trials(backend, key, namespace=namespace) if not observe(job).phase.terminal]
-    await asyncio.gather(*(lifecycle.cancel(backend, JobRef.of(job), timeout_seconds=0) for job in jobs))
-    return len(jobs)
+    cancels = [cancellation.cancel(backend, JobRef.of(job), timeout_seconds=0) for job in jobs]
+    found = {job["metadata"]["uid"] for job in jobs}
+    late = [
+        cancellation.cancel_key(
+            backend, f"{key}/{number}", namespace=namespace, timeout_seconds=0, look_seconds=_LAUNCH_SECONDS
+        )
+        for number in launching
+    ]
+    _, cancelled = await asyncio.gather(asyncio.gather(*cancels), asyncio.gather(*late))
+    return len(found | {ref.uid for each in cancelled for ref in each.jobs})
 
 
 async def find_trials(backend: Backend, key: str, *, namespace: str) -> list[TrainJob]:
@@ -387,7 +403,9 @@ class _Search:
         ref = None
         if present is not None and observe(present).phase is Phase.COMPLETE:
             ref = JobRef.of(present)  # `launch` would start another attempt if a person has fetched its result
+        tries = 0  # of this launcher; those of its predecessor are counted on the job
         while True:
+            tries += 1
             try:
                 # A launcher that starts again finds the failure of an attempt that its predecessor did not record.
                 ref = ref or await lifecycle.launch(
@@ -396,7 +414,7 @@ class _Search:
                     f"{self.key}/{number}",
                     namespace=self.namespace,
                     origin=labels,
-                    last_attempt=self.study.retries + 1,
+                    last_try=self.study.retries + 1,
                     after_failure="infrastructure",
                 )
             except TrainJobFailed as error:
@@ -413,19 +431,21 @@ class _Search:
             try:
                 await self._watch(number, ref)
             except TrainJobFailed as error:
-                again = error.diagnosis.retry.retried(user_errors=False) and ref.attempt <= self.study.retries
+                again = error.diagnosis.retry.retried(user_errors=False) and tries <= self.study.retries
                 if isinstance(error, RankCrashed):  # its job keeps running
                     await self._end(number, "failed", None, error.diagnosis.summary)
-                    await self._cancel(ref, error.spent)
+                    await self._cancel(self.refs[number], error.spent)
                 elif not again:
                     await self._end(number, "failed", None, error.diagnosis.summary)
                 elif not await self._ended_elsewhere(number):
                     del self.refs[number]
+                    self._update(number, job="")  # it is being launched again, which `on_change` shows
+                    self._changed()
                     ref = None
                     continue
             except TimedOut as error:
                 await self._end(number, "failed", None, str(error))
-                await self._cancel(ref, error.spent)
+                await self._cancel(self.refs[number], error.spent)
             return
 
     async def _watch(self, number: int, ref: JobRef) -> None:
@@ -445,13 +465,18 @@ class _Search:
             if (decision := self._take_value(number, now)) is not None and not now.phase.terminal:
                 decision.add_done_callback(decided)
 
-        waiting = asyncio.create_task(wait(self.backend, ref, self.options, on_change=change))
+        def follow(job: JobRef) -> None:
+            self.refs[number] = job
+            self._update(number, job=job.name)
+            self._changed()
+
+        waiting = asyncio.create_task(wait(self.backend, ref, self.options, on_change=change, on_follow=follow))
         try:
             both: set[asyncio.Future[Any]] = {waiting, pruned}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done() and pruned.result():
                 await self._end(number, "pruned", self.watched[number].values[-1][1], "worse than other trials")
-                await self._cancel(ref)
+                await self._cancel(self.refs[number])
             else:
                 await self._complete(number, await waiting)
         finally:
@@ -524,10 +549,16 @@ class _Search:
         self.running.clear()
 
     async def _cancel(self, ref: JobRef, spent: Goodput | None = None) -> None:
-        """Cancel a job; after an outage, with the next poll. Record how its time was `spent`."""
+        """Cancel the job of an ended trial; after an outage, with the next poll. Record how its time was `spent`.
+
+        Leaves no record of the cancel, which for 1,000 pruned trials would be 1,000 Leases: launchers of the trial read
+        its outcome in the journal after their launch.
+        """
         telemetry.record_goodput(ref, spent)
         try:
-            await lifecycle.cancel(self.backend, ref, timeout_seconds=0)
+            job = await self.backend.get(ref.namespace, ref.name)
+            if job is not None and job["metadata"]["uid"] == ref.uid and not observe(job).phase.terminal:
+                await cancellation.request_cancel(self.backend, job)
         except TrainJobError as error:
             _log.warning("TrainJob %s of an ended trial cannot be cancelled now: %s", ref, error)
             self.uncancelled.append(ref)

@@ -18,6 +18,7 @@ from contextlib import aclosing
 from functools import lru_cache
 from typing import Any
 
+from trainjob.attempts import LAUNCHED
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import Forbidden, Transient
@@ -25,14 +26,14 @@ from trainjob.backends.kubernetes.reflector import Change, Outage, Reflector, Sy
 from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.diagnosis import ON_RETRY
 from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
-from trainjob.manifest import ATTEMPT, JobRef
+from trainjob.manifest import ATTEMPT, GIVEN_UP, TRY, JobRef
 from trainjob.retry_changes import RETRY_CHANGE
 from trainjob.status import CANCELLED, QUEUE_LABEL, STALL_TIMEOUT, Blocker, Phase, observe
 from trainjob.unattended import LABEL as UNATTENDED
 
 _log = logging.getLogger(__name__)
 
-_ANNOTATIONS = (CANCELLED, ON_RETRY, RETRY_CHANGE, STALL_TIMEOUT)  # read by waiters
+_ANNOTATIONS = (CANCELLED, GIVEN_UP, LAUNCHED, ON_RETRY, RETRY_CHANGE, STALL_TIMEOUT, TRY)  # read by waiters
 
 _LINGER_SECONDS = 30.0  # the watch stays open for so long without waiters, since the next one often follows soon
 _SLICE = 100  # events handled and waiters woken in one turn of the event loop, at 0.1 ms each

@@ -59,6 +59,12 @@ async def list_all(client: ApiClient, namespace: str, job: str = "") -> dict[str
     return found
 
 
+async def list_named(client: ApiClient, namespace: str, jobs: Sequence[str]) -> list[dict[str, Any]]:
+    """The pods of the JobSets of those names."""
+    selector = {"labelSelector": f"{JOBSET_NAME} in ({','.join(jobs)})"}
+    return await client.items(collection(namespace, "pods"), selector, page=_PODS)
+
+
 _NAMES = ("name", "namespace", "uid", "deletionTimestamp")
 _LABELS = (
     "jobset.sigs.k8s.io/replicatedjob-name",

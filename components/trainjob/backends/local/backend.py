@@ -19,8 +19,9 @@ import anyio
 import anyio.to_thread
 
 from trainjob import names
+from trainjob.attempts import Cancel
 from trainjob.backends.base import Snapshot, TrainJob
-from trainjob.backends.local import private, runtimes
+from trainjob.backends.local import cancels, private, runtimes
 from trainjob.backends.local.ranks import MARKER
 from trainjob.backends.local.store import JobFiles, cancel_metadata, job_names, now
 from trainjob.backends.local.supervisor import record_loss
@@ -33,7 +34,7 @@ from trainjob.errors import (
     Rejected,
     RuntimeNotFound,
 )
-from trainjob.kube_objects import has_trained, name_of, rank_of
+from trainjob.kube_objects import has_trained, mapping, name_of, rank_of
 from trainjob.logs import LogLine, Splitter, latest, merge, parse_cri
 from trainjob.manifest import JobRef
 from trainjob.settings import Settings
@@ -71,7 +72,12 @@ class LocalBackend:
         start = self._start(runtime)
         if why := await anyio.to_thread.run_sync(runtimes.refusal, trainjob, start["path"]):
             raise Rejected(f"TrainJob {trainjob['metadata']['name']}: {why}")
-        metadata = {**trainjob["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
+        metadata = {
+            **trainjob["metadata"],
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": now(),
+            "resourceVersion": "1",
+        }
         stored = {**trainjob, "metadata": metadata}
         files = self._files(metadata["namespace"], metadata["name"])
         if dry_run:
@@ -112,7 +118,7 @@ class LocalBackend:
         Raises:
             ConfigurationError: The names are invalid, or another user can have written the files.
         """
-        return JobFiles.opened(self.home / "jobs" / names.namespace(namespace) / names.job(name))
+        return JobFiles.opened(self._directory(namespace) / names.job(name))
 
     async def recover(self, ref: JobRef) -> None:
         """See `Backend.recover`. Starts the supervisor, if the launching process ended before it did."""
@@ -137,6 +143,32 @@ class LocalBackend:
         """See `Backend.refs`."""
         found = [await self.get(namespace, name) for name in names]
         return {ref.name: ref for ref in (JobRef.of(trainjob) for trainjob in found if trainjob is not None)}
+
+    async def is_free(self, namespace: str, name: str) -> bool:
+        """See `Backend.is_free`. `create` itself refuses the name of a deleted job."""
+        del namespace, name
+        return True
+
+    async def remaining_pods(self, namespace: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
+        """See `Backend.remaining_pods`: the ranks of a job that is being cancelled may ignore SIGTERM for seconds."""
+        found: list[Mapping[str, Any]] = []
+        for name in names:
+            if await self.get(namespace, name) is not None:  # it ends a job without a supervisor
+                files = self._files(namespace, name)
+                running = [pod for pod in files.pods() if mapping(pod, "status").get("phase") == "Running"]
+                found += [] if files.finished() else running
+        return found
+
+    async def announce_cancel(self, namespace: str, work: str, cancel: Cancel) -> Cancel | None:
+        """See `Backend.announce_cancel`."""
+        return await anyio.to_thread.run_sync(cancels.write, self._directory(namespace), work, cancel)
+
+    async def cancels(self, namespace: str, work: str) -> tuple[int | None, list[Cancel]]:
+        """See `Backend.cancels`."""
+        return await anyio.to_thread.run_sync(cancels.read, self._directory(namespace), work)
+
+    def _directory(self, namespace: str) -> Path:
+        return self.home / "jobs" / names.namespace(namespace)
 
     async def runtimes(self) -> list[str]:
         """See `Backend.runtimes`."""
@@ -266,11 +298,12 @@ class LocalBackend:
             await anyio.to_thread.run_sync(_edit, files, ref, {"metadata": metadata})
             await anyio.to_thread.run_sync(_end, files)
 
-    async def delete(self, ref: JobRef) -> None:
+    async def delete(self, ref: JobRef, version: str = "") -> None:
         """See `Backend.delete`. Removes the files at once if the job has no supervisor."""
         files = self._files(ref.namespace, ref.name)
         with suppress(NotFound):
-            asked = {"metadata": {"deletionTimestamp": now(), "finalizers": None}}
+            required = {"resourceVersion": version} if version else {}
+            asked = {"metadata": {"deletionTimestamp": now(), "finalizers": None, **required}}
             await anyio.to_thread.run_sync(_edit, files, ref, asked)
             # The supervisor of a finished job may end without having read this.
             wait_seconds = 5.0 if files.finished() else 0.0
@@ -398,8 +431,13 @@ def _edit(files: JobFiles, ref: JobRef, patch: Mapping[str, Any]) -> None:
             trainjob = files.read()
             if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
                 raise NotFound(f"TrainJob {ref} (uid {ref.uid}) does not exist any more")
+            version = trainjob["metadata"].get("resourceVersion", "0")
+            if patch.get("metadata", {}).get("resourceVersion", version) != version:
+                raise NotFound(f"TrainJob {ref} was changed since it was read")
             del trainjob["status"]
-            files.write_object(_merged(trainjob, patch))
+            merged = _merged(trainjob, patch)
+            merged["metadata"]["resourceVersion"] = str(int(version) + 1)
+            files.write_object(merged)
     except FileNotFoundError:
         raise NotFound(f"TrainJob {ref} does not exist any more") from None
     except OSError as error:

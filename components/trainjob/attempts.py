@@ -1,0 +1,259 @@
+"""The attempts of a key: which one counts, which ones must end, and which cancels apply to which launch. Pure.
+
+A cluster forgets the name of a deleted job, so a name alone does not exclude a second training of a key. Therefore each
+launch looks at all attempts before it creates one, and once more after that. Everybody who looks decides by `decide`,
+so that all agree on the attempt that counts.
+
+The order of cancels and launches follows from versions, not from clocks: a cancel leaves a record (on a cluster a
+Lease) whose version is the time of the cancel; a launch notes the version of these records when it begins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from trainjob.diagnosis import Diagnosis
+from trainjob.kube_objects import mapping
+from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, GIVEN_UP, TRY, JobRef, key_hash
+from trainjob.serialization import unpack_diagnosis
+from trainjob.spec.checks import RESERVED_PREFIX
+from trainjob.status import CANCELLED, Phase, observe
+from trainjob.unattended import MARK
+
+LAUNCHED = RESERVED_PREFIX + "launched"
+"""Annotation of a job: version of the records of cancels when its latest launch began; missing if unknown."""
+REPLACES = RESERVED_PREFIX + "replaces"
+"""Annotation of a job: UIDs of the earlier attempts that it followed, separated by commas."""
+ADOPTED = RESERVED_PREFIX + "adopted"
+"""Annotation of a job: random text of the launch that created or adopted it last. A request with an earlier version of
+the job loses."""
+
+CancelAction = Literal["delete", "suspend"]
+
+CANCEL_KEPT = timedelta(hours=1)
+"""How long the record of a cancel is kept: a launch that was frozen for longer does not obey it."""
+
+_TRY_MARK = "try:"
+_NAME = re.compile(rf".+-([0-9a-z]{{{len(key_hash('key'))}}})-[0-9]+")
+
+NOT_STARTED = (Phase.QUEUED, Phase.NOT_STARTED, Phase.STARTING)
+"""Phases of a job that waits for capacity."""
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A cancel of all attempts of a key or of one job, as its record says.
+
+    Attributes:
+        version: Version of the record: the time of the cancel among all cancels and launches.
+        tried: The caller's try that was ended; None for a cancel that applies to every launch before it.
+        uid: UID of the only job that was cancelled; empty for a cancel of all attempts.
+        action: What happens to a job that was launched before.
+        at: When the record was written; None if unknown.
+        record: Name of the record.
+    """
+
+    version: int
+    tried: int | None = None
+    uid: str = ""
+    action: CancelAction = "delete"
+    at: datetime | None = None
+    record: str = ""
+
+    @property
+    def mark(self) -> str:
+        """Value of the annotation `trainjob.status.CANCELLED` of a job that this cancel suspends."""
+        return str(self.version) if self.tried is None else f"{_TRY_MARK}{self.tried}"
+
+    def applies(self, launched: int | None, tried: int, uid: str = "") -> bool:
+        """Whether a launch obeys this cancel: of its try or of a later one, or newer than its begin.
+
+        Args:
+            launched: Version of the records when the launch began; None if unknown.
+            tried: The caller's try of the launch.
+            uid: UID of the job that was launched; empty if there is none yet.
+        """
+        if self.uid not in ("", uid):
+            return False
+        if self.tried is not None:
+            return self.tried >= tried
+        return launched is not None and self.version > launched
+
+
+def cancel_of(cancels: Iterable[Cancel], trainjob: Mapping[str, Any]) -> Cancel | None:
+    """The cancel that applies to a job and its latest launch; None if there is none."""
+    launched, tried, uid = launched_at(trainjob), try_of(trainjob), trainjob["metadata"]["uid"]
+    return next((each for each in cancels if each.applies(launched, tried, uid)), None)
+
+
+def work_of(name: str) -> str:
+    """The key's hash in the name of a job, as in its labels; empty if trainjob did not launch it."""
+    found = _NAME.fullmatch(name)
+    return found[1] if found else ""
+
+
+def version_of(trainjob: Mapping[str, Any]) -> dict[str, str]:
+    """The version of an object as metadata of a patch, which is refused if the object was changed since."""
+    version = trainjob["metadata"].get("resourceVersion")
+    return {} if version is None else {"resourceVersion": version}
+
+
+def launched_at(trainjob: Mapping[str, Any]) -> int | None:
+    """Version of the records of cancels when the latest launch of a job began; None if unknown."""
+    return _number(mapping(trainjob, "metadata", "annotations").get(LAUNCHED))
+
+
+def try_of(trainjob: Mapping[str, Any]) -> int:
+    """The caller's try that launched or adopted a job last."""
+    return _number(mapping(trainjob, "metadata", "annotations").get(TRY)) or 1
+
+
+def adoption_of(trainjob: Mapping[str, Any]) -> str:
+    """The latest adoption of a job, as random text; empty if it was not adopted."""
+    return str(mapping(trainjob, "metadata", "annotations").get(ADOPTED) or "")
+
+
+def cancelled_since(trainjob: Mapping[str, Any], launched: int | None, tried: int) -> bool:
+    """Whether a job carries the mark of a cancel that a launch obeys; see `Cancel.applies` for the arguments."""
+    if killed := killed_try(trainjob):
+        return killed >= tried
+    return launched is not None and is_marked_after(trainjob, launched)
+
+
+def is_marked_after(trainjob: Mapping[str, Any], version: int) -> bool:
+    """Whether a job carries the mark of a cancel of its key that is newer than a version of the records."""
+    marked = _number(mark_of(trainjob))
+    return marked is not None and marked > version
+
+
+def killed_try(trainjob: Mapping[str, Any]) -> int:
+    """The try whose end suspended a job, by its mark; 0 if it has no such mark."""
+    mark = mark_of(trainjob)
+    return (_number(mark.removeprefix(_TRY_MARK)) or 0) if mark.startswith(_TRY_MARK) else 0
+
+
+def is_stale(trainjob: Mapping[str, Any]) -> bool:
+    """Whether the job's mark is older than its latest launch, so that a waiter resumes the job.
+
+    Marks of kills, of cancels of a key and of the reaper can be older. A job that its step gave up has no such mark,
+    and neither has one that a person suspended.
+    """
+    mark = mark_of(trainjob)
+    if observe(trainjob).phase.terminal or is_deleting(trainjob):
+        return False
+    if mark == MARK:
+        return True
+    known = mark.startswith(_TRY_MARK) or (_number(mark) is not None and launched_at(trainjob) is not None)
+    return known and not cancelled_since(trainjob, launched_at(trainjob), try_of(trainjob))
+
+
+def mark_of(trainjob: Mapping[str, Any]) -> str:
+    """The mark of whoever suspended or cancelled a job by this package; empty without one."""
+    return str(mapping(trainjob, "metadata", "annotations").get(CANCELLED) or "")
+
+
+def is_deleting(trainjob: Mapping[str, Any]) -> bool:
+    """Whether the deletion of a job was requested."""
+    return "deletionTimestamp" in mapping(trainjob, "metadata")
+
+
+def is_delivered(trainjob: Mapping[str, Any]) -> bool:
+    """Whether the result of a job was delivered: the next launch of its key is new work."""
+    return DELIVERED in mapping(trainjob, "metadata", "annotations")
+
+
+def has_foreign_end(trainjob: Mapping[str, Any]) -> bool:
+    """Whether a job ended before its creation: Trainer took the JobSet of an earlier job of the name for its own."""
+    observation = observe(trainjob)
+    finished, created = observation.finished, observation.created
+    return finished is not None and created is not None and finished < created
+
+
+def is_record(trainjob: Mapping[str, Any]) -> bool:
+    """Whether an object is the record of a failure (`trainjob.manifest.failure_record`), not an attempt."""
+    return FAILURE_OF in mapping(trainjob, "metadata", "labels")
+
+
+def may_run(trainjob: Mapping[str, Any]) -> bool:
+    """Whether an attempt runs, or a launch or Kueue may let it run: it waits, or is suspended and not given up."""
+    ended = observe(trainjob).phase.terminal or is_deleting(trainjob) or is_record(trainjob)
+    return not ended and given_up(trainjob) is None
+
+
+def decide(
+    attempts: Collection[Mapping[str, Any]],
+) -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]:
+    """The attempt that counts, and the other ones that may run, which must end. All that see the same agree.
+
+    A complete attempt whose result was not delivered comes first. Then an attempt that no other one replaced: a failed
+    attempt may come back (Trainer up to 2.3 takes ``Failed`` back when the JobSet is deleted; a person resumes it) and
+    must not end the training that followed. Then the oldest, which has trained for longer. Of two of the same second:
+    one that no cancel has suspended, then the lower number.
+
+    Args:
+        attempts: All attempts of a key that exist.
+    """
+    replaced = {
+        uid for each in attempts for uid in str(mapping(each, "metadata", "annotations").get(REPLACES) or "").split(",")
+    }
+
+    def is_result(trainjob: Mapping[str, Any]) -> bool:
+        complete = observe(trainjob).phase is Phase.COMPLETE and not is_deleting(trainjob)
+        counts = complete and not is_delivered(trainjob) and not has_foreign_end(trainjob)
+        return counts and trainjob["metadata"]["uid"] not in replaced
+
+    def order(trainjob: Mapping[str, Any]) -> tuple[bool, bool, str, bool, int, str]:
+        metadata, number = trainjob["metadata"], JobRef.of(trainjob).attempt
+        uid, created = metadata["uid"], metadata["creationTimestamp"]
+        cancelled = bool(mapping(trainjob, "spec").get("suspend") and mark_of(trainjob))
+        return (not is_result(trainjob), uid in replaced, created, cancelled, number, uid)
+
+    active = [each for each in attempts if may_run(each)]
+    first = min([*active, *filter(is_result, attempts)], key=order, default=None)
+    if first is not None and first["metadata"]["uid"] in replaced:
+        return None, active  # each of them came back after another one had followed, which is gone
+    return first, [each for each in active if each is not first]
+
+
+def given_up(trainjob: Mapping[str, Any]) -> Diagnosis | None:
+    """The diagnosis with which a step gave up a job; None if none did, or the job was resumed since."""
+    return diagnosis_in(trainjob, GIVEN_UP) if observe(trainjob).phase is Phase.SUSPENDED else None
+
+
+def recorded_failure(trainjob: Mapping[str, Any]) -> Diagnosis | None:
+    """The recorded reason why an attempt failed, or did not start in time; None if it did neither, or has no record."""
+    phase = observe(trainjob).phase
+    if phase is Phase.COMPLETE:
+        return None
+    recorded = diagnosis_in(trainjob, FAILURE)
+    if phase is Phase.FAILED:
+        recorded = diagnosis_in(trainjob, GIVEN_UP) or recorded
+        return recorded if recorded is not None and recorded.failed else None
+    return given_up(trainjob) or recorded
+
+
+def is_replaced(trainjob: Mapping[str, Any]) -> bool:
+    """Whether the next launch of its key replaces a job that has not started in time, unless it starts before."""
+    why = diagnosis_in(trainjob, FAILURE)
+    return why is not None and not why.failed and bool(why.change) and observe(trainjob).phase in NOT_STARTED
+
+
+def diagnosis_in(trainjob: Mapping[str, Any], annotation: str) -> Diagnosis | None:
+    """The diagnosis in an annotation; None without one. One that cannot be read is of unknown category."""
+    why = mapping(trainjob, "metadata", "annotations").get(annotation)
+    if not isinstance(why, str):
+        return None
+    with suppress(ValueError):
+        return unpack_diagnosis(json.loads(why))
+    return unpack_diagnosis(None)
+
+
+def _number(text: object) -> int | None:
+    """A count in an annotation, which a person may have edited; None for anything else."""
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else None

@@ -1,0 +1,67 @@
+"""Records of cancels on this machine: a file for each, which launches of the same key read.
+
+::
+
+    <home>/jobs/<namespace>/.cancelled/version                 number of the latest cancel
+    <home>/jobs/<namespace>/.cancelled/<hash of the key>-<number>.json  a record, see `trainjob.attempts.Cancel`
+
+The number orders cancels and launches, so that no clock is needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainjob.attempts import CANCEL_KEPT, Cancel
+from trainjob.backends.local import private
+from trainjob.backends.local.store import read_json, write_json
+from trainjob.kube_objects import parse_time
+
+
+def write(directory: Path, work: str, cancel: Cancel) -> Cancel:
+    """Write the record of a cancel, with the next version, and remove old records.
+
+    Args:
+        directory: Of the jobs of a namespace.
+        work: Hash of the key.
+        cancel: The cancel, without version, time and name of the record.
+    """
+    now = datetime.now(UTC)
+    with _locked(directory) as records:
+        version = _version(records) + 1
+        write_json(records / "version", {"version": version})
+        done = replace(cancel, version=version, at=now, record=f"{work}-{version}")
+        write_json(records / f"{done.record}.json", {**asdict(done), "at": now.isoformat()})
+        for path in records.glob("*.json"):
+            written = parse_time((read_json(path) or {}).get("at"))
+            if written is None or now - written > CANCEL_KEPT:
+                path.unlink(missing_ok=True)
+    return done
+
+
+def read(directory: Path, work: str) -> tuple[int, list[Cancel]]:
+    """The version of the records, and the cancels of a key."""
+    records = directory / ".cancelled"
+    version = _version(records)
+    found = [each for path in sorted(records.glob(f"{work}-*.json")) if (each := read_json(path)) is not None]
+    return version, [Cancel(**{**each, "at": parse_time(each["at"])}) for each in found]
+
+
+def _version(records: Path) -> int:
+    return int((read_json(records / "version") or {}).get("version", 0))
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[Path]:
+    """Exclude other writers of the records of a namespace."""
+    records = directory / ".cancelled"
+    for level in (directory.parents[1], directory.parent, directory, records):
+        private.make(level, link=level == directory.parents[1])
+    with open(records / "lock", "ab", opener=private.opener) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield records

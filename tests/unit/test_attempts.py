@@ -1,0 +1,330 @@
+"""Which attempt of a key counts, and which cancels apply to which launch: generated attempts, and tables."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime
+from itertools import pairwise, permutations
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from trainjob.attempts import (
+    LAUNCHED,
+    REPLACES,
+    Cancel,
+    cancel_of,
+    cancelled_since,
+    decide,
+    given_up,
+    is_stale,
+    may_run,
+    recorded_failure,
+    work_of,
+)
+from trainjob.diagnosis import Category, Diagnosis
+from trainjob.manifest import ATTEMPT, DELIVERED, FAILURE, FAILURE_OF, GIVEN_UP, TRY, job_name, key_hash
+from trainjob.serialization import pack_diagnosis
+from trainjob.status import CANCELLED, QUEUE_LABEL
+from trainjob.verdicts import RetryVerdict
+
+WHY = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")
+PACKED = json.dumps(pack_diagnosis(WHY))
+
+STATES: dict[str, dict[str, Any]] = {
+    "fresh": {},
+    "running": {"status": {"jobsStatus": [{"name": "node", "active": 1, "ready": 1}]}},
+    "queued": {"spec": {"suspend": True}, "labels": {QUEUE_LABEL: "main"}},
+    "suspended": {"spec": {"suspend": True}},
+    "given up": {"spec": {"suspend": True}, "annotations": {GIVEN_UP: PACKED}},
+    "resumed after it was given up": {"annotations": {GIVEN_UP: PACKED}},
+    "deleting": {"metadata": {"deletionTimestamp": "2026-11-25T12:00:00Z"}},
+    "complete": {"ended": "Complete"},
+    "delivered": {"ended": "Complete", "annotations": {DELIVERED: "true"}},
+    "failed": {"ended": "Failed"},
+    "cancelled": {"ended": "Cancelled"},
+    "record": {"spec": {"suspend": True}, "annotations": {GIVEN_UP: PACKED}, "labels": {FAILURE_OF: "x"}},
+}
+MAY_RUN = {"fresh", "running", "queued", "suspended", "resumed after it was given up"}
+
+
+def attempt(
+    state: str = "fresh", *, uid: str = "a", number: int = 1, created: int = 0, replaces: str = ""
+) -> dict[str, Any]:
+    about = STATES[state]
+    conditions = [{"type": about["ended"], "status": "True"}] if "ended" in about else []
+    return {
+        "metadata": {
+            "namespace": "ns",
+            "name": job_name("key", number),
+            "uid": uid,
+            "creationTimestamp": f"2026-11-25T12:00:{created:02}Z",
+            "resourceVersion": "7",
+            "labels": {ATTEMPT: str(number), **about.get("labels", {})},
+            "annotations": {
+                **about.get("annotations", {}),
+                **({REPLACES: replaces} if replaces else {}),
+            },
+            **about.get("metadata", {}),
+        },
+        "spec": dict(about.get("spec", {})),
+        "status": {**about.get("status", {}), "conditions": conditions},
+    }
+
+
+def uid_of(trainjob: Any) -> str | None:
+    return None if trainjob is None else str(trainjob["metadata"]["uid"])
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_what_may_run(state: str) -> None:
+    assert may_run(attempt(state)) == (state in MAY_RUN)
+
+
+# ---------------------------------------------------------------- decide
+
+UIDS = "abcdef"
+
+
+@st.composite
+def attempts(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Attempts of one key in any states; each replaces some of the earlier ones, or of the others."""
+    count = draw(st.integers(0, 5))
+    found = []
+    for index in range(count):
+        others = [uid for uid in UIDS[:count] if uid != UIDS[index]]
+        replaced = draw(st.lists(st.sampled_from([*others, "gone"]), max_size=2, unique=True))
+        found.append(
+            attempt(
+                draw(st.sampled_from(sorted(STATES))),
+                uid=UIDS[index],
+                number=draw(st.integers(1, 3)),
+                created=draw(st.integers(0, 2)),
+                replaces=",".join(replaced),
+            )
+        )
+    return found
+
+
+def replaced_in(jobs: list[dict[str, Any]]) -> set[str]:
+    return {uid for job in jobs for uid in job["metadata"]["annotations"].get(REPLACES, "").split(",")}
+
+
+@given(attempts(), st.randoms(use_true_random=False))
+def test_all_that_see_the_same_agree(jobs: list[dict[str, Any]], order: random.Random) -> None:
+    counts, losers = decide(jobs)
+    shuffled = [*jobs]
+    order.shuffle(shuffled)
+    again, others = decide(shuffled)
+    assert uid_of(again) == uid_of(counts)
+    assert sorted(map(uid_of, others), key=str) == sorted(map(uid_of, losers), key=str)
+
+
+@given(attempts())
+def test_at_most_one_attempt_that_may_run_is_left(jobs: list[dict[str, Any]]) -> None:
+    counts, losers = decide(jobs)
+    active = {uid_of(job) for job in jobs if may_run(job)}
+    ended = set(map(uid_of, losers))
+    assert ended <= active, "an attempt that has ended, was given up or is being deleted is left alone"
+    assert uid_of(counts) not in ended
+    assert active - ended <= {uid_of(counts)}
+
+
+@given(attempts())
+def test_a_replaced_attempt_never_counts(jobs: list[dict[str, Any]]) -> None:
+    counts, losers = decide(jobs)
+    assert uid_of(counts) not in replaced_in(jobs)
+    candidates = [job for job in jobs if may_run(job) and uid_of(job) not in replaced_in(jobs)]
+    if candidates:
+        assert counts is not None
+    elif counts is None:
+        assert losers == [job for job in jobs if may_run(job)], "what came back after another one had followed ends"
+
+
+@given(attempts())
+def test_a_complete_undelivered_attempt_comes_first(jobs: list[dict[str, Any]]) -> None:
+    counts, _ = decide(jobs)
+    results = {
+        uid_of(job)
+        for job, state in ((job, {c["type"] for c in job["status"]["conditions"]}) for job in jobs)
+        if "Complete" in state
+        and DELIVERED not in job["metadata"]["annotations"]
+        and uid_of(job) not in replaced_in(jobs)
+    }
+    if results:
+        assert uid_of(counts) in results
+    elif counts is not None:
+        assert may_run(counts)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=2, max_size=4))
+def test_the_order_of_active_attempts_is_total(given_: list[tuple[int, int]]) -> None:
+    """The oldest counts, then the lowest number, then the UID; whoever is left counts next."""
+    jobs = [
+        attempt("running", uid=UIDS[index], created=created, number=number)
+        for index, (created, number) in enumerate(given_)
+    ]
+    ranking = []
+    left = [*jobs]
+    while left:
+        counts, losers = decide(left)
+        assert counts is not None
+        assert len(losers) == len(left) - 1
+        ranking.append(counts)
+        left = [job for job in left if job is not counts]
+    keys = [
+        (job["metadata"]["creationTimestamp"], int(job["metadata"]["labels"][ATTEMPT]), uid_of(job)) for job in ranking
+    ]
+    assert all(one < other for one, other in pairwise(keys))
+
+
+def test_a_failed_attempt_that_comes_back_does_not_beat_the_one_that_followed() -> None:
+    """Trainer up to 2.3 takes Failed back, and a person may resume it: the new one has trained for 20 hours."""
+    old = attempt("running", uid="old", created=0)
+    new = attempt("running", uid="new", number=2, created=20, replaces="older,old")
+    assert decide([old, new]) == (new, [old])
+    assert decide([old, attempt("failed", uid="new", number=2, replaces="old")]) == (None, [old])
+    assert decide([old, attempt("complete", uid="new", number=2, replaces="old")])[1] == [old]
+    assert decide([old]) == (old, []), "alone, it is adopted"
+
+
+def test_the_one_that_completes_meanwhile_is_kept() -> None:
+    first, second = attempt("complete", uid="a"), attempt("running", uid="b", number=2)
+    assert decide([first, second]) == (first, [second])
+    delivered = attempt("delivered", uid="a")
+    assert decide([delivered, second]) == (second, []), "new work of the key"
+    assert decide([delivered]) == (None, [])
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3))])
+def test_given_up_failed_and_deleted_attempts_do_not_count(order: tuple[int, ...]) -> None:
+    jobs = [attempt(state, uid=state) for state in ("given up", "failed", "deleting")]
+    assert decide([jobs[index] for index in order]) == (None, [])
+
+
+# ---------------------------------------------------------------- cancels and launches
+
+NO_TRY = None
+
+
+@pytest.mark.parametrize(
+    ("cancel", "launched", "tried", "uid", "applies"),
+    [
+        # of a key: newer than the launch
+        (Cancel(5), 4, 1, "", True),
+        (Cancel(5), 5, 1, "", False),
+        (Cancel(5), 6, 1, "", False),
+        (Cancel(5), None, 1, "", False),
+        (Cancel(5), 0, 9, "u", True),
+        # a kill of a try: of that one and of earlier ones, whatever the order
+        (Cancel(5, 2), 6, 1, "", True),
+        (Cancel(5, 2), 6, 2, "", True),
+        (Cancel(5, 2), 4, 3, "", False),
+        (Cancel(5, 2), None, 2, "", True),
+        # of one job
+        (Cancel(5, NO_TRY, "u"), 4, 1, "u", True),
+        (Cancel(5, NO_TRY, "u"), 4, 1, "other", False),
+        (Cancel(5, NO_TRY, "u"), 4, 1, "", False),
+        (Cancel(5, NO_TRY, "u"), 6, 1, "u", False),
+        (Cancel(5, 2, "u"), 6, 2, "u", True),
+        (Cancel(5, 2, "u"), 6, 2, "other", False),
+        (Cancel(5, 2, "u"), 6, 3, "u", False),
+    ],
+)
+def test_which_launch_obeys_which_cancel(
+    cancel: Cancel, launched: int | None, tried: int, uid: str, applies: bool
+) -> None:
+    assert cancel.applies(launched, tried, uid) is applies
+    if uid == "u":
+        known = {} if launched is None else {LAUNCHED: str(launched)}
+        job = attempt("running", uid="u")
+        job["metadata"]["annotations"] |= {TRY: str(tried), **known}
+        assert cancel_of([Cancel(0, 0), cancel], job) is (cancel if applies else None)
+
+
+@pytest.mark.parametrize(
+    ("mark", "launched", "tried", "cancelled", "stale"),
+    [
+        # mark, launch of the job, its try; whether that launch was cancelled; whether a waiter resumes the job
+        ("5", "4", 1, True, False),
+        ("5", "5", 1, False, True),
+        ("5", "6", 1, False, True),
+        ("5", None, 1, False, False),
+        ("try:1", "6", 1, True, False),
+        ("try:1", "4", 2, False, True),
+        ("try:2", None, 1, True, False),
+        ("try:2", None, 3, False, True),
+        ("unattended", "4", 1, False, True),
+        ("unattended", None, 1, False, True),
+        ("true", "4", 1, False, False),
+        ("", "4", 1, False, False),
+        ("5", "-1", 1, False, False),
+        ("try:x", "4", 1, False, True),
+        ("\N{SUPERSCRIPT TWO}", "1", 1, False, False),
+    ],
+)
+def test_marks_of_kills_and_cancels_are_compared_with_the_latest_launch(
+    mark: str, launched: str | None, tried: int, cancelled: bool, stale: bool
+) -> None:
+    job = attempt("suspended")
+    job["metadata"]["annotations"] |= {TRY: str(tried), **({} if launched is None else {LAUNCHED: launched})}
+    if mark:
+        job["metadata"]["annotations"][CANCELLED] = mark
+    version = int(launched) if launched is not None and launched.isdigit() else None
+    assert cancelled_since(job, version, tried) is cancelled
+    assert is_stale(job) is stale
+
+
+@given(st.integers(0, 9), st.integers(0, 9) | st.none(), st.integers(1, 4), st.integers(1, 4) | st.none())
+def test_a_job_that_a_cancel_suspended_is_either_cancelled_or_stale(
+    version: int, launched: int | None, tried: int, killed: int | None
+) -> None:
+    """The mark of a cancel means to a waiter what its record means to a launch."""
+    cancel = Cancel(version, killed)
+    job = attempt("suspended")
+    job["metadata"]["annotations"] |= {CANCELLED: cancel.mark, TRY: str(tried)}
+    if launched is not None:
+        job["metadata"]["annotations"][LAUNCHED] = str(launched)
+    assert cancelled_since(job, launched, tried) is cancel.applies(launched, tried)
+    known = killed is not None or launched is not None
+    assert is_stale(job) is (known and not cancel.applies(launched, tried))
+
+
+def test_the_key_of_a_name() -> None:
+    for number in (1, 999, 1000, 123456):
+        assert work_of(job_name("a/b", number)) == key_hash("a/b")
+    for name in ("digits", "digits-1", "", f"{key_hash('a')}-1", "a-b-c"):
+        assert work_of(name) == ""
+
+
+def test_a_diagnosis_that_cannot_be_read_is_of_unknown_category() -> None:
+    job = attempt("suspended")
+    job["metadata"]["annotations"][GIVEN_UP] = "{"
+    why = given_up(job)
+    assert why is not None
+    assert why.category is Category.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("state", "annotations", "found"),
+    [
+        ("failed", {}, False),
+        ("failed", {GIVEN_UP: PACKED}, True),
+        ("failed", {FAILURE: PACKED}, True),
+        ("given up", {}, True),
+        ("complete", {FAILURE: PACKED}, False),
+        ("running", {FAILURE: PACKED}, True),
+        ("running", {}, False),
+    ],
+)
+def test_recorded_failures(state: str, annotations: dict[str, str], found: bool) -> None:
+    job = attempt(state)
+    job["metadata"]["annotations"] |= annotations
+    assert (recorded_failure(job) is not None) is found
+
+
+def test_a_cancel_knows_when_it_was_written() -> None:
+    at = datetime(2026, 11, 25, tzinfo=UTC)
+    assert (Cancel(5, at=at).mark, Cancel(5, 2, at=at).mark) == ("5", "try:2")

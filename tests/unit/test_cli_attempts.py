@@ -1,0 +1,346 @@
+"""The command line with several attempts of a key, with cancels of keys, and with jobs that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import signal
+import sys
+import threading
+from typing import Any
+
+import anyio
+import pytest
+from tests.contract.memory import MemoryBackend, now
+from tests.unit.test_cli import exit_of
+
+from trainjob import JobRef, Phase, TrainJobSpec, cancel_key, lifecycle as flow
+from trainjob.attempts import REPLACES
+from trainjob.cancellation import give_up
+from trainjob.cli.live import LiveView
+from trainjob.diagnosis import Category, Diagnosis
+from trainjob.manifest import DELIVERED, key_hash, render
+from trainjob.status import Observation, observe
+from trainjob.unattended import LABEL
+from trainjob.verdicts import RetryVerdict
+
+SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
+RUN = ["run", "--plain", "--runtime", "torch-distributed"]
+CRASH = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1")
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
+    backend = MemoryBackend()
+    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: backend)
+    return backend
+
+
+def launched(backend: MemoryBackend, key: str = "key") -> JobRef:
+    """A running job."""
+    ref = asyncio.run(flow.launch(backend, SPEC, key, namespace="default"))
+    backend.running(ref)
+    return ref
+
+
+def replaced(backend: MemoryBackend, first: JobRef, *, deleted: bool = True) -> JobRef:
+    """An attempt that follows another one."""
+    made = render(SPEC, "key", first.attempt + 1, "default")
+    made["metadata"]["annotations"][REPLACES] = first.uid
+    made["metadata"] |= {"uid": "second", "creationTimestamp": now(), "resourceVersion": "1000"}
+    backend.jobs["default", made["metadata"]["name"]] = {**made, "status": {}}
+    if deleted:
+        del backend.jobs["default", first.name]
+    ref = JobRef.of(made)
+    backend.running(ref)
+    return ref
+
+
+def ends_at_creation(backend: MemoryBackend) -> None:
+    def end(request: str) -> None:
+        if request == "create":
+            backend.end(JobRef.of(next(iter(backend.jobs.values()))))
+
+    backend.after = end
+
+
+# ---------------------------------------------------------------- launch
+
+
+@pytest.mark.parametrize(
+    ("options", "spec", "action"),
+    [
+        ([], {}, "suspend"),
+        (["--on-interrupt", "keep"], {}, None),
+        (["--detach"], {}, None),
+        ([], {"unattended": "keep"}, "keep"),
+        ([], {"unattended": "delete"}, "delete"),
+        (["--detach"], {"unattended": "delete"}, "delete"),
+    ],
+)
+def test_a_job_that_run_waits_for_has_a_policy(
+    backend: MemoryBackend,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Any,
+    options: list[str],
+    spec: dict[str, Any],
+    action: str | None,
+) -> None:
+    ends_at_creation(backend)
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"runtime": "torch-distributed", "command": ["train"], **spec}))
+    assert exit_of(capsys, "run", "--plain", *options, str(path))[0] == 0
+    (job,) = backend.jobs.values()
+    assert job["metadata"]["labels"].get(LABEL) == action
+
+
+def test_a_generated_key_needs_no_look_before_the_create(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_of(capsys, *RUN, "--detach", "--", "train")[0] == 0
+    assert backend.requests[0] == "create"
+    backend.requests.clear()
+    assert exit_of(capsys, *RUN, "--detach", "--key", "key", "--", "train")[0] == 0
+    assert "find" in backend.requests[: backend.requests.index("create")]
+
+
+@pytest.mark.parametrize("command", ["run", "wait"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_attempt_that_replaces_a_job_is_followed(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], command: str, as_json: bool
+) -> None:
+    looks = iter(range(10**6))
+    refs: list[JobRef] = []
+
+    def change(request: str) -> None:
+        number = next(looks) if request == "look" else -1
+        if number == 3:
+            first = JobRef.of(next(iter(backend.jobs.values())))
+            refs.extend([first, replaced(backend, first)])
+        if number == 10:
+            backend.end(refs[1])
+
+    if command == "wait":
+        words = ["wait", launched(backend).name]
+    else:
+        words = ["run", "--runtime", "torch-distributed", "--key", "key", "--", "train"]
+    backend.before = change
+    words.insert(1, "--json" if as_json else "--plain")
+    code, out, err = exit_of(capsys, *words)
+    first, second = refs
+    assert code == 0
+    notice = f"TrainJob {first} was replaced by {second}, which is waited for from now on"
+    assert notice in (out if as_json else err)
+    if as_json:
+        events = [json.loads(line) for line in out.splitlines()]
+        (followed,) = [each for each in events if each["event"] == "followed"]
+        assert (followed["name"], followed["instead_of"]) == (second.name, first.name)
+        assert events[-1]["name"] == second.name
+    else:
+        assert f"report: trainjob report default/{second.name}" in err or f"report {second.name}" in err
+    delivered = DELIVERED in backend.job(second)["metadata"]["annotations"]
+    assert delivered is (command == "run")
+
+
+def test_a_live_view_begins_anew_with_another_attempt(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (JobRef("ns", f"a-{number}", str(number), number) for number in (1, 2))
+    with LiveView("Ctrl-C cancels the job") as view:
+        view.watching(first)
+        view.change(Observation(Phase.RUNNING, progress=50.0), "")
+        view.follow(first, second)
+        assert view._timeline.phases == []
+        assert view._reported is None
+        assert view._hint == "Ctrl-C cancels the job"
+    assert f"TrainJob {first} was replaced by {second}" in capsys.readouterr().out.replace("\n", " ")
+
+
+# ---------------------------------------------------------------- cancel of a key
+
+
+def test_cancel_of_a_key_stops_all_its_attempts(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    given_up, other = launched(backend), launched(backend, "other")
+    asyncio.run(give_up(backend, given_up, CRASH))
+    running = replaced(backend, given_up, deleted=False)
+    code, out, _ = exit_of(capsys, "cancel", "--key", "key")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("cancelled")] == [
+        f"cancelled {given_up}",
+        f"cancelled {running}",
+    ]
+    assert "  phase     Running" in out, "the last state of the running attempt"
+    assert [name for _, name in backend.jobs] == [other.name]
+    assert {work for _, work, _ in backend.records} == {key_hash("key")}
+
+
+def test_cancel_of_a_key_suspends(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    ref = launched(backend)
+    answer = json.loads(exit_of(capsys, "cancel", "--key", "key", "--suspend", "--json")[1])
+    assert answer == {
+        "key": "key",
+        "jobs": [{"namespace": "default", "name": ref.name, "uid": ref.uid, "attempt": 1}],
+        "stopped": True,
+        "message": f"suspended {ref}",
+    }
+    assert observe(backend.job(ref)).phase is Phase.SUSPENDED
+
+
+def test_cancel_of_a_key_without_jobs_says_so(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = exit_of(capsys, "cancel", "--key", "key")
+    assert code == 0
+    assert out == "nothing runs under key key; a launch that began before now is cancelled, too\n"
+    assert backend.records
+
+
+@pytest.mark.parametrize("words", [[], ["x-1", "--key", "key"]])
+def test_cancel_needs_a_name_or_a_key(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    code, _, err = exit_of(capsys, "cancel", *words)
+    assert code == 2
+    assert "give either the NAME of a job or --key" in err
+    assert backend.requests == []
+
+
+def test_ranks_that_are_still_terminating_are_reported(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = launched(backend)
+    backend.lingering.add(ref.uid)
+
+    async def cancel(*words: Any, **given: Any) -> Any:
+        return await cancel_key(*words, **given, timeout_seconds=0.1)
+
+    monkeypatch.setattr("trainjob.cancellation.cancel_key", cancel)
+    code, out, _ = exit_of(capsys, "cancel", "--key", "key")
+    assert code == 4
+    assert out.startswith(f"cancelled {ref}, but its last ranks are still terminating")
+
+
+def test_an_interrupted_launch_leaves_nothing_running(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the request is on its way; the API server creates the job 0.3 s later."""
+    late: list[asyncio.Task[Any]] = []
+    create = backend.create
+
+    async def slow(trainjob: Any, *, dry_run: bool = False) -> Any:
+        async def arrive() -> None:
+            await anyio.sleep(0.3)
+            await create(trainjob, dry_run=dry_run)
+
+        late.append(asyncio.get_running_loop().create_task(arrive()))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(backend, "create", slow)
+    code, _, err = exit_of(capsys, *RUN, "--key", "key", "--", "train")
+    assert code == 130
+    assert late[0].done()
+    assert backend.jobs == {}
+    assert "cancelled default/" in err
+    assert backend.records, "the record for a launch that is later still"
+
+
+# ---------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_an_attempt_that_another_one_replaced_is_not_resumed(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], gives_up: bool
+) -> None:
+    first = launched(backend)
+    if gives_up:
+        asyncio.run(give_up(backend, first, CRASH))
+    else:
+        asyncio.run(backend.patch(first, {"spec": {"suspend": True}}))
+    second = replaced(backend, first, deleted=False)
+    code, _, err = exit_of(capsys, "resume", first.name)
+    assert code == 2
+    text = " ".join(err.split())
+    assert f"{first} cannot be resumed: {second} (Running) is the attempt of its key that counts" in text
+    assert backend.job(first)["spec"]["suspend"]
+    asyncio.run(backend.delete(second))
+    assert exit_of(capsys, "resume", first.name)[0] == 0
+    assert not backend.job(first)["spec"]["suspend"]
+
+
+def test_a_resume_carries_the_version(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    """Between the look and the PATCH another attempt appears and this one is changed."""
+    first = launched(backend)
+    asyncio.run(backend.patch(first, {"spec": {"suspend": True}}))
+
+    def change(request: str) -> None:
+        if request == "patch":
+            backend.before = lambda _: None
+            replaced(backend, first, deleted=False)
+            backend.status(first)
+
+    backend.before = change
+    code, _, err = exit_of(capsys, "resume", first.name)
+    assert (code, "is the attempt of its key that counts" in " ".join(err.split())) == (2, True)
+    assert backend.job(first)["spec"]["suspend"]
+
+
+def test_a_resume_is_repeated_after_another_change(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    ref = launched(backend)
+    asyncio.run(backend.patch(ref, {"spec": {"suspend": True}}))
+    changes = iter(range(2))
+
+    def change(request: str) -> None:
+        if request == "patch" and next(changes, None) is not None:
+            backend.status(ref)
+
+    backend.before = change
+    assert exit_of(capsys, "resume", ref.name)[1] == f"resumed {ref}\n"
+    backend.before = lambda request: backend.status(ref) if request == "patch" else None
+    asyncio.run(backend.patch(ref, {"spec": {"suspend": True}}))
+    code, _, err = exit_of(capsys, "resume", ref.name)
+    assert code == 5
+    assert "was changed 5 times" in err
+
+
+# ---------------------------------------------------------------- many jobs
+
+
+def many(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, names: list[str], *options: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(names)))
+    return exit_of(capsys, "wait", "--stdin", *options)
+
+
+def test_many_waits_follow_the_attempt_that_counts(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name that the caller wrote is printed, also if both attempts were named."""
+    first = launched(backend)
+    second = replaced(backend, first, deleted=False)
+    looks = iter(range(10**6))
+
+    def change(request: str) -> None:
+        number = next(looks) if request == "look" else -1
+        if number == 5:
+            del backend.jobs["default", first.name]
+        if number == 20:
+            backend.end(second)
+
+    backend.before = change
+    code, out, err = many(capsys, monkeypatch, [first.name, second.name])
+    assert code == 0
+    assert sorted(line.split("\t")[0] for line in out.splitlines()) == [first.name, second.name]
+    assert f"TrainJob {first} was replaced by {second}, which is waited for from now on" in err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_many_waits_report_a_job_that_was_given_up(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    ref = launched(backend)
+    asyncio.run(give_up(backend, ref, CRASH))
+    code, out, err = many(capsys, monkeypatch, [ref.name], *(["--json"] if as_json else []))
+    assert code == 1
+    assert "node-0 exited with code 1" in (out if as_json else err)
+    if as_json:
+        (event,) = [each for each in map(json.loads, out.splitlines()) if each["event"] == "failed"]
+        assert (event["name"], event["diagnosis"]["category"]) == (ref.name, "user code")
