@@ -47,6 +47,8 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": _INTEGRATION,
                 "python-modules": [
                     "trainjob_airflow.triggers.trainjob",
+                    "trainjob_airflow.triggers.state",
+                    "trainjob_airflow.triggers.pause",
                     "trainjob_airflow.triggers.tuning",
                     "trainjob_airflow.triggers.assets",
                 ],

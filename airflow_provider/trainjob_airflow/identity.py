@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import conf
@@ -10,8 +11,16 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import JobRef
+    from trainjob.integration import TrainJob
+    from trainjob_airflow.tasklog import Log
 
 _KEY, _JOB, _DEFERRED = "trainjob_key", "trainjob", "trainjob_deferred"
+
+RUN_START = "airflow.apache.org/run-start"
+"""Label of a job: when its DAG run started, to the microsecond. It distinguishes the runs of two deployments."""
+
+_UNNAMED = "airflow"  # the deployment if no setting names it
+_WARNED = set[str]()  # names of deployments that this process has warned about
 
 # Set by a person, or by a clear of a running task (restarting). All other states lead to another try: a scheduler
 # resets the tasks of a lost scheduler (`adopt_or_reset_orphaned_tasks`), and retries tasks whose heartbeat timed out.
@@ -22,20 +31,107 @@ def key_of(context: Context) -> str:
     """The key of this task instance.
 
     Where Airflow stores task state (3.3), all tries use the key of the first one, even if the deployment is renamed.
-    In older versions the key changes with ``[trainjob] deployment`` and ``[api] base_url``.
+    In older versions this is the key by the current ``[trainjob] deployment`` and ``[api] base_url``, and
+    `key_of_earlier_try` finds that of a job which was launched before they were changed.
 
     In a loop of tasks (Airflow 3.4) each iteration has its own key.
     """
-    loop = _iteration(context)
-    store = _store(context) if not loop else None
+    store = _store(context) if not _iteration(context) else None
     stored = store.get(_KEY) if store is not None else None
     if isinstance(stored, str):
         return stored
-    ti = context["ti"]
-    key = f"airflow/{deployment()}/{ti.dag_id}/{ti.run_id}/{ti.map_index}{loop}/{ti.task_id}"
+    key = f"airflow/{deployment()}{_place(context)}"
     if store is not None:
         store.set(_KEY, key)
     return key
+
+
+def may_have_another_key(context: Context, *, resumed: bool) -> bool:
+    """Whether this task instance may have launched under another key than `key_of`.
+
+    Airflow before 3.3 stores no key, and an iteration of a loop has none that is stored.
+
+    Args:
+        context: Of the task.
+        resumed: Whether this try has been deferred.
+    """
+    is_stored = _store(context) is not None and not _iteration(context)
+    return not is_stored and (resumed or context["ti"].try_number > 1)
+
+
+def key_of_earlier_try(jobs: Iterable[TrainJob], context: Context, key: str) -> str:
+    """The key under which an earlier try of this task instance has launched; `key` if there is no other one.
+
+    Only a job of this run of this deployment counts: one with the same `RUN_START`.
+
+    Args:
+        jobs: Jobs with the labels of this task instance.
+        context: Of the task.
+        key: The key by the current settings.
+    """
+    run = labels_of_run(context)
+    own = [job for job in jobs if run and run.items() <= _labels(job).items()]
+    keys = {_key(job): str(job["metadata"]["creationTimestamp"]) for job in own}
+    keys = {each: created for each, created in keys.items() if each.endswith(_place(context))}
+    return key if key in keys else max(keys, key=lambda each: keys[each], default=key)
+
+
+def launched_keys(context: Context, task_id: str, map_index: int | None) -> set[str]:
+    """Keys under which a task of this run has launched its jobs, as it published them. Calls Airflow.
+
+    Args:
+        context: Of this task.
+        task_id: The other task.
+        map_index: Map index of the other task; all map indexes if None.
+    """
+    from airflow.providers.common.compat.sdk import XCom
+
+    ti = context["ti"]
+    if map_index is None:
+        published = XCom.get_all(key=_JOB, dag_id=ti.dag_id, task_id=task_id, run_id=ti.run_id) or []
+    else:
+        published = [ti.xcom_pull(task_ids=task_id, key=_JOB, map_indexes=map_index)]
+    return {str(each["key"]) for each in published if isinstance(each, Mapping) and "key" in each}
+
+
+def is_of_this_run(trainjob: TrainJob, context: Context, launched: Collection[str]) -> bool:
+    """Whether a job with the labels of a task of this run was launched by this deployment of Airflow.
+
+    The labels of tasks cannot distinguish two deployments whose DAGs and runs have the same names. The settings that
+    name the deployment may have changed since the launch.
+
+    Args:
+        trainjob: The job.
+        context: Of a task of the run.
+        launched: What `launched_keys` returned for the task.
+    """
+    key, run, ti = _key(trainjob), labels_of_run(context), context["ti"]
+    if key in launched or (run and run.items() <= _labels(trainjob).items()):
+        return True
+    return key.startswith(f"airflow/{deployment()}/{ti.dag_id}/{ti.run_id}/")
+
+
+def labels_of_run(context: Context) -> dict[str, str]:
+    """Label with the start of the DAG run; none if that is unknown."""
+    run: Any = context.get("dag_run")
+    started = getattr(run, "start_date", None)
+    return {RUN_START: f"{started:%Y%m%dT%H%M%S.%f}"} if started is not None else {}
+
+
+def _place(context: Context) -> str:
+    """The end of the key, which no setting changes."""
+    ti = context["ti"]
+    return f"/{ti.dag_id}/{ti.run_id}/{ti.map_index}{_iteration(context)}/{ti.task_id}"
+
+
+def _labels(trainjob: TrainJob) -> Mapping[str, Any]:
+    return trainjob["metadata"].get("labels") or {}
+
+
+def _key(trainjob: TrainJob) -> str:
+    from trainjob.integration import KEY
+
+    return str((trainjob["metadata"].get("annotations") or {}).get(KEY))
 
 
 def _iteration(context: Context) -> str:
@@ -71,18 +167,9 @@ def labels_of_instance(ti: Any, task_id: str, map_index: int | None) -> dict[str
     return {name: airflow_label(value) for name, value in values.items()}
 
 
-def is_of_this_deployment(key: str, context: Context) -> bool:
-    """Whether a key belongs to a task of this run in this Airflow deployment.
-
-    The labels of a job cannot distinguish two deployments whose DAGs and runs have the same names.
-    """
-    ti = context["ti"]
-    return key.startswith(f"airflow/{deployment()}/{ti.dag_id}/{ti.run_id}/")
-
-
-def publish_job(context: Context, ref: JobRef) -> None:
+def publish_job(context: Context, ref: JobRef, key: str) -> None:
     """Publish the task's job in Airflow's UI and to other tasks; this task itself does not read it."""
-    job: Any = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "attempt": ref.attempt}
+    job: Any = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "attempt": ref.attempt, "key": key}
     store = _store(context)
     if store is not None:
         store.set(_JOB, job)
@@ -119,7 +206,19 @@ def was_cleared(context: Context) -> bool:
 def deployment() -> str:
     """The name that separates the jobs of two deployments in one namespace (apache/airflow#33057)."""
     chosen = conf.get("trainjob", "deployment", fallback="") or conf.get("api", "base_url", fallback="")
-    return chosen or "airflow"
+    return chosen or _UNNAMED
+
+
+def warn_about_name(log: Log) -> None:
+    """Log once in a process that the deployment has no name: another one without a name would have the same keys."""
+    if deployment() == _UNNAMED and _UNNAMED not in _WARNED:
+        _WARNED.add(_UNNAMED)
+        log.warning(
+            "this deployment of Airflow has no name: jobs of DAGs and runs with the same names, of another deployment "
+            "without a name in the same namespace, are adopted as jobs of this one; set [api] base_url "
+            "(AIRFLOW__API__BASE_URL) or [trainjob] deployment (AIRFLOW__TRAINJOB__DEPLOYMENT) on all workers and "
+            "triggerers"
+        )
 
 
 def _store(context: Context) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
-from threading import Event
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -15,7 +15,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
 from trainjob_airflow.exceptions import TrainJobFatal, airflow_error
 from trainjob_airflow.hooks.trainjob import TrainJobHook
-from trainjob_airflow.tasklog import StudyLog, progress_logger
+from trainjob_airflow.tasklog import progress_logger
 
 if TYPE_CHECKING:
     from trainjob import (
@@ -28,21 +28,29 @@ if TYPE_CHECKING:
         TrainJobSpec,
         WaitOptions,
     )
-    from trainjob.integration import CrashAction, Goodput, Study, StudyResult, TrainJob, Trial
+    from trainjob.integration import CrashAction, Goodput, TrainJob
     from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log
     from trainjob_airflow.training import TaskTraining
 
 _T = TypeVar("_T")
 
-_REPLY_SECONDS = 1.0  # of the 5 s that a killed task has left
+REPLY_SECONDS = 1.0  # of the 5 s that a killed task has left
+_LOOK_SECONDS = 1.0  # to look for the job of an interrupted launch, whose request may be on its way
 _EVIDENCE_SECONDS = 5.0
 _LAST_LOOK = 5.0  # seconds to observe a job whose deadline passed while nothing waited: it may have ended before
 
 
 @contextmanager
 def connected(trainjob_conn_id: str, namespace: str | None) -> Iterator[TrainJobClient]:
-    """Open a client of the connection and convert errors to Airflow's.
+    """Open a client of the connection and convert errors to Airflow's, as `airflow_errors` does."""
+    with airflow_errors(), TrainJobHook(trainjob_conn_id).client(namespace) as client:
+        yield client
+
+
+@contextmanager
+def airflow_errors() -> Iterator[None]:
+    """Convert errors of `trainjob` to Airflow's.
 
     Raises:
         TrainJobFatal: The connection does not exist, or another try cannot succeed.
@@ -51,8 +59,7 @@ def connected(trainjob_conn_id: str, namespace: str | None) -> Iterator[TrainJob
     from trainjob import TrainJobError
 
     try:
-        with TrainJobHook(trainjob_conn_id).client(namespace) as client:
-            yield client
+        yield
     except AirflowNotFoundException as error:
         raise TrainJobFatal(str(error)) from None
     except TrainJobError as error:
@@ -85,16 +92,22 @@ class RunningJob:
         client: Client of the job's backend and namespace.
         key: The identity of the task.
         ref: The job, if it is known already.
+        tried: Number of the task's try.
 
     Attributes:
+        ref: The attempt that counts, as far as it is known.
         evidence: Evidence of the job; None if it was not read.
         training: What the task stores about the job; None if it stores nothing.
+        on_follow: Called in the thread that waits when another attempt counts.
     """
 
-    def __init__(self, client: TrainJobClient, key: str, ref: JobRef | None = None) -> None:
+    def __init__(self, client: TrainJobClient, key: str, ref: JobRef | None = None, tried: int = 1) -> None:
         self.client = client
         self.key = key
         self.ref = ref
+        self.tried = tried
+        self.on_follow: Callable[[JobRef], None] | None = None
+        self._followed: SimpleQueue[JobRef] = SimpleQueue()
         self.evidence: Evidence | None = None
         self.training: TaskTraining | None = None
         self._launching: Future[JobRef] | None = None
@@ -104,23 +117,38 @@ class RunningJob:
     def __str__(self) -> str:
         return f"TrainJob {self.ref}" if self.ref else f"the TrainJob of {self.key}"
 
-    def launch(self, spec: TrainJobSpec, first_attempt: int, origin: dict[str, str]) -> JobRef:
+    @property
+    def advice(self) -> str:
+        """What to do if the job could not be stopped in time."""
+        command = f"trainjob cancel --key {shlex.quote(self.key)} -n {self.client.namespace}"
+        return f"; `trainjob reap` stops it if it has the record of this cancel; to stop it now: {command}"
+
+    def launch(self, spec: TrainJobSpec, origin: dict[str, str], *, wait_for_ranks: bool = True) -> JobRef:
         """Launch or adopt the job of the key.
 
+        Args:
+            spec: What to run.
+            origin: Labels of a new job.
+            wait_for_ranks: Wait until no rank of an earlier attempt runs.
+
         Raises:
+            RanksRemain: Ranks of an earlier attempt run, and `wait_for_ranks` is False.
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
         from trainjob import launch
 
         client = self.client
+        if self._killed:
+            raise CancelledError
         self._launching = client.start(
             lambda: launch(
                 client.backend,
                 spec,
                 self.key,
                 namespace=client.namespace,
-                first_attempt=first_attempt,
+                tried=self.tried,
                 origin=origin,
+                wait_for_ranks=wait_for_ranks,
             )
         )
         self.ref = self._launching.result()
@@ -130,6 +158,8 @@ class RunningJob:
 
     def wait(self, ref: JobRef, options: WaitOptions, log: Log, *, logs: bool, seconds: float | None) -> TrainJobResult:
         """Wait for the end of the job for at most `seconds`; log changes, crashes and, with `logs`, the ranks' lines.
+
+        If another attempt of the key counts instead of the job, that one is waited for.
 
         Meanwhile this thread stores what `training` has to store: no other thread may call Airflow.
 
@@ -149,6 +179,13 @@ class RunningJob:
                 self.training.observe(observation)
                 changes.put(None)
 
+        def on_follow(job: JobRef) -> None:
+            self.ref, self.evidence = job, None
+            if self.training is not None:
+                self.training.follow(job)
+            self._followed.put(job)
+            changes.put(None)
+
         end: Future[TrainJobResult] = self.client.start(
             lambda: wait(
                 backend,
@@ -158,6 +195,7 @@ class RunningJob:
                 on_log=on_log,
                 on_crash=progress.crash,
                 on_evidence=self.keep_evidence,
+                on_follow=on_follow,
             )
         )
         self._waiting = end
@@ -180,6 +218,7 @@ class RunningJob:
             end.cancel()
         deadline = None if seconds is None else monotonic() + seconds
         while not end.done():
+            self._report_followed()
             now = monotonic()
             if deadline is not None and now >= deadline:
                 end.cancel()
@@ -191,7 +230,15 @@ class RunningJob:
             times = [time for time in (deadline, due) if time is not None]
             with suppress(Empty):
                 changes.get(timeout=min(times) - now if times else None)
+        self._report_followed()
         return end.result()
+
+    def _report_followed(self) -> None:
+        with suppress(Empty):
+            while True:
+                followed = self._followed.get_nowait()
+                if self.on_follow is not None:
+                    self.on_follow(followed)
 
     def keep_evidence(self, evidence: Evidence) -> None:
         """Keep the evidence of the job's end."""
@@ -281,108 +328,51 @@ class RunningJob:
     def cancel(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
         """Stop the job, also if the launch has not returned it.
 
+        Later tries do not obey. If a request is refused or late, its record remains, which the reaper obeys.
+
         Returns:
             True if nothing of the job runs any longer; False if it is still terminating.
         """
+        if self._launching is not None:
+            self._launching.cancel()  # it may wait for ranks of an earlier attempt
         return self.client.start(lambda: self._stop(action, seconds)).result(seconds)
 
     async def _stop(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
-        from trainjob import JobRef, cancel
-        from trainjob.integration import labels_of
+        from trainjob import cancel
 
-        refs = [self.ref] if self.ref else []
-        if not refs:
-            jobs = await self.client.backend.find(self.client.namespace, labels_of(self.key))
-            refs = [JobRef.of(job) for job in jobs]
         # Half the time, so that the result arrives before `cancel` stops waiting for it.
-        ended = [await cancel(self.client.backend, ref, action, timeout_seconds=seconds / 2) for ref in refs]
-        return all(ended)
+        if self.ref is not None:
+            backend = self.client.backend
+            return await cancel(backend, self.ref, action, timeout_seconds=seconds / 2, tried=self.tried)
+        look = min(_LOOK_SECONDS, seconds / 4)
+        return await self._stop_key(action, seconds / 2 - look, tried=self.tried, look=look)
+
+    async def _stop_key(
+        self, action: Literal["delete", "suspend"], seconds: float, *, tried: int, look: float = 0.0
+    ) -> bool:
+        from trainjob import cancel_key
+
+        client = self.client
+        stopped = await cancel_key(
+            client.backend,
+            self.key,
+            namespace=client.namespace,
+            action=action,
+            timeout_seconds=seconds,
+            tried=tried,
+            look_seconds=look,
+        )
+        return stopped.ended
+
+    def cancel_earlier_tries(self, seconds: float) -> None:
+        """Delete the job of the earlier tries; the launch of this try does not obey."""
+        self.client.call(lambda: self._stop_key("delete", seconds, tried=self.tried - 1))
 
     def stop_waiting(self) -> None:
         """Make `wait` and `launch` raise CancelledError; called by a signal handler that interrupts them."""
         self._killed = True
         if self._launching is not None:
-            wait([self._launching], _REPLY_SECONDS)  # the reply to a creation in progress names the job
+            wait([self._launching], REPLY_SECONDS)  # the reply to a creation in progress names the job
             self._launching.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
-
-
-class RunningStudy(RunningJob):
-    """The study of one key.
-
-    Attributes:
-        page: What the task stores about the study; None if it stores nothing.
-    """
-
-    def __init__(self, client: TrainJobClient, key: str) -> None:
-        super().__init__(client, key)
-        self.page: TaskStudy | None = None
-        self._ended = Event()
-        self._ended.set()
-
-    def __str__(self) -> str:
-        return f"study {self.key}"
-
-    def tune(
-        self,
-        study: Study,
-        template: TrainJobSpec,
-        journal: str,
-        options: WaitOptions,
-        log: Log,
-        *,
-        origin: Mapping[str, str],
-        seconds: float | None,
-    ) -> StudyResult:
-        """Run the study for at most `seconds`; log each trial.
-
-        Raises:
-            DeadlineReached: `seconds` have passed.
-            concurrent.futures.CancelledError: `stop_waiting` was called.
-        """
-        from trainjob.integration import open_journal, tune
-
-        lines, changes, client = StudyLog(log, study.metric), SimpleQueue[None](), self.client
-
-        def on_change(trials: Sequence[Trial]) -> None:
-            lines.change(trials)
-            if self.page is not None:
-                self.page.observe(trials)
-                changes.put(None)
-
-        async def run() -> StudyResult:
-            try:
-                return await tune(
-                    client.backend,
-                    study,
-                    template,
-                    self.key,
-                    opened,
-                    namespace=client.namespace,
-                    origin=origin,
-                    options=options,
-                    on_change=on_change,
-                )
-            finally:
-                self._ended.set()
-
-        with open_journal(journal) as opened:
-            self._ended.clear()
-            end: Future[StudyResult] = client.start(run)
-            self._waiting = end
-            return self.result_of(end, changes, seconds, self.page)
-
-    def cancel(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
-        """Cancel the running trials.
-
-        Returns:
-            False: they may still be terminating.
-        """
-        from trainjob.integration import cancel_trials
-
-        del action
-        self._ended.wait(min(_REPLY_SECONDS, seconds / 2))  # a launch in progress creates a trial to cancel
-        client = self.client
-        client.start(lambda: cancel_trials(client.backend, self.key, namespace=client.namespace)).result(seconds)
-        return False

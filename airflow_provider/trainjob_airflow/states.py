@@ -1,4 +1,4 @@
-"""The job and the state that `TrainJobSensor` waits for."""
+"""The job and the state that `TrainJobSensor` waits for, and what it does as a waiter."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainjob import Backend, Observation
+    from trainjob import Backend, JobRef, Observation
     from trainjob.integration import TrainJob
+
+_RECORDS = 3  # of a wait by short processes, in the time after which an unattended job is ended
+_RECORD_SECONDS = 2.0  # until the record is written
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class Wanted:
 
         return not self.condition and all(Phase(phase).terminal for phase in self.phases)
 
+    @property
+    def is_suspension(self) -> bool:
+        """Whether a suspension is waited for: then the job need not run, and nothing resumes it."""
+        return self.condition == "Suspended" or (not self.condition and "Suspended" in self.phases)
+
     async def find(self, backend: Backend, namespace: str) -> TrainJob | None:
         """The current job; None if none matches."""
         if self.name:
@@ -57,6 +65,100 @@ class Wanted:
         if observation.phase.value in self.phases:
             return True
         return "Running" in self.phases and (observation.has_run or observation.phase.value == "Complete")
+
+
+class Wait:
+    """The wait for one job: what `trainjob.waiting.follow` does, for a state that need not be the end of the job.
+
+    While the job may run, this process counts as one that waits for it, so that it is not unattended. A suspension that
+    is older than the latest launch, or that happened because nothing waited, is undone. A wait for a suspension does
+    neither.
+
+    Args:
+        backend: Backend of the job.
+        ref: The job.
+        sought: What is waited for.
+        lasts: Whether this process waits for longer than a moment; otherwise see `record`.
+    """
+
+    def __init__(self, backend: Backend, ref: JobRef, sought: Wanted, *, lasts: bool = True) -> None:
+        self.ref = ref
+        self._lasts = lasts
+        self._backend = backend
+        self._sought = sought
+        self._trainjob: TrainJob | None = None
+        self._latest: Observation | None = None
+        self._attended = False
+        self._resumed = ""
+
+    async def observe(self, trainjob: TrainJob | None, blocker: Any = None) -> tuple[Observation, str]:
+        """The observation of the job as it is now, and a notice for people, which may be empty.
+
+        Args:
+            trainjob: The job; None if it is gone.
+            blocker: What keeps it from running, if that is known.
+
+        Raises:
+            JobReplaced: The job is gone or was given up, and another attempt of its key counts.
+            TrainJobFailed: Another process has given up the job, or its end is that of another job.
+        """
+        from trainjob.integration import (
+            check_given_up,
+            check_verdict,
+            last_observation,
+            observe,
+            policy_of,
+            resume_if_stale,
+        )
+
+        if self._sought.is_suspension:
+            self._latest = observe(trainjob, self._latest, blocker)
+            return self._latest, ""
+        notice = ""
+        if trainjob is None:
+            self._latest = await last_observation(self._backend, self.ref, self._latest, self._trainjob)
+        else:
+            self._trainjob = trainjob
+            await check_given_up(self._backend, self.ref, trainjob)
+            if self._lasts and policy_of(trainjob) is not None and not observe(trainjob).phase.terminal:
+                self._attend()
+            before, self._resumed = self._resumed, await resume_if_stale(self._backend, self.ref, trainjob)
+            notice = self._resumed if self._resumed != before else ""
+        self._latest = observe(trainjob, self._latest, blocker)
+        await check_verdict(self._backend, self.ref, self._latest)
+        return self._latest, notice
+
+    async def record(self) -> None:
+        """Record that a process has waited for the job, if the latest record is old: each is an object of its own.
+
+        For a sensor whose process ends after each look at the job.
+        """
+        import anyio
+
+        from trainjob.integration import policy_of, unattended_for
+
+        trainjob, ended = self._trainjob, self._latest is not None and self._latest.phase.terminal
+        if trainjob is None or ended or (policy := policy_of(trainjob)) is None:
+            return
+        if (cluster := self._backend.cluster) is not None:
+            waiters = await cluster.waiters(self.ref.namespace)
+            times = [waiter.jobs[self.ref.uid] for waiter in waiters if self.ref.uid in waiter.jobs]
+            if unattended_for(trainjob, max(times, default=None), cluster.now()) < policy.after / _RECORDS:
+                return
+        self._attend()
+        await anyio.sleep(_RECORD_SECONDS)
+        self.leave()
+
+    def _attend(self) -> None:
+        if not self._attended:
+            self._attended = True
+            self._backend.attend(self.ref)
+
+    def leave(self) -> None:
+        """End the wait."""
+        if self._attended:
+            self._attended = False
+            self._backend.leave(self.ref, ended=self._latest is not None and self._latest.phase.terminal)
 
 
 def wanted(

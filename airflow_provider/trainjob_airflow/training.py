@@ -98,6 +98,14 @@ class Training:
         elif self.due is None and (changed or (before is not None and before.progress != observation.progress)):
             self.due = self._stored + self._interval(observation)
 
+    def follow(self, ref: JobRef) -> None:
+        """Continue with another attempt of the key. The next observation is stored at once."""
+        from trainjob import Phase
+        from trainjob.integration import MetricHistory
+
+        self.ref, self.observation, self.due = ref, None, None
+        self.history, self.phase = MetricHistory(_POINTS), str(Phase.DELETED)
+
     def _interval(self, observation: Observation) -> float:
         age = time.monotonic() - self._since
         if observation.created is not None:

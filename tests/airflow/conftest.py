@@ -23,6 +23,8 @@ from tests.airflow.versions import store
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
+    from trainjob import Backend, JobRef
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -189,6 +191,22 @@ def jobs(home: Path, namespace: str = "default") -> list[str]:
 def python(code: str) -> list[str]:
     """Command that runs `code`."""
     return ["python", "-c", code]
+
+
+async def replaced(backend: Backend, ref: JobRef) -> JobRef:
+    """Create another attempt of the key of a job, as a launcher does that has lost sight of it, and delete the job."""
+    from trainjob import JobRef
+    from trainjob.manifest import ATTEMPT
+
+    job = await backend.get(ref.namespace, ref.name)
+    assert job is not None
+    number = ref.attempt + 1
+    name = f"{ref.name.rpartition('-')[0]}-{number}"
+    own = {"name": name, "namespace": ref.namespace, "labels": {**job["metadata"]["labels"], ATTEMPT: str(number)}}
+    metadata = own | {"annotations": dict(job["metadata"]["annotations"])}
+    made = await backend.create({name: job[name] for name in ("apiVersion", "kind", "spec")} | {"metadata": metadata})
+    await backend.delete(ref)
+    return JobRef.of(made)
 
 
 LONG_AGO = datetime(2026, 1, 2, tzinfo=UTC)

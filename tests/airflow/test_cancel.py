@@ -20,6 +20,7 @@ from trainjob.backends.local.backend import LocalBackend
 from trainjob.status import observe
 from trainjob_airflow.check import check_dags
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
+from trainjob_airflow.identity import RUN_START
 from trainjob_airflow.operators.cancel import TrainJobCancelOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
@@ -138,7 +139,7 @@ def test_a_job_of_another_deployment_is_not_stopped(
                 client.launch(
                     {"runtime": "trainjob-step", "command": python(SLEEP)},
                     f"airflow/http://another.test/namesakes/{run_id}/-1/train",
-                    origin=client.list()[0]["metadata"]["labels"],
+                    origin=client.list()[0]["metadata"]["labels"] | {RUN_START: "20260102T000000.000000"},
                 )
 
         launched() >> elsewhere() >> TrainJobCancelOperator(task_id="cancel", launched_by="train")
@@ -146,6 +147,30 @@ def test_a_job_of_another_deployment_is_not_stopped(
     assert ran.states["cancel"] == "success", ran.errors
     assert ran.xcoms["cancel"] == [ran.xcoms["train"]["name"]]
     assert sorted(phases().values()) == [Phase.CANCELLED, Phase.RUNNING]
+    assert (
+        "is not stopped: it has the labels of task train in this run, but by its key airflow/http://another" in ran.log
+    )
+
+
+@pytest.mark.parametrize("do_xcom_push", [True, False], ids=["by its XCom", "by the run"])
+def test_a_job_is_stopped_after_base_url_was_changed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, do_xcom_push: bool
+) -> None:
+    """The key that the launch has stored counts: this worker may have another configuration."""
+    if do_xcom_push:
+        monkeypatch.setattr("trainjob_airflow.identity.labels_of_run", lambda _: {})
+    with DAG("renamed") as dag:
+
+        @task
+        def rename() -> None:
+            monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.test")
+
+        train = launched(do_xcom_push=do_xcom_push)
+        train >> rename() >> TrainJobCancelOperator(task_id="cancel", launched_by="train")
+    ran = run(dag)
+    assert ran.states["cancel"] == "success", ran.errors
+    assert [*phases().values()] == [Phase.CANCELLED]
+    assert ran.xcoms["cancel"] == [*phases()]
 
 
 def test_pods_that_do_not_end_in_time_fail_the_task(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,10 @@ from tests.airflow.test_triggers import only_event, rebuilt, started, trigger_of
 
 import trainjob
 from trainjob import Backend, JobRef, Phase, TrainJobClient
+from trainjob.attempts import given_up
 from trainjob.backends.local.backend import LocalBackend
+from trainjob.cancellation import cancel
 from trainjob.diagnosis import Evidence
-from trainjob.lifecycle import cancel, given_up
 from trainjob.serialization import unpack_diagnosis, unpack_evidence
 from trainjob.status import observe
 from trainjob_airflow.exceptions import TrainJobFatal

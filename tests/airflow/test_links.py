@@ -56,8 +56,9 @@ def test_a_task_links_to_its_job(run: Run, deferrable: bool) -> None:
     if older_than("3.3"):
         return  # task state is not stored
     state = stored(ran.run_id, "task_state_store")
-    assert state["trainjob"] == {name: job[name] for name in ("namespace", "name", "uid", "attempt")}
-    assert state["trainjob_key"] == f"airflow/http://airflow.test:8080/linked/{ran.run_id}/-1/t"
+    key = f"airflow/http://airflow.test:8080/linked/{ran.run_id}/-1/t"
+    assert state["trainjob"] == {name: job[name] for name in ("namespace", "name", "uid", "attempt")} | {"key": key}
+    assert state["trainjob_key"] == key
 
 
 @pytest.mark.parametrize("base_url", ["http://airflow.test:8080/sub/", ""], ids=["base_url", "none"])
@@ -80,7 +81,8 @@ def test_without_configuration_the_link_opens_the_xcoms(
     }
     job = {name: ran.xcoms["many[0]"][name] for name in ("namespace", "name", "uid", "attempt")}
     identities = links_of(ran.run_id, "trainjob")
-    assert identities["many"] == job
+    key = f"airflow/{base_url or 'airflow'}/unlinked/{ran.run_id}/0/many"
+    assert identities["many"] == job | {"key": key}
     assert identities["failed"]["name"].startswith("failed-"), "also of a task that returns nothing"
     assert "quiet" not in identities
 

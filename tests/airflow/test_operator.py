@@ -407,8 +407,8 @@ def test_a_deferrable_task_does_not_defer_on_a_job_that_has_ended(
     """Airflow's scheduler can treat a task whose trigger fires at once as lost, in this try and in the next ones."""
     launch = RunningJob.launch
 
-    def launch_and_see_it_end(self: RunningJob, *arguments: Any) -> JobRef:
-        ref = launch(self, *arguments)
+    def launch_and_see_it_end(self: RunningJob, *arguments: Any, **more: Any) -> JobRef:
+        ref = launch(self, *arguments, **more)
         wait_until("the job has ended", self.has_ended, 30)
         return ref
 
@@ -489,7 +489,8 @@ def test_a_task_that_only_launches(run: Run, home: Path, deferrable: bool) -> No
     assert len(jobs(home)) == 1
     with TrainJobClient("local") as client:
         (job,) = client.list()
-    assert "trainjob.dev/unattended" not in job["metadata"]["labels"], "the job may run unattended"
+    assert job["metadata"]["labels"]["trainjob.dev/unattended"] == "suspend", "a sensor waits for it"
+    assert job["metadata"]["annotations"]["trainjob.dev/delivered"] == "true"
 
 
 def test_after_a_failure_of_the_triggerer_the_worker_waits(run: Run, home: Path) -> None:
@@ -532,7 +533,7 @@ def test_a_hook_tests_its_connection(home: Path) -> None:
 def test_a_task_is_deferred_again_three_times_after_outages(resumed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     operator = TrainJobOperator(task_id="train", spec={"runtime": "x"}, deferrable=True)
     deferred: list[int] = []
-    monkeypatch.setattr(operator, "_defer", lambda _context, _ref, again: deferred.append(again))
+    monkeypatch.setattr(operator, "_defer", lambda _context, _running, _ref, again: deferred.append(again))
     event = {"message": "away", "retryable": True, "resumed": resumed}
     ref = JobRef("ns", "train-1", "uid", 1)
     running = RunningJob(TrainJobClient("local"), "key", ref)

@@ -488,6 +488,15 @@ def test_comparison_and_lineage(run: Run, get: Get) -> None:
     assert document_in(get(path_of(dag(0, False), runs[0])))["compare"] == []
 
 
+def test_a_mapped_training_is_compared_with_the_same_index(run: Run, get: Get) -> None:
+    """The item of an index may be another one in each run, so the label names the index."""
+    with DAG("page_mapped") as dag:
+        TrainJobOperator.partial(task_id="train", runtime="trainjob-step").expand(command=[["true"]])
+    runs = [run(dag).run_id for _ in range(2)]
+    document = document_in(get(path_of(dag, runs[1], map_index="0")))
+    assert [each["label"] for each in document["compare"]] == ["previous run, index 0"]
+
+
 def test_the_page_of_a_run_has_all_trainings(run: Run, get: Get) -> None:
     with DAG("page_run") as dag:
         train() >> train("raise ValueError('no')", "broken")

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from airflow.providers.common.compat.sdk import AirflowSensorTimeout
 from airflow.sdk import DAG
-from tests.airflow.conftest import Run, python
+from airflow.sdk.exceptions import AirflowRescheduleException
+from tests.airflow.conftest import Run, python, replaced
+from tests.airflow.test_protocol import CRASHED, meanwhile
+from tests.airflow.test_triggers import UNATTENDED, Presence, waits
 from tests.airflow.versions import since
 
-from trainjob import TrainJobClient, TrainJobFailed
+from trainjob import JobRef, TrainJobClient, TrainJobFailed
+from trainjob.integration import give_up
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
+from trainjob_airflow.states import Wait, Wanted
 
 
 def job(code: str) -> str:
@@ -109,3 +117,145 @@ def test_a_phase_that_does_not_exist(run: Run) -> None:
     with DAG("phase") as dag:
         TrainJobSensor(task_id="wait", name="x", phases="{{ 'Completed' }}")
     assert "phases: 'Completed' is not a phase" in str(run(dag).errors["wait"])
+
+
+# ---------------------------------------------------------------- a sensor is a waiter
+
+
+def launched(code: str, **fields: Any) -> JobRef:
+    with TrainJobClient("local") as client:
+        return client.launch({"runtime": "trainjob-step", "command": python(code), **fields}, "launched-elsewhere")
+
+
+@pytest.mark.parametrize("mode", ["poke", "reschedule"])
+def test_a_sensor_counts_as_waiting(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Between two pokes, too: the process waits, or leaves a record."""
+    presence = Presence(monkeypatch)
+    ref = launched(waits(tmp_path / "end"), unattended="suspend")
+    seen: list[list[str]] = []
+    with DAG("attends") as dag:
+        sensor = TrainJobSensor(task_id="wait", name=ref.name, poke_interval=0.3, mode=mode, timeout=60)
+    poke, close = TrainJobSensor.poke, TrainJobSensor._close
+
+    def poked(self: TrainJobSensor, context: Any) -> Any:
+        found = poke(self, context)
+        seen.append([*presence.jobs])
+        if len(seen) == 2:
+            (tmp_path / "end").touch()
+        return found
+
+    def closed(self: TrainJobSensor) -> None:
+        before = time.monotonic()
+        close(self)
+        if mode == "reschedule" and len(seen) == 1:
+            (tmp_path / "end").touch()
+            assert time.monotonic() - before > 1.5, "until the record is written"
+            assert presence.all == [ref.name]
+
+    monkeypatch.setattr(TrainJobSensor, "poke", poked)
+    monkeypatch.setattr(TrainJobSensor, "_close", closed)
+    if mode == "poke":
+        assert run(dag).state == "success"
+        assert seen[:2] == [[ref.name]] * 2
+    else:
+        with pytest.raises(AirflowRescheduleException):
+            sensor.execute({"ti": SimpleNamespace(get_first_reschedule_date=lambda _: None)})  # type: ignore[typeddict-item]
+    assert presence.jobs == []
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_sensor_resumes_what_was_suspended_as_unattended(run: Run, tmp_path: Path, deferrable: bool) -> None:
+    (tmp_path / "end").touch()
+    ref = launched(waits(tmp_path / "end"), suspend=True, unattended="suspend")
+    with TrainJobClient("local") as client:
+        client.call(lambda: client.backend.patch(ref, UNATTENDED))
+    with DAG("resumes") as dag:
+        left = TrainJobSensor(task_id="left", name=ref.name, phases="Suspended", poke_interval=0.3)
+        left >> TrainJobSensor(task_id="wait", name=ref.name, poke_interval=0.3, deferrable=deferrable)
+    ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    assert "it was suspended because nobody waited for it; it is resumed" in ran.log
+
+
+def test_a_sensor_follows_to_the_attempt_that_counts(run: Run, tmp_path: Path) -> None:
+    ref = launched(waits(tmp_path / "end"))
+    made: list[JobRef] = []
+
+    def replace(client: TrainJobClient, ref: JobRef) -> None:
+        made.append(client.call(lambda: replaced(client.backend, ref)))
+        time.sleep(1)
+        (tmp_path / "end").touch()
+
+    with DAG("follows") as dag:
+        TrainJobSensor(task_id="wait", name=ref.name, poke_interval=0.2)
+    with meanwhile(replace, 2):
+        ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    assert (ran.xcoms["wait"]["name"], ran.xcoms["wait"]["uid"]) == (made[0].name, made[0].uid)
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given up", "deleted"])
+def test_a_wait_for_a_job_that_never_ends_otherwise_ends(run: Run, tmp_path: Path, given: bool) -> None:
+    ref = launched(waits(tmp_path / "end"))
+
+    def end(client: TrainJobClient, ref: JobRef) -> None:
+        if given:
+            client.call(lambda: give_up(client.backend, ref, CRASHED))
+        else:
+            client.call(lambda: client.backend.delete(ref))
+
+    with DAG("ends") as dag:
+        TrainJobSensor(task_id="wait", name=ref.name, poke_interval=0.2, timeout=120)
+    with meanwhile(end, 3):
+        error = run(dag).errors["wait"]
+    assert isinstance(error, TrainJobFatal)
+    assert ("node-0 exited with code 7" if given else "is Deleted; it can no longer be Complete") in str(error)
+    with TrainJobClient("local") as client:
+        client.cancel(ref)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "recorded"),
+    [([], True), ([25], True), ([25, 15], False), ([90, 0], False)],
+    ids=["none", "old", "recent", "now"],
+)
+def test_a_rescheduled_sensor_leaves_few_records_on_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, minutes: list[int], recorded: bool
+) -> None:
+    """Each is a Lease of its own, so one is left when the latest is older than a third of `unattended_after`."""
+    now, ref = datetime(2026, 11, 21, 10, tzinfo=UTC), JobRef("default", "train-abc-1", "uid", 1)
+    attended: list[JobRef] = []
+
+    async def waiters(_: str) -> list[Any]:
+        return [SimpleNamespace(jobs={"uid": now - timedelta(minutes=each)}) for each in minutes]
+
+    cluster = SimpleNamespace(
+        waiters=waiters, now=lambda: now, attend=attended.append, leave=lambda *_, **__: attended.clear()
+    )
+    cluster.cluster = cluster
+    job = {
+        "metadata": {
+            "namespace": ref.namespace,
+            "name": ref.name,
+            "uid": ref.uid,
+            "labels": {"trainjob.dev/unattended": "suspend"},
+            "creationTimestamp": "2026-11-21T08:00:00Z",
+        },
+        "spec": {},
+    }
+    seen: list[int] = []
+
+    async def sleep(_: float) -> None:
+        seen.append(len(attended))
+
+    monkeypatch.setattr("anyio.sleep", sleep)
+
+    async def scenario() -> None:
+        wait = Wait(cast(Any, cluster), ref, Wanted("train-abc-1"), lasts=False)
+        await wait.observe(job)
+        assert attended == []
+        await wait.record()
+
+    asyncio.run(scenario())
+    assert seen == ([1] if recorded else [])
+    assert attended == []

@@ -14,19 +14,25 @@ from typing import Any, cast
 
 import pytest
 from airflow.triggers.base import BaseTrigger, TriggerEvent
-from tests.airflow.conftest import jobs, python
+from tests.airflow.conftest import jobs, python, replaced
 from tests.airflow.versions import serde, since
 
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOptions, connect
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import cancel
+from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import BackendUnavailable
 from trainjob.history import MetricHistory
-from trainjob.lifecycle import cancel, launch
+from trainjob.integration import attend, give_up
+from trainjob.lifecycle import launch
 from trainjob.status import observe
+from trainjob.verdicts import RetryVerdict
 from trainjob_airflow import events
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.training import Task, Training
-from trainjob_airflow.triggers.trainjob import TrainJobStateTrigger, TrainJobTrigger
+from trainjob_airflow.triggers.pause import PauseTrigger
+from trainjob_airflow.triggers.state import TrainJobStateTrigger
+from trainjob_airflow.triggers.trainjob import TrainJobTrigger
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 
@@ -85,12 +91,13 @@ REF = JobRef("ns", "train-abc-2", "uid-1", 2)
         trigger_of(REF),
         trigger_of(
             REF, queue_timeout=1.5, start_timeout=60, deadline="2026-11-21T10:00:00+00:00", on_kill_action="keep",
-            get_logs=False, resumed=2, fail_on_first_crash=True,
+            get_logs=False, resumed=2, fail_on_first_crash=True, key="airflow/a/dag/run/-1/train", tried=3,
             target=Target("kubernetes", "ns", Credentials(in_cluster=True)).as_json(),
         ),
         TrainJobStateTrigger(trainjob_conn_id="c", namespace=None, name="n", phases=["Running"], poll_interval=3),
+        PauseTrigger(seconds=10, event={"until": "2026-11-21T10:00:00+00:00"}),
     ],
-    ids=["defaults", "all", "phase"],
+    ids=["defaults", "all", "phase", "pause"],
 )  # fmt: skip
 def test_a_rebuilt_trigger_is_the_same(trigger: BaseTrigger) -> None:
     again = rebuilt(trigger)
@@ -108,6 +115,7 @@ def test_arguments_that_an_earlier_version_stored_are_read() -> None:
     trigger = TrainJobTrigger(**cast(dict[str, Any], stored))
     assert trigger.wait_options == WaitOptions(timedelta(hours=12), fail_on_first_crash=True)
     assert rebuilt(trigger).serialize() == trigger.serialize()
+    assert import_module("trainjob_airflow.triggers.trainjob").TrainJobStateTrigger is TrainJobStateTrigger, "its path"
 
 
 def test_arguments_hold_no_settings_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +295,7 @@ def test_on_kill_does_not_make_the_first_call_to_airflow(monkeypatch: pytest.Mon
         called.append(task_instance.task_id)
         return ["deferred"]
 
-    monkeypatch.setattr("trainjob_airflow.triggers.trainjob.states_of", states_of)
+    monkeypatch.setattr("trainjob_airflow.triggers.base.states_of", states_of)
     monkeypatch.setattr(TrainJobTrigger, "_has_called_airflow", False)
 
     async def two() -> None:
@@ -361,3 +369,164 @@ def test_logs_that_fail_do_not_fail_the_wait(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(LocalBackend, "logs", broken)
     assert asyncio.run(_ends("print(1)"))["status"] == "complete"
+
+
+def waits(tmp: Path) -> str:
+    """Code of a job that runs until the file exists."""
+    return f"import os, time\nprint('up', flush=True)\nwhile not os.path.exists({str(tmp)!r}): time.sleep(0.05)"
+
+
+def test_a_trigger_follows_to_the_attempt_that_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One launcher of a key ends the attempt of another one: the task has the identity of the one that is left."""
+    caplog.set_level(logging.INFO, logger="tests.trigger")
+
+    async def scenario() -> None:
+        backend, ref = await started(waits(tmp_path / "end"))
+        trigger = cast(TrainJobTrigger, rebuilt(trigger_of(ref, key="k", tried=1)))
+        trigger._log = cast(Any, logging.getLogger("tests.trigger"))
+        waiting = asyncio.create_task(only_event(trigger))
+        await until_running(backend, ref)
+        other = await replaced(backend, ref)
+        while trigger.identity()["uid"] != other.uid:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0.05)
+        (tmp_path / "end").touch()
+        event = await waiting
+        assert (event["status"], event["name"], event["uid"]) == ("complete", other.name, other.uid)
+        assert (event["attempt"], event["followed"], event["key"]) == (2, True, "k")
+        assert caplog.text.count("[node-0] up") == 2, "the lines of both"
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_another_waiter_gives_up_is_an_event_with_its_diagnosis() -> None:
+    async def scenario() -> None:
+        backend, ref = await started(SLEEP)
+        waiting = asyncio.create_task(only_event(trigger_of(ref)))
+        await until_running(backend, ref)
+        why = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 7", rank="node-0", exit_code=7)
+        await give_up(backend, ref, why)
+        event = await waiting
+        assert (event["status"], event["message"]) == ("given_up", "node-0 exited with code 7")
+        assert event["diagnosis"]["exit_code"] == 7
+        await cancel(backend, ref)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
+def test_a_kill_of_an_earlier_try_that_arrives_late_does_not_end_the_next_one(action: str) -> None:
+    """A person clears a deferred task, and the next try adopts its job before the triggerer has read or changed it."""
+
+    async def scenario() -> None:
+        backend = connect()
+        spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
+        ref = await launch(backend, spec, "k", namespace="default", tried=1)
+        await until_running(backend, ref)
+        assert await launch(backend, spec, "k", namespace="default", tried=2) == ref
+        done = await trigger_of(ref, on_kill_action=action, tried=1).cancel(backend)
+        assert done == f"TrainJob {ref} keeps running: try 2 has adopted it"
+        assert observe(await backend.get(ref.namespace, ref.name)).phase is Phase.RUNNING
+        # It has read the job before, and its request arrives only now.
+        late = {"metadata": {"annotations": {"trainjob.dev/cancelled": "try:1"}}, "spec": {"suspend": True}}
+        await backend.patch(ref, late)
+        waiting = asyncio.create_task(attend(backend, ref))
+        async with asyncio.timeout(20):
+            await until_running(backend, ref)
+        await trigger_of(ref, on_kill_action="cancel", tried=2).cancel(backend)
+        assert observe(await backend.get(ref.namespace, ref.name)).phase is Phase.CANCELLED
+        await asyncio.wait([waiting])
+
+    asyncio.run(scenario())
+
+
+# ---------------------------------------------------------------- the trigger of a sensor
+
+
+class Presence:
+    """Records for which jobs a process waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from trainjob.backends.local.backend import LocalBackend
+
+        self.jobs: list[str] = []
+        self.all: list[str] = []
+        attend, leave = LocalBackend.attend, LocalBackend.leave
+
+        def attending(backend: LocalBackend, ref: JobRef) -> None:
+            self.jobs.append(ref.name)
+            self.all.append(ref.name)
+            attend(backend, ref)
+
+        def leaving(backend: LocalBackend, ref: JobRef, *, ended: bool) -> None:
+            self.jobs.remove(ref.name)
+            leave(backend, ref, ended=ended)
+
+        monkeypatch.setattr(LocalBackend, "attend", attending)
+        monkeypatch.setattr(LocalBackend, "leave", leaving)
+
+
+def state_trigger(ref: JobRef, *phases: str, **arguments: Any) -> BaseTrigger:
+    return rebuilt(
+        TrainJobStateTrigger(
+            trainjob_conn_id="c",
+            namespace="default",
+            name=ref.name,
+            phases=list(phases),
+            poll_interval=0.1,
+            **arguments,
+        )
+    )
+
+
+def test_a_deferred_sensor_counts_as_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    presence = Presence(monkeypatch)
+
+    async def scenario() -> None:
+        backend, ref = await started(waits(tmp_path / "end"), unattended="suspend")
+        waiting = asyncio.create_task(only_event(state_trigger(ref, "Complete")))
+        suspension = asyncio.create_task(only_event(state_trigger(ref, "Suspended")))
+        await until_running(backend, ref)
+        async with asyncio.timeout(20):
+            while not presence.jobs:  # noqa: ASYNC110 - no event reports it
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
+        assert presence.jobs == [ref.name], "who waits for a suspension does not prevent it"
+        (tmp_path / "end").touch()
+        assert (await waiting)["status"] == "reached"
+        assert (await suspension)["status"] == "ended"
+        assert presence.jobs == []
+
+    asyncio.run(scenario())
+
+
+UNATTENDED = {"metadata": {"annotations": {"trainjob.dev/cancelled": "unattended"}}, "spec": {"suspend": True}}
+
+
+def test_a_deferred_sensor_resumes_what_was_suspended_as_unattended(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        (tmp_path / "end").touch()
+        backend, ref = await started(waits(tmp_path / "end"), suspend=True, unattended="suspend")
+        await backend.patch(ref, UNATTENDED)
+        assert (await only_event(state_trigger(ref, "Suspended")))["status"] == "reached", "it leaves the job alone"
+        assert (await only_event(state_trigger(ref, condition="Complete")))["status"] == "reached"
+
+    asyncio.run(scenario())
+
+
+def test_a_deferred_sensor_follows_and_ends_when_the_job_is_given_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        backend, ref = await started(waits(tmp_path / "end"))
+        waiting = asyncio.create_task(only_event(state_trigger(ref, "Complete")))
+        await until_running(backend, ref)
+        await asyncio.sleep(0.3)
+        other = await replaced(backend, ref)
+        failing = asyncio.create_task(only_event(state_trigger(other, "Failed")))
+        await until_running(backend, other)
+        await asyncio.sleep(0.5)
+        await give_up(backend, other, Diagnosis(Category.USER_CODE, RetryVerdict.USER, "it has crashed"))
+        for event in (await waiting, await failing):
+            assert (event["status"], "it has crashed" in event["message"]) == ("ended", True), event
+            assert other.name in event["message"]
+        await cancel(backend, other)
+
+    asyncio.run(scenario())

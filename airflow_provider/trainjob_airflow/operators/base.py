@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from airflow.providers.common.compat.sdk import (
-    AirflowNotFoundException,
     AirflowSkipException,
     AirflowTaskTimeout,
     conf,
 )
 
-from trainjob_airflow import assets, lineage, links
+from trainjob_airflow import assets, links
 from trainjob_airflow.arguments import Seconds, check_place, check_switches, check_texts
 from trainjob_airflow.compat import TaskDeferralError, TaskDeferralTimeout
 from trainjob_airflow.events import unpack
@@ -28,21 +28,23 @@ from trainjob_airflow.identity import (
     has_succeeded,
     is_wanted,
     key_of,
+    key_of_earlier_try,
+    labels_of_instance,
+    labels_of_run,
     labels_of_task,
-    publish_job,
+    may_have_another_key,
+    warn_about_name,
     was_cleared,
 )
-from trainjob_airflow.running import DeadlineReached, RunningJob, has_ended, seconds_to_wait
-from trainjob_airflow.stats import send_goodput, send_stragglers, stats, tags_of
-from trainjob_airflow.tasklog import write_group, write_result
-from trainjob_airflow.templates import StrictTemplates, secrets_in
-from trainjob_airflow.training import TaskTraining
+from trainjob_airflow.operators.reporting import ReportingTask
+from trainjob_airflow.running import DeadlineReached, RunningJob, connected, has_ended, seconds_to_wait
+from trainjob_airflow.stats import stats, tags_of
+from trainjob_airflow.templates import secrets_in
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobError, TrainJobResult, TrainJobSpec
-    from trainjob.integration import Goodput
+    from trainjob import JobRef, TrainJobClient, TrainJobSpec
 
 OnKill = Literal["cancel", "suspend", "keep"]
 OnCrash = Literal["suspend", "cancel", "keep"]
@@ -52,9 +54,10 @@ _KILL_SECONDS = 3.5  # Airflow sends SIGKILL 5 s after the SIGTERM that calls on
 CANCEL_SECONDS = 60.0
 BACKSTOP = timedelta(minutes=5)  # after execution_timeout, in case no triggerer runs
 MAX_RESUMED = 3
+_RANKS_PAUSE = 10.0  # seconds between two launches of a deferred task while ranks of an earlier attempt end
 
 
-class TrainJobTask(StrictTemplates):
+class TrainJobTask(ReportingTask):
     """Launches the job of `job_spec`, waits for its end in a worker or in the triggerer, and returns its result.
 
     `trainjob_airflow.operators.trainjob.TrainJobOperator` documents the arguments.
@@ -85,9 +88,7 @@ class TrainJobTask(StrictTemplates):
         given = dict(locals())
         from trainjob import WaitOptions  # here, so that an import of this module does not import `trainjob`
 
-        super().__init__(**kwargs)
-        self.namespace = namespace
-        self.trainjob_conn_id = trainjob_conn_id
+        super().__init__(namespace=namespace, trainjob_conn_id=trainjob_conn_id, **kwargs)
         self.deferrable = deferrable
         self.wait_options = WaitOptions.parse(given)
         if on_crash_action not in ("suspend", "cancel", "keep"):
@@ -115,11 +116,9 @@ class TrainJobTask(StrictTemplates):
             raise ValueError(f"skip_on_exit_code must be 1 to 255, the exit code of a failure, not {wrong[0]!r}")
         self.skip_on_exit_code = codes
         self.on_success_callback = [*self.on_success_callback, _acknowledge]
-        self.links: dict[str, str] = {}
         self._running: RunningJob | None = None
-        self._delivered: JobRef | None = None
-        self._result: dict[str, Any] = {}
-        self._failed: dict[str, Any] = {}
+        self._ranks_until: datetime | None = None
+        self._resumed = self._killed = False
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """Build the spec of the job from rendered fields.
@@ -139,11 +138,13 @@ class TrainJobTask(StrictTemplates):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger's event."""
-        from trainjob import JobRef, RankCrashed
+        from trainjob import JobRef, RankCrashed, TrainJobFailed
         from trainjob.integration import MetricHistory, conclude, unpack_diagnosis, unpack_evidence
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
-        with self._connected(context, ref.namespace, key_of(context), ref) as running:
+        with self._connected(context, ref.namespace, event.get("key") or key_of(context), ref) as running:
+            if event.get("followed"):
+                self._publish(context, running, ref)
             if training := self._training(context, running, ref):
                 training.resume(event.get("history"), event.get("phases"))
             if event["status"] == "timeout":
@@ -152,6 +153,8 @@ class TrainJobTask(StrictTemplates):
                 self._defer_again(context, running, ref, event)
             if event["status"] == "crashed":
                 raise RankCrashed(unpack_diagnosis(event["diagnosis"]))
+            if event["status"] == "given_up":
+                raise TrainJobFailed(unpack_diagnosis(event["diagnosis"]))
             client = running.client
             # The trigger's observation counts: the job may be deleted by now (ttlSecondsAfterFinished, a person).
             final, crash = unpack(event.get("final")), unpack_evidence(event.get("crash"))
@@ -165,9 +168,15 @@ class TrainJobTask(StrictTemplates):
             self._store_end(running)
             return self._deliver(context, result, ref)
 
+    def execute_after_ranks(self, context: Context, event: Mapping[str, Any]) -> Any:
+        """Launch again after a pause in which ranks of an earlier attempt may have ended."""
+        self._ranks_until = datetime.fromisoformat(event["until"])
+        return self._run(context, defer=True)
+
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume after a deferral, also if the triggerer itself failed; Airflow calls it."""
         end_deferral(context)
+        self._resumed = True
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except (TaskDeferralTimeout, TaskDeferralError) as error:
@@ -182,57 +191,32 @@ class TrainJobTask(StrictTemplates):
         Only Airflow's API distinguishes the two, and a signal handler must not call it: the connection to the
         supervisor is not reentrant. `_handle_kill` decides after the handler has returned.
         """
+        self._killed = True
         if self._running is not None:
             self._running.stop_waiting()
-
-    def sample_spec(self) -> tuple[TrainJobSpec | None, list[str]]:
-        """The known part of the spec of a run that starts now, and the paths of values that only a run knows.
-
-        Raises:
-            TrainJobError: The known part is invalid.
-            TrainJobFatal: A template is invalid, or uses an undefined name.
-        """
-        raise NotImplementedError
-
-    def dry_run(self) -> None:
-        """Print the TrainJob object that a run started now would create.
-
-        It needs no run: templates are rendered with sample values. Values that only a run knows, such as XComs, are
-        left out and listed in a comment.
-        """
-        import yaml
-
-        from trainjob.integration import render
-
-        spec, unknown = self.sample_spec()
-        if unknown:
-            print(f"# known only at run time: {', '.join(unknown)}")  # noqa: T201 - a command prints
-        if spec is not None:
-            manifest = render(spec, f"airflow/dry-run/{self.dag_id}/{self.task_id}", 1, self.namespace or "default")
-            print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - a command prints
 
     def _run(self, context: Context, *, defer: bool) -> Any:
         from trainjob import Evidence, TrainJobResult
 
-        key = key_of(context)
+        warn_about_name(self.log)
+        key = self._key(context)
         spec = self._spec(key, context)
         with self._connected(context, self.namespace, key) as running:
             if self.on_kill_action == "cancel" and was_cleared(context):
-                running.cancel("delete", CANCEL_SECONDS)
-            ref = running.launch(spec, max(1, context["ti"].try_number), self._origin(context))
+                running.cancel_earlier_tries(CANCEL_SECONDS)
+            running.on_follow = partial(self._follow, context, running)
+            ref = self._launch(context, running, spec, defer=defer)
             stats().incr("trainjob.launched", tags=tags_of(context["ti"]))
-            publish_job(context, ref)
-            self._link(context, ref)
-            links.push(context, self)
-            self._log_launch(context, ref, key)
+            self._publish(context, running, ref)
             trainjob = running.look()
             if training := self._training(context, running, ref):
                 training.begin(Evidence(trainjob))
             # Airflow (3.3.2) can treat a task whose trigger fires at once as lost ("state mismatch"): each try of a
             # task whose job has already ended would fail.
             if defer and self.wait_for_completion and not has_ended(trainjob):
-                self._defer(context, ref, phase=training.phase if training else "")
+                self._defer(context, running, ref, phase=training.phase if training else "")
             if not self.wait_for_completion:
+                self._delivered = ref
                 return TrainJobResult(ref.namespace, ref.name, ref.uid, ref.attempt).as_dict()
             seconds = seconds_to_wait(self._deadline(context), self._margin())
             try:
@@ -240,14 +224,53 @@ class TrainJobTask(StrictTemplates):
             except DeadlineReached:
                 self._time_out(context, running, f"TrainJob {ref} did not end within execution_timeout")
             self._store_end(running)
-            return self._deliver(context, result, ref)
+            return self._deliver(context, result, running.ref or ref)
+
+    def _key(self, context: Context) -> str:
+        """The key of this task instance, also if the deployment was renamed after an earlier try (Airflow before 3.3).
+
+        Raises:
+            TrainJobFailure: The jobs cannot be listed.
+        """
+        from trainjob.integration import MANAGED_BY
+
+        key, ti = key_of(context), context["ti"]
+        if not may_have_another_key(context, resumed=self._resumed):
+            return key
+        labels = {MANAGED_BY: "trainjob", **labels_of_instance(ti, ti.task_id, ti.map_index)}
+        with connected(self.trainjob_conn_id, self.namespace) as client:
+            jobs = client.call(lambda: client.backend.find(client.namespace, labels))
+        return key_of_earlier_try(jobs, context, key)
+
+    def _launch(self, context: Context, running: RunningJob, spec: TrainJobSpec, *, defer: bool) -> JobRef:
+        """Launch or adopt the job; a deferrable task waits in the triggerer while ranks of an earlier attempt end.
+
+        After the time that the ranks have to end, it waits once more in the launch, which then goes on.
+        """
+        from trainjob import RanksRemain
+
+        until = self._ranks_until
+        wait_here = not defer or (until is not None and datetime.now(UTC) >= until)
+        try:
+            return running.launch(spec, self._origin(context), wait_for_ranks=wait_here)
+        except RanksRemain as error:
+            from trainjob_airflow.triggers.pause import PauseTrigger
+
+            self.log.info("%s", error)
+            until = until or datetime.now(UTC) + timedelta(seconds=error.seconds)
+            deadline = self._deadline(context)
+            self.defer(
+                trigger=PauseTrigger(seconds=_RANKS_PAUSE, event={"until": until.isoformat()}),
+                method_name="execute_after_ranks",
+                timeout=deadline - datetime.now(UTC) + BACKSTOP if deadline else None,
+            )
+            raise AssertionError("defer() raises") from None
 
     def _origin(self, context: Context) -> dict[str, str]:
-        """Labels that identify the task, and that have the job suspended when no task waits for it any longer."""
+        """Labels that identify the task, and that have the job suspended when nothing waits for it any longer."""
         from trainjob.integration import SUSPEND
 
-        suspend_unattended = self.wait_for_completion and self.on_kill_action != "keep"
-        return labels_of_task(context) | (SUSPEND if suspend_unattended else {})
+        return labels_of_task(context) | labels_of_run(context) | (SUSPEND if self.on_kill_action != "keep" else {})
 
     @contextmanager
     def _connected(self, context: Context, namespace: str | None, key: str, ref: JobRef | None = None) -> Iterator[Any]:
@@ -256,7 +279,9 @@ class TrainJobTask(StrictTemplates):
 
         try:
             with self._client(namespace) as client:
-                running = self._running = self._held(client, key, ref)
+                running = self._running = self._held(client, key, ref, max(1, context["ti"].try_number))
+                if self._killed:  # before there was anything to interrupt
+                    running.stop_waiting()
                 try:
                     yield running
                 except AirflowTaskTimeout:  # of Airflow's timer, which starts a moment after this operator's deadline
@@ -266,7 +291,7 @@ class TrainJobTask(StrictTemplates):
                 except TimedOut as error:
                     self._time_out(context, running, str(error), retryable=error.retry.retryable)
                 except TrainJobError as error:
-                    self._log_error(_summary_first(error))
+                    self._log_failure(error)
                     self._store_end(running, error.diagnosis if isinstance(error, TrainJobFailed) else None)
                     if isinstance(error, TrainJobFailed) and error.diagnosis.exit_code in self.skip_on_exit_code:
                         raise AirflowSkipException(str(error)) from None
@@ -285,22 +310,11 @@ class TrainJobTask(StrictTemplates):
         except AirflowTaskTimeout as airflow_timeout:  # may fire while a TrainJobTimeout propagates
             raise _own_timeout(airflow_timeout) from None
 
-    def _held(self, client: TrainJobClient, key: str, ref: JobRef | None) -> Any:
+    def _held(self, client: TrainJobClient, key: str, ref: JobRef | None, tried: int) -> Any:
         """What `_connected` yields: a `RunningJob`, or that of another kind of work."""
-        return RunningJob(client, key, ref)
+        return RunningJob(client, key, ref, tried)
 
-    def _training(self, context: Context, running: RunningJob, ref: JobRef) -> TaskTraining | None:
-        """What this task stores about its job; None if it stores nothing."""
-        if self.do_xcom_push:
-            running.training = TaskTraining(context, ref, self.trainjob_conn_id, running.key)
-        return running.training
-
-    def _store_end(self, running: RunningJob, diagnosis: Diagnosis | None = None) -> None:
-        """Store the last state of the job, before its pods or the job itself are deleted."""
-        if running.training is not None:
-            running.training.end(running.read_evidence(), diagnosis, running.read_attempts())
-
-    def _defer(self, context: Context, ref: JobRef, resumed: int = 0, phase: str = "") -> NoReturn:
+    def _defer(self, context: Context, running: RunningJob, ref: JobRef, resumed: int = 0, phase: str = "") -> NoReturn:
         from trainjob_airflow.triggers.trainjob import TrainJobTrigger
 
         deadline = self._deadline(context)
@@ -319,6 +333,8 @@ class TrainJobTask(StrictTemplates):
                 resumed=resumed,
                 target=target,
                 stored=phase if self.do_xcom_push else None,
+                key=running.key,
+                tried=running.tried,
                 **self.wait_options.as_json(),
             ),
             method_name="execute_complete",
@@ -342,7 +358,7 @@ class TrainJobTask(StrictTemplates):
                 return
         if running.training is not None:
             running.training.store()
-        self._defer(context, ref, event["resumed"] + 1)
+        self._defer(context, running, ref, event["resumed"] + 1)
 
     def _handle_kill(self, context: Context, running: RunningJob) -> NoReturn:
         """Apply `on_kill_action` if a person ended this try; keep the job if only the worker terminates."""
@@ -358,7 +374,8 @@ class TrainJobTask(StrictTemplates):
                 if measuring is not None and measuring.done():
                     self._record_end(context, running, measuring.result())
             except Exception as error:  # noqa: BLE001 - any error; this process ends now
-                message = f"the task was killed, but {running} could not be cancelled: {error}"
+                why = f"it took longer than {_KILL_SECONDS} s" if isinstance(error, TimeoutError) else error
+                message = f"the task was killed, but {running} could not be cancelled: {why}{running.advice}"
         self.log.warning("%s", message)
         raise TrainJobFailure(message) from None
 
@@ -385,127 +402,6 @@ class TrainJobTask(StrictTemplates):
         self._record_end(context, running, spent)
         raise TrainJobTimeout(message) if retryable else TrainJobFatal(message)
 
-    def _record_end(self, context: Context, running: RunningJob, spent: Goodput | None) -> None:
-        """Record how the time of a job was spent that this try has ended. A later wait records one that keeps running.
-
-        Args:
-            context: Of the task.
-            running: The job.
-            spent: How its time was spent; None if that is unknown.
-        """
-        from trainjob.integration import record_goodput
-
-        if running.ref is not None and spent is not None:
-            record_goodput(running.ref, spent)
-            self._publish_end(context, running, spent.summary())
-
-    def _publish_end(self, context: Context, running: RunningJob, spent: Mapping[str, Any]) -> None:
-        """Publish how the time of a job was spent whose try fails: in the log, as metrics and to OpenLineage."""
-        from trainjob.integration import spent_text
-
-        ref = running.ref
-        if ref is not None and spent:
-            self._failed = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "goodput": spent}
-            self.log.info("%s", spent_text(spent))
-            send_goodput(context["ti"], spent)
-
-    def _link(self, context: Context, ref: JobRef, **more: Any) -> None:
-        """Set the URLs of the links."""
-        values = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "started": context["ti"].start_date}
-        self.links = links.format_urls(TrainJobHook(self.trainjob_conn_id).links(), values | more)
-        if self.do_xcom_push:
-            self.links.setdefault(links.TrainJobLink.template, links.xcom_page(context["ti"]))
-
-    def _log_launch(self, context: Context, ref: JobRef, key: str) -> None:
-        xcoms = links.xcom_page(context["ti"])  # the link to it is on the same page as the log
-        known = {name: url for name, url in self.links.items() if url != xcoms}
-        urls = [f"{link.name}: {known[link.template]}" for link in links.LINKS if link.template in known]
-        lines = [f"uid: {ref.uid}", f"key: {key}", f"more about it: trainjob diagnose {ref}", *urls]
-        write_group(self.log, f"TrainJob {ref} (attempt {ref.attempt})", lines)
-
-    def _deliver(self, context: Context, result: TrainJobResult, ref: JobRef) -> Any:
-        """What `execute` returns. `_acknowledge` marks the job as delivered once Airflow has recorded the success."""
-        self._delivered = ref
-        reported = result.as_dict()
-        merged = self._result = {**reported, "outputs": {**self.declared_outputs(context), **reported["outputs"]}}
-        write_result(self.log, merged)
-        self._link(context, ref, **self.version_of(merged))
-        assets.set_extra(context, self, merged | {"metrics": self.metrics_of(merged)})
-        for name, seconds in merged["seconds"].items():
-            stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=tags_of(context["ti"]))
-        send_goodput(context["ti"], result.goodput)
-        send_stragglers(context["ti"], result.stragglers)
-        return self.returned(context, merged)
-
-    def returned(self, context: Context, result: dict[str, Any]) -> Any:
-        """The XCom ``return_value`` of a task whose job has ended.
-
-        Args:
-            context: Of the task.
-            result: The result of the job.
-        """
-        del context
-        return result
-
-    def declared_outputs(self, context: Context) -> Mapping[str, Any]:
-        """Name -> URI of the outputs in the spec, which the result has even if the script reports none."""
-        del context
-        return {}
-
-    def version_of(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """``model`` and ``version`` that the job registered, for the link to the registry; empty if none.
-
-        Args:
-            result: What `execute` returns.
-        """
-        del result
-        return {}
-
-    def data_of(self, result: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """URIs that the job read, and URIs that it wrote, for OpenLineage.
-
-        Args:
-            result: What `execute` returns.
-        """
-        del result
-        return [], []
-
-    def metrics_of(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Metrics for asset events.
-
-        Args:
-            result: What `execute` returns.
-        """
-        metrics: Mapping[str, Any] = result["metrics"]
-        return metrics
-
-    def acknowledge(self) -> None:
-        """Mark the job as delivered: another launch with its key then starts a new job."""
-        from trainjob import TrainJobError
-        from trainjob.integration import mark_delivered
-
-        ref = self._delivered
-        if ref is None:
-            return
-        try:
-            with self._client(ref.namespace) as client:
-                client.call(lambda: mark_delivered(client.backend, ref))
-        except (TrainJobError, TrainJobFatal, TrainJobFailure) as error:
-            self.log.warning(
-                "TrainJob %s could not be marked as delivered, so a clear will return its result again: %s", ref, error
-            )
-
-    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Lineage of a finished task; `apache-airflow-providers-openlineage` calls it."""
-        del task_instance
-        read, written = self.data_of(self._result) if self._result else ((), ())
-        return lineage.facets(read, written, self._result)
-
-    def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
-        """The job of a failed task and its goodput; `apache-airflow-providers-openlineage` calls it."""
-        del task_instance
-        return lineage.facets((), (), self._failed)
-
     def _spec(self, key: str, context: Context) -> TrainJobSpec:
         from trainjob import InvalidSpec, TrainJobError
 
@@ -518,19 +414,6 @@ class TrainJobTask(StrictTemplates):
             self._log_error(str(error))
             raise TrainJobFatal(str(error)) from None
 
-    def _client(self, namespace: str | None) -> TrainJobClient:
-        return self._call_hook(lambda hook: hook.client(namespace))
-
-    def _call_hook(self, call: Callable[[TrainJobHook], _T]) -> _T:
-        from trainjob import TrainJobError
-
-        try:
-            return call(TrainJobHook(self.trainjob_conn_id))
-        except AirflowNotFoundException as error:
-            raise TrainJobFatal(str(error)) from None
-        except TrainJobError as error:
-            raise airflow_error(error) from None
-
     def _deadline(self, context: Context) -> datetime | None:
         """The end of ``execution_timeout``, counted from the start of the try, which deferral does not change."""
         if self.execution_timeout is None:
@@ -541,20 +424,6 @@ class TrainJobTask(StrictTemplates):
     def _margin(self) -> float:
         """Seconds before Airflow's timer fires, so that it does not interrupt the cancelling."""
         return min(1.0, 0.1 * self.execution_timeout.total_seconds()) if self.execution_timeout else 0.0
-
-    def _log_error(self, text: str) -> None:
-        """Log each line separately; Airflow logs the text of an exception as one line."""
-        for line in text.splitlines():
-            self.log.error("%s", line)
-
-
-def _summary_first(error: TrainJobError) -> str:
-    """The text of an error; that of a failed job begins with why it failed, since the log has its name already."""
-    from trainjob import TrainJobFailed
-
-    if not isinstance(error, TrainJobFailed):
-        return str(error)
-    return str(error).removeprefix(f"TrainJob {error.diagnosis.job} failed: ")
 
 
 def _acknowledge(context: Context) -> None:

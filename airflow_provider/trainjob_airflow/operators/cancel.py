@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from trainjob_airflow.arguments import check_place, positive_seconds
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.hooks.trainjob import TrainJobHook
-from trainjob_airflow.identity import is_of_this_deployment, labels_of_instance
+from trainjob_airflow.identity import is_of_this_run, labels_of_instance, launched_keys
 from trainjob_airflow.operators.base import TrainJobTask
 from trainjob_airflow.running import connected
 from trainjob_airflow.templates import StrictTemplates, is_open
@@ -33,7 +33,10 @@ class TrainJobCancelOperator(StrictTemplates):
 
     The operator stops all attempts of the task that run, wait or are suspended. If there are none, because the training
     has ended or was not launched, it succeeds and does nothing. In a mapped task group it stops the jobs with its own
-    map index, elsewhere the jobs of all map indexes.
+    map index, elsewhere the jobs of all map indexes. A launch of the same key that is on its way obeys, too.
+
+    A job of another deployment of Airflow is not stopped, also if its DAG and its run have the same names. A job of
+    this deployment is found by the key that its task has published, also after ``[api] base_url`` was changed.
 
     Use it as a teardown of a task with ``wait_for_completion=False``::
 
@@ -124,52 +127,94 @@ class TrainJobCancelOperator(StrictTemplates):
         ti = context["ti"]
         stopped: list[str] = []
         for (conn_id, namespace), tasks in self._places(context).items():
-            labels = [labels_of_instance(ti, task.task_id, self._map_index(task, ti)) for task in tasks]
+            places = [(task.task_id, self._map_index(task, ti)) for task in tasks]
+            labels = [labels_of_instance(ti, *place) for place in places]
+            launched = {key for place in places for key in launched_keys(context, *place)}
             with connected(conn_id, namespace) as client:
-                stopped += client.call(partial(self._stop, client, labels, context))
+                keys = client.call(partial(self._find, client, labels, launched, context))
+                stopped += client.call(partial(self._stop, client, keys))
         if not stopped:
             self.log.info("no TrainJob of %s needs to be stopped", ", ".join(self._ids()))
         return sorted(stopped)
 
-    async def _stop(self, client: TrainJobClient, labels: Sequence[dict[str, str]], context: Context) -> list[str]:
-        import anyio
+    async def _find(
+        self, client: TrainJobClient, labels: Sequence[dict[str, str]], launched: Collection[str], context: Context
+    ) -> dict[str, list[TrainJob]]:
+        """The jobs of the tasks that have not ended, by key.
 
-        from trainjob import JobRef, TrainJobError, cancel
+        Args:
+            client: Client of the namespace.
+            labels: Labels of the jobs of each task.
+            launched: Keys that the tasks have published.
+            context: Of this task.
+        """
+        from trainjob import JobRef
         from trainjob.integration import KEY, MANAGED_BY, mapping, observe
 
+        keys: dict[str, list[TrainJob]] = defaultdict(list)
+        for wanted in labels:
+            for job in await client.backend.find(client.namespace, {MANAGED_BY: "trainjob", **wanted}):
+                if observe(job).phase.terminal:
+                    continue
+                key = str(mapping(job, "metadata", "annotations").get(KEY))
+                if is_of_this_run(job, context, launched):
+                    keys[key].append(job)
+                else:
+                    self.log.warning(
+                        "TrainJob %s is not stopped: it has the labels of task %s in this run, but by its key %s "
+                        "another deployment of Airflow may have launched it; if it was this one, stop it: "
+                        "trainjob cancel %s -n %s",
+                        JobRef.of(job),
+                        wanted["task_id"],
+                        key,
+                        job["metadata"]["name"],
+                        client.namespace,
+                    )
+        return keys
+
+    async def _stop(self, client: TrainJobClient, keys: Mapping[str, Sequence[TrainJob]]) -> list[str]:
+        """Stop all attempts of each key, also one whose launch is on its way; returns their names."""
+        import anyio
+
+        from trainjob import JobRef, TrainJobError, cancel, cancel_key
+        from trainjob.integration import observe
+
         backend, action = client.backend, cast("CancelAction", self.action)
-        remaining: list[str] = []
+        seconds = self.stop_timeout or 0
+        stopped: set[JobRef] = set()
+        remaining: set[JobRef] = set()
         errors: list[TrainJobError] = []
         limit = anyio.CapacityLimiter(_AT_ONCE)
 
-        async def stop(job: TrainJob) -> None:
-            ref = JobRef.of(job)
-            self.log.info("TrainJob %s (attempt %d) is %s: %s", ref, ref.attempt, observe(job).phase, self.action)
+        async def stop(key: str, jobs: Sequence[TrainJob]) -> None:
+            found = {JobRef.of(job): observe(job).phase for job in jobs}
+            for ref, phase in found.items():
+                self.log.info("TrainJob %s (attempt %d) is %s: %s", ref, ref.attempt, phase, self.action)
             try:
                 async with limit:
-                    if not await cancel(backend, ref, action, timeout_seconds=self.stop_timeout or 0):
-                        remaining.append(str(ref))
+                    done = await cancel_key(
+                        backend, key, namespace=client.namespace, action=action, timeout_seconds=seconds
+                    )
+                    stopped.update(found, done.jobs)
+                    if not done.ended:
+                        remaining.update(done.jobs)
+                    for ref in found.keys() - set(done.jobs):  # its deletion was requested before
+                        if not await cancel(backend, ref, action, timeout_seconds=seconds):
+                            remaining.add(ref)
             except TrainJobError as error:  # the other jobs are still stopped
                 errors.append(error)
 
-        found = [
-            job
-            for wanted in labels
-            for job in await backend.find(client.namespace, {MANAGED_BY: "trainjob", **wanted})
-            if not observe(job).phase.terminal
-            and is_of_this_deployment(str(mapping(job, "metadata", "annotations").get(KEY)), context)
-        ]
         async with anyio.create_task_group() as group:
-            for job in found:
-                group.start_soon(stop, job)
+            for key, jobs in keys.items():
+                group.start_soon(stop, key, jobs)
         if errors:
             raise errors[0]
         if remaining:
             raise TrainJobFailure(
-                f"pods of TrainJob {', '.join(sorted(remaining))} have not ended {self.stop_timeout:g} s after the job "
+                f"pods of TrainJob {', '.join(sorted(map(str, remaining)))} have not ended {seconds:g} s after the job "
                 "was stopped; the next try waits again (increase stop_timeout for pods with a long grace period)"
             )
-        return [job["metadata"]["name"] for job in found]
+        return [ref.name for ref in stopped]
 
     def _places(self, context: Context) -> dict[tuple[str, str | None], list[Any]]:
         """Connection and namespace -> the tasks that launch their jobs there."""

@@ -185,8 +185,9 @@ class ModelExportOperator(DataOperator):
             ``{"uri", "digest"}``; empty for a fresh start.
         provenance: Further provenance as JSON values; overrides values from the arguments above.
         export_id: Identity of the export, the same for all its tries and different from that of any other export. The
-            default is the identity of this task in this run, plus that of the training's job if `metrics` is an XCom:
-            after another training it is another export.
+            default is the identity of this task in this run (of a mapped task with its index), plus that of the
+            training's job if `metrics` is an XCom: after another training it is another export. Without such an XCom,
+            an export of another model by the same index fails: set an `export_id` with the name of the item.
         evaluation: Evaluation of this model: the XCom of a `ModelEvaluationOperator` task, or the location of its
             directory. Its metrics replace `metrics`, and its gate decides alone about the alias; `metric` and
             `min_improvement` must be left out. The default `export_id` then also has the digest of the evaluation, if

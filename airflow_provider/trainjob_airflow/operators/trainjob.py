@@ -131,7 +131,9 @@ class TrainJobOperator(TrainJobTask):
             Failures of the infrastructure are always retried (a lost node, an outage, a preemption).
         get_logs: Copy the log lines of all ranks to the task's log while they are written.
         wait_for_completion: Wait for the end of the job. If False, the task succeeds once the job is launched; use
-            `TrainJobSensor` to wait for the job.
+            `TrainJobSensor` to wait for the job. A job for which nothing waits is suspended after an hour
+            (`unattended_after`), unless `on_kill_action` is ``keep``. A clear of the task trains again once the job is
+            complete.
         skip_on_exit_code: Exit code or codes; if the first failing rank has one of them, the task is skipped.
         **kwargs: Arguments of `BaseOperator`. ``execution_timeout`` counts from the start of the try, also while
             deferred.

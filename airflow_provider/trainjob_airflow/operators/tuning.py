@@ -12,10 +12,11 @@ from trainjob_airflow import assets, links
 from trainjob_airflow.arguments import check_texts
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.hooks.trainjob import TrainJobHook
-from trainjob_airflow.identity import begin_deferral, key_of, was_cleared
+from trainjob_airflow.identity import begin_deferral, key_of, warn_about_name, was_cleared
 from trainjob_airflow.operators.base import BACKSTOP, CANCEL_SECONDS, MAX_RESUMED
 from trainjob_airflow.operators.trainjob import TrainJobOperator
-from trainjob_airflow.running import DeadlineReached, RunningStudy, seconds_to_wait
+from trainjob_airflow.running import DeadlineReached, seconds_to_wait
+from trainjob_airflow.running_study import RunningStudy
 from trainjob_airflow.study import TaskStudy
 from trainjob_airflow.tasklog import write_group, write_study
 from trainjob_airflow.templates import is_open
@@ -132,6 +133,8 @@ class TrainJobTuningOperator(TrainJobOperator):
             return self._finish(context, running, template, event["result"])
 
     def _run(self, context: Context, *, defer: bool) -> Any:
+        if self.key is None:
+            warn_about_name(self.log)
         key = self.key or key_of(context)
         study, template = self._parsed(context, key)
         with self._connected(context, self.namespace, key) as running:
@@ -276,8 +279,8 @@ class TrainJobTuningOperator(TrainJobOperator):
 
         return journal_location(key_hash(key), self.workspace)
 
-    def _held(self, client: TrainJobClient, key: str, ref: JobRef | None) -> RunningStudy:
-        del ref
+    def _held(self, client: TrainJobClient, key: str, ref: JobRef | None, tried: int) -> RunningStudy:
+        del ref, tried
         return RunningStudy(client, key)
 
     def _client(self, namespace: str | None) -> TrainJobClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,8 +17,8 @@ from airflow.providers.common.compat.sdk import (
 from trainjob_airflow.arguments import check_place, check_switches, check_texts
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, airflow_error
 from trainjob_airflow.hooks.trainjob import TrainJobHook
-from trainjob_airflow.running import connected
-from trainjob_airflow.states import Wanted, wanted
+from trainjob_airflow.running import airflow_errors, connected
+from trainjob_airflow.states import Wait, Wanted, wanted
 from trainjob_airflow.templates import StrictTemplates, is_open
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     sensor waits for ``Complete``), the sensor fails at once, or is skipped with ``soft_fail``. The same applies if it
     waits for the end of a job that hangs by its ``stall_timeout``. With ``mode="reschedule"`` this timeout is not
     checked: each poke is a separate process, which knows no earlier progress.
+
+    The sensor counts as a process that waits for the job, so a job that nothing else waits for is not suspended as
+    unattended, and one that was is resumed. A sensor that waits for ``Suspended`` does neither. If the job is gone or
+    was given up, and another attempt of its key counts, the sensor waits for that one.
 
     Args:
         name: Name of the TrainJob.
@@ -78,6 +83,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         self.trainjob_conn_id = trainjob_conn_id
         self.deferrable = deferrable
         self._stalls: tuple[JobRef, StallWatch] | None = None
+        self._wait: Wait | None = None
+        self._open: tuple[ExitStack, TrainJobClient] | None = None
         if kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
             return
         from trainjob.integration import has_open
@@ -107,11 +114,14 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
 
     def execute(self, context: Context) -> Any:
         """Check the job once, then wait in this worker or in the triggerer."""
-        if not self.deferrable:
-            return super().execute(context)
-        found = self.poke(context)
+        try:
+            if not self.deferrable:
+                return super().execute(context)
+            found = self.poke(context)
+        finally:
+            self._close()
         if not found:
-            from trainjob_airflow.triggers.trainjob import TrainJobStateTrigger
+            from trainjob_airflow.triggers.state import TrainJobStateTrigger
 
             sought = self._wanted()
             self.defer(
@@ -147,36 +157,103 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     def poke(self, context: Context) -> PokeReturnValue:
         """Check the job once."""
         del context
-        from trainjob.integration import observe
+        from trainjob import TrainJobFailed
 
         sought = self._wanted()
-        with connected(self.trainjob_conn_id, self.namespace) as client:
-            trainjob = client.call(lambda: sought.find(client.backend, client.namespace))
-            if trainjob is not None and sought.is_end:
-                self._check_progress(client, trainjob)
-        if trainjob is None:
+        with airflow_errors():
+            client = self._client()
+            try:
+                trainjob, observation = client.call(lambda: self._look(client, sought))
+            except TrainJobFailed as error:  # another process has given up the job
+                self._fail(str(error))
+            if trainjob is not None and observation is not None and sought.is_end:
+                self._check_progress(client, trainjob, observation)
+        if self._wait is None or observation is None:
             self.log.info("TrainJob %s does not exist yet", sought)
             return PokeReturnValue(is_done=False)
-        name, observation = trainjob["metadata"]["name"], observe(trainjob)
+        namespace, name = self._wait.ref.namespace, self._wait.ref.name
         self.log.info("TrainJob %s is %s", name, observation.phase)
         if sought.reached(trainjob, observation):
-            return PokeReturnValue(is_done=True, xcom_value=self._result(trainjob["metadata"]["namespace"], name))
+            return PokeReturnValue(is_done=True, xcom_value=self._result(namespace, name))
         if observation.phase.terminal:
             self._fail(f"TrainJob {name} is {observation.phase}; it can no longer {sought.state}")
         return PokeReturnValue(is_done=False)
 
-    def _check_progress(self, client: TrainJobClient, trainjob: TrainJob) -> None:
+    async def _look(self, client: TrainJobClient, sought: Wanted) -> tuple[TrainJob | None, Observation | None]:
+        """The job that is waited for, and its observation; the job is None if it is gone, both if none was found yet.
+
+        Raises:
+            TrainJobFailed: Another process has given up the job.
+        """
+        from trainjob import JobRef
+        from trainjob.integration import JobReplaced
+
+        if self._wait is not None and sought.name:  # perhaps another attempt than the one of that name
+            ref = self._wait.ref
+            found = await client.backend.get(ref.namespace, ref.name)
+            trainjob = found if found is not None and found["metadata"]["uid"] == ref.uid else None
+        else:
+            trainjob = await sought.find(client.backend, client.namespace)
+            if trainjob is None:
+                return None, None
+            self._wait_for(client, JobRef.of(trainjob), sought)
+        while self._wait is not None:
+            try:
+                observation, notice = await self._wait.observe(trainjob)
+            except JobReplaced as replaced:
+                self.log.warning("TrainJob %s is gone or was given up; waiting for %s", self._wait.ref, replaced.by)
+                self._wait_for(client, replaced.by, sought)
+                trainjob = await client.backend.get(replaced.by.namespace, replaced.by.name)
+                continue
+            if notice:
+                self.log.info("%s", notice)
+            return trainjob, observation
+        return None, None
+
+    def _wait_for(self, client: TrainJobClient, ref: JobRef, sought: Wanted) -> None:
+        """Wait for that job from now on, and for no other one."""
+        if self._wait is None or self._wait.ref != ref:
+            if self._wait is not None:
+                self._wait.leave()
+            lasts = self.mode == "poke" and not self.deferrable
+            self._wait = Wait(client.backend, ref, sought, lasts=lasts)
+
+    def _client(self) -> TrainJobClient:
+        """The client of all pokes of this process: it records that the process waits for the job."""
+        if self._open is None:
+            stack = ExitStack()
+            client = stack.enter_context(TrainJobHook(self.trainjob_conn_id).client(self.namespace))
+            self._open = stack, client
+        return self._open[1]
+
+    def _close(self) -> None:
+        """End the wait of this process. In ``reschedule`` mode, another process continues it at the next poke."""
+        from trainjob import TrainJobError
+
+        if self._open is None:
+            return
+        (stack, client), wait = self._open, self._wait
+        self._open = self._wait = None
+        with stack:
+            if wait is None:
+                return
+            if self.reschedule:
+                with suppress(TrainJobError):
+                    client.call(wait.record)
+            else:
+                client.call(lambda: _leave(wait))
+
+    def _check_progress(self, client: TrainJobClient, trainjob: TrainJob, observation: Observation) -> None:
         """Fail if no rank made progress for the job's ``stall_timeout``, by what pokes of this process have seen."""
         from trainjob import JobHung, JobRef
-        from trainjob.integration import StallWatch, observe
+        from trainjob.integration import StallWatch
 
-        observation, ref = observe(trainjob), JobRef.of(trainjob)
+        ref = JobRef.of(trainjob)
         if observation.stall_timeout is None or self.mode != "poke":
             return
         if self._stalls is None or self._stalls[0] != ref:
             self._stalls = ref, StallWatch(client.backend, ref, self._log_notice, compares=False)
         stalls = self._stalls[1]
-        stalls.backend = client.backend  # each poke has its own connection
         stalls.observe(observation)
         try:
             client.call(stalls.check)
@@ -222,3 +299,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
             return wanted(self.name, self.labels, self.phases, self.condition)
         except ValueError as error:
             raise TrainJobFatal(str(error)) from None
+
+
+async def _leave(wait: Wait) -> None:
+    wait.leave()

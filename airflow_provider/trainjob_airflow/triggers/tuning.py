@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger
 
+from trainjob_airflow.running_study import launching
 from trainjob_airflow.study import StudyPage
 from trainjob_airflow.tasklog import StudyLog
 from trainjob_airflow.training import Task
-from trainjob_airflow.triggers.trainjob import WRITER, TaskTrigger, event_of, load
+from trainjob_airflow.triggers.base import WRITER, TaskTrigger, event_of, load
 
 if TYPE_CHECKING:
     from trainjob import Backend, TrainJobSpec
@@ -78,6 +79,7 @@ class TrainJobStudyTrigger(TaskTrigger):
         self.resumed = resumed
         self.stored = stored
         self._page: StudyPage | None = None
+        self._launching: frozenset[int] = frozenset()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
@@ -126,6 +128,7 @@ class TrainJobStudyTrigger(TaskTrigger):
 
         def on_change(trials: Sequence[Trial]) -> None:
             log.change(trials)
+            self._launching = launching(trials)
             if page is not None:
                 page.observe(trials)
                 WRITER.add(page)
@@ -152,7 +155,7 @@ class TrainJobStudyTrigger(TaskTrigger):
         """Cancel the running trials."""
         from trainjob.integration import cancel_trials
 
-        count = await cancel_trials(backend, self.key, namespace=self.namespace)
+        count = await cancel_trials(backend, self.key, namespace=self.namespace, launching=self._launching)
         return f"{count} trials of {self.launched()} are terminating"
 
 

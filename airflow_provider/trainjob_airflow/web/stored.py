@@ -179,7 +179,7 @@ def _compared(session: Any, place: Place, started: datetime) -> Iterator[tuple[s
 
     recent = DagRun.run_id.in_(select(earlier.c.run_id))
     if previous := found(documents.where(recent)):
-        yield "previous run", previous
+        yield "previous run" if place.map_index < 0 else f"previous run, index {place.map_index}", previous
     values = session.execute(
         of_runs.where(recent, XComModel.key == "return_value", cast(XComModel.value, Text).like("%promoted%")).limit(
             _PROMOTED

@@ -1,0 +1,182 @@
+"""The base class of triggers that wait for what a task has launched, and what all triggers share.
+
+A triggerer may stop at any instant, and another one then starts the same trigger. So the arguments are the whole state
+of a trigger. Airflow stores them unencrypted in its database: they must not contain secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from trainjob_airflow.hooks.trainjob import TrainJobHook
+from trainjob_airflow.identity import states_of
+from trainjob_airflow.running import seconds_to_wait
+from trainjob_airflow.training import Writer
+
+if TYPE_CHECKING:
+    from trainjob import Backend
+
+_KILLED = "__airflow_user_action__"  # message of the cancellation when a person has ended the task (Airflow 3.3)
+
+_BACKGROUND: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
+WRITER = Writer()
+
+
+class TaskTrigger(BaseTrigger):
+    """Waits for what a task has launched, and cancels it when a person kills the task. Yields one event, never raises.
+
+    Args:
+        trainjob_conn_id: Connection, which the triggerer looks up if `target` is left out.
+        deadline: ISO 8601 time in UTC at which the task's ``execution_timeout`` expires; None: no limit.
+        on_kill_action: ``cancel``, ``suspend`` or ``keep``: action when a person kills the task.
+        target: Settings of the connection, if they hold no secret: the result of `TrainJobHook.target`.
+    """
+
+    _has_called_airflow = False  # whether any trigger of this class has, in this process
+
+    def __init__(
+        self, *, trainjob_conn_id: str, deadline: str | None, on_kill_action: str, target: dict[str, Any] | None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's has no types
+        self.trainjob_conn_id = trainjob_conn_id
+        self.deadline = deadline
+        self.on_kill_action = on_kill_action
+        self.target = target
+        self._waiting = self._killed = False
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What each event has, whatever its status."""
+
+    @abstractmethod
+    def launched(self) -> str:
+        """What the task has launched, in the words of a message."""
+
+    @abstractmethod
+    async def outcome(self) -> dict[str, Any]:
+        """Wait for the end; returns an event."""
+
+    @abstractmethod
+    async def cancel(self, backend: Backend) -> str:
+        """Apply `on_kill_action`, which is not ``keep``; returns what was done."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait for the end, and yield one event."""
+        self._waiting = True
+        try:
+            event = await self.outcome()  # no event is yielded from inside a cancel scope or task group
+        except asyncio.CancelledError as error:
+            self._killed = error.args == (_KILLED,)
+            raise
+        self._waiting = False
+        yield TriggerEvent(event | self.identity())  # type: ignore[no-untyped-call]  # Airflow's has no types
+
+    async def connected(self, wait: Callable[[Backend], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """Call `wait` with the shared backend until the deadline; errors become events."""
+        if self.task_instance is not None and not self._has_called_airflow:
+            # The first call starts Airflow's API (3.3.2) inside the triggerer, which takes 4 s of one core, and more on
+            # a busy machine. So the first call must not be that of `on_kill`, which Airflow ends after 30 s.
+            type(self)._has_called_airflow = True
+            _run_in_background(self._is_wanted())
+        from trainjob import TimedOut, TrainJobError
+
+        limit: asyncio.Timeout | None = None
+        try:
+            async with TrainJobHook(self.trainjob_conn_id, self.target).shared_backend() as backend:
+                async with asyncio.timeout(self._seconds_left()) as limit:
+                    return await wait(backend)
+        except TimedOut as error:
+            return event_of("timeout", str(error), retryable=error.retry.retryable)
+        except TrainJobError as error:
+            return event_of("error", str(error), retryable=error.retry.retryable)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and limit is not None and limit.expired():
+                return event_of("timeout", f"{self.launched()} did not end within execution_timeout")
+            self.log.exception("the trigger failed")
+            return event_of("error", f"{type(error).__name__}: {error}", retryable=False)
+
+    async def on_kill(self) -> None:
+        """Apply `on_kill_action` after a person has marked or cleared the task; Airflow 3.3 calls it.
+
+        Airflow (3.3.2) cancels this coroutine again each second until it ends, with every sync
+        (`TriggerRunnerSupervisor.cancelling_triggers`), and a request to a cluster can take longer.
+        """
+        self._killed = False
+        action = _run_in_background(self._apply_kill_action())
+        while not action.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(action)
+
+    async def _apply_kill_action(self) -> None:
+        # Airflow also cancels the triggers of a triggerer that counted as dead and wakes up when another one runs its
+        # triggers (3.3.2, `TriggerRunnerSupervisor.update_triggers`), with the same message.
+        if self.task_instance is not None and await self._is_wanted():
+            self.log.info("%s keeps running: its task still waits for it", self.launched())
+            return
+        if self.on_kill_action == "keep":
+            self.log.info("%s keeps running (on_kill_action='keep')", self.launched())
+            return
+        backend = await TrainJobHook(self.trainjob_conn_id, self.target).backend()
+        try:
+            self.log.info("the task was killed: %s", await self.cancel(backend))
+        finally:
+            await backend.aclose()
+
+    async def cleanup(self) -> None:
+        """Call `on_kill` if Airflow has not.
+
+        Before Airflow 3.3 a trigger notices a kill only by its cancellation, which may have other reasons. Since 3.3
+        the cancellation has a message, but a second one, a second later, can interrupt Airflow (3.3.2) while it logs
+        the first, and then it does not call `on_kill`.
+        """
+        may_be_killed = not hasattr(BaseTrigger, "on_kill") and self._waiting and self.task_instance is not None
+        if may_be_killed or self._killed:
+            await self.on_kill()
+
+    async def _is_wanted(self) -> bool:
+        """Whether the task is still deferred: a stopping triggerer leaves its triggers to another one."""
+        from asgiref.sync import sync_to_async
+
+        try:
+            states = await sync_to_async(states_of)(self.task_instance)
+        except Exception:  # noqa: BLE001 - any error; keeping a job does less harm than ending it
+            return True
+        return "deferred" in states
+
+    def _seconds_left(self) -> float | None:
+        """Rest of ``execution_timeout``, which Airflow does not enforce for deferred tasks (apache/airflow#69678)."""
+        return seconds_to_wait(datetime.fromisoformat(self.deadline) if self.deadline is not None else None)
+
+
+@cache
+def load() -> None:
+    """Import what a trigger needs, in a thread: in the event loop it would block all triggers for half a second.
+
+    A full garbage collection over Airflow's modules blocks the loop for 0.2 to 0.4 s, once in some hundred triggers
+    (3.3.2). Objects that exist now stay until the end of the process, so the collector need not check them again.
+    """
+    from trainjob.integration import preload
+
+    preload()
+    gc.freeze()
+
+
+def _run_in_background(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    task = asyncio.create_task(coroutine)
+    _BACKGROUND.add(task)
+    task.add_done_callback(_BACKGROUND.discard)
+    return task
+
+
+def event_of(status: str, message: str, *, retryable: bool = True) -> dict[str, Any]:
+    """The payload of an event."""
+    return {"status": status, "message": message, "retryable": retryable}

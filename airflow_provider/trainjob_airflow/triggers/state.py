@@ -1,0 +1,142 @@
+"""The trigger of a deferred `TrainJobSensor`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from trainjob_airflow.hooks.trainjob import TrainJobHook
+from trainjob_airflow.states import Wait, Wanted
+from trainjob_airflow.tasklog import progress_logger
+from trainjob_airflow.triggers.base import event_of, load
+
+if TYPE_CHECKING:
+    from trainjob import Backend, Observation
+    from trainjob.integration import Snapshot
+
+
+class TrainJobStateTrigger(BaseTrigger):
+    """Waits until a job reaches one of several phases or a condition. Yields one event and never raises.
+
+    If the job is gone or was given up, and another attempt of its key counts, the trigger waits for that one.
+
+    The event's payload is ``{"status": "reached" | "ended" | "hung" | "error", "message": …, "retryable": …}``. With
+    ``hung``, by the ``stall_timeout`` of the job, it has a ``diagnosis``.
+
+    Args:
+        trainjob_conn_id: Connection, which the triggerer looks up if `target` is left out.
+        namespace: Namespace of the job; the connection's if None.
+        name: Name of the job, which need not exist yet; empty if `labels` select the job.
+        labels: Labels of the job.
+        phases: Names of the phases.
+        condition: Type of a status condition, instead of phases.
+        poll_interval: Seconds between two checks whether the job exists.
+        target: Settings of the connection, if they hold no secret: the result of `TrainJobHook.target`.
+    """
+
+    def __init__(
+        self,
+        *,
+        trainjob_conn_id: str,
+        namespace: str | None,
+        name: str = "",
+        labels: dict[str, str] | None = None,
+        phases: list[str],
+        condition: str = "",
+        poll_interval: float = 10,
+        target: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's has no types
+        self.trainjob_conn_id = trainjob_conn_id
+        self.namespace = namespace
+        self.name = name
+        self.labels = labels
+        self.phases = phases
+        self.condition = condition
+        self.poll_interval = poll_interval
+        self.target = target
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class path and arguments."""
+        names = ("trainjob_conn_id", "namespace", "name", "labels", "phases", "condition", "poll_interval", "target")
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait for the phase or condition, and yield one event."""
+        yield TriggerEvent(await self._outcome())  # type: ignore[no-untyped-call]  # Airflow's has no types
+
+    async def _outcome(self) -> dict[str, Any]:
+        await asyncio.to_thread(load)
+        from trainjob import JobHung, TrainJobError, TrainJobFailed
+        from trainjob.integration import pack_diagnosis
+
+        hook = TrainJobHook(self.trainjob_conn_id, self.target)
+        try:
+            async with hook.shared_backend() as backend:
+                namespace = self.namespace or await hook.namespace() or backend.default_namespace
+                return await self._wait(backend, namespace)
+        except JobHung as error:
+            return event_of("hung", str(error)) | {"diagnosis": pack_diagnosis(error.diagnosis)}
+        except TrainJobFailed as error:  # another process has given up the job
+            return event_of("ended", str(error))
+        except TrainJobError as error:
+            return event_of("error", str(error), retryable=error.retry.retryable)
+        except Exception as error:
+            self.log.exception("the trigger failed")
+            return event_of("error", f"{type(error).__name__}: {error}", retryable=False)
+
+    async def _wait(self, backend: Backend, namespace: str) -> dict[str, Any]:
+        from trainjob import JobRef
+        from trainjob.integration import JobReplaced
+
+        sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
+        while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(self.poll_interval)
+        ref = JobRef.of(trainjob)
+        while True:
+            wait = Wait(backend, ref, sought)
+            try:
+                return await self._watch(backend, wait, sought)
+            except JobReplaced as replaced:
+                self.log.warning("TrainJob %s is gone or was given up; waiting for TrainJob %s", ref, replaced.by)
+                ref = replaced.by
+            finally:
+                wait.leave()
+
+    async def _watch(self, backend: Backend, wait: Wait, sought: Wanted) -> dict[str, Any]:
+        """Watch one attempt.
+
+        Raises:
+            JobReplaced: Another attempt of the key counts.
+        """
+        from trainjob.integration import until_hung
+
+        ref, progress, latest = wait.ref, progress_logger(self.log), None
+
+        async def observations() -> AsyncGenerator[tuple[Observation, Snapshot]]:
+            async with aclosing(backend.watch(ref)) as snapshots:
+                async for snapshot in snapshots:
+                    observation, notice = await wait.observe(snapshot.trainjob, snapshot.blocker)
+                    yield observation, replace(snapshot, notice=notice or snapshot.notice)
+
+        name = f"TrainJob {ref}"
+        watched = observations()
+        if sought.is_end:
+            watched = until_hung(backend, ref, watched, progress.change)
+        async with aclosing(watched) as changes:
+            async for observation, snapshot in changes:
+                if observation != latest or snapshot.notice:
+                    progress.change(observation, snapshot.notice)
+                latest = observation
+                if sought.reached(snapshot.trainjob, observation):
+                    job = {"namespace": ref.namespace, "job": ref.name}
+                    return event_of("reached", f"{name} is {observation.phase}") | job
+                if observation.phase.terminal:
+                    break
+        ended = f"is {latest.phase}" if latest is not None else "was deleted"
+        return event_of("ended", f"{name} {ended}; it can no longer {sought.state}")

@@ -1,0 +1,370 @@
+"""One key, one training: what tasks do when tries, clears, kills and other launchers meet."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from airflow.providers.common.compat.sdk import AirflowException
+from airflow.sdk import DAG, task
+from tests.airflow.conftest import LONG_AGO, Run, jobs, publish, python, replaced
+from tests.airflow.test_operator import SLEEP, both, step
+from tests.airflow.test_triggers import waits
+from tests.processes import wait_until
+
+import trainjob as core
+from trainjob import JobRef, Phase, RanksRemain, TrainJobClient, TrainJobSpec
+from trainjob.diagnosis import Category, Diagnosis
+from trainjob.integration import give_up, render
+from trainjob.status import observe
+from trainjob.verdicts import RetryVerdict
+from trainjob_airflow import identity
+from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
+from trainjob_airflow.operators import base
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.running import RunningJob
+
+CRASHED = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 7", rank="node-0", exit_code=7)
+
+
+def phases() -> dict[str, Phase]:
+    with TrainJobClient("local") as client:
+        return {job["metadata"]["name"]: observe(job).phase for job in client.list()}
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left(home: Path) -> Iterator[None]:
+    yield
+    with TrainJobClient("local") as client:
+        for job in client.list():
+            client.cancel(JobRef.of(job))
+
+
+@contextmanager
+def meanwhile(act: Callable[[TrainJobClient, JobRef], None], seconds: float = 0.5) -> Iterator[None]:
+    """Call `act` some seconds after the only job runs."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            wait_until("a job runs", lambda: Phase.RUNNING in phases().values(), 60)
+            time.sleep(seconds)  # until it is waited for
+            with TrainJobClient("local") as client:
+                act(client, JobRef.of(client.list()[0]))
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    thread.join()
+    assert not failed
+
+
+# ---------------------------------------------------------------- the attempt that counts
+
+
+@both
+def test_a_task_follows_to_the_attempt_that_counts(run: Run, home: Path, tmp_path: Path, deferrable: bool) -> None:
+    made: list[JobRef] = []
+
+    def replace(client: TrainJobClient, ref: JobRef) -> None:
+        made.append(client.call(lambda: replaced(client.backend, ref)))
+        wait_until("it runs", lambda: phases().get(made[0].name) is Phase.RUNNING, 60)
+        time.sleep(1)
+        (tmp_path / "end").touch()
+
+    with DAG("follows") as dag:
+        code = waits(tmp_path / "end") + "\nfrom trainjob.progress import report; report(metrics={'loss': 1})"
+        train = step(code=code, deferrable=deferrable, retries=0)
+
+        @task
+        def read(ti: Any = None) -> dict[str, Any]:
+            pulled = {key: ti.xcom_pull("train", key=key) for key in ("trainjob", "trainjob_training")}
+            return {"job": pulled["trainjob"], "page": pulled["trainjob_training"]["uid"]}
+
+        train >> read()
+    with meanwhile(replace):
+        ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    (ref,) = made
+    assert (ran.xcoms["train"]["name"], ran.xcoms["train"]["attempt"]) == (ref.name, 2)
+    assert ran.xcoms["train"]["metrics"] == {"loss": 1}
+    assert ran.xcoms["read"]["page"] == ref.uid
+    job = ran.xcoms["read"]["job"]
+    assert (job["uid"], job["name"], job["attempt"]) == (ref.uid, ref.name, 2)
+    with TrainJobClient("local") as client:
+        (annotations,) = [each["metadata"]["annotations"] for each in client.list()]
+    assert job["key"] == annotations["trainjob.dev/key"]
+    assert annotations["trainjob.dev/delivered"] == "true"
+    assert f"waits for TrainJob {ref}" in ran.log
+
+
+@both
+def test_a_job_that_another_waiter_gives_up_fails_the_task_with_its_diagnosis(
+    run: Run, home: Path, deferrable: bool
+) -> None:
+    with DAG("given_up") as dag:
+        step(code=SLEEP, deferrable=deferrable, retries=2)
+
+    def end(client: TrainJobClient, ref: JobRef) -> None:
+        client.call(lambda: give_up(client.backend, ref, CRASHED))
+
+    with meanwhile(end):
+        ran = run(dag)
+    error = ran.errors["train"]
+    assert isinstance(error, TrainJobFatal)
+    assert error.diagnosis is not None
+    assert (error.diagnosis.exit_code, error.diagnosis.rank) == (7, "node-0")
+    assert "node-0 exited with code 7" in str(error)
+    assert len(phases()) == 1
+
+
+# ---------------------------------------------------------------- ranks of an earlier attempt
+
+
+class Ranks:
+    """Ranks of an earlier attempt that run for the first launches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, seconds: float = 60) -> None:
+        self.waited: list[bool] = []
+        launch = core.launch
+
+        async def remain(*given: Any, wait_for_ranks: bool = True, **more: Any) -> JobRef:
+            self.waited.append(wait_for_ranks)
+            if len(self.waited) <= count and not wait_for_ranks:
+                raise RanksRemain("node-0 of x-1 on node a has not ended", seconds)
+            return await launch(*given, wait_for_ranks=wait_for_ranks, **more)
+
+        monkeypatch.setattr(core, "launch", remain)
+        monkeypatch.setattr(base, "_RANKS_PAUSE", 0.2)
+
+
+def test_a_deferrable_task_waits_for_ranks_of_an_earlier_attempt_in_the_triggerer(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch, 2)
+    with DAG("ranks") as dag:
+        step(deferrable=True)
+    ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    assert ranks.waited == [False, False, False]
+    assert ran.log.count("node-0 of x-1 on node a has not ended") == 2
+    assert len(phases()) == 1
+
+
+def test_the_wait_for_ranks_is_bounded(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, 1000, seconds=0.3)
+    with DAG("ranks_bounded") as dag:
+        step(deferrable=True)
+    assert run(dag).state == "success"
+    assert ranks.waited[0] is False
+    assert ranks.waited[-1] is True, "the launch waits itself, for as long as the ranks may take, and goes on"
+    assert ranks.waited.count(True) == 1
+
+
+def test_a_task_in_a_worker_waits_for_ranks_in_the_launch(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch, 1000)
+    with DAG("ranks_worker") as dag:
+        step()
+    assert run(dag).state == "success"
+    assert ranks.waited == [True]
+
+
+# ---------------------------------------------------------------- tasks that do not wait
+
+
+def test_a_clear_of_a_task_that_does_not_wait(
+    airflow_home: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the job runs, it is adopted; once it is complete, it is trained again."""
+    from airflow.models.dagrun import DagRun
+
+    monkeypatch.setattr(DagRun, "generate_run_id", lambda **_: "manual__1")
+    with DAG("cleared_launch") as dag:
+        step(code=waits(tmp_path / "end"), wait_for_completion=False)
+    publish(dag)
+
+    def ran() -> None:
+        assert str(dag.test(logical_date=LONG_AGO).state) == "success"
+
+    ran()
+    ran()
+    (name,) = jobs(home)
+    (tmp_path / "end").touch()
+    wait_until("it is complete", lambda: phases()[name] is Phase.COMPLETE, 60)
+    ran()
+    assert [each[-2:] for each in jobs(home)] == ["-1", "-2"], "trained again"
+
+
+@pytest.mark.parametrize(("action", "policy"), [("cancel", "suspend"), ("suspend", "suspend"), ("keep", None)])
+def test_nothing_that_somebody_waits_for_lacks_a_policy(run: Run, home: Path, action: str, policy: str | None) -> None:
+    with DAG("policies") as dag:
+        step(code="", wait_for_completion=False, on_kill_action=action)
+    assert run(dag).state == "success"
+    with TrainJobClient("local") as client:
+        assert [job["metadata"]["labels"].get("trainjob.dev/unattended") for job in client.list()] == [policy]
+
+
+# ---------------------------------------------------------------- kills
+
+
+def test_a_kill_stops_the_job_of_a_launch_that_is_on_its_way(home: Path) -> None:
+    """Also beside earlier attempts, which were given up and are kept suspended."""
+    key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
+    with TrainJobClient("local") as client:
+
+        def launched(tried: int) -> JobRef:
+            return client.call(lambda: core.launch(client.backend, spec, key, namespace="default", tried=tried))
+
+        first = launched(1)
+        wait_until("it runs", lambda: phases()[first.name] is Phase.RUNNING, 60)
+        client.call(lambda: give_up(client.backend, first, CRASHED))
+        running = RunningJob(client, key, tried=2)
+
+        def arrive() -> None:
+            made = render(spec, key, 2, "default")
+            made["metadata"]["annotations"]["trainjob.dev/try"] = "2"
+            client.call(lambda: client.backend.create(made))
+
+        late = threading.Timer(0.3, arrive)
+        late.start()
+        running.cancel("delete", 3.5)
+        late.join()
+        wait_until("both are cancelled", lambda: [*phases().values()] == [Phase.CANCELLED] * 2, 5)
+        again = launched(3)
+        wait_until("the next try does not obey", lambda: phases()[again.name] is Phase.RUNNING, 60)
+
+
+def test_a_clear_cancels_the_job_of_the_earlier_try_only(home: Path) -> None:
+    key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
+    with TrainJobClient("local") as client:
+        client.call(lambda: core.launch(client.backend, spec, key, namespace="default", tried=1))
+        running = RunningJob(client, key, tried=2)
+        running.cancel_earlier_tries(60)
+        assert [*phases().values()] == [Phase.CANCELLED]
+        ref = running.launch(spec, {})
+        wait_until("it runs", lambda: phases()[ref.name] is Phase.RUNNING, 60)
+        assert ref.attempt == 2
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), AirflowException("the webhook refused it")])
+def test_the_last_line_of_a_kill_names_the_command(
+    home: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any) -> bool:
+        raise error
+
+    monkeypatch.setattr(base, "is_wanted", lambda _: False)
+    operator = TrainJobOperator(task_id="train", spec={"runtime": "x"})
+    with TrainJobClient("local", "team") as client:
+        running = RunningJob(client, "airflow/a/d/it's/-1/train")
+        monkeypatch.setattr(running, "cancel", fail)
+        with pytest.raises(TrainJobFailure) as failure:
+            operator._handle_kill(cast(Any, {}), running)
+    text = str(failure.value)
+    assert "the TrainJob of airflow/a/d/it's/-1/train could not be cancelled: " in text
+    assert ("took longer than 3.5 s" in text) is isinstance(error, TimeoutError)
+    assert text.endswith("""trainjob cancel --key 'airflow/a/d/it'"'"'s/-1/train' -n team""")
+
+
+def test_a_kill_before_the_launch_launches_nothing(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(TrainJobOperator):
+        def _spec(self, *given: Any) -> TrainJobSpec:
+            self.on_kill()
+            return super()._spec(*given)
+
+    monkeypatch.setattr(base, "is_wanted", lambda _: False)
+    with DAG("killed_early") as dag:
+        Killed(task_id="train", runtime="trainjob-step", command=["true"])
+    error = run(dag).errors["train"]
+    assert "the task was killed" in str(error)
+    assert jobs(home) == []
+
+
+# ---------------------------------------------------------------- the key after a change of settings
+
+
+def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.test")
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["3.3", "before"])
+def test_a_retry_finds_its_job_after_base_url_was_changed(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    """Before Airflow 3.3, which has no task state, by the labels of its job."""
+
+    class Dies(TrainJobOperator):
+        def _deliver(self, *_: Any) -> Any:
+            type(self)._deliver = TrainJobOperator._deliver  # type: ignore[method-assign]
+            renamed(monkeypatch)
+            raise AirflowException("the worker was lost")
+
+    if not stored:
+        monkeypatch.setattr(identity, "_store", lambda _: None)
+    with DAG("renamed_retry") as dag:
+        Dies(task_id="train", runtime="trainjob-step", command=["true"], retries=1, retry_delay=timedelta(0))
+    ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    assert ran.xcoms["train"]["attempt"] == 1
+    assert len(jobs(home)) == 1
+
+
+def job(key: str, created: str = "2026-11-21T10:00:00Z", **labels: str) -> dict[str, Any]:
+    annotations = {"trainjob.dev/key": key}
+    return {"metadata": {"labels": labels, "annotations": annotations, "creationTimestamp": created}}
+
+
+def context(**given: Any) -> Any:
+    ti = SimpleNamespace(dag_id="d", run_id="r", task_id="train", map_index=-1, try_number=2)
+    return {"ti": ti, "dag_run": SimpleNamespace(start_date=datetime(2026, 11, 21, 9, 0, 0, 7, tzinfo=UTC)), **given}
+
+
+def test_only_jobs_of_the_same_run_of_the_same_deployment_have_an_earlier_key() -> None:
+    """Scheduled runs of two deployments have the same names, but do not start in the same microsecond."""
+    ours = identity.labels_of_run(context())
+    assert ours == {"airflow.apache.org/run-start": "20261121T090000.000007"}
+    key = identity.key_of(context())
+    old, older = (f"airflow/http://{name}/d/r/-1/train" for name in ("old", "older"))
+    other = {"airflow.apache.org/run-start": "20261121T090000.000008"}
+    assert identity.key_of_earlier_try([], context(), key) == key
+    assert identity.key_of_earlier_try([job(old, **other), job(old)], context(), key) == key
+    assert identity.key_of_earlier_try([job(old, **ours)], context(dag_run=None), key) == key
+    assert identity.key_of_earlier_try([job("airflow/http://old/d/r/-1/other", **ours)], context(), key) == key
+    found = [job(older, "2026-11-21T09:59:59Z", **ours), job(old, **ours)]
+    assert identity.key_of_earlier_try(found, context(), key) == old
+    assert identity.key_of_earlier_try([*found, job(key, **ours)], context(), key) == key
+
+
+def test_a_job_is_of_this_run_by_its_key_or_its_run() -> None:
+    ours = identity.labels_of_run(context())
+    old, present = "airflow/http://old/d/r/-1/train", identity.key_of(context())
+    assert identity.is_of_this_run(job(present), context(), ())
+    assert identity.is_of_this_run(job(old), context(), {old})
+    assert identity.is_of_this_run(job(old, **ours), context(), ())
+    assert not identity.is_of_this_run(job(old), context(), {present})
+    assert not identity.is_of_this_run(job(old), context(dag_run=None), ())
+
+
+def test_a_deployment_without_a_name_is_warned_about_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "")
+    monkeypatch.setattr(identity, "_WARNED", set())
+    with DAG("unnamed") as dag:
+        step("one", code="") >> step("two", code="")
+    ran = run(dag)
+    assert ran.state == "success"
+    assert ran.log.count("this deployment of Airflow has no name") == 1
+    assert "set [api] base_url (AIRFLOW__API__BASE_URL) or [trainjob] deployment" in ran.log
