@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import ConfigurationError, Settings
-from trainjob.integration import AfterFailure, key_hash
+from trainjob.integration import KFP_PIPELINE, KFP_RUN, KFP_TASK, AfterFailure, key_hash, kfp_label
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOCAL_RUN = re.compile(r"(.+)-\d{4}(?:-\d{2}){5}-\d{6}")  # kfp.local.executor_input_utils (KFP 2.17)
@@ -91,6 +91,12 @@ class Execution:
             return "retry"
         return "verdict" if user_errors else "infrastructure"
 
+    @property
+    def tried(self) -> int | None:
+        """Number of KFP's try, from 1; None if it is unknown. "Retry run" counts from 1 again."""
+        index = os.environ.get("KFP_RETRY_INDEX") or ""
+        return int(index) + 1 if index.isdecimal() else None
+
     def plain(self, value: Any) -> Any:
         """The `value` of a parameter as it was written in the pipeline.
 
@@ -127,6 +133,17 @@ class Execution:
         """Integral numbers that kfp.local inserted into this step's other parameters."""
         added = [value for name, value in self.parameters.items() if name.startswith(_ADDED)] if self.local else []
         return {value for value in added if isinstance(value, float) and value.is_integer()}
+
+
+def run_label(run: str) -> dict[str, str]:
+    """The label that selects the jobs of a run."""
+    return {KFP_RUN: kfp_label(run)}
+
+
+def origin_of(execution: Execution) -> dict[str, str]:
+    """Labels with the pipeline, the run and the task of a job."""
+    values = {KFP_PIPELINE: execution.pipeline, KFP_TASK: execution.task}
+    return run_label(execution.run) | {name: kfp_label(value) for name, value in values.items() if value}
 
 
 def _of_local_run(parts: Sequence[str]) -> list[str]:

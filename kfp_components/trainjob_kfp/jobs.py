@@ -12,9 +12,11 @@ from urllib.parse import quote
 
 from trainjob import (
     ConfigurationError,
+    Diagnosis,
     InvalidSpec,
     InvalidWaitOptions,
     JobRef,
+    LogLine,
     Observation,
     OwnerReference,
     Phase,
@@ -42,9 +44,9 @@ from trainjob.integration import (
     spent_text,
     take_document,
 )
-from trainjob_kfp.execution import Execution
+from trainjob_kfp.execution import Execution, origin_of
 from trainjob_kfp.steplog import write_line
-from trainjob_kfp.stopping import StopWithStep, origin_of
+from trainjob_kfp.stopping import StopWithStep, command_of
 
 ACTIONS = ("suspend", "cancel", "keep")
 """What can happen to a job when its step ends first."""
@@ -101,17 +103,24 @@ def run_job(
         again = execution.after_failure(user_errors=bool(parameters.get("retry_user_errors", True)))
         origin = origin_of(execution) | (SUSPEND if parameters["on_kill_action"] != "keep" else {})
         with offered_report(client, crash_deletes=parameters.get("on_crash_action") == "cancel"):
-            ref = client.launch(spec, execution.key, after_failure=again, origin=origin)
+            ref = client.launch(spec, execution.key, tried=execution.tried, after_failure=again, origin=origin)
             stop.job = client.get(ref)
             client.start(stop.keep_ready)
             write_job(client, ref)
             _log_deadline()
+
+            def follow(job: JobRef) -> None:
+                nonlocal ref
+                ref = job
+                stop.follow(job)
+
             try:
                 # Never marked as delivered: the execution has one result, also for a pod that is restarted after it.
-                return wait_and_report(client, ref, options, report, add)
+                return wait_and_report(client, ref, options, report, add, on_follow=follow)
             except RankCrashed as error:
                 why, action = error.diagnosis, parameters.get("on_crash_action", "suspend")
-                write_line(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
+                crashed = ref
+                write_line(f"TrainJob {client.call(lambda: give_up(client.backend, crashed, why, action))}")
                 if action != "keep":
                     record_goodput(ref, error.spent)
                 raise
@@ -127,7 +136,7 @@ def write_job(client: TrainJobClient, ref: JobRef) -> None:
     write_line(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")
     if address := address_of(ref.namespace, ref.name, ref.uid):
         write_line(f"TrainJob {ref}: {address}")  # KFP's UI shows it as a link
-    write_line(f"watch it: {_command(client)} ui -n {ref.namespace} (job {ref.name})")
+    write_line(f"watch it: {command_of(client)} ui -n {ref.namespace} (job {ref.name})")
 
 
 @contextmanager
@@ -144,13 +153,8 @@ def offered_report(client: TrainJobClient, *, crash_deletes: bool = False) -> It
         gone = error.diagnosis.phase is Phase.DELETED or (crash_deletes and isinstance(error, RankCrashed))
         if not gone:
             job = error.diagnosis.job
-            error.add_note(f"report: {_command(client)} report {job} -o {job.rpartition('/')[2]}.html")
+            error.add_note(f"report: {command_of(client)} report {job} -o {job.rpartition('/')[2]}.html")
         raise
-
-
-def _command(client: TrainJobClient) -> str:
-    """The command that reads jobs of the client's backend, wherever it is run."""
-    return "trainjob --backend local" if client.backend.cluster is None else "trainjob"
 
 
 def wait_and_report(
@@ -159,21 +163,54 @@ def wait_and_report(
     options: WaitOptions,
     report: Path | None,
     add: AddToDocument = unchanged,
+    *,
+    on_follow: Callable[[JobRef], None] | None = None,
 ) -> TrainJobResult:
     """Wait for a job, log its progress, and write an HTML page about it once it is complete.
+
+    Args:
+        client: A client of the job's backend and namespace.
+        ref: The job. If another attempt of its key replaces it, that one is waited for.
+        options: When to stop waiting before the job has ended.
+        report: Path of the page.
+        add: Adds to the document of the page.
+        on_follow: Called with the attempt that is waited for from now on, on the event loop of the client.
 
     Raises:
         TrainJobError: the job has failed, or the wait has ended by an option.
     """
-    log = ProgressLogger(LogSink(write_line, job=f"TrainJob {ref}"), progress_seconds=PROGRESS_SECONDS)
-    history = MetricHistory()
+
+    def logger_of(job: JobRef) -> ProgressLogger:
+        return ProgressLogger(LogSink(write_line, job=f"TrainJob {job}"), progress_seconds=PROGRESS_SECONDS)
+
+    log, history = logger_of(ref), MetricHistory()
 
     def change(observation: Observation, notice: str) -> None:
         history.observe(observation, time.time())
         log.change(observation, notice)
 
+    def line(written: LogLine) -> None:
+        log.line(written)
+
+    def crash(diagnosis: Diagnosis) -> None:
+        log.crash(diagnosis)
+
+    def follow(job: JobRef) -> None:
+        nonlocal ref, history, log
+        write_line(f"TrainJob {ref} was replaced by {job}, which is waited for from now on")
+        ref, history, log = job, MetricHistory(), logger_of(job)
+        if on_follow is not None:
+            on_follow(job)
+
     try:
-        result = client.wait(ref, options, on_change=change, on_log=log.line, on_crash=log.crash)
+        result = client.wait(
+            ref,
+            options,
+            on_change=change,
+            on_log=line,
+            on_crash=crash,
+            on_follow=follow,
+        )
     except (TrainJobFailed, TimedOut) as error:
         if spent := spent_text(error.goodput):  # KFP (2.17) drops the outputs of failed steps, metrics included
             write_line(f"TrainJob {ref}: {spent}")

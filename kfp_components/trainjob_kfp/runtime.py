@@ -30,6 +30,7 @@ from trainjob.integration import (
 )
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
+from trainjob_kfp.exit_handler import stop_all
 from trainjob_kfp.jobs import (
     AddToDocument,
     address_of,
@@ -42,7 +43,6 @@ from trainjob_kfp.jobs import (
     write_job,
 )
 from trainjob_kfp.steplog import report_failures, write_line
-from trainjob_kfp.stopping import stop_all
 from trainjob_kfp.studies import check_shared_key, metrics_of, run_study
 
 Parameters = Mapping[str, Any]
@@ -127,7 +127,8 @@ def run_cleanup(given: Parameters) -> list[str]:
         # With kfp.local the placeholder is a number, but the jobs have the label of `execution.run`.
         run = execution.run if parameters["run_id"].isdigit() else parameters["run_id"]
         with connect(parameters) as client:
-            stopped = stop_all(client, run, actions[parameters["action"]], parameters["timeout"])
+            action, own = actions[parameters["action"]], run == execution.run
+            stopped = stop_all(client, run, action, parameters["timeout"], own=own)
         write_line(f"run {run}: " + (f"stopped {', '.join(stopped)}" if stopped else "no jobs were running"))
     return stopped
 

@@ -1,11 +1,13 @@
-"""Stops the TrainJob of a terminated step, and all TrainJobs of a run from its exit handler."""
+"""Stops the TrainJobs of a terminated step."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPException
@@ -15,23 +17,21 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import anyio
 
-from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobError
+from trainjob import JobRef, Phase, TrainJobClient, TrainJobError, cancel_key
 from trainjob.integration import (
-    KFP_PIPELINE,
-    KFP_RUN,
-    KFP_TASK,
+    KEY,
     STUDY,
     CancelAction,
     TrainJob,
     cancelling,
+    given_up,
     key_hash,
-    kfp_label,
-    labels_of,
+    mapping,
     observe,
     request_cancel,
 )
-from trainjob_kfp.execution import Execution
-from trainjob_kfp.steplog import end_process, write_line
+from trainjob_kfp.sharing import SharedJobs
+from trainjob_kfp.steplog import end_process, leave_message, write_line
 
 if TYPE_CHECKING:
     from trainjob.integration import PreparedRequest, Trial
@@ -41,8 +41,11 @@ _WARM_SECONDS = 20.0  # between two requests that keep a connection open: some l
 _FIRST_SECONDS = (1.0, 2.0)  # the first pauses, shorter, to measure early how long a PATCH takes
 _POD_SECONDS = 0.02  # a read takes 6 ms, the longest of 110 took 22 ms
 _SUSPEND_SECONDS = 0.03  # from SIGTERM on; on a quiet control plane a PATCH takes 8 to 26 ms, a DELETE 3 to 11 ms
+_LOOK_SECONDS = 1.0  # for the job of a launch that is on its way; a create takes 10 to 60 ms
+_WAITERS_SECONDS = 1.0  # for a read of the Leases after SIGTERM; the latest one before is at most 20 s old
 
 _READY_TRIALS = 32  # each has two open connections
+_NAMED = 40  # most jobs in a last line, which has at most 4096 bytes
 
 _DELETED = 'the TrainJob was deleted; "Retry run" launches a new one, which resumes from checkpoints if there are any'
 
@@ -65,7 +68,7 @@ class _Requests:
         cluster = client.backend.cluster
         if cluster is None:
             return
-        ref, patch = JobRef.of(self.job), cancelling(self.job, how(self._action))
+        ref, patch = JobRef.of(self.job), cancelling(self.job, how(self._action), await self._mark(client))
         self._delete = await cluster.prepared_request(ref, None)
         if patch is not None:
             self._suspend = await cluster.prepared_request(ref, patch)
@@ -78,6 +81,18 @@ class _Requests:
             self._delete = self._suspend = None
             for each in requests:
                 each.close()
+
+    async def _mark(self, client: TrainJobClient) -> str:
+        """The present version of the records of cancels as the mark of a suspension.
+
+        So a waiter of a later launch resumes the job if the request arrives after that launch.
+        """
+        work = mapping(self.job, "metadata", "labels").get(KEY)
+        with suppress(TrainJobError):
+            version, _ = await client.backend.cancels(JobRef.of(self.job).namespace, str(work or ""))
+            if version is not None:
+                return str(version)
+        return "true"
 
     def send(self, suspended_by: float) -> str:
         """Stop the job.
@@ -126,8 +141,16 @@ class StopWithStep:
     def __init__(self, client: TrainJobClient, key: str, action: str) -> None:
         self._client, self._key, self._action = client, key, action
         self.job: TrainJob | None = None
+        self._followed: JobRef | None = None
         self._requests: _Requests | None = None
         self._pod: PreparedRequest | None = None
+        self._changed: anyio.Event | None = None
+
+    def follow(self, ref: JobRef) -> None:
+        """Stop this attempt from now on, on the event loop of the client."""
+        self.job, self._requests, self._followed = None, None, ref
+        if self._changed is not None:
+            self._changed.set()
 
     async def keep_ready(self) -> None:
         """Keep the requests prepared, and their connections open, until the client is closed."""
@@ -138,9 +161,22 @@ class StopWithStep:
             await self._keep_jobs_ready()
 
     async def _keep_jobs_ready(self) -> None:
-        if self.job is not None:
-            self._requests = _Requests(self.job, self._action)
-            await self._requests.keep_ready(self._client)
+        while True:
+            self._changed = changed = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_job_ready)
+                await changed.wait()
+                tasks.cancel_scope.cancel()
+
+    async def _keep_job_ready(self) -> None:
+        with suppress(TrainJobError):  # a new request remains possible
+            if (ref := self._followed) is not None:
+                found = await self._client.backend.get(ref.namespace, ref.name)
+                if found is not None and found["metadata"]["uid"] == ref.uid:
+                    self.job = found
+            if self.job is not None:
+                self._requests = _Requests(self.job, self._action)
+                await self._requests.keep_ready(self._client)
 
     async def _keep_pod_ready(self) -> None:
         """Keep the request prepared that reads this step's pod; log what a drain does if the step may not read it."""
@@ -173,14 +209,16 @@ class StopWithStep:
 
     def _stop(self, number: int, frame: FrameType | None) -> NoReturn:
         del frame
-        outcome = self._kept
+        outcome, name = self._kept, signal.Signals(number).name
         try:
             if self._action != "keep":
-                outcome = self._evicted() or self._stop_jobs(time.monotonic() + _SUSPEND_SECONDS)
+                outcome = self._evicted() or self._stop_jobs(name, time.monotonic() + _SUSPEND_SECONDS)
+        except TimeoutError:
+            outcome = self._not_stopped(f"the API server has not confirmed it within {_CANCEL_SECONDS:g} s")
         except Exception as error:  # noqa: BLE001 - the process ends now, on any error
-            outcome = f"cannot stop the TrainJob, which may keep running: {error!r}"
+            outcome = self._not_stopped(str(error) if isinstance(error, TrainJobError) else repr(error))
         finally:
-            end_process(f"{signal.Signals(number).name}: {outcome}", 128 + number)
+            end_process(f"{name}: {outcome}", 128 + number)
 
     def _evicted(self) -> str:
         """What happens to the jobs if the cluster evicts this step's pod, as text; empty if it does not."""
@@ -191,10 +229,11 @@ class StopWithStep:
                 return f"{self._kept}: its step's next pod waits for it ({reason})"
         return ""
 
-    def _stop_jobs(self, suspended_by: float) -> str:
-        """Stop the job by a prepared request, otherwise by a new one.
+    def _stop_jobs(self, signal_name: str, suspended_by: float) -> str:
+        """Stop the job by a prepared request, otherwise by new ones.
 
         Args:
+            signal_name: Name of the received signal.
             suspended_by: Deadline for the answer to a suspend, by the monotonic clock.
 
         Returns:
@@ -202,28 +241,64 @@ class StopWithStep:
         """
         if self._requests is not None and (outcome := self._requests.send(suspended_by)):
             return outcome
-        self._client.start(self.request).result(_CANCEL_SECONDS)
-        if self.job is not None:
-            return _Requests(self.job, self._action).outcome
-        return f"the TrainJob was asked to stop ({self._action})"
+        return self._stop_by_new_requests(signal_name)
 
-    async def request(self) -> None:
-        """Request that the job stops: one request once the job is known."""
-        if self.job is not None:
-            await request_cancel(self._client.backend, self.job, how(self._action))
-            return
-        # SIGTERM during the launch: the request that creates the job may be in flight.
-        for _ in range(20):
-            jobs = await self._client.backend.find(self._client.namespace, labels_of(self._key))
-            for job in jobs:
-                if not observe(job).phase.terminal:
-                    await request_cancel(self._client.backend, job, how(self._action))
-                    return
-            await anyio.sleep(0.05)
+    def _stop_by_new_requests(self, signal_name: str) -> str:
+        requested = self._client.start(self.request)
+        if self._client.backend.cluster is not None:  # this process can be killed before the reply
+            with suppress(OSError):
+                leave_message(f"{signal_name}: {self._not_stopped('the request has not been confirmed yet')}")
+        return requested.result(_CANCEL_SECONDS)
+
+    def _not_stopped(self, why: str) -> str:
+        """The last line if the job was not stopped: the reason, and the command for a person."""
+        if self.job is None:
+            what, words = f"the TrainJob of key {self._key}", ["--key", self._key]
+        else:
+            ref = JobRef.of(self.job)
+            what, words = f"TrainJob {ref}", [ref.name]
+        command = f"{command_of(self._client)} cancel -n {self._client.namespace} {shlex.join(words)}"
+        return f"cannot stop {what}, which may keep running: {why}; stop it: {command}"
+
+    async def request(self) -> str:
+        """Request that the job stops, by new requests; during its launch, as soon as it appears.
+
+        The record of the cancel lets a launch on its way stop what it creates, and the reaper repeat a suspension that
+        is refused for longer than this process has.
+
+        Returns:
+            What was done, as text.
+        """
+        backend, action, job = self._client.backend, how(self._action), self.job
+        look = _LOOK_SECONDS if job is None else 0.0
+        by_key = cancel_key(
+            backend,
+            self._key,
+            namespace=self._client.namespace,
+            action=action,
+            timeout_seconds=0,
+            look_seconds=look,
+        )
+        if job is not None:
+            sent, _ = await asyncio.gather(request_cancel(backend, job, action), by_key, return_exceptions=True)
+            if isinstance(sent, BaseException):
+                raise sent
+            return _Requests(job, self._action).outcome
+        if not (await by_key).jobs:
+            return self._not_stopped("its launch has not created it yet")
+        return f"the TrainJob was asked to stop ({self._action})"
 
 
 class StopTrialsWithStep(StopWithStep):
     """Context manager: SIGTERM and Ctrl-C stop the running trials of a study as `StopWithStep` stops a job.
+
+    A trial that another run of the same study key waits for keeps running, see `SharedJobs`.
+
+    Args:
+        client: A client that is used by this step only.
+        key: Key of the study.
+        action: ``suspend``, ``cancel`` or ``keep``.
+        run: Id of the run.
 
     Attributes:
         search: The running search. It is cancelled first: a search that sees its trials end records that they failed.
@@ -231,22 +306,26 @@ class StopTrialsWithStep(StopWithStep):
 
     _kept = "the trials keep running"
 
-    def __init__(self, client: TrainJobClient, key: str, action: str) -> None:
+    def __init__(self, client: TrainJobClient, key: str, action: str, run: str) -> None:
         super().__init__(client, key, action)
         self.search: Future[Any] | None = None
+        self._jobs = SharedJobs(client, run)
         self._running: set[str] = set()
+        self._launching: set[int] = set()
         self._ready: dict[str, _Requests] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
-        self._changed: anyio.Event | None = None
 
     def change(self, trials: Sequence[Trial]) -> None:
         """Take the trials after a change, on the event loop of the client."""
         self._running = {trial.job for trial in trials if trial.job and not trial.ended}
+        self._launching = {trial.number for trial in trials if not trial.job and not trial.ended}
         if self._changed is not None:
             self._changed.set()
 
     async def _keep_jobs_ready(self) -> None:
         async with anyio.create_task_group() as tasks:
+            if self._jobs.is_shared(self._key):
+                tasks.start_soon(self._keep_known)
             while True:
                 self._changed = anyio.Event()
                 for name in self._scopes.keys() - self._running:
@@ -255,6 +334,12 @@ class StopTrialsWithStep(StopWithStep):
                     self._scopes[name] = scope = anyio.CancelScope()
                     tasks.start_soon(self._keep_trial_ready, name, scope)
                 await self._changed.wait()
+
+    async def _keep_known(self) -> None:
+        """Keep known which trials other runs wait for: after SIGTERM there is no time to ask."""
+        for pause in chain(_FIRST_SECONDS, repeat(_WARM_SECONDS)):
+            await self._jobs.refresh()
+            await anyio.sleep(pause)
 
     async def _keep_trial_ready(self, name: str, scope: anyio.CancelScope) -> None:
         with scope, suppress(TrainJobError):  # a new request remains possible
@@ -266,25 +351,58 @@ class StopTrialsWithStep(StopWithStep):
                 finally:
                     del self._ready[name]
 
-    def _stop_jobs(self, suspended_by: float) -> str:
+    def _stop_jobs(self, signal_name: str, suspended_by: float) -> str:
         """Stop the trials by prepared requests, all at once; those without one by new requests."""
         if self.search is not None:
             self.search.cancel()
-        if ready := dict(self._ready):
+        if ready := [each for each in dict(self._ready).values() if self._jobs.may_stop(each.job)]:
             with ThreadPoolExecutor(len(ready)) as threads:
-                list(threads.map(lambda each: each.send(suspended_by), ready.values()))
-        self._client.start(self.request).result(_CANCEL_SECONDS)
+                list(threads.map(lambda each: each.send(suspended_by), ready))
+        return self._stop_by_new_requests(signal_name)
+
+    def _not_stopped(self, why: str) -> str:
+        named = sorted(self._running)[:_NAMED]
+        if not named:
+            return f"cannot stop all trials of study {self._key}: {why}"
+        command = f"{command_of(self._client)} cancel -n {self._client.namespace}"
+        return (
+            f"cannot stop all trials of study {self._key}, which may keep running: {why}; stop them: "
+            f"for job in {' '.join(named)}; do {command} $job; done"
+        )
+
+    async def request(self) -> str:
+        """Request that the trials stop, also those whose launch is on its way."""
+        backend, namespace, action = self._client.backend, self._client.namespace, how(self._action)
+        launches: list[Awaitable[object]] = []
+        if self._jobs.is_shared(self._key):
+            with anyio.move_on_after(_WAITERS_SECONDS):
+                await self._jobs.refresh()
+        else:  # of a shared study, the record of a cancel would end another run's launch of the same trial
+            launches = [
+                cancel_key(
+                    backend,
+                    f"{self._key}/{number}",
+                    namespace=namespace,
+                    action=action,
+                    timeout_seconds=0,
+                    look_seconds=_LOOK_SECONDS,
+                )
+                for number in sorted(self._launching)
+            ]
+        await all_at_once([self._stop_found(action), *launches])
         return f'the trials were asked to stop ({self._action}); a retry or "Retry run" continues the study'
 
-    async def request(self) -> None:
-        """Request that the trials stop."""
-        for pause in (0.1, 0.0):  # the request that creates a job may be in flight
-            jobs = await self._client.backend.find(self._client.namespace, {STUDY: key_hash(self._key)})
-            async with anyio.create_task_group() as tasks:
-                for job in jobs:
-                    if _must_stop(job, how(self._action)):
-                        tasks.start_soon(request_cancel, self._client.backend, job, how(self._action))
-            await anyio.sleep(pause)
+    async def _stop_found(self, action: CancelAction) -> None:
+        """Stop the trials that exist or appear soon."""
+        backend, until = self._client.backend, time.monotonic() + (_LOOK_SECONDS if self._launching else 0.1)
+        while True:
+            late = time.monotonic() >= until
+            jobs = await backend.find(self._client.namespace, {STUDY: key_hash(self._key)})
+            mine = [job for job in jobs if must_stop(job, action) and self._jobs.may_stop(job)]
+            await request_all(self._client, mine, action)
+            if late:
+                return
+            await anyio.sleep(0.1)
 
 
 async def _keep_warm(request: PreparedRequest) -> None:
@@ -294,53 +412,33 @@ async def _keep_warm(request: PreparedRequest) -> None:
         await anyio.sleep(pause)
 
 
-def stop_all(client: TrainJobClient, run: str, action: CancelAction, seconds: float) -> list[str]:
-    """Stop the jobs of a run, including jobs that are created meanwhile.
-
-    Returns:
-        The names of the jobs that were running.
-
-    Raises:
-        TimedOut: pods of some jobs still exist after `seconds`.
-    """
-
-    async def stop() -> list[str]:
-        stopped: dict[str, JobRef] = {}
-        deadline = time.monotonic() + seconds
-        while True:
-            found = await client.backend.find(client.namespace, run_label(run))
-            active = [job for job in found if _must_stop(job, action)]
-            for job in active:
-                ref = JobRef.of(job)
-                if ref.uid not in stopped:
-                    write_line(f"TrainJob {ref} is still {observe(job).phase}: {action}")
-                    stopped[ref.uid] = ref
-                await request_cancel(client.backend, job, action)
-            remaining = [ref for ref in stopped.values() if not await client.backend.stopped(ref)]
-            if not remaining and not active:
-                return sorted(ref.name for ref in stopped.values())
-            if time.monotonic() > deadline:
-                names = ", ".join(str(ref) for ref in remaining)
-                raise TimedOut(f"{seconds:g} s after the stop request, pods of these TrainJobs still exist: {names}")
-            await anyio.sleep(0.5)
-
-    return client.call(stop)
+async def all_at_once(requests: Iterable[Awaitable[object]]) -> None:
+    """Send all requests, and raise the first error once all have been answered."""
+    for each in await asyncio.gather(*requests, return_exceptions=True):
+        if isinstance(each, BaseException):
+            raise each
 
 
-def _must_stop(trainjob: TrainJob, action: CancelAction) -> bool:
+async def request_all(client: TrainJobClient, jobs: Sequence[TrainJob], action: CancelAction) -> None:
+    """Request that the jobs stop: all active ones at once, then those that are suspended or given up."""
+    active = [job for job in jobs if is_active(job)]
+    for group in (active, [job for job in jobs if not is_active(job)]):
+        await all_at_once(request_cancel(client.backend, job, action) for job in group)
+
+
+def command_of(client: TrainJobClient) -> str:
+    """The command that reads jobs of the client's backend, wherever it is run."""
+    return "trainjob --backend local" if client.backend.cluster is None else "trainjob"
+
+
+def is_active(job: TrainJob) -> bool:
+    """Whether the job runs or waits to run, and is not suspended or given up."""
+    return observe(job).phase is not Phase.SUSPENDED and given_up(job) is None
+
+
+def must_stop(trainjob: TrainJob, action: CancelAction) -> bool:
     """Whether `action` has to be applied: the job runs or waits to run, or is suspended and is to be deleted."""
     phase = observe(trainjob).phase
     if phase.terminal or "deletionTimestamp" in trainjob["metadata"]:
         return False
     return phase is not Phase.SUSPENDED or action == "delete"
-
-
-def run_label(run: str) -> dict[str, str]:
-    """The label that selects the jobs of a run."""
-    return {KFP_RUN: kfp_label(run)}
-
-
-def origin_of(execution: Execution) -> dict[str, str]:
-    """Labels with the pipeline, the run and the task of a job."""
-    values = {KFP_PIPELINE: execution.pipeline, KFP_TASK: execution.task}
-    return run_label(execution.run) | {name: kfp_label(value) for name, value in values.items() if value}

@@ -21,10 +21,10 @@ from trainjob.integration import (
     rounded,
     tune,
 )
-from trainjob_kfp.execution import Execution, artifact_location
+from trainjob_kfp.execution import Execution, artifact_location, origin_of
 from trainjob_kfp.jobs import connect_shared, wait_options_of, workflow_of_this_pod
 from trainjob_kfp.steplog import write_line
-from trainjob_kfp.stopping import StopTrialsWithStep, origin_of
+from trainjob_kfp.stopping import StopTrialsWithStep
 
 
 def run_study(
@@ -57,7 +57,7 @@ def run_study(
     workspace = workspace_of(execution, parameters, model_uri)
     where = journal_location(key_hash(key), workspace)
     action = parameters["on_kill_action"]
-    with connect_shared(parameters) as client, StopTrialsWithStep(client, key, action) as stop:
+    with connect_shared(parameters) as client, StopTrialsWithStep(client, key, action, execution.run) as stop:
         if parameters["owned_by_run"]:
             template = template.model_copy(update={"owner_reference": workflow_of_this_pod(client)})
         write_line(f"study {key}, journal {where}")

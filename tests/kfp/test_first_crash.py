@@ -10,9 +10,9 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, JobRef, LogLine, Phase, TrainJobClient, TrainJobSpec
+from trainjob.attempts import given_up
 from trainjob.diagnosis import Evidence
 from trainjob.errors import JobHung, QueueTimeout, RankCrashed
-from trainjob.lifecycle import given_up
 from trainjob.status import QUEUE_LABEL, observe
 from trainjob_kfp import jobs, steplog
 from trainjob_kfp.execution import Execution

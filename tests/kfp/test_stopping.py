@@ -1,0 +1,425 @@
+"""What a step does at SIGTERM, and what the exit handler of a run does, against a cluster in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import anyio
+import pytest
+from tests.kfp.memory_cluster import MemoryCluster
+from tests.processes import eventually
+
+from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
+from trainjob.attempts import given_up, is_stale
+from trainjob.cancellation import give_up
+from trainjob.diagnosis import Category, Diagnosis
+from trainjob.errors import Rejected
+from trainjob.manifest import key_hash, render
+from trainjob.status import CANCELLED, QUEUE_LABEL, observe
+from trainjob.tuning import Trial
+from trainjob.verdicts import RetryVerdict
+from trainjob.workflows import KFP_RUN, STUDY
+from trainjob_kfp import exit_handler, stopping
+from trainjob_kfp.execution import run_label
+from trainjob_kfp.exit_handler import stop_all
+from trainjob_kfp.sharing import SharedJobs
+from trainjob_kfp.stopping import StopTrialsWithStep, StopWithStep
+
+RUN, OTHER_RUN = "0d9f8a9e-run", "7c1e-other"
+KEY = f"kfp/{RUN}/uuid/train"
+SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
+CRASH = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1")
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster()
+
+
+@pytest.fixture
+def client(cluster: MemoryCluster) -> Iterator[TrainJobClient]:
+    with TrainJobClient(cluster, "ns") as made:
+        yield made
+
+
+def launched(
+    client: TrainJobClient, key: str = KEY, labels: dict[str, str] | None = None, spec: TrainJobSpec = SPEC
+) -> JobRef:
+    """A running job with these labels."""
+    ref = client.launch(spec, key, origin=labels)
+    assert isinstance(client.backend, MemoryCluster)
+    client.backend.running(ref)
+    return ref
+
+
+def created(client: TrainJobClient, key: str, attempt: int, labels: dict[str, str] | None = None) -> JobRef:
+    """A running attempt that no launch of this test has made."""
+    return JobRef.of(client.call(lambda: client.backend.create(render(SPEC, key, attempt, "ns", origin=labels))))
+
+
+def given_up_job(client: TrainJobClient, key: str = KEY, labels: dict[str, str] | None = None) -> JobRef:
+    ref = launched(client, key, labels)
+    client.call(lambda: give_up(client.backend, ref, CRASH))
+    return ref
+
+
+def phases(cluster: MemoryCluster) -> dict[str, Phase]:
+    return {name: observe(job).phase for (_, name), job in cluster.jobs.items()}
+
+
+@pytest.fixture
+def last_line(monkeypatch: pytest.MonkeyPatch) -> Callable[[StopWithStep], str]:
+    """What a step writes last after SIGTERM."""
+
+    def end(line: str, code: int) -> None:
+        assert code == 143
+        raise SystemExit(line)
+
+    monkeypatch.setattr(stopping, "end_process", end)
+
+    def terminate(stop: StopWithStep) -> str:
+        with pytest.raises(SystemExit) as ended:
+            stop._stop(15, None)
+        return str(ended.value)
+
+    return terminate
+
+
+# ---------------------------------------------------------------- the job of a step
+
+
+@pytest.mark.parametrize(("action", "left"), [("suspend", {"2": Phase.SUSPENDED}), ("cancel", {})])
+def test_terminate_during_a_launch_stops_what_it_creates(
+    client: TrainJobClient, cluster: MemoryCluster, action: str, left: dict[str, Phase]
+) -> None:
+    """Case 02: the retry of a step is terminated before its attempt exists; the first attempt was given up."""
+    first = given_up_job(client)
+
+    async def late() -> None:
+        await anyio.sleep(0.2)
+        await cluster.create(render(SPEC, KEY, 2, "ns"))
+
+    with StopWithStep(client, KEY, action) as stop:
+        creating = client.start(late)
+        client.call(stop.request)
+        creating.result(5)
+    found = phases(cluster)
+    assert {name[-1]: phase for name, phase in found.items() if name != first.name} == left
+
+
+def test_a_launch_that_began_before_terminate_stops_what_it_creates_later(
+    client: TrainJobClient, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "_LOOK_SECONDS", 0.05)
+    create = cluster.create
+
+    async def slow(trainjob: Any, *, dry_run: bool = False) -> Any:
+        await anyio.sleep(0.5)
+        return await create(trainjob, dry_run=dry_run)
+
+    monkeypatch.setattr(cluster, "create", slow)
+    launching: Future[JobRef] = client.start(lambda: launch_key(cluster))
+    time.sleep(0.2)
+    with StopWithStep(client, KEY, "suspend") as stop:
+        outcome = client.call(stop.request)
+    assert "trainjob cancel -n ns --key" in outcome, "the stop is not confirmed"
+    with pytest.raises(TrainJobFailed, match="its key was cancelled"):
+        launching.result(5)
+    assert list(phases(cluster).values()) == [Phase.SUSPENDED]
+
+
+async def launch_key(cluster: MemoryCluster) -> JobRef:
+    return await launch(cluster, SPEC, KEY, namespace="ns")
+
+
+def test_a_stop_by_new_requests_leaves_a_record_for_the_reaper(client: TrainJobClient, cluster: MemoryCluster) -> None:
+    ref = launched(client)
+    with StopWithStep(client, KEY, "suspend") as stop:
+        stop.job = client.get(ref)
+        assert client.call(stop.request) == "the TrainJob was asked to stop (suspend)"
+    assert phases(cluster) == {ref.name: Phase.SUSPENDED}
+    assert [work for _, work, _ in cluster.records] == [key_hash(KEY)]
+
+
+def test_the_last_line_names_the_job_and_the_command_if_the_stop_was_refused(
+    client: TrainJobClient, cluster: MemoryCluster, last_line: Callable[[StopWithStep], str]
+) -> None:
+    ref = launched(client)
+
+    def refuse(request: str) -> None:
+        if request in ("patch", "delete"):
+            raise Rejected("admission webhook denied the request")
+
+    with StopWithStep(client, KEY, "suspend") as stop:
+        stop.job = client.get(ref)
+        cluster.before = refuse
+        line = last_line(stop)
+        stop.job = None
+        unknown = last_line(stop)
+    assert line == (
+        f"SIGTERM: cannot stop TrainJob {ref}, which may keep running: admission webhook denied the request; "
+        f"stop it: trainjob cancel -n ns {ref.name}"
+    )
+    assert unknown.endswith(f"stop it: trainjob cancel -n ns --key {KEY}")
+
+
+def test_the_last_line_says_that_the_stop_was_not_confirmed(
+    client: TrainJobClient,
+    cluster: MemoryCluster,
+    last_line: Callable[[StopWithStep], str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+) -> None:
+    ref = launched(client)
+    message = tmp_path / "message"
+    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(message))
+    monkeypatch.setattr(stopping, "_CANCEL_SECONDS", 0.2)
+
+    async def hang(*_: object) -> None:
+        await anyio.sleep_forever()
+
+    with StopWithStep(client, KEY, "suspend") as stop:
+        stop.job = client.get(ref)
+        monkeypatch.setattr(cluster, "patch", hang)
+        line = last_line(stop)
+    assert f"TrainJob {ref}, which may keep running: the API server has not confirmed it within 0.2 s" in line
+    assert f"trainjob cancel -n ns {ref.name}" in line
+    assert f"trainjob cancel -n ns {ref.name}" in message.read_text(), "written before, if the process is killed"
+
+
+def test_prepared_requests_are_those_of_the_attempt_that_counts(
+    client: TrainJobClient, cluster: MemoryCluster, last_line: Callable[[StopWithStep], str]
+) -> None:
+    first = launched(client)
+    with StopWithStep(client, KEY, "suspend") as stop:
+        stop.job = client.get(first)
+        client.start(stop.keep_ready)
+        eventually(lambda: {each.ref.name for each in cluster.prepared} == {first.name})
+        second = created(client, KEY, 2)
+        client.call(lambda: followed(stop, second))
+        eventually(lambda: {each.ref.name for each in cluster.prepared} == {second.name})
+        eventually(lambda: stop.job is not None)
+        assert last_line(stop) == "SIGTERM: the TrainJob was asked to stop (suspend)"
+    assert cluster.sent == [(second.name, "suspend")]
+
+
+async def followed(stop: StopWithStep, ref: JobRef) -> None:
+    stop.follow(ref)
+
+
+def test_a_late_suspend_of_a_terminated_step_is_undone_by_the_next_one(
+    client: TrainJobClient, cluster: MemoryCluster
+) -> None:
+    """The PATCH arrives after "Retry run" has launched the key again."""
+    ref = launched(client)
+    with StopWithStep(client, KEY, "suspend") as stop:
+        stop.job = client.get(ref)
+        client.start(stop.keep_ready)
+        eventually(lambda: len(cluster.prepared) == 2)
+        patch = next(each.patch for each in cluster.prepared if each.patch)
+    cluster.version += 1
+    assert client.launch(SPEC, KEY) == ref
+    client.call(lambda: cluster.patch(ref, patch))
+    assert is_stale(cluster.job(ref)), "its waiter resumes it"
+
+
+def test_a_suspend_of_a_terminated_step_is_not_undone_by_another_waiter(
+    client: TrainJobClient, cluster: MemoryCluster
+) -> None:
+    ref = launched(client)
+    cluster.version += 1
+    with StopWithStep(client, KEY, "suspend") as stop:
+        stop.job = client.get(ref)
+        client.start(stop.keep_ready)
+        eventually(lambda: len(cluster.prepared) == 2)
+        patch = next(each.patch for each in cluster.prepared if each.patch)
+    client.call(lambda: cluster.patch(ref, patch))
+    assert not is_stale(cluster.job(ref))
+    assert client.launch(SPEC, KEY) == ref
+    assert not cluster.job(ref)["spec"]["suspend"], '"Retry run" resumes it'
+
+
+# ---------------------------------------------------------------- trials
+
+
+def trial(number: int, ref: JobRef | None = None) -> Trial:
+    return Trial(number, {}, job=ref.name if ref else "")
+
+
+def study_of(client: TrainJobClient, key: str, count: int, run: str = RUN) -> list[JobRef]:
+    labels = {STUDY: key_hash(key)} | run_label(run)
+    return [launched(client, f"{key}/{number}", labels) for number in range(count)]
+
+
+def test_terminate_stops_no_trial_that_another_run_waits_for(
+    client: TrainJobClient, cluster: MemoryCluster, last_line: Callable[[StopWithStep], str]
+) -> None:
+    mine, shared = study_of(client, "digits", 2)
+    theirs = launched(client, "digits/2", {STUDY: key_hash("digits")} | run_label(OTHER_RUN))
+    unlabeled = launched(client, "digits/3", {STUDY: key_hash("digits")})
+    cluster.waits(shared)
+    cluster.waits(mine, shared, own=True)
+    with StopTrialsWithStep(client, "digits", "suspend", RUN) as stop:
+        stop.change([trial(number, ref) for number, ref in enumerate((mine, shared, theirs, unlabeled))])
+        client.start(stop.keep_ready)
+        eventually(lambda: {each.ref.name for each in cluster.prepared if each.patch} == set(phases(cluster)))
+        eventually(lambda: "waiters" in cluster.requests)
+        line = last_line(stop)
+    assert "the trials were asked to stop (suspend)" in line
+    assert {name for name, _ in cluster.sent} == {mine.name, unlabeled.name}
+    found = phases(cluster)
+    assert (found[mine.name], found[unlabeled.name]) == (Phase.SUSPENDED, Phase.SUSPENDED)
+    assert (found[shared.name], found[theirs.name]) == (Phase.RUNNING, Phase.RUNNING)
+    assert not cluster.records, "a record would end another run's launch of the same trial"
+
+
+def test_terminate_stops_trials_whose_launch_is_on_its_way(client: TrainJobClient, cluster: MemoryCluster) -> None:
+    key = f"kfp/{RUN}/uuid/tune"
+    (running,) = study_of(client, key, 1)
+
+    async def late() -> None:
+        await anyio.sleep(0.3)
+        await cluster.create(render(SPEC, f"{key}/1", 1, "ns", origin={STUDY: key_hash(key)}))
+
+    with StopTrialsWithStep(client, key, "cancel", RUN) as stop:
+        stop.change([trial(0, running), trial(1)])
+        creating = client.start(late)
+        client.call(stop.request)
+        creating.result(5)
+    assert phases(cluster) == {}
+    assert {work for _, work, _ in cluster.records} == {key_hash(f"{key}/1")}
+    assert "waiters" not in cluster.requests, "no other run has these trials"
+
+
+def test_the_last_line_names_the_trials_that_may_keep_running(
+    client: TrainJobClient, cluster: MemoryCluster, last_line: Callable[[StopWithStep], str]
+) -> None:
+    first, second = study_of(client, "digits", 2)
+
+    def refuse(request: str) -> None:
+        if request in ("patch", "delete"):
+            raise Rejected("denied")
+
+    cluster.waits(second, age=3600)  # a process that was killed long ago
+    with StopTrialsWithStep(client, "digits", "suspend", RUN) as stop:
+        stop.change([trial(0, first), trial(1, second)])
+        cluster.before = refuse
+        line = last_line(stop)
+    assert line == (
+        "SIGTERM: cannot stop all trials of study digits, which may keep running: denied; stop them: "
+        f"for job in {first.name} {second.name}; do trainjob cancel -n ns $job; done"
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "waits", "listed", "stopped"),
+    [
+        (RUN, "", True, True),
+        (RUN, "other", True, False),
+        (RUN, "own", True, True),
+        (RUN, "same run", True, True),
+        (RUN, "dead", True, True),
+        (RUN, "other", False, True),
+        (OTHER_RUN, "", True, False),
+        (OTHER_RUN, "", False, False),
+        ("", "", True, True),
+        ("", "other", True, False),
+        ("", "", False, False),
+    ],
+)
+def test_which_shared_jobs_a_run_stops(
+    client: TrainJobClient,
+    cluster: MemoryCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    label: str,
+    waits: str,
+    listed: bool,
+    stopped: bool,
+) -> None:
+    monkeypatch.setenv("KFP_POD_NAME", "digits-x7k2p-system-container-impl-1")
+    cluster.owners = [{"kind": "Workflow", "name": "digits-x7k2p"}]
+    ref = launched(client, "digits/0", run_label(label) if label else {})
+    if waits:
+        holder = "digits-x7k2p-system-container-impl-2" if waits == "same run" else "digits-x7k2q-impl-1"
+        cluster.waits(ref, holder=holder, age=600 if waits == "dead" else 60, own=waits == "own")
+    if not listed:
+        cluster.leases = Rejected("leases is forbidden")
+    jobs = SharedJobs(client, RUN)
+    client.call(jobs.refresh)
+    job = client.get(ref)
+    assert job is not None
+    assert jobs.may_stop(job) is stopped
+
+
+def test_jobs_of_one_run_alone_are_always_stopped(client: TrainJobClient, cluster: MemoryCluster) -> None:
+    ref = launched(client, KEY, run_label(RUN))
+    cluster.waits(ref)
+    jobs = SharedJobs(client, RUN)
+    client.call(jobs.refresh)
+    job = client.get(ref)
+    assert job is not None
+    assert jobs.may_stop(job)
+
+
+# ---------------------------------------------------------------- the exit handler
+
+
+def test_the_exit_handler_stops_active_attempts_first_and_suspends_failed_ones(
+    client: TrainJobClient, cluster: MemoryCluster
+) -> None:
+    label = run_label(RUN)
+    failed = launched(client, f"kfp/{RUN}/uuid/failed", label)
+    cluster.end(failed, 1)
+    old = given_up_job(client, KEY, label)
+    running = created(client, KEY, 2, label)
+    cluster.running(running)
+    only_given_up = given_up_job(client, f"kfp/{RUN}/uuid/other", label)
+    deleted: list[str] = []
+    delete = cluster.delete
+
+    async def record(ref: JobRef, version: str = "") -> None:
+        deleted.append(ref.name)
+        await delete(ref, version)
+
+    cluster.delete = record  # type: ignore[method-assign]
+    assert stop_all(client, RUN, "delete", 10) == sorted([old.name, running.name, only_given_up.name])
+    assert deleted[0] == running.name
+    assert set(deleted) == {old.name, running.name, only_given_up.name}
+    assert cluster.job(failed)["spec"]["suspend"], "Trainer up to 2.3 can take Failed back"
+    assert key_hash(KEY) in {work for _, work, _ in cluster.records}, "a launch on its way reads the record"
+
+
+def test_the_exit_handler_leaves_what_another_run_waits_for(
+    client: TrainJobClient, cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, shared = study_of(client, "digits", 2)
+    cluster.waits(shared)
+    assert stop_all(client, RUN, "suspend", 10) == [mine.name]
+    assert phases(cluster) == {mine.name: Phase.SUSPENDED, shared.name: Phase.RUNNING}
+    assert f"TrainJob {shared} keeps running: another run waits for it" in capsys.readouterr().out
+    assert not cluster.records
+
+
+def test_the_exit_handler_keeps_the_mark_of_its_cancel(client: TrainJobClient, cluster: MemoryCluster) -> None:
+    ref = launched(client, KEY, run_label(RUN))
+    assert stop_all(client, RUN, "suspend", 10) == [ref.name]
+    (record,) = cluster.records.values()
+    assert cluster.job(ref)["metadata"]["annotations"][CANCELLED] == str(record.version)
+    assert exit_handler.stop_all(client, RUN, "suspend", 10) == []
+
+
+def test_a_job_in_a_queue_is_deleted(client: TrainJobClient, cluster: MemoryCluster) -> None:
+    spec = TrainJobSpec.parse({**SPEC.model_dump(exclude_unset=True), "labels": {QUEUE_LABEL: "main"}})
+    launched(client, KEY, run_label(RUN), spec)
+    assert len(stop_all(client, RUN, "suspend", 10)) == 1
+    assert cluster.jobs == {}
+
+
+def test_a_given_up_job_stays_given_up(client: TrainJobClient, cluster: MemoryCluster) -> None:
+    ref = given_up_job(client, KEY, run_label(RUN))
+    assert stop_all(client, RUN, "suspend", 10) == []
+    assert given_up(cluster.job(ref)) is not None
+    assert cluster.job(ref)["metadata"]["labels"][KFP_RUN] == RUN
