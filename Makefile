@@ -185,7 +185,7 @@ test: packages ## everything, side by side; ends with a table
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
 		"test-cluster test-cluster-restarts" \
 		"test-airflow test-kfp test-docker test-page $(shell $(PYTHON) tests/oldest.py due)" \
-		"test-unit lint test-registry test-stores test-local test-docs"
+		"test-unit lint test-simulation test-registry test-stores test-local test-docs"
 	@if [ -n "$(COVERAGE)" ]; then $(BIN)/coverage combine --quiet; $(BIN)/coverage report --sort=cover | tail -40; fi
 	@if [ -s .test-output/missing-packages ]; then \
 		echo "Not installed here, so the tests that need them were skipped:$$(sort -u .test-output/missing-packages | tr -d '\n')"; fi
@@ -205,6 +205,10 @@ lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
 .PHONY: test-unit
 test-unit: $(VENV)/core.stamp ## pure functions and small I/O; what to run after each edit
 	$(call run,tests/unit -n 2)
+
+.PHONY: test-simulation
+test-simulation: $(VENV)/test.stamp ## the launch protocol on a virtual clock: processes that are killed, requests that are lost
+	$(call run,tests/simulation)
 
 .PHONY: test-local
 test-local: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## real processes on the local backend, a real container registry
@@ -286,11 +290,11 @@ $(PYTHONS:%=test-python-%): test-python-%: .venv-%/stamp
 
 # ---------------------------------------------------------------- campaigns
 
-.PHONY: campaign campaign-local campaign-sizes campaign-cluster campaign-terminate campaign-mutants
+.PHONY: campaign campaign-local campaign-sizes campaign-simulation campaign-cluster campaign-terminate campaign-mutants
 campaign: packages ## all schedules of what `make test` samples, the oldest versions and newer Pythons; see docs/development/campaigns.md
 	@$(MAKE) --no-print-directory -j2 setup cluster-programs
 	@rm -f .test-output/campaign-*.xml
-	@$(MAKE) --keep-going campaign-local campaign-sizes campaign-cluster campaign-terminate \
+	@$(MAKE) --keep-going campaign-local campaign-sizes campaign-simulation campaign-cluster campaign-terminate \
 		campaign-mutants \
 		test-airflow-oldest test-kfp-oldest test-trainer-oldest test-pythons sbom; \
 		status=$$?; $(BIN)/python -m tests.docs.campaigns; exit $$status
@@ -305,6 +309,9 @@ campaign-sizes: $(TORCH_VENV)/stamp cluster-programs ## 20 GiB, 10,000 files, 50
 	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 tests/local/test_memory.py tests/oci/test_memory.py \
 		tests/stores/test_contract.py tests/airflow/system/test_many.py tests/airflow/system/test_examples.py \
 		tests/cluster/restarts/test_airflow_system.py)
+
+campaign-simulation: $(VENV)/test.stamp ## 4,000 schedules of each mix of the simulation, with new seeds
+	$(BIN)/python -m tests.simulation campaign --schedules 4000
 
 campaign-cluster: cluster-programs ## 200 schedules of faults, and 200 of waiters and reapers; 200 hangs, 100 preemptions
 	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 \

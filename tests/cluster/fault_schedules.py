@@ -20,8 +20,9 @@ from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.cancellation import cancel
 from trainjob.goodput import Activity
-from trainjob.lifecycle import cancel, launch
+from trainjob.lifecycle import launch
 from trainjob.manifest import KEY
 from trainjob.status import observe
 from trainjob.waiting import wait

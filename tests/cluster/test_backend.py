@@ -28,6 +28,7 @@ from trainjob.backends.kubernetes import pods
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import cancel
 from trainjob.diagnosis import Category
 from trainjob.errors import (
     ConfigurationError,
@@ -39,7 +40,8 @@ from trainjob.errors import (
     SpecMismatch,
     Stuck,
 )
-from trainjob.lifecycle import cancel, dry_run, launch, mark_delivered
+from trainjob.job_records import mark_delivered
+from trainjob.lifecycle import dry_run, launch
 from trainjob.logs import LogLine
 from trainjob.manifest import render
 from trainjob.status import observe

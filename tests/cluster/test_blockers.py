@@ -14,9 +14,10 @@ from tests.testcluster.nodes import simulate
 from trainjob import JobRef, Observation, Phase, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import cancel
 from trainjob.diagnosis.blockers import event_time
 from trainjob.errors import Stuck
-from trainjob.lifecycle import cancel, launch
+from trainjob.lifecycle import launch
 from trainjob.manifest import render
 from trainjob.verdicts import RetryVerdict
 from trainjob.waiting import wait

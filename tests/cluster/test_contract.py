@@ -14,7 +14,7 @@ import anyio
 import pytest
 from tests.contract import test_backend_contract as contract
 from tests.contract.conftest import Harness
-from tests.testcluster.access import Access, Object
+from tests.testcluster.access import RULES, Access, Object
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
@@ -26,9 +26,6 @@ from trainjob.backends.kubernetes.credentials import Credentials
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 ABSENT = {
-    "test_create_rejects_the_name_of_a_deleted_job": (
-        "an API server forgets the names of deleted objects; the caller that counts the attempts avoids a second use"
-    ),
     "test_runtimes_are_listed": "the role for users may not list runtimes (test_an_administrator_lists_runtimes)",
     "test_evidence_has_exit_codes_and_logs_of_all_ranks": (
         "the Job controller deletes the running ranks, with their exit codes and logs; the failed rank is left "
@@ -43,8 +40,10 @@ globals().update(
 
 @pytest.fixture(scope="module")
 def kubeconfig(cluster: Access) -> Path:
-    """Kubeconfig of a user with the permissions of Trainer's role for users, in all namespaces."""
-    return cluster.kubeconfig_for(cluster_wide=True)
+    """Kubeconfig of a user with Trainer's role for users, and what `trainjob install` adds to it, in all namespaces."""
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create", "list", "patch"]}
+    jobsets = {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["get"]}
+    return cluster.kubeconfig_for([*RULES, leases, jobsets], cluster_wide=True)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +75,7 @@ def opened(
     until_ended: dict[str, Any] = {"command": ["sleep"], "env": simulate(run="never")}
     host = cluster.layout.gateway if isinstance(cluster, Cluster) else ""
     with cluster.namespace("contract", real=real) as namespace:
-        where = {"host": host, "other": other, "namespace": namespace}
+        where: dict[str, Any] = {"host": host, "other": other, "namespace": namespace}
         yield Harness(backend, end, until_ended, shell=False, refused=refused, requests=requests, **where)
 
 

@@ -36,11 +36,13 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import Forbidden
+from trainjob.cancellation import cancel
 from trainjob.doctor import Finding, Level, cluster as doctor, pipelines
 from trainjob.doctor.permissions import PERMISSIONS, Permission
 from trainjob.errors import Rejected
 from trainjob.install import STEP_IMAGE, objects
-from trainjob.lifecycle import cancel, launch, mark_delivered
+from trainjob.job_records import mark_delivered
+from trainjob.lifecycle import launch
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
@@ -248,9 +250,9 @@ async def fails_as_reported(kubeconfig: Path, permission: Permission, key: str, 
 
 
 FAILS = {
-    ("trainjobs", "create"): {"adopt", "launch"},
+    ("trainjobs", "create"): {"launch"},
     ("trainjobs", "get"): {"wait", "launch", "evidence"},
-    ("trainjobs", "list"): {"adopt"},
+    ("trainjobs", "list"): {"adopt", "launch"},
     ("trainjobs", "patch"): {"mark"},
     ("trainjobs", "delete"): {"launch"},
     ("pods", "list"): {"launch", "logs", "evidence"},

@@ -24,8 +24,9 @@ from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult,
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import cancel
 from trainjob.errors import BackendUnavailable, SpecMismatch
-from trainjob.lifecycle import cancel, launch
+from trainjob.lifecycle import launch
 from trainjob.retrying import KUBERNETES
 from trainjob.waiting import follow, wait
 

@@ -31,9 +31,10 @@ from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import cancel, give_up
 from trainjob.diagnosis import Evidence, diagnose
 from trainjob.errors import RankCrashed
-from trainjob.lifecycle import cancel, give_up, launch
+from trainjob.lifecycle import launch
 from trainjob.report import diagnose as report_of
 from trainjob.status import Observation, observe
 from trainjob.waiting import wait

@@ -22,7 +22,8 @@ from tests.testcluster.nodes import GPU, simulate
 from trainjob import JobRef, Observation, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.lifecycle import cancel, launch
+from trainjob.cancellation import cancel
+from trainjob.lifecycle import launch
 from trainjob.waiting import follow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

@@ -18,9 +18,10 @@ from tests.testcluster.nodes import run_until_finished
 from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import cancel
 from trainjob.goodput import Activity, Goodput
 from trainjob.kube_objects import mapping
-from trainjob.lifecycle import cancel, launch
+from trainjob.lifecycle import launch
 from trainjob.manifest import labels_of
 
 pytestmark = pytest.mark.anyio

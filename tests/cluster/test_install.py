@@ -21,8 +21,10 @@ from tests.testcluster.api import Api, write_kubeconfig
 from trainjob import Phase, TrainJobSpec, install
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import cancel
 from trainjob.doctor.cluster import examine
-from trainjob.lifecycle import cancel, launch, mark_delivered
+from trainjob.job_records import mark_delivered
+from trainjob.lifecycle import launch
 from trainjob.status import observe
 from trainjob.waiting import wait
 

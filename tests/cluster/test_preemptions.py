@@ -35,8 +35,9 @@ from tests.testcluster.control_plane import Cluster
 from trainjob import JobRef, TrainJobResult, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import cancel
 from trainjob.goodput import Activity
-from trainjob.lifecycle import cancel, launch
+from trainjob.lifecycle import launch
 from trainjob.waiting import wait
 
 pytestmark = pytest.mark.anyio

@@ -26,7 +26,8 @@ from trainjob import (
     WaitOptions,
 )
 from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.lifecycle import cancel, give_up, launch
+from trainjob.cancellation import cancel, give_up
+from trainjob.lifecycle import launch
 from trainjob.manifest import FAILURE, FAILURE_OF
 from trainjob.serialization import unpack_diagnosis
 from trainjob.waiting import wait

@@ -18,8 +18,9 @@ from tests.testcluster.nodes import run_until_finished, simulate
 from trainjob import TrainJobSpec, WaitOptions, report
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import cancel
 from trainjob.errors import Stuck
-from trainjob.lifecycle import cancel, launch
+from trainjob.lifecycle import launch
 from trainjob.waiting import wait
 
 pytestmark = pytest.mark.timeout(180)

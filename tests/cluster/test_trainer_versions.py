@@ -30,9 +30,10 @@ from tests.unit.schemas import cut, recorded
 from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.cancellation import cancel
 from trainjob.doctor import Level
 from trainjob.errors import Rejected
-from trainjob.lifecycle import cancel, launch
+from trainjob.lifecycle import launch
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 

@@ -1,4 +1,4 @@
-"""Only unattended jobs are ended: Leases and the reaper, with a real API server and controllers."""
+"""Only unattended jobs are ended, and only leftovers removed: with a real API server and controllers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
@@ -20,11 +21,14 @@ from tests.testcluster.access import RULES, TRAINER, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
-from trainjob.backends.kubernetes.attendance import JOBS
+from trainjob.backends.kubernetes.attendance import JOBS, LARGEST
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.lifecycle import cancel, launch
+from trainjob.cancellation import cancel
+from trainjob.leftovers import remove_leftovers
+from trainjob.lifecycle import launch
+from trainjob.manifest import GIVEN_UP, failure_record
 from trainjob.reaper import Reaped, reap
 from trainjob.status import CANCELLED
 from trainjob.unattended import AFTER, LABEL, unattended_for
@@ -86,8 +90,8 @@ def counted_from_now(access: Access, backend: KubernetesBackend, ref: JobRef) ->
 
 def leases(access: Access, namespace: str) -> dict[str, set[str]]:
     """Lease -> UIDs of the jobs that it names."""
-    found = access.api.find(LEASES, "Lease", namespace)
-    return {each["metadata"]["name"]: set(json.loads(each["metadata"]["annotations"][JOBS])) for each in found}
+    found = [each["metadata"] for each in access.api.find(LEASES, "Lease", namespace)]
+    return {each["name"]: set(json.loads(each["annotations"][JOBS])) for each in found if JOBS in each["annotations"]}
 
 
 def job(access: Access, ref: JobRef) -> dict[str, Any]:
@@ -96,7 +100,7 @@ def job(access: Access, ref: JobRef) -> dict[str, Any]:
     return found
 
 
-async def test_a_process_has_one_lease_however_many_jobs_it_waits_for(cluster: Access, namespace: str) -> None:
+async def test_a_process_has_one_lease_for_several_jobs(cluster: Access, namespace: str) -> None:
     async with opened(cluster) as backend:
         refs = [await launched(backend, namespace, key) for key in ("a", "b", "c")]
         kept = await launch(backend, spec("keep"), "kept", namespace=namespace)
@@ -119,6 +123,41 @@ async def test_a_process_has_one_lease_however_many_jobs_it_waits_for(cluster: A
     assert len(leases(cluster, namespace)) == 1, (
         "its jobs still run, and it has the time until which they were waited for"
     )
+
+
+async def test_leases_have_room_for_any_number_of_jobs(cluster: Access, namespace: str) -> None:
+    """An annotation with all names would exceed the limit of the API server."""
+    async with opened(cluster) as backend:
+        refs = [JobRef(namespace, f"job-{number}", str(uuid.uuid4())) for number in range(3 * LARGEST + 1)]
+        for ref in refs:
+            backend.attend(ref)
+        await until(lambda: sum(map(len, leases(cluster, namespace).values())) == len(refs))
+        found = leases(cluster, namespace)
+        assert sorted(map(len, found.values())) == [1, *[LARGEST] * 3]
+        assert set().union(*found.values()) == {ref.uid for ref in refs}
+        for ref in refs[: 2 * LARGEST]:
+            backend.leave(ref, ended=True)
+        await until(lambda: len(leases(cluster, namespace)) == 2)
+        for ref in refs[2 * LARGEST :]:
+            backend.leave(ref, ended=True)
+    assert leases(cluster, namespace) == {}
+
+
+async def test_a_renewal_in_the_future_counts_from_its_arrival(cluster: Access, namespace: str) -> None:
+    metadata = {
+        "name": "ahead",
+        "namespace": namespace,
+        "labels": {"app.kubernetes.io/managed-by": "trainjob"},
+        "annotations": {JOBS: '{"a": null, "b": "2998-01-01T00:00:00.000000Z"}'},
+    }
+    times = {"acquireTime": "2999-01-01T00:00:00.000000Z", "renewTime": "2999-01-01T00:00:00.000000Z"}
+    cluster.api.create({"apiVersion": LEASES, "kind": "Lease", "metadata": metadata, "spec": times})
+    async with opened(cluster) as backend:
+        (first,) = await backend.waiters(namespace)
+        assert abs(backend.now() - first.renewed) < timedelta(seconds=10)
+        assert first.jobs == {"a": first.renewed, "b": first.renewed}
+        await anyio.sleep(2.5)
+        assert await backend.waiters(namespace) == [first], "not the time of the reading"
 
 
 async def test_a_lease_is_deleted_when_its_jobs_end(cluster: Access, namespace: str) -> None:
@@ -144,6 +183,7 @@ async def test_an_unattended_job_is_suspended_and_the_next_waiter_resumes_it(clu
             await until_unattended()
             (done,) = await reaped(backend, namespace)
         assert (done.job, done.done) == (str(left), "suspended")
+        assert done.unattended is not None
         assert timedelta(seconds=AFTER_SECONDS) < done.unattended < timedelta(seconds=60)
         assert job(cluster, left)["metadata"]["annotations"][CANCELLED] == "unattended"
         assert await reaped(backend, namespace) == [], "a suspended job is not reaped again"
@@ -204,7 +244,7 @@ async def test_a_job_that_cannot_be_suspended_is_deleted(
         assert done.done == "deleted"
         assert {"asked": "", "kueue": "Kueue would resume it", "runtime-gone": "could not be suspended"}[
             why
-        ] in done.why
+        ] in done.reason
         assert await backend.get(namespace, ref.name) is None
 
 
@@ -256,3 +296,38 @@ async def test_the_leases_of_processes_that_died_are_removed(cluster: Access, na
         assert await reaped(backend, namespace) == []
         names = {each["metadata"]["name"] for each in cluster.api.find(LEASES, "Lease", namespace)}
         assert names == {"of-one-that-runs", "another-program"}
+
+
+# ---------------------------------------------------------------- jobs left suspended
+
+
+async def test_leftovers_are_removed(cluster: Access, namespace: str) -> None:
+    async with opened(cluster) as backend:
+        old = {
+            why: await launched(backend, namespace, why)
+            for why in ("cancelled", "given-up", "reaped", "again", "waits")
+        }
+        running = await launched(backend, namespace, "running")
+        await cancel(backend, old["cancelled"], "suspend")
+        await cancel(backend, old["waits"], "suspend")
+        suspended = {"suspend": True}
+        await backend.patch(old["given-up"], {"metadata": {"annotations": {GIVEN_UP: "{}"}}, "spec": suspended})
+        for why in ("reaped", "again"):
+            await backend.patch(old[why], {"metadata": {"annotations": {CANCELLED: "unattended"}}, "spec": suspended})
+        for suspend in (False, True):  # by a person: the mark stays
+            cluster.api.patch(TRAINER, "TrainJob", namespace, old["again"].name, {"spec": {"suspend": suspend}})
+        record = JobRef.of(await backend.create(failure_record(job(cluster, running), "{}")))
+        person = await launched(backend, namespace, "person")
+        cluster.api.patch(TRAINER, "TrainJob", namespace, person.name, {"spec": suspended})
+        async with waited_for(backend, old["waits"]):
+            await until(lambda: {old["waits"].uid} in leases(cluster, namespace).values())
+            for ref in old.values():
+                await until_phase(backend, ref, Phase.SUSPENDED)
+            await until_unattended()
+            keep_for = timedelta(seconds=AFTER_SECONDS)
+            assert await remove_leftovers(backend, namespace, timedelta(hours=1)) == []
+            would = {each.ref for each in await remove_leftovers(backend, namespace, keep_for, dry_run=True)}
+            assert would == {old["cancelled"], old["given-up"], old["reaped"], record}
+            assert {each.ref for each in await remove_leftovers(backend, namespace, keep_for)} == would
+        left = {each["metadata"]["name"] for each in cluster.api.find(TRAINER, "TrainJob", namespace)}
+        assert left == {ref.name for ref in (old["again"], old["waits"], running, person)}

@@ -180,8 +180,7 @@ class Run:
                 self.since[str(ref)] = time.monotonic()
             if stay.killed:  # a killed process sends no more requests
                 for attendance in backend._attendances.values():
-                    if attendance._task is not None:
-                        attendance._task.cancel()
+                    attendance.stop()
                 await backend._client.aclose()
             waiting.cancel()
             await asyncio.wait({waiting})
@@ -230,7 +229,10 @@ class Run:
 
     def _reaped(self, reaped: Reaped) -> None:
         self.ended += 1
-        self.longest = max(self.longest, reaped.unattended.total_seconds() - self.schedule.after)
+        if reaped.unattended is None:
+            self.problems.append(f"{reaped}, which is not because it was unattended")
+        else:
+            self.longest = max(self.longest, reaped.unattended.total_seconds() - self.schedule.after)
         now = time.monotonic()
         if any(now - began > CONNECTS for began in self.waiting[reaped.job]):
             self.problems.append(f"at {now - self.began:.1f} s {reaped}, but it has a waiter")

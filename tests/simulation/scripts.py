@@ -1,0 +1,392 @@
+"""Directed schedules: promises that were broken before this protocol, and cases that random schedules seldom reach.
+
+Each is a script for `tests.simulation.schedules.replay`. `tests/simulation/test_cases.py` has the outcome of each; with
+a mechanism of the protocol switched off, some of them violate a property (`tests.simulation.mechanisms`).
+"""
+
+from __future__ import annotations
+
+_GIVEN_UP = """
+until {0} wait
+crash nightly/a#{1}
+until {0} end
+tick 300
+"""
+
+TWO_TRIES = """
+spawn airflow nightly/a
+until p1 POST trainjobs               # try 1: its worker is frozen before its create arrives
+spawn airflow nightly/a
+until p2 wait                         # try 2, after the heartbeat timeout, creates the job
+do p1 ok POST trainjobs               # try 1 thaws
+until p1 wait
+"""
+
+STOP_AFTER_GIVE_UP = f"""
+spawn kfp nightly/a
+{_GIVEN_UP.format("p1", 1)}
+spawn kfp nightly/a
+until p2 POST trainjobs
+spawn kfpstop nightly/a suspend       # Terminate: SIGTERM before the launch of attempt 2 has returned
+until p3 end
+run p2                                # the create arrives after the stop
+"""
+
+STOP_OF_A_KILLED_LAUNCH = f"""
+spawn kfp nightly/a
+{_GIVEN_UP.format("p1", 1)}
+spawn kfp nightly/a
+until p2 POST trainjobs
+spawn kfpstop nightly/a suspend
+until p3 end
+do p2 killafter POST trainjobs        # the create arrives after the stop, and its process is gone
+"""
+
+WAIT_FOR_GIVEN_UP = """
+spawn cli nightly/a
+until p1 wait
+spawn wait nightly/a                  # a second waiter
+until p2 wait
+run p2
+crash nightly/a#1
+until p1 end                          # the job is suspended with its diagnosis, and never resumed
+"""
+
+TAKEN_BACK = """
+world first_crash=False
+spawn cli nightly/a
+until p1 wait
+end nightly/a#1 3
+until p1 end
+spawn cli nightly/a
+until p2 wait                         # attempt 2 runs
+takeback nightly/a#1                  # Trainer up to 2.3 takes Failed back when the JobSet is deleted
+"""
+
+DELETED_BEFORE_THE_RESUME = """
+spawn airflow nightly/a
+until p1 wait
+kill p1
+spawn cancel nightly/a suspend
+until p2 end
+spawn airflow nightly/a
+until p3 PATCH trainjobs              # the next try is about to resume attempt 1
+delete nightly/a#1                    # a person deletes it
+"""
+
+KILL_TOO_LATE = f"""
+spawn airflow nightly/a
+{_GIVEN_UP.format("p1", 1)}
+spawn airflow nightly/a
+{_GIVEN_UP.format("p2", 2)}
+spawn airflow nightly/a               # attempts 1 and 2 were given up and are kept, suspended
+until p3 POST trainjobs
+do p3 killafter POST trainjobs        # attempt 3 is created; "mark failed" ends the process
+spawn airflowstop nightly/a delete:3
+until p4 end
+"""
+
+ADOPTED_BEFORE_THE_REAPER = """
+world queue=True
+spawn airflow nightly/a
+until p1 wait
+admit nightly/a#1
+kill p1                               # the worker is lost
+tick 3700
+spawn reap nightly/a
+until p2 DELETE trainjobs             # observed for 90 s, read again, found unattended
+spawn airflow nightly/a
+until p3 wait                         # the next try adopts the job
+run p3
+do p2 ok DELETE trainjobs             # with the version before the adoption
+"""
+
+SUSPENDED_BEFORE_THE_OPT_OUT = """
+world leases=read
+spawn airflow nightly/a
+until p1 wait
+kill p1
+tick 3700
+spawn reap nightly/a
+until p2 PATCH trainjobs              # the reaper is about to suspend the job
+spawn airflow nightly/a
+until p3 PATCH trainjobs
+do p2 ok PATCH trainjobs
+run p3
+"""
+
+LATE_SUSPEND = """
+spawn airflow nightly/a               # try 1 launches and defers
+until p1 wait
+kill p1                               # a person clears the task
+spawn onkill nightly/a suspend:1      # the trigger applies on_kill_action="suspend"
+until p2 PATCH trainjobs
+spawn airflow nightly/a
+until p3 wait                         # try 2 adopts the running job
+do p2 ok PATCH trainjobs              # now the suspend arrives
+"""
+
+SUSPEND_AFTER_THE_NEXT_LAUNCH = """
+spawn airflow nightly/a
+until p1 wait
+kill p1
+spawn onkill nightly/a suspend:1
+spawn airflow nightly/a
+until p3 wait
+until p2 end
+"""
+
+LATE_SUSPEND_OF_AN_OLDER_CANCEL = """
+spawn airflow nightly/a
+until p1 wait
+spawn cancel nightly/a suspend
+do p2 ok GET trainjobs
+do p2 ok POST leases                  # its record is written, its suspend is on its way
+spawn airflow nightly/a
+until p3 wait                         # a launch after that cancel
+run p3
+spawn cancelref nightly/a suspend
+run p4                                # a newer cancel suspends the job
+run p2                                # the suspend of the older one arrives
+run p3
+"""
+
+CANCEL_WITHOUT_WEBHOOKS = """
+spawn airflow nightly/a
+until p1 wait
+webhooks {1}                          # each POST and PATCH of a TrainJob fails, a DELETE does not
+spawn {0} nightly/a delete:1
+until p2 end
+kill p1
+"""
+
+VERDICT = """
+world queue={0}
+log ModuleNotFoundError: No module named 'lightning'
+spawn kfp nightly/a
+until p1 wait
+admit nightly/a#1
+crash nightly/a#1
+until p1 end                          # it would fail again; in a queue the job is deleted
+spawn kfp nightly/a
+until p2 wait
+"""
+
+LAUNCH_AFTER_A_DELETION = """
+world first_crash=False
+spawn cli nightly/a
+until p1 wait
+end nightly/a#1 3
+until p1 end
+spawn cli nightly/a
+until p2 wait                         # attempt 2 runs
+delete nightly/a#1                    # kubectl, gc, a TTL
+tick 60
+spawn cli nightly/a
+until p3 wait
+"""
+
+FROZEN_CREATE = """
+world first_crash=False
+spawn cli nightly/a
+until p1 POST trainjobs               # it has looked: nothing was there
+spawn cli nightly/a
+until p2 wait
+end nightly/a#1 3
+until p2 end
+spawn cli nightly/a
+until p3 wait                         # attempt 2 runs
+delete nightly/a#1
+tick 60                               # nothing is left of attempt 1
+do p1 ok POST trainjobs               # attempt 1 is created beside attempt 2
+until p1 wait
+"""
+
+KILLED_AFTER_A_FROZEN_CREATE = FROZEN_CREATE.replace("do p1 ok POST", "do p1 killafter POST")
+
+LAUNCH_AFTER_A_KILLED_CREATE = f"""
+{KILLED_AFTER_A_FROZEN_CREATE}
+spawn cli nightly/a
+until p4 wait
+"""
+
+RETRIES_IN_A_QUEUE = """
+world queue=True on_retry=True
+spawn kfp nightly/a
+until p1 wait
+admit nightly/a#1
+crash nightly/a#1 oom
+until p1 end                          # the job is deleted, its reason is kept
+spawn kfp nightly/a
+until p2 wait
+spawn kfp nightly/a
+until p3 wait
+spawn kfp nightly/a
+until p4 wait
+"""
+
+QUOTA = """
+spawn tune nightly/a
+until p1 POST trainjobs
+quota {0}                             # a ResourceQuota that others change at the same time
+until p1 wait
+"""
+
+SUSPEND_WITH_A_QUOTA = """
+spawn cli nightly/a
+until p1 wait
+quota 1
+spawn cancel nightly/a suspend
+until p2 end
+"""
+
+RESUMED_BY_A_PERSON = f"""
+spawn cli nightly/a
+{_GIVEN_UP.format("p1", 1)}
+spawn cli nightly/a
+until p2 wait                         # attempt 2 runs
+run p2
+resume nightly/a#1
+"""
+
+LOSER_HAS_A_WAITER = f"""
+spawn cli nightly/a
+until p1 POST trainjobs
+spawn cli nightly/a
+{_GIVEN_UP.format("p2", 1)}
+spawn cli nightly/a
+until p3 wait                         # attempt 2 runs
+run p3
+delete nightly/a#1
+do p1 ok POST trainjobs               # attempt 1 again, in the same second: the lower number counts
+until p1 wait
+"""
+
+DELIVERED_WHILE_FROZEN = """
+spawn cli nightly/a
+until p1 POST trainjobs
+spawn cli nightly/a
+until p2 wait
+end nightly/a#1 0
+until p2 end                          # complete and delivered
+do p1 ok POST trainjobs
+run p1
+"""
+
+NAME_OF_A_DELETED_JOB = """
+world first_crash=False
+spawn cli nightly/a
+until p1 wait
+end nightly/a#1 0
+until p1 end
+delete nightly/a#1                    # its JobSet outlives it for a while
+spawn cli nightly/a
+until p2 wait
+"""
+
+JOBSET_OF_A_DELETED_JOB = """
+spawn kfp nightly/a
+until p1 POST trainjobs               # it has looked for a JobSet of that name
+spawn kfp nightly/a
+until p2 wait
+end nightly/a#1 0
+until p2 end
+tick 5
+delete nightly/a#1
+do p1 ok POST trainjobs               # the new job takes over the Complete of the JobSet
+run p1
+"""
+
+JOBSET_THAT_IS_GONE = """
+spawn airflow nightly/a
+until p1 POST trainjobs
+spawn airflow nightly/a
+until p2 wait
+end nightly/a#1 0
+until p2 end
+tick 5
+ttl nightly/a#1
+do p1 killafter POST trainjobs        # the new job takes over the Complete of the JobSet
+tick 60                               # the JobSet is removed
+spawn airflow nightly/a
+"""
+
+RANKS_OF_A_FAILED_ATTEMPT = """
+world ranks=2 first_crash=False
+spawn cli nightly/a
+until p1 wait
+end nightly/a#1 3                     # one rank has failed, the other one is being stopped
+until p1 end
+spawn cli nightly/a
+run p2
+"""
+
+COMPLETE_BEYOND_A_GAP = """
+world first_crash=False
+spawn kfp nightly/a
+until p1 wait
+end nightly/a#1 3
+until p1 end
+spawn kfp nightly/a
+until p2 wait
+end nightly/a#2 0
+until p2 end                          # an execution of KFP marks nothing as delivered
+delete nightly/a#1
+tick 60
+spawn kfp nightly/a
+until p3 wait
+"""
+
+FOREGROUND_ON_A_LOST_NODE = """
+spawn cli nightly/a
+until p1 wait
+run p1
+lose nightly/a#1
+delete nightly/a#1 Foreground         # its deletion cannot end
+run p1
+"""
+
+FAILED_BEFORE_THE_CANCEL = """
+world first_crash=False
+spawn cli nightly/a
+until p1 wait
+end nightly/a#1 3
+until p1 end
+spawn cancel nightly/a delete
+until p2 end
+takeback nightly/a#1
+"""
+
+LATE_CREATE_OF_A_CANCELLED_LAUNCH = """
+spawn cli nightly/a
+until p1 POST trainjobs
+spawn cancel nightly/a delete
+do p1 late POST trainjobs
+until p2 end
+until p1 GET jobsets                  # its client has looked for the job, and repeats the create
+late                                  # the first create arrives
+run p1
+"""
+
+CREATE_WITHOUT_REPLY = """
+spawn cli nightly/a
+until p1 POST trainjobs
+do p1 late POST trainjobs             # its client gives up, and sends it again
+until p1 POST trainjobs
+spawn cancel nightly/a suspend
+until p2 end
+run p1                                # created, and stopped
+late                                  # the first one arrives
+"""
+
+ATTENDED_FOR_HOURS = """
+spawn airflow nightly/a
+until p1 wait
+run p1
+tick 1800
+run p1
+tick 1800
+run p1
+tick 100
+run p1
+"""

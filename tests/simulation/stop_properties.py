@@ -1,0 +1,167 @@
+"""What must hold after cancels, and for the reaper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.simulation.facts import Facts, Moment
+from tests.simulation.objects import has_condition, is_active, is_deleting
+from tests.simulation.processes import STOPS, STOPS_OF_A_TRY, Launch, Process
+from tests.simulation.server import Entry
+
+UNATTENDED_SECONDS = 3600.0
+"""``unattended_after`` of the jobs: how long a process may not renew its Lease."""
+ADOPTED_SECONDS = 90.0
+"""For how long the reaper observes: a process that has adopted a job has so long to write its Lease."""
+RECORD_SECONDS = 3600.0
+"""How long the record of a cancel is kept."""
+
+
+def running(facts: Facts, moment: Moment) -> Iterator[str]:
+    """After a cancel, nothing of the key runs that was launched before it (after a kill of a try: by that try).
+
+    Unless a person has resumed it since. Once all is answered, this holds for what the cancel has seen and for what a
+    launch has created that has read the record since; for what a killed process or a late request has created, and for
+    what a webhook did not let it suspend, after the reaper's next run. A cancel that may not leave a record concerns
+    what it has seen. The record is kept for an hour.
+    """
+    if moment not in ("quiet", "reaped"):
+        return
+    for key, attempts in facts.attempts().items():
+        for stop, record in facts.stops(key):
+            for job in filter(is_active, attempts):
+                if why := _must_not_run(facts, moment, job["metadata"]["uid"], stop, record):
+                    yield f"{job['metadata']['name']} runs after the {stop.kind} of {stop.name}: {why}"
+
+
+def _must_not_run(facts: Facts, moment: Moment, uid: str, stop: Process, record: int | None) -> str:
+    """Why a job must not run after a stop; empty if it may."""
+    if not stop.done or (stop.kind == "cancelref" and (stop.ref is None or stop.ref.uid != uid)):
+        return ""
+    own = [each for each in facts.server.log[stop.begin : stop.end] if each.who == stop.name]
+    looks = list(facts.lists(stop, "trainjobs", stop.begin, stop.end))
+    refused = any(each.status == 500 and each.name == facts.name(uid) for each in own)
+    seen = bool(looks) and facts.server.born[uid] <= looks[-1].version and not refused
+    if record is None:
+        since = looks[-1].version if looks else 0
+        newer = any((facts.last_look(process, launch) or 0) > since for process, launch in facts.launched(uid))
+        return "it was there" if seen and not newer and stop.outcome == "stopped" else ""
+    newer = any(facts.is_newer(process, launch, stop, record) for process, launch in facts.launched(uid))
+    if newer or _came_back(facts, uid, stop, record):
+        return ""
+    if moment == "reaped":
+        return "it was launched before, and the reaper has run since"
+    return (
+        _seen_by_a_launch(facts, uid, record) or ("it was there" if seen else "") if stop.outcome == "stopped" else ""
+    )
+
+
+def _came_back(facts: Facts, uid: str, stop: Process, record: int) -> bool:
+    """Whether a job was resumed by a person, or by Trainer if the stop leaves failed jobs; or the record is too old."""
+    by = ("person",) if stop.kind != "cancelref" else ("person", "trainer")
+    resumes = [each for each in facts.server.log if each.uid == uid and each.who in by and not each.suspends()]
+    too_late = facts.server.claims[uid][1] - facts.server.log[stop.end - 1].at > RECORD_SECONDS
+    return too_late or any(each.version > record for each in resumes)
+
+
+def _seen_by_a_launch(facts: Facts, uid: str, record: int) -> str:
+    """Whose launch has read the record after the creation of a job, or has freed its name; empty if none has."""
+    since = max(record, facts.server.born[uid])
+    for process, launch in facts.launched(uid):
+        if facts.name(uid) in facts.deleted_own(process, launch):
+            return f"{process.name} has deleted its job of that name, so that a late create was accepted"
+        read = (facts.last_look(process, launch, "leases") or 0) >= since
+        if read and launch.end is not None and not process.dead:
+            return f"{process.name} has read its record"
+    return ""
+
+
+def unstopped(facts: Facts, moment: Moment) -> Iterator[str]:
+    """A cancel that fails has sent a DELETE for each active job that it has seen.
+
+    The kill of a try not for the job of a later try.
+    """
+    for process in facts.new_ends():
+        if process.kind not in STOPS or process.action != "delete" or process.error is None:
+            continue
+        seen = {
+            name
+            for entry in facts.server.log[process.begin : process.end]
+            if entry.who == process.name and entry.plural == "trainjobs"
+            for name in entry.active
+            if not _is_of_a_later_try(facts, process, name)
+        }
+        deleted = {name for method, _, name in process.sent if method == "DELETE"}
+        if seen - deleted:
+            yield f"{process.name} has failed without a DELETE for {sorted(seen - deleted)}: {process.error!r}"
+
+
+def _is_of_a_later_try(facts: Facts, stop: Process, name: str) -> bool:
+    if stop.kind not in STOPS_OF_A_TRY:
+        return False
+    uids = {each.uid for each in facts.server.log if each.name == name and each.method == "POST" and each.uid}
+    return any(process.tried > stop.tried for uid in uids for process, _ in facts.launched(uid))
+
+
+def reaped(facts: Facts, moment: Moment) -> Iterator[str]:
+    """The reaper ends nothing that a living process has launched or waits for.
+
+    Unless another attempt of the key is complete or has been active for at least as long, or the key was cancelled
+    since the launch. A process that gets no reply, or may not write Leases, and has not renewed its Lease for
+    `UNATTENDED_SECONDS`, does not count as living; nor one that has adopted the job and has not written its Lease for
+    `ADOPTED_SECONDS`. One that has not launched the job, or could not change it because of a webhook, counts since the
+    reaper's last look at the Leases.
+    """
+    for number, entry in enumerate(facts.new_entries(), facts.judged):
+        reaper = facts.process_of(entry)
+        ends = entry.changes("trainjobs") and (entry.method == "DELETE" or entry.suspends())
+        if reaper is None or reaper.kind != "reap" or not ends:
+            continue
+        for process in facts.processes:
+            waits = process.ref is not None and process.ref.uid == entry.uid and process.kind not in STOPS
+            if process.is_living and waits and _is_attended(facts, process, entry, number):
+                yield f"the reaper sends {entry.method} for {entry.name}, for which {process.name} waits"
+
+
+def _is_attended(facts: Facts, process: Process, entry: Entry, number: int) -> bool:
+    """Whether the reaper must leave a job, at an entry of the log with that number."""
+    if _another_counts(facts, entry) or _is_cancelled(facts, process, entry.uid):
+        return False
+    log = facts.server.log[:number]
+    own = [each for each in log if each.who == process.name]
+    created = [each for each in own if each.method == "POST" and each.uid == entry.uid]
+    launch = process.launches[-1] if process.launches else Launch(process.begin)
+    refused = any(each.status == 500 and each.name == entry.name for each in own)
+    adopted = launch.uid == entry.uid and launch.end is not None and not refused
+    if created and entry.at - created[-1].at <= UNATTENDED_SECONDS:
+        return True
+    if adopted and launch.end is not None and entry.at - log[launch.end - 1].at <= ADOPTED_SECONDS:
+        return True
+    writes = [each for each in own if each.changes("leases")]
+    if writes and entry.at - writes[-1].at <= UNATTENDED_SECONDS:
+        looks = [each.version for each in log if each.who == entry.who and each.is_list("leases")]
+        return writes[0].version <= looks[-1]
+    served = process.stage == "wait" and not any(process.unanswered.values())
+    return served and "leases" not in facts.server.forbidden[1]
+
+
+def _another_counts(facts: Facts, entry: Entry) -> bool:
+    """Whether another attempt is complete, or has been active for at least as long as the one that the reaper ends."""
+    since = facts.server.claimed.get(entry.uid) or facts.server.claims[entry.uid]
+    for job in facts.server.jobs(facts.server.works[entry.uid]):
+        uid = job["metadata"]["uid"]
+        if uid != entry.uid and not is_deleting(job):
+            claim = facts.server.claims.get(uid)
+            if has_condition(job, "Complete") or (claim is not None and claim <= since):
+                return True
+    return False
+
+
+def _is_cancelled(facts: Facts, process: Process, uid: str) -> bool:
+    """Whether a job was cancelled since the latest launch of a process."""
+    launch = process.launches[-1] if process.launches else Launch(process.begin)
+    for stop, record in facts.stops(process.key):
+        concerns = stop.kind != "cancelref" or (stop.ref is not None and stop.ref.uid == uid)
+        if concerns and record is not None and not facts.is_newer(process, launch, stop, record):
+            return True
+    return False

@@ -1,0 +1,227 @@
+"""Directed schedules, with the outcome that the server shows; each broke a promise before this protocol."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation import scripts
+from tests.simulation.objects import is_active, is_suspended
+from tests.simulation.schedules import Outcome, replay
+from tests.simulation.settings import short_name
+
+
+def played(script: str, *, finish: bool = False) -> Outcome:
+    """The outcome of a script that violates no property, also if everything then ends."""
+    ended = replay(script)
+    assert ended.found == {}, ended.script
+    return ended if finish else replay(script, finish=False)
+
+
+def active(outcome: Outcome) -> list[str]:
+    """The active jobs, as scripts name them."""
+    names = [job["metadata"]["name"] for job in outcome.world.server.jobs() if is_active(job)]
+    return [short_name(name, outcome.world.settings.keys) for name in names]
+
+
+def created(outcome: Outcome) -> list[str]:
+    """The jobs that were created, in their order."""
+    log = outcome.world.server.log
+    names = [each.name for each in log if each.method == "POST" and each.plural == "trainjobs" and each.status == 200]
+    return [short_name(name, outcome.world.settings.keys) for name in names]
+
+
+def outcomes(outcome: Outcome) -> list[str]:
+    """What became of each process."""
+    return [process.outcome for process in outcome.world.processes]
+
+
+def test_a_frozen_try_adopts_the_job_of_the_next_one() -> None:
+    outcome = played(scripts.TWO_TRIES)
+    assert active(outcome) == created(outcome) == ["nightly/a#1"]
+    first, second = outcome.world.processes
+    assert first.ref == second.ref
+
+
+def test_a_launch_obeys_a_stop_that_saw_only_a_given_up_attempt() -> None:
+    outcome = played(scripts.STOP_AFTER_GIVE_UP)
+    assert created(outcome) == ["nightly/a#1", "nightly/a#2"]
+    assert active(outcome) == []
+    assert outcomes(outcome)[1] == "failed"
+
+
+def test_the_reaper_obeys_a_stop_for_a_killed_launch() -> None:
+    assert active(replay(scripts.STOP_OF_A_KILLED_LAUNCH, finish=False)) == ["nightly/a#2"]
+    assert active(played(scripts.STOP_OF_A_KILLED_LAUNCH, finish=True)) == []
+
+
+def test_every_waiter_of_a_job_gets_the_diagnosis_with_which_it_is_given_up() -> None:
+    outcome = played(scripts.WAIT_FOR_GIVEN_UP, finish=True)
+    assert outcomes(outcome)[:2] == ["crashed", "failed"]
+
+
+def test_a_failed_attempt_that_trainer_takes_back_stays_suspended() -> None:
+    outcome = played(scripts.TAKEN_BACK)
+    assert active(outcome) == ["nightly/a#2"]
+
+
+def test_a_job_that_is_deleted_before_its_resume_is_launched_again() -> None:
+    outcome = played(scripts.DELETED_BEFORE_THE_RESUME, finish=True)
+    assert outcome.world.processes[2].error is None
+    assert outcomes(outcome)[2] == "success"
+
+
+def test_a_late_kill_stops_the_latest_attempt_although_earlier_ones_are_kept() -> None:
+    outcome = played(scripts.KILL_TOO_LATE)
+    assert created(outcome) == ["nightly/a#1", "nightly/a#2", "nightly/a#3"]
+    assert active(outcome) == []
+
+
+def test_the_reaper_keeps_a_job_that_was_adopted_since_it_was_observed() -> None:
+    outcome = played(scripts.ADOPTED_BEFORE_THE_REAPER)
+    assert active(outcome) == ["nightly/a#1"]
+
+
+def test_a_job_of_an_account_without_leases_does_not_stay_suspended() -> None:
+    outcome = played(scripts.SUSPENDED_BEFORE_THE_OPT_OUT, finish=True)
+    assert outcomes(outcome)[2] == "success"
+
+
+@pytest.mark.parametrize("script", [scripts.LATE_SUSPEND, scripts.SUSPEND_AFTER_THE_NEXT_LAUNCH])
+def test_the_waiter_of_a_later_try_resumes_what_a_late_kill_has_suspended(script: str) -> None:
+    outcome = played(script, finish=True)
+    assert outcomes(outcome)[2] == "success"
+
+
+def test_the_late_suspend_of_an_older_cancel_does_not_undo_a_newer_one() -> None:
+    assert active(played(scripts.LATE_SUSPEND_OF_AN_OLDER_CANCEL)) == []
+
+
+@pytest.mark.parametrize("webhooks", ["refuse", "hang"])
+@pytest.mark.parametrize("stop", ["airflowstop", "cancel"])
+def test_a_cancel_needs_no_webhook(stop: str, webhooks: str) -> None:
+    outcome = played(scripts.CANCEL_WITHOUT_WEBHOOKS.format(stop, webhooks))
+    assert ("DELETE", "trainjobs") in [request[:2] for request in outcome.world.processes[1].sent]
+    assert active(outcome) == []
+
+
+@pytest.mark.parametrize("queue", [False, True])
+def test_the_verdict_decides_about_the_retry_wherever_the_job_was(queue: bool) -> None:
+    outcome = played(scripts.VERDICT.format(queue))
+    assert created(outcome)[0] == "nightly/a#1"
+    assert "nightly/a#2" not in created(outcome)
+    assert outcomes(outcome)[1] == "failed"
+
+
+def test_a_launch_adopts_an_attempt_although_an_earlier_one_is_gone() -> None:
+    outcome = played(scripts.LAUNCH_AFTER_A_DELETION)
+    assert active(outcome) == ["nightly/a#2"]
+    assert created(outcome) == ["nightly/a#1", "nightly/a#2"]
+
+
+def test_a_frozen_create_is_taken_back() -> None:
+    outcome = played(scripts.FROZEN_CREATE)
+    assert active(outcome) == ["nightly/a#2"]
+    assert outcome.world.processes[0].ref == outcome.world.processes[2].ref
+
+
+def test_the_reaper_ends_what_a_killed_launch_has_created_beside_another_attempt() -> None:
+    assert active(replay(scripts.KILLED_AFTER_A_FROZEN_CREATE, finish=False)) == ["nightly/a#2", "nightly/a#1"]
+    outcome = played(scripts.KILLED_AFTER_A_FROZEN_CREATE, finish=True)
+    assert outcomes(outcome)[2] == "success"
+
+
+def test_a_launch_ends_what_a_killed_launch_has_created_beside_another_attempt() -> None:
+    assert active(played(scripts.LAUNCH_AFTER_A_KILLED_CREATE)) == ["nightly/a#2"]
+
+
+def test_retries_in_a_queue_share_one_attempt() -> None:
+    outcome = played(scripts.RETRIES_IN_A_QUEUE)
+    (job,) = outcome.world.server.jobs("nightly/a")
+    assert short_name(job["metadata"]["name"], ("nightly/a",)) == "nightly/a#2"
+    assert len({process.ref for process in outcome.world.processes[1:]}) == 1
+    assert job["spec"]["trainer"]["resourcesPerNode"]["limits"]["memory"] == "24Gi"
+
+
+def test_a_conflict_of_a_quota_is_repeated_with_the_same_name() -> None:
+    outcome = played(scripts.QUOTA.format(3))
+    assert created(outcome) == active(outcome) == ["nightly/a#1"]
+
+
+def test_lasting_conflicts_of_a_quota_end_the_launch() -> None:
+    outcome = replay(scripts.QUOTA.format(100_000), finish=False)
+    refused = [each for each in outcome.world.server.log if each.status == 409]
+    assert type(outcome.world.processes[0].error).__name__ == "BackendUnavailable"
+    assert len(refused) < 20
+    assert 60 <= outcome.world.server.now < 200
+    names = {entry.body["metadata"]["name"] for entry in refused if entry.body is not None}
+    assert [short_name(name, ("nightly/a",)) for name in names] == ["nightly/a#1"]
+
+
+def test_a_conflict_of_a_quota_does_not_lose_a_suspend() -> None:
+    outcome = played(scripts.SUSPEND_WITH_A_QUOTA)
+    (job,) = outcome.world.server.jobs("nightly/a")
+    assert is_suspended(job)
+
+
+def test_the_reaper_ends_the_replaced_attempt_that_a_person_resumes() -> None:
+    assert active(replay(scripts.RESUMED_BY_A_PERSON, finish=False)) == ["nightly/a#1", "nightly/a#2"]
+    assert outcomes(played(scripts.RESUMED_BY_A_PERSON, finish=True))[1] == "success"
+
+
+def test_a_waiter_follows_the_attempt_that_counts() -> None:
+    outcome = played(scripts.LOSER_HAS_A_WAITER, finish=True)
+    assert outcomes(outcome)[0] == outcomes(outcome)[2] == "success"
+    assert outcome.world.processes[0].ref == outcome.world.processes[2].ref
+
+
+def test_a_launch_that_was_frozen_while_the_work_was_done_does_not_train_again() -> None:
+    outcome = played(scripts.DELIVERED_WHILE_FROZEN, finish=True)
+    assert created(outcome) == ["nightly/a#1"]
+    assert outcomes(outcome)[0] == "success"
+
+
+def test_a_name_is_not_used_while_its_jobset_is_left() -> None:
+    outcome = played(scripts.NAME_OF_A_DELETED_JOB)
+    assert created(outcome) == ["nightly/a#1", "nightly/a#2"]
+
+
+def test_the_end_of_an_older_jobset_is_no_success() -> None:
+    outcome = played(scripts.JOBSET_OF_A_DELETED_JOB, finish=True)
+    assert created(outcome) == ["nightly/a#1", "nightly/a#1", "nightly/a#2"]
+    assert outcome.world.processes[0].ref is not None
+    assert outcome.world.processes[0].ref.uid in outcome.world.server.completed
+
+
+def test_the_end_of_an_older_jobset_that_is_gone_is_no_success() -> None:
+    outcome = played(scripts.JOBSET_THAT_IS_GONE, finish=True)
+    assert outcome.world.processes[2].ref is not None
+    assert outcome.world.processes[2].ref.uid in outcome.world.server.completed
+
+
+def test_an_attempt_starts_after_the_last_rank_of_the_one_before() -> None:
+    outcome = played(scripts.RANKS_OF_A_FAILED_ATTEMPT, finish=True)
+    times = [each.at for each in outcome.world.server.log if each.method == "POST" and each.plural == "trainjobs"]
+    assert times[1] - times[0] >= 30
+
+
+def test_a_complete_attempt_counts_although_earlier_names_are_free() -> None:
+    outcome = played(scripts.COMPLETE_BEYOND_A_GAP)
+    assert created(outcome) == ["nightly/a#1", "nightly/a#2"]
+
+
+def test_a_wait_ends_although_the_node_of_a_job_that_is_deleted_does_not_answer() -> None:
+    outcome = played(scripts.FOREGROUND_ON_A_LOST_NODE, finish=True)
+    assert outcomes(outcome)[0] == "failed"
+
+
+def test_a_cancel_suspends_failed_attempts() -> None:
+    assert active(played(scripts.FAILED_BEFORE_THE_CANCEL)) == []
+
+
+def test_a_cancelled_launch_stops_a_job_of_its_own_late_create() -> None:
+    assert active(played(scripts.LATE_CREATE_OF_A_CANCELLED_LAUNCH)) == []
+
+
+def test_a_cancelled_launch_keeps_the_name_of_its_job() -> None:
+    outcome = played(scripts.CREATE_WITHOUT_REPLY)
+    assert active(outcome) == []
+    assert outcomes(outcome)[0] == "failed"

@@ -1,0 +1,42 @@
+"""Random schedules of the local backend, see `tests.simulation.local_world`."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests import campaigns
+from tests.simulation.local_processes import explore, run
+from tests.simulation.local_world import world
+
+SCHEDULES = int(os.environ.get("TRAINJOB_SIMULATION") or 100)
+
+pytestmark = pytest.mark.timeout(120 + 2 * SCHEDULES)
+
+
+def test_random_schedules(tmp_path: Path, record_property: campaigns.Record) -> None:
+    """Set ``TRAINJOB_SIMULATION`` for more schedules, and ``TRAINJOB_SEED`` for the same ones."""
+    campaigns.begin(record_property, SCHEDULES)
+    first = campaigns.SEED * 1_000_000
+    done = explore(
+        partial(world, directory=tmp_path),
+        range(first, first + SCHEDULES),
+        lambda seed: f"TRAINJOB_SEED={campaigns.SEED}, world {seed}",
+    )
+    print(done)
+
+
+def test_a_launch_waits_for_ranks_of_a_cancelled_attempt(tmp_path: Path) -> None:
+    """They may ignore SIGTERM for seconds, and write to the checkpoints of the next attempt."""
+    script = ["run a", "launch a", "end run0", "launch a", "step launch1 8", "cancel a", "step supervisor1 8"]
+    assert run(partial(world, directory=tmp_path), 25, script).violations == {}
+
+
+def test_the_same_seed_gives_the_same_schedule(tmp_path: Path) -> None:
+    first, second = (run(partial(world, directory=tmp_path), 7) for _ in range(2))
+    assert first.trace == second.trace
+    assert [process.steps for process in first.machine.processes] == [
+        process.steps for process in second.machine.processes
+    ]
