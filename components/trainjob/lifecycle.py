@@ -180,6 +180,8 @@ class _Launch:
             await self._obey(counts)
             if losers:
                 await self._end(losers)
+            elif counts is None and (own := self._own()) is not None:  # it has failed already, or was given up
+                return await self._done(own)
             elif counts is not None and adoption_of(counts) == self.nonce:
                 return await self._done(counts)
             else:
@@ -212,6 +214,11 @@ class _Launch:
         """Whether records of failures matter. The local backend keeps a job that is cancelled, with its reason."""
         decides = self.spec.on_retry is not None or self.after_failure != "retry" or self.last_try is not None
         return decides and self.backend.cluster is not None
+
+    def _own(self) -> TrainJob | None:
+        """The attempt that this launch has created, if it exists."""
+        found = (job for job in self.attempts if adoption_of(job) == self.nonce and not is_deleting(job))
+        return next(found, None)
 
     def _delivered_since(self) -> TrainJob | None:
         """The latest complete attempt that was delivered since the first look."""

@@ -915,3 +915,21 @@ async def test_a_job_that_vanishes_during_its_adoption_is_created_again(backend:
     with pytest.raises(NotFound):
         backend.job(first)
     assert now() > backend.job(second)["metadata"]["creationTimestamp"]
+
+
+@pytest.mark.parametrize("end", ["failed", "complete", "given up"])
+async def test_a_job_that_ends_before_the_second_look_is_the_job_of_its_launch(backend: Recorded, end: str) -> None:
+    def ended(request: str) -> None:
+        (job,) = backend.jobs.values()
+        backend.after = lambda _: None
+        if end == "given up":
+            job["spec"]["suspend"] = True
+            job["metadata"]["annotations"][GIVEN_UP] = "{}"
+            backend.condition(JobRef.of(job), "Suspended", "Suspended")
+        else:
+            backend.end(JobRef.of(job), 3 if end == "failed" else 0)
+
+    backend.after = ended
+    ref = await launch(backend)
+    assert ref.attempt == 1
+    assert [JobRef.of(job) for job in backend.jobs.values()] == [ref]
