@@ -15,7 +15,7 @@ from trainjob.backends.base import Backend, TrainJob
 from trainjob.cancellation import end_attempt
 from trainjob.diagnosis import Diagnosis, diagnose
 from trainjob.errors import NotFound, RanksRemain, Rejected
-from trainjob.kube_objects import mapping, mappings, rank_of
+from trainjob.kube_objects import mapping, mappings, name_of, rank_of
 from trainjob.manifest import GIVEN_UP, JobRef, job_name
 from trainjob.serialization import pack_diagnosis
 from trainjob.status import Phase, observe
@@ -93,7 +93,7 @@ class EarlierRanks:
         self._key = key
         self._namespace = namespace
         self._wait = wait
-        self._until: float | None = None
+        self._until: dict[str, float] = {}  # pod -> when it is not waited for any more
         self._known: set[int] = set()
         self.highest = 0
         """Highest number of an attempt that has pods."""
@@ -123,13 +123,14 @@ class EarlierRanks:
             message = f"{_text(waited)}: the next attempt of {self._key} starts when they have ended"
             raise RanksRemain(message, max(map(_grace_of, waited)) + _LATE)
         now = time.monotonic()
-        if waited and self._until is None:
-            self._until = now + max(map(_grace_of, waited)) + _LATE
+        first = not self._until
+        for pod in waited:
+            self._until.setdefault(name_of(pod), now + _grace_of(pod) + _LATE)
+        if first and waited:
             _log.info("%s: the next attempt of %s starts when they have ended", _text(waited), self._key)
-        if waited and self._until is not None and now < self._until:
+        if any(now < self._until[name_of(pod)] for pod in waited):
             await anyio.sleep(_POLL)
             return False
-        self._until = None
         if pods:
             _log.warning(
                 "%s, and may still write to the checkpoints: the next attempt of %s starts now", _text(pods), self._key

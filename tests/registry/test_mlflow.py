@@ -101,7 +101,8 @@ def test_a_promotion_on_sqlite_needs_no_claim(registry: Registry) -> None:
     registry.register("m", "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
     before = registry.resolve("m", "1").tags
     assert registry.promote("m", "1", alias="champion", metric="acc").promoted
-    assert registry.resolve("m", "champion").tags == before
+    moved = {"trainjob.moving.champion": "from nothing", "trainjob.moved.champion": "settled"}
+    assert registry.resolve("m", "champion").tags == {**before, **moved}
 
 
 def test_a_promotion_on_a_server_leaves_a_claim(mlflow_url: str) -> None:

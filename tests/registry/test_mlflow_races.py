@@ -37,11 +37,11 @@ def interrupted(url: str, method: str, action: Callable[[], Any]) -> MlflowRegis
     original = getattr(registry, method)
     done: list[bool] = []
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         if not done:
             done.append(True)
             action()
-        return original(*arguments)
+        return original(*arguments, **options)
 
     setattr(registry, method, call)
     return registry
@@ -70,7 +70,7 @@ def test_the_retry_of_a_promotion_killed_before_its_check_moves_the_alias_back(m
         raise KeyboardInterrupt
 
     other = interrupted(mlflow_url, "_set_alias", lambda: promote(MlflowRegistry(mlflow_url), name, 3))
-    other._settled = lambda *_: die()  # type: ignore[method-assign, assignment]
+    other._settled = lambda *_, **__: die()  # type: ignore[method-assign, assignment]
     with pytest.raises(KeyboardInterrupt):
         promote(other, name, 2)
     registry = MlflowRegistry(mlflow_url)

@@ -49,9 +49,10 @@ def _side_by_side(facts: Facts, moment: Moment, *, queued: bool) -> Iterator[str
         for process, launch in facts.launches(key):
             if not launch.uid or launch.end is None or process.dead:
                 continue
-            if (facts.last_look(process, launch) or 0) >= since:
+            look = facts.last_look(process, launch) or 0
+            if look >= since:
                 yield f"{names} are active or queued, which the launch of {process.name} has seen"
-            elif launch.uid in facts.created_in(process, launch) and facts.server.log[launch.end - 1].version >= since:
+            elif launch.uid in facts.created_in(process, launch) and look < facts.server.born[launch.uid]:
                 yield f"{names} are active or queued, and {process.name} has not looked after its create"
         if moment == "reaped" and not facts.is_launching(key):
             yield f"{names} are active or queued after a run of the reaper"

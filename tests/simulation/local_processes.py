@@ -117,7 +117,7 @@ class Process:
             if not self.killed:
                 self.result = self._function()
         except BaseException as error:  # noqa: BLE001 - the world looks at it
-            if not isinstance(error, Killed):
+            if not self.killed:
                 self.error = error
         finally:
             self.done = True
@@ -320,6 +320,8 @@ def run_async(machine: Machine, main: Callable[[], Any]) -> Any:
         return loop.run_until_complete(main())
     finally:
         selector.over = True
+        if (process := machine.process()) is not None and process.killed:
+            loop.set_exception_handler(lambda *_: None)  # it reports nothing any more
         loop.run_until_complete(_end_tasks(loop))
         asyncio.set_event_loop(None)
         loop.close()

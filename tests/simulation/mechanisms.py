@@ -61,11 +61,12 @@ class Mechanism:
             return replay(self.script)
 
     def seed(self, mix: str, seeds: range) -> tuple[int, str] | None:
-        """The first seed that violates a property without this mechanism, and that property; None without one."""
-        with self.switched_off():
-            for seed in seeds:
-                if found := run(seed, mix).found:
-                    return seed, next(iter(found))
+        """The first seed that violates a property only without this mechanism, and that property; None without one."""
+        for seed in seeds:
+            with self.switched_off():
+                found = run(seed, mix).found
+            if found and (new := found.keys() - run(seed, mix).found.keys()):
+                return seed, min(new)
         return None
 
 

@@ -321,6 +321,22 @@ spawn cli nightly/a
 run p2
 """
 
+RANKS_OF_TWO_ATTEMPTS = """
+world ranks=2 first_crash=False
+spawn kfp nightly/a
+run p1
+spawn cancelref nightly/a delete
+run p2
+spawn kfp nightly/a
+run p3
+spawn kfp nightly/a
+run p4                                # both wait for the ranks of attempt 1
+tick 31
+run p3                                # attempt 2 is created
+tick 5
+end nightly/a#2 3                     # and fails; its other rank is being stopped
+"""
+
 COMPLETE_BEYOND_A_GAP = """
 world first_crash=False
 spawn kfp nightly/a

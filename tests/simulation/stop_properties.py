@@ -43,8 +43,10 @@ def _must_not_run(facts: Facts, moment: Moment, uid: str, stop: Process, record:
     refused = any(each.status == 500 and each.name == facts.name(uid) for each in own)
     seen = bool(looks) and facts.server.born[uid] <= looks[-1].version and not refused
     if record is None:
-        since = looks[-1].version if looks else 0
-        newer = any((facts.last_look(process, launch) or 0) > since for process, launch in facts.launched(uid))
+        later = facts.server.log[facts.server.log.index(looks[-1]) + 1 :] if looks else []
+        by = {process.name for process, _ in facts.launched(uid)}
+        newer = any(each.who in by and each.is_list("trainjobs") for each in later)
+        newer = newer or _is_of_a_later_try(facts, stop, facts.name(uid))
         return "it was there" if seen and not newer and stop.outcome == "stopped" else ""
     newer = any(facts.is_newer(process, launch, stop, record) for process, launch in facts.launched(uid))
     if newer or _came_back(facts, uid, stop, record):

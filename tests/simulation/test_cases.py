@@ -186,9 +186,8 @@ def test_a_name_is_not_used_while_its_jobset_is_left() -> None:
 
 def test_the_end_of_an_older_jobset_is_no_success() -> None:
     outcome = played(scripts.JOBSET_OF_A_DELETED_JOB, finish=True)
-    assert created(outcome) == ["nightly/a#1", "nightly/a#1", "nightly/a#2"]
-    assert outcome.world.processes[0].ref is not None
-    assert outcome.world.processes[0].ref.uid in outcome.world.server.completed
+    assert outcomes(outcome)[0] == "failed"
+    assert outcome.world.server.jobs("nightly/a") == []
 
 
 def test_the_end_of_an_older_jobset_that_is_gone_is_no_success() -> None:
@@ -201,6 +200,10 @@ def test_an_attempt_starts_after_the_last_rank_of_the_one_before() -> None:
     outcome = played(scripts.RANKS_OF_A_FAILED_ATTEMPT, finish=True)
     times = [each.at for each in outcome.world.server.log if each.method == "POST" and each.plural == "trainjobs"]
     assert times[1] - times[0] >= 30
+
+
+def test_the_ranks_of_each_attempt_are_waited_for() -> None:
+    played(scripts.RANKS_OF_TWO_ATTEMPTS)
 
 
 def test_a_complete_attempt_counts_although_earlier_names_are_free() -> None:

@@ -92,7 +92,7 @@ def _cancel(lease: Mapping[str, Any]) -> Cancel:
         tried=_number(about.get(_TRY)),
         uid=str(about.get(_UID) or ""),
         action=action,
-        at=parse_time(mapping(lease, "spec").get("renewTime")),
+        at=parse_time(metadata.get("creationTimestamp")) or parse_time(mapping(lease, "spec").get("renewTime")),
         record=str(metadata.get("name")),
     )
 
