@@ -284,13 +284,15 @@ class Local(World):
         """End all calls, then launch each key once more."""
         self._settle(_GRACE)
         self._check_cancels()
-        for key in self.keys:
-            self._call("run", key)
+        again = {key: self._call("run", key) for key in self.keys}
         for _ in range(30):
             self._settle(2.0)
             for rank in self.ranks:
                 if rank.code is None:
                     rank.code = 0
+            for key, process in again.items():
+                if isinstance(process.error, TrainJobFailed):  # it adopted a job whose supervisor had been killed
+                    again[key] = self._call("run", key)
             if all(process.done for process in self.calls):
                 break
         self._settle(_GRACE)

@@ -40,3 +40,17 @@ def test_the_same_seed_gives_the_same_schedule(tmp_path: Path) -> None:
     assert [process.steps for process in first.machine.processes] == [
         process.steps for process in second.machine.processes
     ]
+
+
+def test_a_launch_waits_for_ranks_that_a_supervisor_is_about_to_start(tmp_path: Path) -> None:
+    script = [
+        "run a",
+        "step run0 20",
+        "run a",
+        "step run1 20",
+        "step supervisor1 8",
+        "cancel a",
+        "cancel a",
+        "step cancel1 8",
+    ]
+    assert run(partial(world, directory=tmp_path), 900222, script).violations == {}

@@ -153,10 +153,14 @@ class LocalBackend:
         """See `Backend.remaining_pods`: the ranks of a job that is being cancelled may ignore SIGTERM for seconds."""
         found: list[Mapping[str, Any]] = []
         for name in names:
-            if await self.get(namespace, name) is not None:  # it ends a job without a supervisor
-                files = self._files(namespace, name)
-                running = [pod for pod in files.pods() if mapping(pod, "status").get("phase") == "Running"]
-                found += [] if files.finished() else running
+            job = await self.get(namespace, name)  # it ends a job without a supervisor
+            files = self._files(namespace, name)
+            if job is None or files.finished():
+                continue
+            running = [pod for pod in files.pods() if mapping(pod, "status").get("phase") == "Running"]
+            if not running and files.begun() and not await self.stopped(JobRef.of(job)):
+                running = [_starting(name)]  # its supervisor may be about to start the ranks
+            found += running
         return found
 
     async def announce_cancel(self, namespace: str, work: str, cancel: Cancel) -> Cancel | None:
@@ -442,6 +446,16 @@ def _edit(files: JobFiles, ref: JobRef, patch: Mapping[str, Any]) -> None:
         raise NotFound(f"TrainJob {ref} does not exist any more") from None
     except OSError as error:
         raise Rejected(f"TrainJob {ref} cannot be changed in {files.directory}: {error.strerror}") from error
+
+
+def _starting(name: str) -> dict[str, Any]:
+    """The first rank of a job, before it has started."""
+    labels = {
+        "jobset.sigs.k8s.io/jobset-name": name,
+        "jobset.sigs.k8s.io/replicatedjob-name": "node",
+        "batch.kubernetes.io/job-completion-index": "0",
+    }
+    return {"metadata": {"name": f"{name}-node-0-0", "labels": labels}, "status": {"phase": "Pending"}}
 
 
 def _merged(value: Any, patch: Any) -> Any:
