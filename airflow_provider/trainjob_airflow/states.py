@@ -129,7 +129,7 @@ class Wait:
         return self._latest, notice
 
     async def record(self) -> None:
-        """Record that a process has waited for the job, if the latest record is old: each is an object of its own.
+        """Record that a process has waited for the job, if the latest record is old: each is a separate object.
 
         For a sensor whose process ends after each look at the job.
         """

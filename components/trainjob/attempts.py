@@ -23,7 +23,7 @@ from trainjob.kube_objects import mapping
 from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, GIVEN_UP, TRY, JobRef, key_hash
 from trainjob.serialization import unpack_diagnosis
 from trainjob.spec.checks import RESERVED_PREFIX
-from trainjob.status import CANCELLED, Phase, observe
+from trainjob.status import CANCELLED, Observation, Phase, observe
 from trainjob.unattended import MARK
 
 LAUNCHED = RESERVED_PREFIX + "launched"
@@ -154,7 +154,7 @@ def is_stale(trainjob: Mapping[str, Any]) -> bool:
 
 
 def mark_of(trainjob: Mapping[str, Any]) -> str:
-    """The mark of whoever suspended or cancelled a job by this package; empty without one."""
+    """The mark with which this package suspended or cancelled a job; empty without one."""
     return str(mapping(trainjob, "metadata", "annotations").get(CANCELLED) or "")
 
 
@@ -170,7 +170,11 @@ def is_delivered(trainjob: Mapping[str, Any]) -> bool:
 
 def has_foreign_end(trainjob: Mapping[str, Any]) -> bool:
     """Whether a job ended before its creation: Trainer took the JobSet of an earlier job of the name for its own."""
-    observation = observe(trainjob)
+    return ended_before_creation(observe(trainjob))
+
+
+def ended_before_creation(observation: Observation) -> bool:
+    """Whether the end of a job is older than the job."""
     finished, created = observation.finished, observation.created
     return finished is not None and created is not None and finished < created
 

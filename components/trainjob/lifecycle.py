@@ -176,7 +176,7 @@ class _Launch:
             counts, losers = decide(self.attempts)
             delivered = self._delivered_since()
             if delivered is not None and (counts is None or adoption_of(counts) == self.nonce):
-                counts, losers = delivered, [] if counts is None else [counts]  # this launch has created it in vain
+                counts, losers = delivered, [] if counts is None else [counts]  # this launch need not have created it
             await self._obey(counts)
             if losers:
                 await self._end(losers)
@@ -200,7 +200,7 @@ class _Launch:
     async def _look(self, *, first: bool = False) -> None:
         """Read all attempts of the key and its cancels, side by side; never from a cache."""
         looks: list[Awaitable[Any]] = [
-            self.backend.cancels(self.namespace, key_hash(self.key)),  # first: its version is the begin of this launch
+            self.backend.cancels(self.namespace, key_hash(self.key)),  # first: its version is the start of this launch
             self.backend.find(self.namespace, labels_of(self.key)),
         ]
         if first and self._reads_records:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainjob import unattended
-from trainjob.attempts import Cancel, cancel_of, decide, given_up, is_stale, launched_at, version_of, work_of
+from trainjob.attempts import (
+    Cancel,
+    cancel_of,
+    decide,
+    ended_before_creation,
+    given_up,
+    is_stale,
+    launched_at,
+    version_of,
+    work_of,
+)
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import NotFound, Rejected, TrainJobFailed
@@ -54,7 +64,7 @@ async def last_observation(
 
 
 def _deleted(cancel: Cancel, trainjob: TrainJob, observation: Observation) -> bool:
-    """Whether a cancel has deleted a job that is gone. The begin of its launch may be unknown."""
+    """Whether a cancel has deleted a job that is gone. The version at the start of its launch may be unknown."""
     if launched_at(trainjob) is not None or cancel.uid or cancel.at is None or observation.created is None:
         return cancel_of([cancel], trainjob) is not None or cancel.uid == trainjob["metadata"]["uid"]
     return cancel.at >= observation.created
@@ -84,9 +94,7 @@ async def check_verdict(backend: Backend, ref: JobRef, observation: Observation)
     """
     if backend.cluster is None or observation.phase not in (Phase.COMPLETE, Phase.FAILED):
         return
-    finished, created = observation.finished, observation.created
-    ended_before = finished is not None and created is not None and finished < created
-    if ended_before or not await backend.cluster.has_own_jobset(ref):
+    if ended_before_creation(observation) or not await backend.cluster.has_own_jobset(ref):
         await backend.delete(ref)
         summary = "its state was that of the JobSet of an earlier job of the same name: it has not run, and was deleted"
         raise TrainJobFailed(Diagnosis(Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE, summary, job=str(ref)))

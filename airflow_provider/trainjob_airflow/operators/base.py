@@ -245,7 +245,7 @@ class TrainJobTask(ReportingTask):
     def _launch(self, context: Context, running: RunningJob, spec: TrainJobSpec, *, defer: bool) -> JobRef:
         """Launch or adopt the job; a deferrable task waits in the triggerer while ranks of an earlier attempt end.
 
-        After the time that the ranks have to end, it waits once more in the launch, which then goes on.
+        After the time that the ranks have to end, it waits once more in the launch, which then creates the job.
         """
         from trainjob import RanksRemain
 

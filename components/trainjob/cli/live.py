@@ -138,7 +138,7 @@ class LiveView(View):
         self._live.stop()
 
     def follow(self, before: JobRef, ref: JobRef) -> None:
-        """Draw `ref` from now on, with a timeline and curves of its own."""
+        """Draw `ref` from now on, with a timeline and separate curves."""
         hint = self._hint
         super().follow(before, ref)
         self._console.print(Text(self._notice, style="yellow"))  # above the redrawn lines, where it stays

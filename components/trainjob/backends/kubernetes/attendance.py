@@ -118,7 +118,7 @@ class Attendance:
 
 
 class _Lease:
-    """One Lease, and the jobs that it names. Renewed by a task of its own while this process waits for one of them.
+    """One Lease, and the jobs that it names. Renewed by a separate task while this process waits for one of them.
 
     Args:
         client: As for `Attendance`.
