@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -197,15 +197,13 @@ def decide(
 
     A complete attempt whose result was not delivered comes first. Then an attempt that no other one replaced: a failed
     attempt may come back (Trainer up to 2.3 takes ``Failed`` back when the JobSet is deleted; a person resumes it) and
-    must not end the training that followed. Then the oldest, which has trained for longer. Of two of the same second:
-    one that no cancel has suspended, then the lower number.
+    must not end the training that followed, unless a launch that began later has adopted it. Then the oldest, which has
+    trained for longer. Of two of the same second: one that no cancel has suspended, then the lower number.
 
     Args:
         attempts: All attempts of a key that exist.
     """
-    replaced = {
-        uid for each in attempts for uid in str(mapping(each, "metadata", "annotations").get(REPLACES) or "").split(",")
-    }
+    replaced = {uid for each in attempts for uid in _replaced_by(each, attempts)}
 
     def is_result(trainjob: Mapping[str, Any]) -> bool:
         complete = observe(trainjob).phase is Phase.COMPLETE and not is_deleting(trainjob)
@@ -223,6 +221,17 @@ def decide(
     if first is not None and first["metadata"]["uid"] in replaced:
         return None, active  # each of them came back after another one had followed, which is gone
     return first, [each for each in active if each is not first]
+
+
+def _replaced_by(trainjob: Mapping[str, Any], attempts: Collection[Mapping[str, Any]]) -> Iterator[str]:
+    """UIDs of those of `attempts` that an attempt has replaced, and that no later launch has adopted."""
+    uids = str(mapping(trainjob, "metadata", "annotations").get(REPLACES) or "").split(",")
+    launched = launched_at(trainjob)
+    for each in attempts:
+        adopted = launched_at(each)
+        is_later = launched is not None and adopted is not None and adopted > launched
+        if each["metadata"]["uid"] in uids and not is_later:
+            yield each["metadata"]["uid"]
 
 
 def given_up(trainjob: Mapping[str, Any]) -> Diagnosis | None:

@@ -155,7 +155,7 @@ class RuntimeNotFound(LaunchError):
 
 
 class Rejected(LaunchError):
-    """The API server, an admission webhook or this machine refused the job."""
+    """The API server, an admission webhook or this machine refused the job, or a request about one."""
 
 
 class AlreadyExists(LaunchError):

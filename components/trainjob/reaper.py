@@ -91,7 +91,8 @@ async def reap(
 
     Raises:
         BackendUnavailable: The API server did not respond for a minute.
-        ApiError: Jobs or Leases may not be listed.
+        Rejected: Jobs may not be listed.
+        ApiError: Leases may not be listed.
     """
     reaped: list[Reaped] = []
 

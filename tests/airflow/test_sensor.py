@@ -11,9 +11,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from airflow.providers.common.compat.sdk import AirflowSensorTimeout
+from airflow.exceptions import AirflowRescheduleException, AirflowSensorTimeout
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowRescheduleException
 from tests.airflow.conftest import Run, python, replaced
 from tests.airflow.test_protocol import CRASHED, meanwhile
 from tests.airflow.test_triggers import UNATTENDED, Presence, waits

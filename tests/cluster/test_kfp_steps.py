@@ -236,7 +236,7 @@ def test_a_step_without_permissions_reports_how_to_grant_them(own_cluster: Clust
         create_account(own_cluster, namespace, grant=False)
         ended = Steps(own_cluster, namespace, step_image).run(training(0))
     assert ended.code == 1, ended.log
-    assert 'cannot create resource "trainjobs"' in ended.message
+    assert 'cannot list resource "trainjobs"' in ended.message
     assert f"trainjob install --only rbac -n {namespace} --service-account {namespace}:{ACCOUNT}" in ended.message
     assert "kubectl apply" in ended.message
     assert "Traceback" not in ended.log

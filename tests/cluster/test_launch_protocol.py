@@ -20,6 +20,8 @@ from trainjob.attempts import REPLACES, work_of
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.errors import RanksRemain
+from trainjob.kube_objects import name_of
 from trainjob.lifecycle import launch
 from trainjob.manifest import labels_of
 from trainjob.reaper import reap
@@ -235,14 +237,26 @@ async def test_the_next_attempt_of_a_cancelled_key_gets_its_own_jobset(
 
 
 async def test_the_next_attempt_waits_for_the_ranks_of_the_earlier_one(
-    backend: KubernetesBackend, namespace: str, caplog: pytest.LogCaptureFixture
+    cluster: Access, backend: KubernetesBackend, namespace: str
 ) -> None:
     first = await launch(backend, spec(), KEY, namespace=namespace)
     await until_phase(backend, first, Phase.RUNNING)
+    (pod,) = await backend.remaining_pods(namespace, [first.name])
+
+    def hold(finalizers: list[str] | None) -> None:
+        cluster.api.patch("v1", "Pod", namespace, name_of(pod), {"metadata": {"finalizers": finalizers}})
+
+    hold(["tests.trainjob.dev/hold"])
     await cancel_key(backend, KEY, namespace=namespace, timeout_seconds=0)
+    await until(lambda: cluster.api.get(JOBSET, "JobSet", namespace, first.name) is None)
+    print("DEBUG", cluster.api.get("v1", "Pod", namespace, name_of(pod)))
+    with pytest.raises(RanksRemain):
+        await launch(backend, spec(), KEY, namespace=namespace, wait_for_ranks=False)
+    assert await active(backend, namespace) == []
+    hold(None)
     second = await launch(backend, spec(), KEY, namespace=namespace)
-    assert await backend.remaining_pods(namespace, [first.name]) == [] or second.uid == first.uid
-    assert second.attempt > first.attempt or await backend.is_free(namespace, first.name) is False
+    assert second.uid != first.uid
+    assert name_of(pod) not in map(name_of, await backend.remaining_pods(namespace, [first.name]))
 
 
 @pytest.fixture
@@ -273,6 +287,7 @@ async def test_what_a_launch_costs(
     assert sorted(requests[:2]) == look
     assert requests[2:5] == ["GET pods", f"GET jobsets/{ref.name}", "POST trainjobs"]
     assert sorted(requests[5:]) == look
+    await until_phase(backend, ref, Phase.RUNNING)  # until then its controllers change it
     requests.clear()
     assert await launch(backend, spec(), KEY, namespace=namespace) == ref
     assert (sorted(requests[:2]), requests[2:]) == (look, [f"PATCH trainjobs/{ref.name}"])

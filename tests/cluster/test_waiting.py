@@ -66,7 +66,7 @@ def test_the_benchmark_of_waiting_runs(own_cluster: Cluster) -> None:
     assert all(line.keys() == {"bench", "metric", "value", "unit", "peer", "ratio"} for line in lines)
     figures = {line["metric"]: line for line in lines}
     assert figures.keys() >= {f"50 jobs: {metric}" for metric in METRICS}
-    assert figures["requests of one launch"]["value"] == 1
+    assert figures["requests of one launch"]["value"] == 3
     # That of the watch; on a busy machine also the idle one of a request that took part of its time.
     assert figures["50 jobs: connections"]["value"] in (1, 2)
     beside = figures["50 jobs: condition to waiter, median, beside GET"]

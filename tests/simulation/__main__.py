@@ -97,6 +97,8 @@ def _campaign(arguments: argparse.Namespace) -> int:
             total, told = Result(), time.monotonic()
             for part in pool.imap_unordered(_run_chunk, chunks):
                 total.merge(part)
+                for kind, found in part.found.items():
+                    print("".join(f"  {mix}, seed {each}: {kind} {text}\n" for each, text in found), end="", flush=True)
                 if time.monotonic() - told >= _PROGRESS_SECONDS:
                     told = time.monotonic()
                     counts = {kind: len(found) for kind, found in total.found.items()}

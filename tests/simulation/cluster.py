@@ -47,6 +47,7 @@ class Cluster(Server):
         reused: UID of a job whose name had a JobSet of an earlier job -> version of that JobSet's creation.
         taken_over: UID of a job that has taken over the end of an earlier one -> time of that end.
         admitted: UIDs of the jobs that Kueue has admitted.
+        finished: UIDs of the jobs whose Workload has finished: Kueue leaves them alone, also without ``Failed``.
         lost: Names of the pods whose node did not answer at some time.
     """
 
@@ -56,6 +57,7 @@ class Cluster(Server):
         self.reused: dict[str, int] = {}
         self.taken_over: dict[str, str] = {}
         self.admitted: set[str] = set()
+        self.finished: set[str] = set()
         self.lost: set[str] = set()
         self._ends: dict[str, float] = {}  # name of a terminating pod -> when it is gone
         self._jobsets_end: dict[str, float] = {}
@@ -90,7 +92,7 @@ class Cluster(Server):
         runtime = item["spec"]["runtimeRef"]["name"]
         if self.get("clustertrainingruntimes", runtime) is None:
             raise Refused(403, "Forbidden", f"{runtime} must be created before the TrainJob is created")
-        if in_queue(item) and not is_ended(item):
+        if in_queue(item) and not is_ended(item) and item["metadata"]["uid"] not in self.finished:
             admitted = item["metadata"]["uid"] in self.admitted
             return {**item, "spec": {**item["spec"], "suspend": not admitted}}
         return item
@@ -255,6 +257,7 @@ class Cluster(Server):
         state = "Failed" if code else "Complete"
         if not code:
             self.completed.add(job["metadata"]["uid"])
+        self.finished.add(job["metadata"]["uid"])
         self.put("jobsets", {**jobset, "state": state, "ended": self.timestamp()})
         self.put("trainjobs", with_condition(job, state, "True", "JobSetEnded", self.timestamp()))
         return True
@@ -316,6 +319,8 @@ class Cluster(Server):
         if job is None or not in_queue(job) or is_ended(job) or is_deleting(job) or is_suspended(job) is not admitted:
             return False
         uid = job["metadata"]["uid"]
+        if uid in self.finished:
+            return False
         (self.admitted.add if admitted else self.admitted.discard)(uid)
         patch = {"spec": {"suspend": not admitted}}
         try:

@@ -18,13 +18,10 @@ Properties, from the registry and the files alone:
 from __future__ import annotations
 
 import fcntl
-import json
 import random
 import shutil
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,89 +30,17 @@ import pytest
 from mlflow.exceptions import MlflowException
 from tests.registry.fake_store import Refused, Store
 from tests.registry.memory_mlflow import MemoryMlflow
+from tests.simulation.export_inputs import OLD_DIGEST, Inputs, Settings
 from tests.simulation.local_processes import Machine, Process, World
 
-from trainjob.data import content, export, read_manifest, transfer
-from trainjob.data.promotion import Evaluation
+from trainjob.data import export, read_manifest, transfer
 from trainjob.errors import ModelNotFound, RegistryUnavailable
-from trainjob.evaluation import Gate, Scores, compare
 from trainjob.registry import ModelVersion, Registry, moves
 from trainjob.registry.kubeflow import KubeflowRegistry
 from trainjob.registry.mlflow import MlflowRegistry
 
 NAME, ALIAS = "digits", "champion"
-DAYS = ("monday", "tuesday", "wednesday")
-_OLD = "sha256:" + "0" * 64  # digest of the version that holds the alias at the begin
 _MOST_STEPS = 5000  # of one export; it has about 100
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What stays the same in a schedule.
-
-    Attributes:
-        registry: ``sqlite``, ``server`` or ``kubeflow``.
-        rule: What decides about the alias: ``always``, ``metric`` or ``gate``.
-        accuracy: Of each export's model.
-        champion: Whether a version holds the alias at the begin, with an accuracy of 0.5.
-        person: Whether a person moves the alias.
-    """
-
-    registry: str
-    rule: str
-    accuracy: Mapping[str, float]
-    champion: bool
-    person: bool
-
-    @classmethod
-    def drawn(cls, seed: int) -> Settings:
-        """The settings of a seed."""
-        chance = random.Random(f"export {seed}")
-        days = DAYS[: chance.choice((2, 2, 3))]
-        accuracies = chance.sample((0.4, 0.6, 0.7, 0.8, 0.9), len(days))
-        return cls(
-            registry=chance.choice(("sqlite", "server", "kubeflow")),
-            rule=chance.choice(("always", "always", "metric", "gate")),
-            accuracy=dict(zip(days, accuracies, strict=True)),
-            champion=chance.random() < 0.5,
-            person=chance.random() < 0.5,
-        )
-
-
-class Inputs:
-    """Models and evaluations, which all schedules read."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def model(self, day: str) -> str:
-        folder = self._directory / day
-        if not folder.exists():
-            folder.mkdir()
-            header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
-            weights = struct.pack("<Q", len(header)) + header + bytes([DAYS.index(day)] * 4)
-            (folder / "model.safetensors").write_bytes(weights)
-            (folder / "config.json").write_text("{}")
-        return str(folder)
-
-    def evaluation(self, day: str, accuracy: float, *, champion: bool) -> str:
-        """The evaluation of a model, which has passed its gate, against the version of the begin or none."""
-        folder = self._directory / f"{day}-{accuracy}-{champion}"
-        if not folder.exists():
-            folder.mkdir()
-            candidate, old = (Scores.parse({"metrics": {"acc": each}}, "model") for each in (accuracy, 0.5))
-            source = self.model(day)
-            of_candidate = {"uri": source, "digest": transfer.scan(source).digest}
-            of_champion = {"uri": "s3://b/old", "digest": _OLD, "version": "1"}
-            report = compare(
-                candidate,
-                old if champion else None,
-                models=(of_candidate, of_champion if champion else None),
-                dataset={"uri": "s3://b/test", "digest": _OLD},
-            )
-            decision = Gate.read({"metrics": {"acc": {"min": 0.1}}}).decide(report)
-            (folder / content.EVALUATION).write_bytes(Evaluation(str(folder), report, decision).as_json())
-        return str(folder)
 
 
 class Exports(World):
@@ -156,7 +81,7 @@ class Exports(World):
             inputs.evaluation(day, settings.accuracy[day], champion=settings.champion)
         self.registry = self._connected()
         if settings.champion:
-            self.registry.register(NAME, "s3://b/old", export_id="old", digest=_OLD, metrics={"acc": 0.5})
+            self.registry.register(NAME, "s3://b/old", export_id="old", digest=OLD_DIGEST, metrics={"acc": 0.5})
             self.registry.promote(NAME, "1", alias=ALIAS)
         self._look("begin")
 
@@ -360,7 +285,7 @@ class Exports(World):
             self.moves.append((who, holder))
         self.versions = self.registry.list(NAME)
         for version in self.versions:
-            if version.version not in self._checked and version.digest != _OLD:
+            if version.version not in self._checked and version.digest != OLD_DIGEST:
                 self._checked.add(version.version)
                 self._check_files(version)
 
@@ -416,11 +341,11 @@ class Exports(World):
         if back := [move for move in self.moves[before:] if move[1] in earlier and move[1] not in self.excepted]:
             self.found("back", f"retries moved the alias back, {back}: {self.moves}")
         versions = self.versions
-        exported = sorted(version.tags["trainjob.export_id"] for version in versions if version.digest != _OLD)
+        exported = sorted(version.tags["trainjob.export_id"] for version in versions if version.digest != OLD_DIGEST)
         if exported != sorted(self.settings.accuracy):
             self.found("incomplete", f"the exports {sorted(self.settings.accuracy)} have the versions {exported}")
         for version in versions:
-            if version.digest != _OLD:
+            if version.digest != OLD_DIGEST:
                 self._check_files(version)
         left = [path for path in self.target.rglob(".trainjob/*") if path.name != "lock"]
         if left:

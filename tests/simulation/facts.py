@@ -117,16 +117,16 @@ class Facts:
         return None
 
     def launched(self, uid: str) -> Iterator[tuple[Process, Launch]]:
-        """The launches that have created, changed or returned a job."""
+        """The launches that have created, changed or returned a job, also by a request that arrived after them."""
         for process in self.processes:
-            for launch in process.launches:
-                entries = self.server.log[launch.begin : launch.end]
-                if launch.uid == uid or any(
-                    each.who == process.name and each.uid == uid and each.changes("trainjobs") for each in entries
-                ):
+            for number, launch in enumerate(process.launches):
+                following = process.launches[number + 1 :]
+                entries = self.server.log[launch.begin : following[0].begin if following else None]
+                own = [each for each in entries if each.who == process.name and each.uid == uid]
+                during = self.server.log[launch.begin : launch.end]
+                changed = any(each.changes("trainjobs") and (each in during or each.adopts()) for each in own)
+                if launch.uid == uid or changed:
                     yield process, launch
-        if (created := self.creation(uid)) is not None:
-            yield created[:2]  # also by a request that arrived after the launch
 
     def created_in(self, process: Process, launch: Launch) -> set[str]:
         """UIDs of the jobs that a launch has created."""

@@ -139,12 +139,8 @@ async def _run_without_ending_others(launch: Any) -> JobRef:
 _launch_run = lifecycle._Launch.run
 
 
-def _decide_by_age(jobs: Any) -> Any:
-    def without(job: Mapping[str, Any]) -> dict[str, Any]:
-        given = {name: value for name, value in job["metadata"]["annotations"].items() if name != attempts.REPLACES}
-        return {**job, "metadata": {**job["metadata"], "annotations": given}}
-
-    return _decide([without(job) for job in jobs])
+def _recorded(trainjob: Mapping[str, Any], _: Any) -> list[str]:
+    return str(trainjob["metadata"]["annotations"].get(attempts.REPLACES) or "").split(",")
 
 
 async def _adopt_without_a_change(launch: Any, latest: Any) -> bool:
@@ -247,7 +243,14 @@ MECHANISMS = (
         "the next attempt records the UIDs of those before",
         "reaped",
         scripts.RESUMED_BY_A_PERSON,
-        ((reaper, "decide", _decide_by_age), (lifecycle, "decide", _decide_by_age)),
+        ((attempts, "_replaced_by", lambda *_: ()),),
+    ),
+    Mechanism(
+        "a later adoption counts",
+        "an attempt that a later launch has adopted is not replaced by an earlier launch",
+        "reaped",
+        scripts.ADOPTED_BEFORE_IT_IS_REPLACED,
+        ((attempts, "_replaced_by", _recorded),),
     ),
     Mechanism(
         "delivered since",

@@ -249,6 +249,23 @@ run p2
 resume nightly/a#1
 """
 
+ADOPTED_BEFORE_IT_IS_REPLACED = """
+world first_crash=False
+spawn kfp nightly/a
+until p1 wait
+end nightly/a#1 3
+spawn cancel nightly/a suspend
+until p2 end                          # the failed job is suspended
+spawn kfp nightly/a
+until p3 POST trainjobs               # attempt 2, in place of the failed one
+spawn kfpstop nightly/a cancel
+until p4 end                          # of p3
+takeback nightly/a#1
+spawn kfp nightly/a
+run p5                                # resumes attempt 1
+run p3                                # attempt 2 is created, and suspended
+"""
+
 LOSER_HAS_A_WAITER = f"""
 spawn cli nightly/a
 until p1 POST trainjobs

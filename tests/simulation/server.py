@@ -35,6 +35,8 @@ from tests.simulation.objects import (
 )
 from tests.simulation.virtual import EPOCH
 
+from trainjob.attempts import ADOPTED
+
 Key = tuple[str, str]
 """Plural and name of an object: all are in one namespace, or in none."""
 
@@ -105,6 +107,11 @@ class Entry:
     def changes(self, plural: str) -> bool:
         """Whether it has changed an object of that collection, or may have."""
         return self.method != "GET" and self.plural == plural and self.status == 200
+
+    def adopts(self) -> bool:
+        """Whether it has created or adopted a job."""
+        metadata: Mapping[str, Any] = (self.body or {}).get("metadata") or {}
+        return self.changes("trainjobs") and ADOPTED in (metadata.get("annotations") or {})
 
     def suspends(self) -> bool:
         """Whether it is a PATCH that suspends a job."""

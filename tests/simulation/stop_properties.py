@@ -8,6 +8,7 @@ from tests.simulation.facts import Facts, Moment
 from tests.simulation.objects import has_condition, is_active, is_deleting
 from tests.simulation.processes import STOPS, STOPS_OF_A_TRY, Launch, Process
 from tests.simulation.server import Entry
+from tests.simulation.virtual import EPOCH
 
 UNATTENDED_SECONDS = 3600.0
 """``unattended_after`` of the jobs: how long a process may not renew its Lease."""
@@ -62,7 +63,9 @@ def _came_back(facts: Facts, uid: str, stop: Process, record: int) -> bool:
     """Whether a job was resumed by a person, or by Trainer if the stop leaves failed jobs; or the record is too old."""
     by = ("person",) if stop.kind != "cancelref" else ("person", "trainer")
     resumes = [each for each in facts.server.log if each.uid == uid and each.who in by and not each.suspends()]
-    too_late = facts.server.claims[uid][1] - facts.server.log[stop.end - 1].at > RECORD_SECONDS
+    ended = facts.server.log[stop.end - 1].at
+    written = next((each.at for each in facts.server.log if each.who == stop.name and each.version == record), ended)
+    too_late = facts.server.claims[uid][1] - written > RECORD_SECONDS
     return too_late or any(each.version > record for each in resumes)
 
 
@@ -148,22 +151,32 @@ def _is_attended(facts: Facts, process: Process, entry: Entry, number: int) -> b
 
 
 def _another_counts(facts: Facts, entry: Entry) -> bool:
-    """Whether another attempt is complete, or has been active for at least as long as the one that the reaper ends."""
+    """Whether another attempt is complete, or has been active for at least as long as the one that the reaper ends.
+
+    Of two that were created in the same second, as ``creationTimestamp`` shows it, the lower attempt counts.
+    """
     since = facts.server.claimed.get(entry.uid) or facts.server.claims[entry.uid]
     for job in facts.server.jobs(facts.server.works[entry.uid]):
         uid = job["metadata"]["uid"]
         if uid != entry.uid and not is_deleting(job):
             claim = facts.server.claims.get(uid)
-            if has_condition(job, "Complete") or (claim is not None and claim <= since):
+            as_old = claim is not None and (claim <= since or _created(facts, uid) == _created(facts, entry.uid))
+            if has_condition(job, "Complete") or as_old:
                 return True
     return False
 
 
+def _created(facts: Facts, uid: str) -> int:
+    """The second in which a job was created."""
+    return next(int(EPOCH + each.at) for each in facts.server.log if each.uid == uid and each.method == "POST")
+
+
 def _is_cancelled(facts: Facts, process: Process, uid: str) -> bool:
-    """Whether a job was cancelled since the latest launch of a process."""
-    launch = process.launches[-1] if process.launches else Launch(process.begin)
+    """Whether a job was cancelled since a process has launched it last; if it has not, since all its launches."""
+    launches = list(facts.launched(uid))
+    launches = [pair for pair in launches if pair[0] is process][-1:] or launches
     for stop, record in facts.stops(process.key):
         concerns = stop.kind != "cancelref" or (stop.ref is not None and stop.ref.uid == uid)
-        if concerns and record is not None and not facts.is_newer(process, launch, stop, record):
+        if concerns and record is not None and not any(facts.is_newer(*each, stop, record) for each in launches):
             return True
     return False

@@ -48,6 +48,13 @@ def test_a_launch_obeys_a_stop_that_saw_only_a_given_up_attempt() -> None:
     assert outcomes(outcome)[1] == "failed"
 
 
+def test_an_attempt_that_a_later_launch_has_adopted_is_not_replaced() -> None:
+    outcome = played(scripts.ADOPTED_BEFORE_IT_IS_REPLACED)
+    assert active(outcome) == ["nightly/a#1"]
+    finished = outcomes(played(scripts.ADOPTED_BEFORE_IT_IS_REPLACED, finish=True))
+    assert (finished[0], finished[4]) == ("success", "success")
+
+
 def test_the_reaper_obeys_a_stop_for_a_killed_launch() -> None:
     assert active(replay(scripts.STOP_OF_A_KILLED_LAUNCH, finish=False)) == ["nightly/a#2"]
     assert active(played(scripts.STOP_OF_A_KILLED_LAUNCH, finish=True)) == []

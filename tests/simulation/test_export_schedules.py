@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests import campaigns
-from tests.simulation.export_world import Exports, Inputs, Settings, world
+from tests.simulation.export_inputs import Inputs, Settings
+from tests.simulation.export_world import Exports, world
 from tests.simulation.local_processes import explore, run
 
 from trainjob.registry import moves

@@ -29,6 +29,7 @@ Mode = Literal["ok", "killbefore", "killafter", "killlate", "lost", "noreply", "
 """
 
 _MODES = get_args(Mode)
+_LATE_SECONDS = 924.6  # after which Linux gives up a connection without acknowledgements (tcp_retries2 = 15)
 _MOST_ANSWERS = 3_000  # of one `until`, `run` or `quiet`
 
 
@@ -43,7 +44,7 @@ class World:
         server: The cluster.
         processes: All processes, in their order.
         pending: Requests on their way.
-        late: Requests whose clients have given up, and that will arrive.
+        late: Requests whose clients have given up, and that will arrive; each with the time since when.
         watches: Open watches.
         trace: The actions that were possible.
         checked: Called after each action.
@@ -60,7 +61,7 @@ class World:
         self.server.forbidden = (frozenset() if may_read else leases, frozenset() if may_write else leases)
         self.processes: list[Process] = []
         self.pending: list[Sent] = []
-        self.late: list[Sent] = []
+        self.late: list[tuple[float, Sent]] = []
         self.watches: list[Watch] = []
         self.trace: list[str] = []
         self._current: Process | None = None
@@ -146,7 +147,7 @@ class World:
             return False
         self.pending.remove(sent)
         if mode in ("late", "killlate"):
-            self.late.append(sent)
+            self.late.append((self.loop.now, sent))
         if mode in ("killbefore", "killlate"):
             self.kill(name)
         elif mode in ("lost", "late"):
@@ -197,10 +198,12 @@ class World:
             sent.answer.set_exception(error)
 
     def apply_late(self) -> bool:
-        """The oldest late request arrives."""
+        """The oldest late request arrives, unless it is too late."""
         if not self.late:
             return False
-        self._apply(self.late.pop(0))
+        since, sent = self.late.pop(0)
+        if self.loop.now - since <= _LATE_SECONDS:
+            self._apply(sent)
         return True
 
     def deliver(self, name: str, plural: str) -> bool:

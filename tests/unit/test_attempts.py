@@ -51,7 +51,13 @@ MAY_RUN = {"fresh", "running", "queued", "suspended", "resumed after it was give
 
 
 def attempt(
-    state: str = "fresh", *, uid: str = "a", number: int = 1, created: int = 0, replaces: str = ""
+    state: str = "fresh",
+    *,
+    uid: str = "a",
+    number: int = 1,
+    created: int = 0,
+    replaces: str = "",
+    launched: int | None = None,
 ) -> dict[str, Any]:
     about = STATES[state]
     conditions = [{"type": about["ended"], "status": "True"}] if "ended" in about else []
@@ -66,6 +72,7 @@ def attempt(
             "annotations": {
                 **about.get("annotations", {}),
                 **({REPLACES: replaces} if replaces else {}),
+                **({} if launched is None else {LAUNCHED: str(launched)}),
             },
             **about.get("metadata", {}),
         },
@@ -103,13 +110,25 @@ def attempts(draw: st.DrawFn) -> list[dict[str, Any]]:
                 number=draw(st.integers(1, 3)),
                 created=draw(st.integers(0, 2)),
                 replaces=",".join(replaced),
+                launched=draw(st.none() | st.integers(0, 2)),
             )
         )
     return found
 
 
 def replaced_in(jobs: list[dict[str, Any]]) -> set[str]:
-    return {uid for job in jobs for uid in job["metadata"]["annotations"].get(REPLACES, "").split(",")}
+    """UIDs of the attempts that were replaced, and not adopted by a launch that began later."""
+
+    def launched(job: dict[str, Any]) -> str | None:
+        return job["metadata"]["annotations"].get(LAUNCHED)
+
+    replaced = set()
+    for old, new in permutations(jobs, 2):
+        began, adopted = launched(new), launched(old)
+        is_later = began is not None and adopted is not None and int(adopted) > int(began)
+        if old["metadata"]["uid"] in new["metadata"]["annotations"].get(REPLACES, "").split(",") and not is_later:
+            replaced.add(old["metadata"]["uid"])
+    return replaced
 
 
 @given(attempts(), st.randoms(use_true_random=False))

@@ -90,7 +90,11 @@ class Backend(Protocol):
         """The job of that name, or None."""
 
     async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
-        """All jobs of `namespace` that have all `labels`, in no particular order; never from a cache."""
+        """All jobs of `namespace` that have all `labels`, in no particular order; never from a cache.
+
+        Raises:
+            Rejected: This account may not list them.
+        """
 
     async def is_free(self, namespace: str, name: str) -> bool:
         """Whether nothing is left of a deleted job of that name that a new job would take over."""

@@ -123,7 +123,9 @@ def test_airflow_knows_the_provider(airflow: Airflow) -> None:
     (hook,) = [each for each in listed["hooks"] if each["connection_type"] == "trainjob"]
     assert (hook["class"], hook["hook_name"]) == ("trainjob_airflow.hooks.trainjob.TrainJobHook", "Kubeflow TrainJob")
     triggers = {each["class"] for each in listed["triggers"] if each["package_name"] == "trainjob"}
-    assert triggers == {f"trainjob_airflow.triggers.{name}" for name in ("trainjob", "tuning", "assets")}
+    assert triggers == {
+        f"trainjob_airflow.triggers.{name}" for name in ("assets", "pause", "state", "trainjob", "tuning")
+    }
     classes = {each["extra_link_class_name"] for each in listed["links"]}
     assert set(get_provider_info()["extra-links"]) <= classes
 

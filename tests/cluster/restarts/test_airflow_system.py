@@ -36,7 +36,7 @@ MANY = 50 if campaigns.FULL else 12
 MESSAGES = {
     "no_connection": "connection 'nosuch' does not exist",
     "no_runtime": "there is no ClusterTrainingRuntime 'nosuch'",
-    "forbidden": r'cannot create resource "trainjobs" in API group "trainer.kubeflow.org" in the namespace "{}"',
+    "forbidden": r'cannot list resource "trainjobs" in API group "trainer.kubeflow.org" in the namespace "{}"',
     "ended_token": "the credentials are refused, also after they were reloaded",
 }
 """Message in the log, by task of the DAGs with configuration errors; ``{}`` is the namespace."""

@@ -29,6 +29,7 @@ from trainjob.backends.kubernetes.errors import (
     NoConnection,
     ObjectNotFound,
     Transient,
+    Unauthorized,
 )
 from trainjob.errors import AlreadyExists, BackendUnavailable, ConfigurationError, NotFound, Rejected, RuntimeNotFound
 from trainjob.kube_objects import mapping, mappings
@@ -81,9 +82,7 @@ class TrainJobObjects:
                 return await self._adapting.create(request)
             except Transient as error:
                 failure: ApiError = error
-            except (
-                Conflict
-            ) as error:  # without the reason, it is of a ResourceQuota that others change at the same time
+            except Conflict as error:  # without that reason, of a ResourceQuota that others change at the same time
                 failure = error
             except ApiError as error:
                 raise _refusal(error, trainjob) from error
@@ -115,7 +114,12 @@ class TrainJobObjects:
     async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
         """Return all jobs of `namespace` that have all `labels`."""
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        return [*await self.retry(lambda: self._client.items(collection(namespace), {"labelSelector": selector}))]
+        try:
+            return [*await self.retry(lambda: self._client.items(collection(namespace), {"labelSelector": selector}))]
+        except ApiError as error:
+            if isinstance(error, ObjectNotFound):
+                _refuse_without_trainer(error)
+            raise Rejected(f"TrainJobs in namespace {namespace} cannot be listed: {error.message}") from error
 
     async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
         """Merge `patch` and the UID into the object: the server refuses to change another job of the same name.
@@ -230,6 +234,11 @@ class TrainJobObjects:
         Args:
             request: Sends the request.
             again: Whether a conflict is transient.
+
+        Raises:
+            Rejected: The credentials are refused.
+            BackendUnavailable: The server did not respond for too long.
+            ApiError: The request is refused for another reason.
         """
         backoff = self._client.timings.request_backoff()
         loop = asyncio.get_running_loop()
@@ -238,6 +247,8 @@ class TrainJobObjects:
             while True:
                 try:
                     return await request()
+                except Unauthorized as error:
+                    raise Rejected(str(error)) from error
                 except (Conflict, Expired, Transient) as error:
                     if isinstance(error, Conflict) and not again(error):
                         raise

@@ -19,18 +19,34 @@ from pathlib import Path
 
 from trainjob.attempts import CANCEL_KEPT, Cancel
 from trainjob.backends.local import private
-from trainjob.backends.local.store import read_json, write_json
+from trainjob.backends.local.store import FULL_DISK, read_json, write_json
+from trainjob.errors import Rejected
 from trainjob.kube_objects import parse_time
 
 
-def write(directory: Path, work: str, cancel: Cancel) -> Cancel:
+def write(directory: Path, work: str, cancel: Cancel) -> Cancel | None:
     """Write the record of a cancel, with the next version, and remove old records.
 
     Args:
         directory: Of the jobs of a namespace.
         work: Hash of the key.
         cancel: The cancel, without version, time and name of the record.
+
+    Returns:
+        The cancel with its version; None on a full disk, on which a launch that is on its way cannot store its job.
+
+    Raises:
+        Rejected: The directory cannot be written.
     """
+    try:
+        return _write(directory, work, cancel)
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            return None
+        raise Rejected(f"the cancel cannot be recorded in {directory}: {error.strerror}") from error
+
+
+def _write(directory: Path, work: str, cancel: Cancel) -> Cancel:
     now = datetime.now(UTC)
     with _locked(directory) as records:
         version = _version(records) + 1

@@ -46,6 +46,7 @@ KEEP = "trainjob.dev/keep"
 """Finalizer of a job that is cancelled and not removed: with it, ``deletionTimestamp`` requests a cancellation."""
 FINAL = ("Complete", "Failed", "Cancelled")
 """Types of the conditions of a finished job."""
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _SPARE = 64 * 1024  # bytes: the status of a dozen ranks with termination messages as long as they may be
 
 Stamp = tuple[int, int, int]
@@ -195,7 +196,7 @@ class JobFiles:
         try:
             write_json(path, value)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._spare.exists():
+            if error.errno not in FULL_DISK or not self._spare.exists():
                 raise
             self._spare.unlink(missing_ok=True)
             write_json(path, value)
@@ -291,7 +292,7 @@ def job_names(home: Path, namespace: str) -> list[str]:
     try:
         with os.scandir(directory) as found:
             return sorted(each.name for each in found if names.JOB.fullmatch(each.name) and not each.is_file())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
