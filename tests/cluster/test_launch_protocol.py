@@ -199,7 +199,8 @@ async def test_the_reaper_ends_what_a_launch_created_that_did_not_see_the_cancel
         await frozen.creating.wait()
         await cancel_key(backend, KEY, namespace=namespace)
         frozen.thaw.set()
-    assert len(await active(backend, namespace)) == 1, "the launcher was killed before its second look"
+    (created,) = await backend.find(namespace, labels_of(KEY))  # its launcher was killed before its second look
+    await until_phase(backend, JobRef.of(created), Phase.RUNNING)  # until then its controllers change it
     (ended,) = await reap(backend, namespace)
     assert "its key was cancelled" in str(ended)
     assert await active(backend, namespace) == []
@@ -239,24 +240,18 @@ async def test_the_next_attempt_of_a_cancelled_key_gets_its_own_jobset(
 async def test_the_next_attempt_waits_for_the_ranks_of_the_earlier_one(
     cluster: Access, backend: KubernetesBackend, namespace: str
 ) -> None:
-    first = await launch(backend, spec(), KEY, namespace=namespace)
+    first = await launch(backend, spec(simulate(run="10m", stop="10m")), KEY, namespace=namespace)
     await until_phase(backend, first, Phase.RUNNING)
-    (pod,) = await backend.remaining_pods(namespace, [first.name])
-
-    def hold(finalizers: list[str] | None) -> None:
-        cluster.api.patch("v1", "Pod", namespace, name_of(pod), {"metadata": {"finalizers": finalizers}})
-
-    hold(["tests.trainjob.dev/hold"])
+    (rank,) = await backend.remaining_pods(namespace, [first.name])
     await cancel_key(backend, KEY, namespace=namespace, timeout_seconds=0)
-    await until(lambda: cluster.api.get(JOBSET, "JobSet", namespace, first.name) is None)
-    print("DEBUG", cluster.api.get("v1", "Pod", namespace, name_of(pod)))
     with pytest.raises(RanksRemain):
         await launch(backend, spec(), KEY, namespace=namespace, wait_for_ranks=False)
     assert await active(backend, namespace) == []
-    hold(None)
+    cluster.api.delete("v1", "Pod", namespace, name_of(rank), grace=0)
     second = await launch(backend, spec(), KEY, namespace=namespace)
     assert second.uid != first.uid
-    assert name_of(pod) not in map(name_of, await backend.remaining_pods(namespace, [first.name]))
+    left = map(name_of, await backend.remaining_pods(namespace, [first.name]))
+    assert name_of(rank) not in left
 
 
 @pytest.fixture
