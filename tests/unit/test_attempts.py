@@ -119,12 +119,9 @@ def attempts(draw: st.DrawFn) -> list[dict[str, Any]]:
 def replaced_in(jobs: list[dict[str, Any]]) -> set[str]:
     """UIDs of the attempts that were replaced, and not adopted by a launch that began later."""
 
-    def launched(job: dict[str, Any]) -> str | None:
-        return job["metadata"]["annotations"].get(LAUNCHED)
-
     replaced = set()
     for old, new in permutations(jobs, 2):
-        began, adopted = launched(new), launched(old)
+        adopted, began = (job["metadata"]["annotations"].get(LAUNCHED) for job in (old, new))
         is_later = began is not None and adopted is not None and int(adopted) > int(began)
         if old["metadata"]["uid"] in new["metadata"]["annotations"].get(REPLACES, "").split(",") and not is_later:
             replaced.add(old["metadata"]["uid"])
