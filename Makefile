@@ -310,8 +310,10 @@ campaign-sizes: $(TORCH_VENV)/stamp cluster-programs ## 20 GiB, 10,000 files, 50
 		tests/stores/test_contract.py tests/airflow/system/test_many.py tests/airflow/system/test_examples.py \
 		tests/cluster/restarts/test_airflow_system.py)
 
-campaign-simulation: $(VENV)/test.stamp ## 4,000 schedules of each mix of the simulation, with new seeds
+campaign-simulation: $(VENV)/test.stamp ## 4,000 schedules of each mix of the simulation, of the local backend and of exports, with new seeds
 	$(BIN)/python -m tests.simulation campaign --schedules 4000
+	TRAINJOB_SIMULATION=4000 $(PYTEST) -s tests/simulation/test_local_schedules.py tests/simulation/test_export_schedules.py \
+		-k test_random_schedules
 
 campaign-cluster: cluster-programs ## 200 schedules of faults, and 200 of waiters and reapers; 200 hangs, 100 preemptions
 	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 \

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from airflow.exceptions import AirflowRescheduleException, AirflowSensorTimeout
+from airflow.exceptions import AirflowRescheduleException
+from airflow.providers.common.compat.sdk import AirflowSensorTimeout
 from airflow.sdk import DAG
 from tests.airflow.conftest import Run, python, replaced
 from tests.airflow.test_protocol import CRASHED, meanwhile
