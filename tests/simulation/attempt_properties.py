@@ -139,7 +139,7 @@ def stale(facts: Facts, moment: Moment) -> Iterator[str]:
 def reused(facts: Facts, moment: Moment) -> Iterator[str]:
     """No name is used again while a JobSet of it is left, which Trainer would take for that of the new job.
 
-    Unless that JobSet was created after the look at it that preceded the create.
+    Unless that JobSet was created after the latest look that has found none: the create was on its way then.
     """
     for entry in facts.new_entries():
         born = facts.server.reused.get(entry.uid)
@@ -149,7 +149,7 @@ def reused(facts: Facts, moment: Moment) -> Iterator[str]:
         looks = [
             each.version
             for each in facts.server.log[launch.begin : min(index, launch.end or index)]
-            if each.who == process.name and each.plural == "jobsets" and each.name == entry.name
+            if each.who == process.name and each.plural == "jobsets" and each.name == entry.name and each.status == 404
         ]
         if not looks or looks[-1] >= born:
             yield f"{process.name} has created {entry.name}, whose name has the JobSet of an earlier job"
