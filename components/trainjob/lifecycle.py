@@ -23,12 +23,14 @@ from trainjob.attempts import (
     REPLACES,
     Cancel,
     adoption_of,
+    cancel_of,
     cancelled_since,
     decide,
     given_up,
     has_foreign_end,
     is_deleting,
     is_delivered,
+    is_marked_after,
     is_record,
     killed_try,
     launched_at,
@@ -348,8 +350,8 @@ class _Launch:
     async def _obey(self, counts: TrainJob | None, *, resumed: bool = False) -> None:
         """Stop the job of this launch if the key was cancelled since the launch began. A complete job is kept.
 
-        The job is suspended and not deleted, so that its name stays in use: a create whose reply was lost may still
-        arrive.
+        Also if another launch has adopted it that began before the cancel, too: that one need not read the cancel. The
+        job is suspended and not deleted, so that its name stays in use: a create whose reply was lost may still arrive.
 
         Args:
             counts: The attempt that counts.
@@ -363,8 +365,9 @@ class _Launch:
         cancel = next((each for each in self.cancels if each.applies(self.began, tried, uid)), None)
         if cancel is None or (counts is not None and observe(counts).phase is Phase.COMPLETE):
             return
-        for job in self.attempts:
-            if may_run(job) and (adoption_of(job) == self.nonce or (resumed and counts is job)):
+        for job in filter(may_run, self.attempts):
+            own = adoption_of(job) == self.nonce or (resumed and counts is job)
+            if own or (cancel_of([cancel], job) is not None and not is_marked_after(job, cancel.version)):
                 await request_cancel(self.backend, job, "suspend", cancel.mark)
         raise _cancelled(f"{self.namespace}/{job_name(self.key, self.lowest)}" if counts is None else JobRef.of(counts))
 

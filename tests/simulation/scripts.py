@@ -266,6 +266,20 @@ run p5                                # resumes attempt 1
 run p3                                # attempt 2 is created, and suspended
 """
 
+ADOPTED_BEFORE_THE_SECOND_LOOK = """
+spawn airflow nightly/a
+until p1 POST trainjobs
+spawn airflow nightly/a
+do p2 ok GET leases                   # the cancel comes after it
+spawn cancel nightly/a suspend
+run p3
+do p1 ok POST trainjobs
+do p2 ok GET trainjobs
+do p2 ok PATCH trainjobs              # adopts the job of p1, and reads no cancel any more
+run p1
+run p2
+"""
+
 LOSER_HAS_A_WAITER = f"""
 spawn cli nightly/a
 until p1 POST trainjobs

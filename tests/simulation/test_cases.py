@@ -55,6 +55,10 @@ def test_an_attempt_that_a_later_launch_has_adopted_is_not_replaced() -> None:
     assert (finished[0], finished[4]) == ("success", "success")
 
 
+def test_a_launch_that_obeys_stops_its_job_although_another_launch_has_adopted_it() -> None:
+    assert active(played(scripts.ADOPTED_BEFORE_THE_SECOND_LOOK)) == []
+
+
 def test_the_reaper_obeys_a_stop_for_a_killed_launch() -> None:
     assert active(replay(scripts.STOP_OF_A_KILLED_LAUNCH, finish=False)) == ["nightly/a#2"]
     assert active(played(scripts.STOP_OF_A_KILLED_LAUNCH, finish=True)) == []
