@@ -19,6 +19,7 @@ from trainjob_airflow.tasklog import progress_logger
 
 if TYPE_CHECKING:
     from trainjob import (
+        Backend,
         Diagnosis,
         Evidence,
         JobRef,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         TrainJobSpec,
         WaitOptions,
     )
-    from trainjob.integration import CrashAction, Goodput, TrainJob
+    from trainjob.integration import CancelAction, CrashAction, Goodput, TrainJob
     from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log
     from trainjob_airflow.training import TaskTraining
@@ -81,6 +82,51 @@ def seconds_to_wait(deadline: datetime | None, margin: float = 0.0) -> float | N
     return left if left > 0 else _LAST_LOOK
 
 
+async def stop_key(
+    backend: Backend,
+    key: str,
+    action: CancelAction,
+    seconds: float,
+    *,
+    namespace: str,
+    tried: int,
+    ref: JobRef | None = None,
+    look: float = 0.0,
+) -> bool:
+    """Stop all attempts of a key, also one whose launch is on its way, unless a later try has launched or adopted it.
+
+    Args:
+        backend: Backend that runs the jobs.
+        key: The key.
+        action: ``delete`` or ``suspend``.
+        seconds: How long to wait for the last pod.
+        namespace: Namespace of the jobs.
+        tried: Number of the try that is ended.
+        ref: The attempt that counts, if it is known.
+        look: How long to look for an active attempt before that, in seconds.
+
+    Returns:
+        True if nothing of the attempts runs any longer; False if they are still terminating.
+    """
+    from trainjob import cancel, cancel_key
+
+    deadline = monotonic() + look + seconds
+    stopped = await cancel_key(
+        backend,
+        key,
+        namespace=namespace,
+        action=action,
+        timeout_seconds=seconds,
+        tried=tried,
+        look_seconds=look,
+    )
+    if ref is None or ref.uid in {each.uid for each in stopped.jobs}:
+        return stopped.ended
+    # The job's deletion was requested before, or its key is that of an earlier name of the deployment.
+    left = max(0.0, deadline - monotonic())
+    return await cancel(backend, ref, action, timeout_seconds=left, tried=tried) and stopped.ended
+
+
 class DeadlineReached(Exception):
     """The task's ``execution_timeout`` expired; the job keeps running."""
 
@@ -123,13 +169,16 @@ class RunningJob:
         command = f"trainjob cancel --key {shlex.quote(self.key)} -n {self.client.namespace}"
         return f"; `trainjob reap` stops it if it has the record of this cancel; to stop it now: {command}"
 
-    def launch(self, spec: TrainJobSpec, origin: dict[str, str], *, wait_for_ranks: bool = True) -> JobRef:
+    def launch(
+        self, spec: TrainJobSpec, origin: dict[str, str], *, wait_for_ranks: bool = True, began: int | None = None
+    ) -> JobRef:
         """Launch or adopt the job of the key.
 
         Args:
             spec: What to run.
             origin: Labels of a new job.
             wait_for_ranks: Wait until no rank of an earlier attempt runs.
+            began: That of `RanksRemain`, if an earlier launch of this try has raised it.
 
         Raises:
             RanksRemain: Ranks of an earlier attempt run, and `wait_for_ranks` is False.
@@ -149,6 +198,7 @@ class RunningJob:
                 tried=self.tried,
                 origin=origin,
                 wait_for_ranks=wait_for_ranks,
+                began=began,
             )
         )
         self.ref = self._launching.result()
@@ -326,47 +376,38 @@ class RunningJob:
         return client.call(lambda: give_up(client.backend, ref, diagnosis, action))
 
     def cancel(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
-        """Stop the job, also if the launch has not returned it.
+        """Stop all attempts of the key, also if the launch has not returned one.
 
         Later tries do not obey. If a request is refused or late, its record remains, which the reaper obeys.
 
         Returns:
-            True if nothing of the job runs any longer; False if it is still terminating.
+            True if nothing of the attempts runs any longer; False if they are still terminating.
         """
         if self._launching is not None:
             self._launching.cancel()  # it may wait for ranks of an earlier attempt
         return self.client.start(lambda: self._stop(action, seconds)).result(seconds)
 
-    async def _stop(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
-        from trainjob import cancel
-
+    async def _stop(self, action: CancelAction, seconds: float) -> bool:
         # Half the time, so that the result arrives before `cancel` stops waiting for it.
-        if self.ref is not None:
-            backend = self.client.backend
-            return await cancel(backend, self.ref, action, timeout_seconds=seconds / 2, tried=self.tried)
-        look = min(_LOOK_SECONDS, seconds / 4)
-        return await self._stop_key(action, seconds / 2 - look, tried=self.tried, look=look)
-
-    async def _stop_key(
-        self, action: Literal["delete", "suspend"], seconds: float, *, tried: int, look: float = 0.0
-    ) -> bool:
-        from trainjob import cancel_key
-
+        look = min(_LOOK_SECONDS, seconds / 4) if self.ref is None else 0.0
         client = self.client
-        stopped = await cancel_key(
+        return await stop_key(
             client.backend,
             self.key,
+            action,
+            seconds / 2 - look,
             namespace=client.namespace,
-            action=action,
-            timeout_seconds=seconds,
-            tried=tried,
-            look_seconds=look,
+            tried=self.tried,
+            ref=self.ref,
+            look=look,
         )
-        return stopped.ended
 
     def cancel_earlier_tries(self, seconds: float) -> None:
         """Delete the job of the earlier tries; the launch of this try does not obey."""
-        self.client.call(lambda: self._stop_key("delete", seconds, tried=self.tried - 1))
+        client, tried = self.client, self.tried - 1
+        client.call(
+            lambda: stop_key(client.backend, self.key, "delete", seconds, namespace=client.namespace, tried=tried)
+        )
 
     def stop_waiting(self) -> None:
         """Make `wait` and `launch` raise CancelledError; called by a signal handler that interrupts them."""

@@ -27,7 +27,8 @@ from trainjob.status import CANCELLED, Observation, Phase, observe
 from trainjob.unattended import MARK
 
 LAUNCHED = RESERVED_PREFIX + "launched"
-"""Annotation of a job: version of the records of cancels when its latest launch began; missing if unknown."""
+"""Annotation of a job: version of the records of cancels when its latest launch began, or a person resumed it; missing
+if unknown."""
 REPLACES = RESERVED_PREFIX + "replaces"
 """Annotation of a job: UIDs of the earlier attempts that it followed, separated by commas."""
 ADOPTED = RESERVED_PREFIX + "adopted"
@@ -68,11 +69,18 @@ class Cancel:
 
     @property
     def mark(self) -> str:
-        """Value of the annotation `trainjob.status.CANCELLED` of a job that this cancel suspends."""
-        return str(self.version) if self.tried is None else f"{_TRY_MARK}{self.tried}"
+        """Value of the annotation `trainjob.status.CANCELLED` of a job that this cancel suspends.
+
+        That of a kill names its try, and its version unless that is unknown.
+        """
+        if self.tried is None:
+            return str(self.version)
+        return f"{_TRY_MARK}{self.tried}" + (f"@{self.version}" if self.version else "")
 
     def applies(self, launched: int | None, tried: int, uid: str = "") -> bool:
-        """Whether a launch obeys this cancel: of its try or of a later one, or newer than its begin.
+        """Whether a launch obeys this cancel: it is newer than the launch's begin, and not of an earlier try.
+
+        If the begin is unknown, it obeys the kill of its try or of a later one.
 
         Args:
             launched: Version of the records when the launch began; None if unknown.
@@ -81,9 +89,14 @@ class Cancel:
         """
         if self.uid not in ("", uid):
             return False
-        if self.tried is not None:
+        if self.tried is not None and (self.tried < tried or launched is None):
             return self.tried >= tried
         return launched is not None and self.version > launched
+
+
+def recent(cancels: Iterable[Cancel], now: datetime) -> list[Cancel]:
+    """The cancels that still concern somebody, also where nothing removes old records."""
+    return [each for each in cancels if each.at is None or now - each.at <= CANCEL_KEPT]
 
 
 def cancel_of(cancels: Iterable[Cancel], trainjob: Mapping[str, Any]) -> Cancel | None:
@@ -121,8 +134,10 @@ def adoption_of(trainjob: Mapping[str, Any]) -> str:
 
 def cancelled_since(trainjob: Mapping[str, Any], launched: int | None, tried: int) -> bool:
     """Whether a job carries the mark of a cancel that a launch obeys; see `Cancel.applies` for the arguments."""
-    if killed := killed_try(trainjob):
-        return killed >= tried
+    killed, version = _killed(trainjob)
+    if killed:
+        is_known = launched is not None and version is not None
+        return killed >= tried and (not is_known or (version or 0) > (launched or 0))
     return launched is not None and is_marked_after(trainjob, launched)
 
 
@@ -134,8 +149,25 @@ def is_marked_after(trainjob: Mapping[str, Any], version: int) -> bool:
 
 def killed_try(trainjob: Mapping[str, Any]) -> int:
     """The try whose end suspended a job, by its mark; 0 if it has no such mark."""
+    return _killed(trainjob)[0]
+
+
+def _killed(trainjob: Mapping[str, Any]) -> tuple[int, int | None]:
+    """The try whose end suspended a job, and the version of that kill; 0 without such a mark, None if unknown."""
     mark = mark_of(trainjob)
-    return (_number(mark.removeprefix(_TRY_MARK)) or 0) if mark.startswith(_TRY_MARK) else 0
+    if not mark.startswith(_TRY_MARK):
+        return 0, None
+    tried, _, version = mark.removeprefix(_TRY_MARK).partition("@")
+    return _number(tried) or 0, _number(version)
+
+
+def is_resumed_since(trainjob: Mapping[str, Any], cancel: Cancel) -> bool:
+    """Whether a person has resumed a job that a cancel had suspended: its mark is left, and the job is not suspended.
+
+    Whoever resumes a job by this package removes the mark.
+    """
+    suspended = mapping(trainjob, "spec").get("suspend")
+    return not suspended and (mark_of(trainjob) == cancel.mark or is_marked_after(trainjob, cancel.version))
 
 
 def is_stale(trainjob: Mapping[str, Any]) -> bool:
@@ -198,7 +230,7 @@ def decide(
     A complete attempt whose result was not delivered comes first. Then an attempt that no other one replaced: a failed
     attempt may come back (Trainer up to 2.3 takes ``Failed`` back when the JobSet is deleted; a person resumes it) and
     must not end the training that followed, unless a launch that began later has adopted it. Then the oldest, which has
-    trained for longer. Of two of the same second: one that no cancel has suspended, then the lower number.
+    trained for longer. Of two of the same second the lower number counts, then the lower UID.
 
     Args:
         attempts: All attempts of a key that exist.
@@ -210,11 +242,10 @@ def decide(
         counts = complete and not is_delivered(trainjob) and not has_foreign_end(trainjob)
         return counts and trainjob["metadata"]["uid"] not in replaced
 
-    def order(trainjob: Mapping[str, Any]) -> tuple[bool, bool, str, bool, int, str]:
+    def order(trainjob: Mapping[str, Any]) -> tuple[bool, bool, str, int, str]:
         metadata, number = trainjob["metadata"], JobRef.of(trainjob).attempt
         uid, created = metadata["uid"], metadata["creationTimestamp"]
-        cancelled = bool(mapping(trainjob, "spec").get("suspend") and mark_of(trainjob))
-        return (not is_result(trainjob), uid in replaced, created, cancelled, number, uid)
+        return (not is_result(trainjob), uid in replaced, created, number, uid)
 
     active = [each for each in attempts if may_run(each)]
     first = min([*active, *filter(is_result, attempts)], key=order, default=None)

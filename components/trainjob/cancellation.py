@@ -206,8 +206,8 @@ class _Stop:
         suspended = mapping(job, "spec").get("suspend") and observe(job).phase is Phase.SUSPENDED
         if self._action == "suspend" and suspended and not mark_of(job):
             return False  # by a person, and no launch resumes it
-        if self._tried is not None:  # a later try may have adopted the job
-            return try_of(job) <= self._tried
+        if self._tried is not None and try_of(job) > self._tried:  # a later try has adopted the job
+            return False
         launched, record = launched_at(job), self._record
         if record is None or launched is None:
             return True
@@ -230,9 +230,11 @@ class _Stop:
     async def _stop(self, job: TrainJob) -> None:
         ref = JobRef.of(job)
         self.stopped[ref.uid] = ref
+        stop = request_cancel(self._backend, job, self._action, self._mark)
         if is_replaced(job) and (why := diagnosis_in(job, FAILURE)) is not None:
-            await keep_reason(self._backend, job, why)
-        await request_cancel(self._backend, job, self._action, self._mark)
+            await asyncio.gather(stop, keep_reason(self._backend, job, why))  # a webhook may delay the record
+        else:
+            await stop
 
 
 async def _have_stopped(backend: Backend, refs: Sequence[JobRef], seconds: float) -> bool:
@@ -273,7 +275,10 @@ def cancelling(trainjob: TrainJob, action: CancelAction, mark: str = "true") -> 
     (its reconciler: "start the job if the workload has been admitted").
     """
     if action == "suspend" and QUEUE_LABEL not in (trainjob["metadata"].get("labels") or {}):
-        return {"metadata": {"annotations": {CANCELLED: mark}}, "spec": {"suspend": True}}
+        annotations: dict[str, str | None] = {CANCELLED: mark}
+        if given_up(trainjob) is None and GIVEN_UP in (trainjob["metadata"].get("annotations") or {}):
+            annotations[GIVEN_UP] = None  # a person has resumed it since
+        return {"metadata": {"annotations": annotations}, "spec": {"suspend": True}}
     return None
 
 

@@ -175,12 +175,14 @@ class RanksRemain(TrainJobError):
 
     Attributes:
         seconds: How long a launch would wait for them at most: their grace period and 30 s.
+        began: What the next call of `trainjob.launch` gets as ``began``; None if cancels cannot be read.
     """
 
     retry = RetryVerdict.INFRASTRUCTURE
 
     def __init__(self, message: str = "", seconds: float = 0.0) -> None:
         self.seconds = seconds
+        self.began: int | None = None
         super().__init__(message)
 
 

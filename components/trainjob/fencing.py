@@ -26,7 +26,7 @@ JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 """Label of a pod: name of its JobSet, which is that of the TrainJob."""
 
 _WINDOW = 32  # attempts before the next one whose pods are looked for: older pods have ended, or their node is lost
-_BEYOND = 8  # numbers from the next one on: an attempt whose object is gone may have pods
+_BEYOND = 64  # numbers from the next one on: attempts whose objects are gone may have pods
 _POLL = 2.0  # seconds between two looks at the ranks of earlier attempts
 _GRACE = 30.0  # Kubernetes' default terminationGracePeriodSeconds
 _LATE = 30.0  # seconds after the grace period until ranks are not waited for any more

@@ -34,6 +34,7 @@ from trainjob.document import (
     with_segments as with_segments,
     workflow_document as workflow_document,
 )
+from trainjob.fencing import suspend_failed as suspend_failed
 from trainjob.goodput import Goodput as Goodput
 from trainjob.history import MetricHistory as MetricHistory
 from trainjob.job_records import mark_delivered as mark_delivered

@@ -46,6 +46,7 @@ from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
     NotFound,
+    RanksRemain,
     Rejected,
     TrainJobError,
     TrainJobFailed,
@@ -92,6 +93,7 @@ async def launch(
     after_failure: AfterFailure = "retry",
     origin: Mapping[str, str] | None = None,
     wait_for_ranks: bool = True,
+    began: int | None = None,
 ) -> JobRef:
     """Create the job of `key`, or adopt the existing one.
 
@@ -117,6 +119,8 @@ async def launch(
         origin: Labels of a new job that record where it comes from, such as DAG, run and try. They replace labels of
             the spec with the same names and are not part of the spec: a job with other such labels is adopted, too.
         wait_for_ranks: Wait until no rank of an earlier attempt runs, at most their grace period and 30 s.
+        began: That of `RanksRemain`, if an earlier call of the same try has raised it: cancels since then concern this
+            launch, too.
 
     Raises:
         SpecMismatch: the attempt to adopt was created from another spec.
@@ -129,7 +133,7 @@ async def launch(
     spec.check()
     check_key(key)
     ranks = EarlierRanks(backend, key, namespace, wait=wait_for_ranks)
-    request = _Launch(backend, spec, key, namespace, is_new, tried, last_try, after_failure, origin, ranks)
+    request = _Launch(backend, spec, key, namespace, is_new, tried, last_try, after_failure, origin, ranks, began)
     return await request.run()
 
 
@@ -139,6 +143,7 @@ class _Launch:
 
     Attributes:
         ranks: The ranks of earlier attempts.
+        since: Begin of an earlier launch of the same try that this one continues.
         began: Version of the records of cancels at the begin; None if they cannot be read.
         attempts: The objects of the key at the latest look.
         cancels: The cancels of the key at the latest look.
@@ -161,6 +166,7 @@ class _Launch:
     after_failure: AfterFailure
     origin: Mapping[str, str] | None
     ranks: EarlierRanks
+    since: int | None = None
     began: int | None = 0
     attempts: list[TrainJob] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
@@ -209,7 +215,8 @@ class _Launch:
             looks.append(self.backend.find(self.namespace, {FAILURE_OF: key_hash(self.key)}))
         (version, self.cancels), self.attempts, *records = await side_by_side(*looks)
         if first:
-            self.began, self.records = version, records[0] if records else []
+            self.began = version if self.since is None else self.since
+            self.records = records[0] if records else []
 
     @property
     def _reads_records(self) -> bool:
@@ -377,14 +384,23 @@ class _Launch:
         Raises:
             RanksRemain: ranks still run, and this launch does not wait for them.
         """
-        if self.is_new:
+        if self._nothing_exists:
             return True
         for job in self.attempts if self.backend.cluster is not None else ():  # a local job never runs again
             if not await suspend_failed(self.backend, job):
                 return False
-        ended = await self.ranks.ended(self._numbers())
+        try:
+            ended = await self.ranks.ended([*self._numbers(), self.lowest - 1])
+        except RanksRemain as error:
+            error.began = self.began
+            raise
         self.lowest = max(self.lowest, self.ranks.highest + 1)
         return ended
+
+    @property
+    def _nothing_exists(self) -> bool:
+        """Whether no attempt of the key can have existed, so that nothing of one can be left."""
+        return self.is_new and not self.attempts and self.lowest == 1
 
     def _rendered(self, number: int, changes: Changes) -> dict[str, Any]:
         """The object of an attempt with that number."""
@@ -402,7 +418,7 @@ class _Launch:
             LaunchError: the job was refused.
         """
         number = max([self.lowest, *(each + 1 for each in self._numbers())])
-        if not self.is_new and not await self.backend.is_free(self.namespace, job_name(self.key, number)):
+        if not self._nothing_exists and not await self.backend.is_free(self.namespace, job_name(self.key, number)):
             self.lowest = number + 1
             return
         made = self._rendered(number, changes)

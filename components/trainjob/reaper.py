@@ -13,9 +13,10 @@ be killed at any time: each job is ended by one request.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 import anyio
 
@@ -26,13 +27,15 @@ from trainjob.attempts import (
     cancel_of,
     decide,
     is_deleting,
+    is_resumed_since,
     may_run,
+    recent,
     version_of,
 )
 from trainjob.backends.base import Cluster, TrainJob
 from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.cancellation import cancelling, end_attempt
-from trainjob.errors import NotFound, Rejected
+from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.manifest import KEY, MANAGED_BY, JobRef
 from trainjob.status import Phase, observe
 from trainjob.unattended import LABEL, MARK, policy_of, runs, unattended_for
@@ -102,8 +105,12 @@ async def reap(
             if on_reaped is not None:
                 on_reaped(done)
 
-    async for done in _end_extra(backend, namespace):
-        report(done)
+    failed: TrainJobError | None = None
+    for end in await _extra(backend, namespace):
+        try:
+            report(await end())
+        except TrainJobError as error:  # of one job; the others do not wait for it
+            failed = failed or error
     since: dict[tuple[str, str], float] = {}  # by UID and adoption: who adopts a job waits for it soon
     answered = time.monotonic()
     while True:
@@ -119,6 +126,8 @@ async def reap(
                 report(await _end_unattended(backend, job))
         if not found:
             await _forget(backend, namespace, waiters)
+            if failed is not None:
+                raise failed
             return reaped
         await anyio.sleep(interval)
 
@@ -141,24 +150,26 @@ def _overdue(job: TrainJob, waiters: list[Waiter], now: datetime) -> timedelta |
     return unattended if unattended > policy.after else None
 
 
-async def _end_extra(backend: Cluster, namespace: str) -> AsyncGenerator[Reaped | None]:
-    """End attempts that do not count, and those that a cancel of their key applies to."""
+async def _extra(backend: Cluster, namespace: str) -> list[Callable[[], Awaitable[Reaped | None]]]:
+    """What ends attempts that do not count, and those that a cancel of their key applies to."""
     cancels = await backend.all_cancels(namespace)
     keys: dict[str, list[TrainJob]] = {}
     for job in await backend.find(namespace, {MANAGED_BY: "trainjob"}):
         keys.setdefault(job["metadata"]["labels"].get(KEY, ""), []).append(job)
     keys.pop("", None)
+    ends: list[Callable[[], Awaitable[Reaped | None]]] = []
+    suspends: list[Callable[[], Awaitable[Reaped | None]]] = []
     for work, jobs in keys.items():
         counts, losers = decide(jobs)
         which = "" if counts is None else f" ({counts['metadata']['name']})"
-        for loser in losers:
-            yield await _delete(backend, loser, f"another attempt of its key counts{which}")
+        ends += [partial(_delete, backend, job, f"another attempt of its key counts{which}") for job in losers]
         for job in jobs:
-            cancel = cancel_of(cancels.get(work, ()), job)
-            if cancel is None or job in losers or not may_run(job):
+            cancel = cancel_of(recent(cancels.get(work, ()), backend.now()), job)
+            if cancel is None or job in losers or not may_run(job) or is_resumed_since(job, cancel):
                 continue
             if cancel.action == "delete" or observe(job).phase is not Phase.SUSPENDED:
-                yield await _end(backend, job, cancel.action, cancel.mark, "its key was cancelled")
+                suspends.append(partial(_end, backend, job, cancel.action, cancel.mark, "its key was cancelled"))
+    return [*ends, *suspends]  # a webhook that hangs delays suspensions, and no deletion
 
 
 async def _end_unattended(backend: Cluster, job: TrainJob) -> Reaped | None:

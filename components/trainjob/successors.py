@@ -37,10 +37,16 @@ class JobReplaced(Exception):
 
 
 async def _successor(backend: Backend, ref: JobRef) -> JobRef | None:
-    """The attempt that counts in place of one that is gone or was given up; None if there is no other one."""
+    """The attempt that counts in place of one that is gone or was given up; None if there is no other one.
+
+    None also for an account that may not list jobs.
+    """
     if not (work := work_of(ref.name)):
         return None
-    found = await backend.find(ref.namespace, {MANAGED_BY: "trainjob", KEY: work})
+    try:
+        found = await backend.find(ref.namespace, {MANAGED_BY: "trainjob", KEY: work})
+    except Rejected:
+        return None
     counts, _ = decide([job for job in found if job["metadata"]["uid"] != ref.uid])
     return None if counts is None else JobRef.of(counts)
 
@@ -84,7 +90,9 @@ async def check_given_up(backend: Backend, ref: JobRef, trainjob: TrainJob) -> N
 
 
 async def check_verdict(backend: Backend, ref: JobRef, observation: Observation) -> None:
-    """Raise if the end of a job is that of an earlier job of the same name, after deleting it.
+    """Raise if the end of a job that trainjob launched is that of an earlier job of the name, after deleting it.
+
+    Its JobSet tells; once that is gone, the time of the end.
 
     Trainer finds a JobSet by its name. A job that takes over the JobSet of a deleted one gets its ``Complete`` or
     ``Failed``, and never runs (kubeflow/trainer 2.3, ``plugins/jobset/jobset.go``, ``Status``).
@@ -92,10 +100,13 @@ async def check_verdict(backend: Backend, ref: JobRef, observation: Observation)
     Raises:
         TrainJobFailed: the end is that of another job.
     """
-    if backend.cluster is None or observation.phase not in (Phase.COMPLETE, Phase.FAILED):
+    if backend.cluster is None or observation.phase not in (Phase.COMPLETE, Phase.FAILED) or not work_of(ref.name):
         return
-    if ended_before_creation(observation) or not await backend.cluster.has_own_jobset(ref):
-        await backend.delete(ref)
+    own = await backend.cluster.has_own_jobset(ref)
+    if own is False or (own is None and ended_before_creation(observation)):
+        present = await backend.get(ref.namespace, ref.name)
+        if present is not None and present["metadata"]["uid"] == ref.uid:
+            await backend.delete(ref, version_of(present).get("resourceVersion", ""))
         summary = "its state was that of the JobSet of an earlier job of the same name: it has not run, and was deleted"
         raise TrainJobFailed(Diagnosis(Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE, summary, job=str(ref)))
 

@@ -9,11 +9,13 @@ from contextlib import suppress
 import anyio
 
 from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobError, cancel_key
-from trainjob.integration import KEY, CancelAction, TrainJob, mapping, observe
+from trainjob.integration import KEY, CancelAction, TrainJob, mapping, observe, suspend_failed
 from trainjob_kfp.execution import run_label
 from trainjob_kfp.sharing import SharedJobs
 from trainjob_kfp.steplog import write_line
-from trainjob_kfp.stopping import all_at_once, command_of, is_active, must_stop, request_all
+from trainjob_kfp.stopping import all_at_once, command_of, is_active, mark_for, must_stop, request_all
+
+_CHANGES = 5  # a request to suspend a failed job is repeated so often if the job was changed meanwhile
 
 
 def stop_all(client: TrainJobClient, run: str, action: CancelAction, seconds: float, *, own: bool = True) -> list[str]:
@@ -101,19 +103,29 @@ class _StopRun:
             if _key_of(job) not in alone and not (job["metadata"]["uid"] in again and job["spec"].get("suspend"))
         ]
         active = [job for job in others if is_active(job)]
-        await all_at_once([*cancels, request_all(self._client, active, self._action)])
-        await request_all(self._client, [job for job in others if job not in active], self._action)
+        mark = await mark_for(self._client, self._run, self._action) if others else ""
+        await all_at_once([*cancels, request_all(self._client, active, self._action, mark)])
+        await request_all(self._client, [job for job in others if job not in active], self._action, mark)
 
     async def _suspend_failed(self, jobs: Sequence[TrainJob]) -> None:
-        """Suspend failed jobs: Trainer up to 2.3 can take ``Failed`` back and train again."""
+        """Suspend failed jobs, with their diagnosis: Trainer up to 2.3 can take ``Failed`` back and train again."""
         if self._client.backend.cluster is None:
             return
         failed = [job for job in jobs if not job["spec"].get("suspend") and self._jobs.may_stop(job)]
         failed = [job for job in failed if job["metadata"]["uid"] not in self._seen]
         self._seen |= {job["metadata"]["uid"] for job in failed}
-        patch = {"spec": {"suspend": True}}
         with suppress(TrainJobError):
-            await all_at_once(self._client.backend.patch(JobRef.of(job), patch) for job in failed)
+            await all_at_once(map(self._suspend_failed_job, failed))
+
+    async def _suspend_failed_job(self, job: TrainJob) -> None:
+        ref, found = JobRef.of(job), job
+        for _ in range(_CHANGES):
+            if await suspend_failed(self._client.backend, found):
+                return
+            present = await self._client.backend.get(ref.namespace, ref.name)
+            if present is None or JobRef.of(present).uid != ref.uid:
+                return
+            found = present
 
 
 def _key_of(job: TrainJob) -> str:

@@ -34,6 +34,7 @@ from trainjob_kfp.sharing import SharedJobs
 from trainjob_kfp.steplog import end_process, leave_message, write_line
 
 if TYPE_CHECKING:
+    from trainjob import Cancelled
     from trainjob.integration import PreparedRequest, Trial
 
 _CANCEL_SECONDS = 10.0  # kfp.local and plain pods wait that long before SIGKILL; a KFP backend waits 0.02 to 3 s
@@ -43,6 +44,7 @@ _POD_SECONDS = 0.02  # a read takes 6 ms, the longest of 110 took 22 ms
 _SUSPEND_SECONDS = 0.03  # from SIGTERM on; on a quiet control plane a PATCH takes 8 to 26 ms, a DELETE 3 to 11 ms
 _LOOK_SECONDS = 1.0  # for the job of a launch that is on its way; a create takes 10 to 60 ms
 _WAITERS_SECONDS = 1.0  # for a read of the Leases after SIGTERM; the latest one before is at most 20 s old
+_MARK_SECONDS = 0.5  # for a read of the records of cancels before a suspension by a new request
 
 _READY_TRIALS = 32  # each has two open connections
 _NAMED = 40  # most jobs in a last line, which has at most 4096 bytes
@@ -68,7 +70,9 @@ class _Requests:
         cluster = client.backend.cluster
         if cluster is None:
             return
-        ref, patch = JobRef.of(self.job), cancelling(self.job, how(self._action), await self._mark(client))
+        work = str(mapping(self.job, "metadata", "labels").get(KEY) or "")
+        mark = await _version_mark(client, work) or "true"
+        ref, patch = JobRef.of(self.job), cancelling(self.job, how(self._action), mark)
         self._delete = await cluster.prepared_request(ref, None)
         if patch is not None:
             self._suspend = await cluster.prepared_request(ref, patch)
@@ -81,18 +85,6 @@ class _Requests:
             self._delete = self._suspend = None
             for each in requests:
                 each.close()
-
-    async def _mark(self, client: TrainJobClient) -> str:
-        """The present version of the records of cancels as the mark of a suspension.
-
-        So a waiter of a later launch resumes the job if the request arrives after that launch.
-        """
-        work = mapping(self.job, "metadata", "labels").get(KEY)
-        with suppress(TrainJobError):
-            version, _ = await client.backend.cancels(JobRef.of(self.job).namespace, str(work or ""))
-            if version is not None:
-                return str(version)
-        return "true"
 
     def send(self, suspended_by: float) -> str:
         """Stop the job.
@@ -230,7 +222,7 @@ class StopWithStep:
         return ""
 
     def _stop_jobs(self, signal_name: str, suspended_by: float) -> str:
-        """Stop the job by a prepared request, otherwise by new ones.
+        """Stop the job by a prepared request, then the rest of its key; without a prepared request, all by new ones.
 
         Args:
             signal_name: Name of the received signal.
@@ -239,9 +231,24 @@ class StopWithStep:
         Returns:
             What was done, as text.
         """
+        until = time.monotonic() + _CANCEL_SECONDS
         if self._requests is not None and (outcome := self._requests.send(suspended_by)):
+            self._stop_the_rest(f"{signal_name}: {outcome}", until)
             return outcome
         return self._stop_by_new_requests(signal_name)
+
+    def _stop_the_rest(self, line: str, until: float) -> None:
+        """Stop other attempts of the key and launches on their way, after the job was stopped. Best effort.
+
+        Args:
+            line: The last line of this process, which can be killed before the end of this call.
+            until: Deadline, by the monotonic clock.
+        """
+        with suppress(Exception):  # the job was stopped, and the process ends now
+            requested = self._client.start(self._cancel_key)
+            with suppress(OSError):
+                leave_message(line)
+            requested.result(max(0.0, until - time.monotonic()))
 
     def _stop_by_new_requests(self, signal_name: str) -> str:
         requested = self._client.start(self.request)
@@ -269,24 +276,31 @@ class StopWithStep:
         Returns:
             What was done, as text.
         """
-        backend, action, job = self._client.backend, how(self._action), self.job
-        look = _LOOK_SECONDS if job is None else 0.0
-        by_key = cancel_key(
-            backend,
-            self._key,
-            namespace=self._client.namespace,
-            action=action,
-            timeout_seconds=0,
-            look_seconds=look,
-        )
-        if job is not None:
-            sent, _ = await asyncio.gather(request_cancel(backend, job, action), by_key, return_exceptions=True)
+        if (job := self.job) is not None:
+            requests = (self._request_cancel(job), self._cancel_key())
+            sent, _ = await asyncio.gather(*requests, return_exceptions=True)
             if isinstance(sent, BaseException):
                 raise sent
             return _Requests(job, self._action).outcome
-        if not (await by_key).jobs:
+        if not (await self._cancel_key(_LOOK_SECONDS)).jobs:
             return self._not_stopped("its launch has not created it yet")
         return f"the TrainJob was asked to stop ({self._action})"
+
+    async def _request_cancel(self, job: TrainJob) -> None:
+        action = how(self._action)
+        is_suspended = cancelling(job, action) is not None
+        mark = await mark_for(self._client, self._key, "suspend" if is_suspended else "delete")
+        await request_cancel(self._client.backend, job, action, mark)
+
+    async def _cancel_key(self, look_seconds: float = 0.0) -> Cancelled:
+        return await cancel_key(
+            self._client.backend,
+            self._key,
+            namespace=self._client.namespace,
+            action=how(self._action),
+            timeout_seconds=0,
+            look_seconds=look_seconds,
+        )
 
 
 class StopTrialsWithStep(StopWithStep):
@@ -394,15 +408,21 @@ class StopTrialsWithStep(StopWithStep):
 
     async def _stop_found(self, action: CancelAction) -> None:
         """Stop the trials that exist or appear soon."""
-        backend, until = self._client.backend, time.monotonic() + (_LOOK_SECONDS if self._launching else 0.1)
+        until = time.monotonic() + (_LOOK_SECONDS if self._launching else 0.1)
+        # One mark for all suspensions: this stop does not apply to a launch that begins meanwhile.
+        mark, jobs = await asyncio.gather(mark_for(self._client, self._key, action), self._find())
+        late = False
         while True:
-            late = time.monotonic() >= until
-            jobs = await backend.find(self._client.namespace, {STUDY: key_hash(self._key)})
             mine = [job for job in jobs if must_stop(job, action) and self._jobs.may_stop(job)]
-            await request_all(self._client, mine, action)
+            await request_all(self._client, mine, action, mark)
             if late:
                 return
             await anyio.sleep(0.1)
+            late = time.monotonic() >= until
+            jobs = await self._find()
+
+    async def _find(self) -> list[TrainJob]:
+        return await self._client.backend.find(self._client.namespace, {STUDY: key_hash(self._key)})
 
 
 async def _keep_warm(request: PreparedRequest) -> None:
@@ -419,11 +439,49 @@ async def all_at_once(requests: Iterable[Awaitable[object]]) -> None:
             raise each
 
 
-async def request_all(client: TrainJobClient, jobs: Sequence[TrainJob], action: CancelAction) -> None:
-    """Request that the jobs stop: all active ones at once, then those that are suspended or given up."""
+async def mark_for(client: TrainJobClient, key: str, action: CancelAction) -> str:
+    """The mark of jobs that are going to be suspended by new requests: the present version of the records of cancels.
+
+    A waiter of a later launch compares it with that launch, and resumes a job whose suspension arrives late. On the
+    local backend no request arrives late, and its versions count cancels only.
+
+    Args:
+        client: A client of the jobs' backend and namespace.
+        key: Selects the records in the reply, whose version is that of all records.
+        action: ``suspend``; a deletion needs no mark.
+
+    Returns:
+        The version; ``true``, which no waiter undoes, if it is unknown or not needed.
+    """
+    if action == "suspend" and client.backend.cluster is not None:
+        with anyio.move_on_after(_MARK_SECONDS):
+            return await _version_mark(client, key_hash(key)) or "true"
+    return "true"
+
+
+async def _version_mark(client: TrainJobClient, work: str) -> str:
+    """The present version of the records of cancels, as a mark; empty if it cannot be read."""
+    with suppress(TrainJobError):
+        version, _ = await client.backend.cancels(client.namespace, work)
+        return "" if version is None else str(version)
+    return ""
+
+
+async def request_all(client: TrainJobClient, jobs: Sequence[TrainJob], action: CancelAction, mark: str) -> None:
+    """Request that the jobs stop: all active ones at once, then those that are suspended or given up.
+
+    Args:
+        client: A client of the jobs' backend.
+        jobs: The jobs.
+        action: ``suspend`` or ``delete``.
+        mark: The mark of suspended jobs, see `mark_for`.
+
+    Raises:
+        TrainJobError: A request failed; the others of its group were sent.
+    """
     active = [job for job in jobs if is_active(job)]
     for group in (active, [job for job in jobs if not is_active(job)]):
-        await all_at_once(request_cancel(client.backend, job, action) for job in group)
+        await all_at_once(request_cancel(client.backend, job, action, mark) for job in group)
 
 
 def command_of(client: TrainJobClient) -> str:

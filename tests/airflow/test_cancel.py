@@ -15,8 +15,9 @@ from airflow.sdk import DAG, task, task_group
 from tests.airflow.conftest import Run, jobs, python
 from tests.processes import wait_until
 
-from trainjob import JobRef, Phase, TrainJobClient
+from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
 from trainjob.backends.local.backend import LocalBackend
+from trainjob.manifest import key_hash
 from trainjob.status import observe
 from trainjob_airflow.check import check_dags
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
@@ -89,6 +90,37 @@ def test_nothing_to_stop_is_a_success(run: Run, home: Path) -> None:
     assert ran.xcoms["cancel"] == []
     assert "no TrainJob of ended, failed, never needs to be stopped" in ran.log
     assert sorted(phases().values()) == [Phase.COMPLETE, Phase.FAILED]
+
+
+def test_a_launch_on_its_way_obeys_although_no_job_exists(run: Run, home: Path) -> None:
+    """The cancel of a published key is recorded for launches that began before it."""
+    spec = {"runtime": "trainjob-step", "command": python(SLEEP)}
+    began: list[int | None] = []
+    keys: list[str] = []
+
+    with DAG("on_its_way") as dag:
+
+        @task
+        def lost(ti: Any = None) -> None:
+            published = ti.xcom_pull("train", key="trainjob")
+            keys.append(published["key"])
+            with TrainJobClient("local") as client:
+                client.cancel(client.find(published["name"]))
+                version, _ = client.call(lambda: client.backend.cancels("default", key_hash(keys[0])))
+            began.append(version)
+
+        launched() >> lost() >> TrainJobCancelOperator(task_id="cancel", launched_by="train")
+    ran = run(dag)
+    assert ran.states["cancel"] == "success", ran.errors
+    assert ran.xcoms["cancel"] == []
+
+    async def late(client: TrainJobClient) -> JobRef:
+        parsed = TrainJobSpec.parse(spec)
+        return await launch(client.backend, parsed, keys[0], namespace="default", began=began[0])
+
+    with TrainJobClient("local") as client, pytest.raises(TrainJobFailed, match="cancelled while it was launched"):
+        client.call(lambda: late(client))
+    assert [*phases().values()] == [Phase.CANCELLED]
 
 
 def test_all_jobs_of_a_mapped_task(run: Run, home: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 from airflow.providers.common.compat.sdk import AirflowException
@@ -21,7 +21,9 @@ from tests.processes import wait_until
 
 import trainjob as core
 from trainjob import JobRef, Phase, RanksRemain, TrainJobClient, TrainJobSpec
+from trainjob.backends.local.backend import LocalBackend
 from trainjob.diagnosis import Category, Diagnosis
+from trainjob.fencing import EarlierRanks
 from trainjob.integration import give_up, render
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
@@ -181,6 +183,41 @@ def test_a_task_in_a_worker_waits_for_ranks_in_the_launch(
     assert ranks.waited == [True]
 
 
+def test_a_cancel_while_a_task_waits_for_ranks_concerns_its_next_launch(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launches of one try are one launch, which began before the cancel."""
+    keys: list[str] = []
+
+    async def remain(self: EarlierRanks, numbers: Iterable[int]) -> bool:
+        keys.append(self._key)
+        if len(keys) == 2:
+            await core.cancel_key(self._backend, self._key, namespace="default")
+        if len(keys) <= 3:
+            raise RanksRemain("node-0 of x-1 on node a has not ended", 60)
+        return True
+
+    monkeypatch.setattr(EarlierRanks, "ended", remain)
+    monkeypatch.setattr(base, "_RANKS_PAUSE", 0.2)
+    with DAG("ranks_cancelled") as dag:
+        step(deferrable=True, retries=0)
+    ran = run(dag)
+    assert len(keys) == 2, "the third launch reads the cancel and neither looks at ranks nor creates a job"
+    assert "its key was cancelled while it was launched" in str(ran.errors["train"])
+    assert phases() == {}
+
+
+def test_an_event_that_an_earlier_version_stored_leads_to_a_launch(run: Run, home: Path) -> None:
+    class Upgraded(TrainJobOperator):
+        def execute(self, context: Any) -> Any:
+            return self.execute_after_ranks(context, {"until": "2026-11-21T10:00:00+00:00"})
+
+    with DAG("ranks_upgraded") as dag:
+        Upgraded(task_id="train", runtime="trainjob-step", command=["true"], deferrable=True)
+    ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+
+
 # ---------------------------------------------------------------- tasks that do not wait
 
 
@@ -244,6 +281,65 @@ def test_a_kill_stops_the_job_of_a_launch_that_is_on_its_way(home: Path) -> None
         wait_until("both are cancelled", lambda: [*phases().values()] == [Phase.CANCELLED] * 2, 5)
         again = launched(3)
         wait_until("the next try does not obey", lambda: phases()[again.name] is Phase.RUNNING, 60)
+
+
+@pytest.mark.parametrize("action", ["delete", "suspend"])
+def test_a_kill_stops_each_attempt_of_its_key(home: Path, action: Literal["delete", "suspend"]) -> None:
+    """Not only the one that the task knows: a request whose reply was lost may have created another one since."""
+    key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
+    with TrainJobClient("local") as client:
+        ref = RunningJob(client, key, tried=1).launch(spec, {})
+
+        def arrive(number: int, tried: int) -> None:
+            made = render(spec, key, number, "default")
+            made["metadata"]["annotations"]["trainjob.dev/try"] = str(tried)
+            client.call(lambda: client.backend.create(made))
+
+        arrive(2, 1)
+        arrive(3, 2)
+        wait_until("all run", lambda: [*phases().values()] == [Phase.RUNNING] * 3, 60)
+        assert RunningJob(client, key, ref, tried=1).cancel(action, 30)
+        stopped = Phase.CANCELLED if action == "delete" else Phase.SUSPENDED
+        assert [*phases().values()] == [stopped, stopped, Phase.RUNNING], "that of the next try keeps running"
+        assert RunningJob(client, key, ref, tried=1).cancel(action, 30), "nothing is left to stop"
+
+
+def test_a_kill_stops_a_job_with_an_earlier_key(home: Path) -> None:
+    """An event of an earlier version has no key, and the deployment may have been renamed since the launch."""
+    spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
+    with TrainJobClient("local") as client:
+        ref = RunningJob(client, "airflow/old/d/r/-1/train").launch(spec, {})
+        assert RunningJob(client, "airflow/new/d/r/-1/train", ref).cancel("delete", 30)
+        assert [*phases().values()] == [Phase.CANCELLED]
+
+
+def test_a_kill_of_a_job_whose_deletion_was_requested_before_waits_for_its_pods(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(self: LocalBackend, ref: JobRef) -> bool:
+        return False
+
+    key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
+    with TrainJobClient("local") as client:
+        running = RunningJob(client, key)
+        running.launch(spec, {})
+        find, get = LocalBackend.find, LocalBackend.get
+
+        def deleting(job: dict[str, Any]) -> dict[str, Any]:
+            return {**job, "metadata": {**job["metadata"], "deletionTimestamp": "2026-11-21T10:00:00Z"}}
+
+        async def find_deleting(*given: Any) -> list[dict[str, Any]]:
+            return [deleting(dict(each)) for each in await find(*given)]
+
+        async def get_deleting(*given: Any) -> dict[str, Any] | None:
+            found = await get(*given)
+            return None if found is None else deleting(dict(found))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalBackend, "find", find_deleting)
+            patched.setattr(LocalBackend, "get", get_deleting)
+            patched.setattr(LocalBackend, "stopped", never)
+            assert running.cancel("delete", 2) is False, "it is still terminating"
 
 
 def test_a_clear_cancels_the_job_of_the_earlier_try_only(home: Path) -> None:

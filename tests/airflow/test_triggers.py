@@ -25,6 +25,7 @@ from trainjob.errors import BackendUnavailable
 from trainjob.history import MetricHistory
 from trainjob.integration import attend, give_up
 from trainjob.lifecycle import launch
+from trainjob.manifest import render
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
 from trainjob_airflow import events
@@ -95,7 +96,7 @@ REF = JobRef("ns", "train-abc-2", "uid-1", 2)
             target=Target("kubernetes", "ns", Credentials(in_cluster=True)).as_json(),
         ),
         TrainJobStateTrigger(trainjob_conn_id="c", namespace=None, name="n", phases=["Running"], poll_interval=3),
-        PauseTrigger(seconds=10, event={"until": "2026-11-21T10:00:00+00:00"}),
+        PauseTrigger(seconds=10, event={"until": "2026-11-21T10:00:00+00:00", "began": 7}),
     ],
     ids=["defaults", "all", "phase", "pause"],
 )  # fmt: skip
@@ -435,6 +436,32 @@ def test_a_kill_of_an_earlier_try_that_arrives_late_does_not_end_the_next_one(ac
         await trigger_of(ref, on_kill_action="cancel", tried=2).cancel(backend)
         assert observe(await backend.get(ref.namespace, ref.name)).phase is Phase.CANCELLED
         await asyncio.wait([waiting])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
+def test_a_kill_stops_each_attempt_of_the_key(action: str) -> None:
+    """Not only the one that the trigger watches: a request whose reply was lost may have created another one since."""
+
+    async def scenario() -> None:
+        backend = connect()
+        spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
+        ref = await launch(backend, spec, "k", namespace="default", tried=1)
+        made = [ref]
+        for number, tried in ((2, 1), (3, 2)):
+            late = render(spec, "k", number, "default")
+            late["metadata"]["annotations"]["trainjob.dev/try"] = str(tried)
+            made.append(JobRef.of(await backend.create(late)))
+        for each in made:
+            await until_running(backend, each)
+        done = await trigger_of(ref, on_kill_action=action, key="k", tried=1).cancel(backend)
+        verb, stopped = {"cancel": ("delete", Phase.CANCELLED), "suspend": ("suspend", Phase.SUSPENDED)}[action]
+        assert done == f"TrainJob {ref} has ended ({verb})"
+        found = [observe(await backend.get(each.namespace, each.name)).phase for each in made]
+        assert found == [stopped, stopped, Phase.RUNNING], "that of the next try keeps running"
+        for each in made:
+            await cancel(backend, each)
 
     asyncio.run(scenario())
 

@@ -350,9 +350,9 @@ class MemoryCluster(MemoryBackend):
         uids = frozenset(ref.uid for ref in refs)
         self.leases.append(Waiter(lease, renewed, dict.fromkeys(uids, renewed), uids))
 
-    async def has_own_jobset(self, ref: JobRef) -> bool:
+    async def has_own_jobset(self, ref: JobRef) -> bool | None:
         await self._request("has_own_jobset")
-        return ref.uid not in self.foreign
+        return False if ref.uid in self.foreign else None
 
     async def waiters(self, namespace: str) -> list[Waiter]:
         await self._request("waiters")

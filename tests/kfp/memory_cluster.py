@@ -54,7 +54,7 @@ class MemoryCluster(MemoryBackend):
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    async def has_own_jobset(self, ref: JobRef) -> bool:
+    async def has_own_jobset(self, ref: JobRef) -> bool | None:
         del ref
         return True
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -12,12 +15,13 @@ import pytest
 from tests.kfp.memory_cluster import MemoryCluster
 from tests.processes import eventually
 
-from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
+from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
 from trainjob.attempts import given_up, is_stale
 from trainjob.cancellation import give_up
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import Rejected
-from trainjob.manifest import key_hash, render
+from trainjob.leftovers import leftover
+from trainjob.manifest import GIVEN_UP, key_hash, render
 from trainjob.status import CANCELLED, QUEUE_LABEL, observe
 from trainjob.tuning import Trial
 from trainjob.verdicts import RetryVerdict
@@ -242,6 +246,210 @@ def test_a_suspend_of_a_terminated_step_is_not_undone_by_another_waiter(
     assert not cluster.job(ref)["spec"]["suspend"], '"Retry run" resumes it'
 
 
+def test_terminate_by_a_prepared_request_stops_the_other_attempts_of_the_key(
+    client: TrainJobClient, cluster: MemoryCluster, last_line: Callable[[StopWithStep], str]
+) -> None:
+    first = launched(client)
+    second = created(client, KEY, 2)
+    with StopWithStep(client, KEY, "cancel") as stop:
+        stop.job = client.get(first)
+        client.start(stop.keep_ready)
+        eventually(lambda: bool(cluster.prepared))
+        cluster.jobs.pop((first.namespace, first.name))  # the effect of the prepared request
+        cluster.requests.clear()
+        assert last_line(stop) == "SIGTERM: the TrainJob was asked to stop (cancel)"
+    assert cluster.sent == [(first.name, "delete")]
+    assert second.name not in phases(cluster)
+    assert [work for _, work, _ in cluster.records] == [key_hash(KEY)], "a launch on its way reads the record"
+
+
+def test_terminate_by_a_prepared_request_cancels_a_launch_on_its_way(
+    client: TrainJobClient, cluster: MemoryCluster, last_line: Callable[[StopWithStep], str]
+) -> None:
+    """Another pod of the step begins its launch, and creates the next attempt after Terminate."""
+    first = launched(client)
+    with StopWithStep(client, KEY, "suspend") as stop:
+        stop.job = client.get(first)
+        client.start(stop.keep_ready)
+        eventually(lambda: len(cluster.prepared) == 2)
+        version, _ = client.call(lambda: cluster.cancels("ns", key_hash(KEY)))
+        last_line(stop)
+    assert phases(cluster) == {first.name: Phase.SUSPENDED}
+    (record,) = cluster.records.values()
+    assert record.applies(version, 1)
+    assert (record.action, record.tried) == ("suspend", None)
+    assert cluster.job(first)["metadata"]["annotations"][CANCELLED] == record.mark
+
+
+@pytest.mark.parametrize("request_name", ["find", "announce_cancel", "patch"])
+def test_terminate_by_a_prepared_request_sends_it_first_and_ends_in_time(
+    client: TrainJobClient,
+    cluster: MemoryCluster,
+    last_line: Callable[[StopWithStep], str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+    request_name: str,
+) -> None:
+    ref = launched(client)
+    message = tmp_path / "message"
+    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(message))
+    monkeypatch.setattr(stopping, "_CANCEL_SECONDS", 0.8)
+    sent_before: list[bool] = []
+    messages: list[str] = []
+
+    async def hang(*_: object) -> None:
+        sent_before.append(cluster.sent == [(ref.name, "suspend")])
+        await anyio.sleep(0.2)
+        messages.append(message.read_text())
+        await anyio.sleep_forever()
+
+    with StopWithStep(client, KEY, "suspend") as stop:
+        stop.job = client.get(ref)
+        client.start(stop.keep_ready)
+        eventually(lambda: len(cluster.prepared) == 2)
+        monkeypatch.setattr(cluster, request_name, hang)
+        began = time.monotonic()
+        line = last_line(stop)
+        took = time.monotonic() - began
+    assert line == "SIGTERM: the TrainJob was asked to stop (suspend)", "the job was stopped"
+    assert sent_before == [True]
+    assert messages == [line], "written before, if the process is killed"
+    assert 0.7 < took < 8
+
+
+def test_terminate_by_a_prepared_request_reports_it_if_the_others_cannot_be_stopped(
+    client: TrainJobClient, cluster: MemoryCluster, last_line: Callable[[StopWithStep], str]
+) -> None:
+    ref = launched(client)
+
+    def refuse(request: str) -> None:
+        raise Rejected(f"{request} is forbidden")
+
+    with StopWithStep(client, KEY, "suspend") as stop:
+        stop.job = client.get(ref)
+        client.start(stop.keep_ready)
+        eventually(lambda: len(cluster.prepared) == 2)
+        cluster.before = refuse
+        assert last_line(stop) == "SIGTERM: the TrainJob was asked to stop (suspend)"
+        cluster.before = lambda _: None
+    assert cluster.sent == [(ref.name, "suspend")]
+
+
+# ---------------------------------------------------------------- suspensions by new requests that arrive late
+
+
+def stop_step(client: TrainJobClient, ref: JobRef) -> None:
+    """Terminate of a step that knows its job and has no prepared request."""
+    with StopWithStep(client, KEY, "suspend") as stop:
+        stop.job = client.get(ref)
+        client.call(stop.request)
+
+
+def stop_study(client: TrainJobClient, ref: JobRef) -> None:
+    """Terminate of a study that has no prepared request for a trial."""
+    with StopTrialsWithStep(client, "digits", "suspend", RUN) as stop:
+        stop.change([trial(0, ref)])
+        client.call(stop.request)
+
+
+def stop_run(client: TrainJobClient, ref: JobRef) -> None:
+    """The exit handler of the run."""
+    del ref
+    with suppress(TimedOut):
+        stop_all(client, RUN, "suspend", 0)
+
+
+SHARED = "digits/0"
+SHARED_LABELS = {STUDY: key_hash("digits")} | run_label(RUN)
+STOPS = pytest.mark.parametrize(
+    ("key", "stop"), [(KEY, stop_step), (SHARED, stop_study), (SHARED, stop_run)], ids=["step", "study", "run"]
+)
+
+
+@STOPS
+def test_a_late_suspend_by_a_new_request_is_undone_by_the_next_step(
+    client: TrainJobClient,
+    cluster: MemoryCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    stop: Callable[[TrainJobClient, JobRef], None],
+) -> None:
+    """The PATCH arrives after "Retry run" has adopted the job."""
+    ref = launched(client, key, SHARED_LABELS)
+    late: list[Any] = []
+
+    async def delay(_: JobRef, patch: Any) -> None:
+        late.append(patch)
+
+    with monkeypatch.context() as delayed:
+        delayed.setattr(cluster, "patch", delay)
+        stop(client, ref)
+    assert late
+    cluster.version += 1  # of any other request
+    assert client.launch(SPEC, key) == ref
+    for patch in late:
+        client.call(partial(cluster.patch, ref, patch))
+        assert is_stale(cluster.job(ref)), f"its waiter resumes it after {patch}"
+
+
+@STOPS
+def test_a_suspend_by_a_new_request_is_not_undone_by_another_waiter(
+    client: TrainJobClient, cluster: MemoryCluster, key: str, stop: Callable[[TrainJobClient, JobRef], None]
+) -> None:
+    ref = launched(client, key, SHARED_LABELS)
+    stop(client, ref)
+    assert phases(cluster) == {ref.name: Phase.SUSPENDED}
+    assert not is_stale(cluster.job(ref))
+    assert client.launch(SPEC, key) == ref
+    assert not cluster.job(ref)["spec"]["suspend"], '"Retry run" resumes it'
+
+
+@STOPS
+@pytest.mark.parametrize("answer", ["refused", "forbidden", "slow"])
+def test_a_suspend_by_a_new_request_does_not_depend_on_the_records(
+    client: TrainJobClient,
+    cluster: MemoryCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    stop: Callable[[TrainJobClient, JobRef], None],
+    answer: str,
+) -> None:
+    ref = launched(client, key, SHARED_LABELS)
+    monkeypatch.setattr(stopping, "_MARK_SECONDS", 0.05)
+
+    async def unknown(*_: object) -> tuple[None, list[object]]:
+        if answer == "refused":
+            raise Rejected("cannot list Leases")
+        if answer == "slow":
+            await anyio.sleep_forever()
+        return None, []
+
+    marks: list[str] = []
+    patch = cluster.patch
+
+    async def record(ref: JobRef, change: Any) -> None:
+        marks.append(change["metadata"]["annotations"][CANCELLED])
+        await patch(ref, change)
+
+    monkeypatch.setattr(cluster, "cancels", unknown)
+    monkeypatch.setattr(cluster, "patch", record)
+    stop(client, ref)
+    assert phases(cluster) == {ref.name: Phase.SUSPENDED}
+    assert "true" in marks
+
+
+def test_a_deletion_by_a_new_request_does_not_wait_for_the_records(
+    client: TrainJobClient, cluster: MemoryCluster
+) -> None:
+    ref = launched(client)
+    with StopWithStep(client, KEY, "cancel") as stop:
+        stop.job = client.get(ref)
+        cluster.requests.clear()
+        client.call(stop.request)
+    assert phases(cluster) == {}
+    assert "cancels" not in cluster.requests
+
+
 # ---------------------------------------------------------------- trials
 
 
@@ -390,6 +598,59 @@ def test_the_exit_handler_stops_active_attempts_first_and_suspends_failed_ones(
     assert set(deleted) == {old.name, running.name, only_given_up.name}
     assert cluster.job(failed)["spec"]["suspend"], "Trainer up to 2.3 can take Failed back"
     assert key_hash(KEY) in {work for _, work, _ in cluster.records}, "a launch on its way reads the record"
+
+
+def test_the_exit_handler_suspends_failed_jobs_with_their_diagnosis(
+    client: TrainJobClient, cluster: MemoryCluster
+) -> None:
+    ref = launched(client, KEY, run_label(RUN))
+    cluster.end(ref, 1)
+    assert stop_all(client, RUN, "suspend", 10) == []
+    job = cluster.job(ref)
+    assert job["spec"]["suspend"]
+    assert GIVEN_UP in job["metadata"]["annotations"]
+    month = timedelta(days=30)
+    assert leftover(job, [], cluster.now() + 2 * month, month) is not None, "`trainjob gc` removes it"
+    job["status"]["conditions"] = [each for each in job["status"]["conditions"] if each["type"] != "Failed"]
+    why = given_up(job)
+    assert why is not None, "after Trainer has taken Failed back"
+    assert why.failed
+    assert not is_stale(job), "no waiter resumes it"
+
+
+def test_the_exit_handler_suspends_a_failed_job_that_is_changed_meanwhile(
+    client: TrainJobClient, cluster: MemoryCluster
+) -> None:
+    ref = launched(client, KEY, run_label(RUN))
+    cluster.end(ref, 1)
+    changes = iter(range(1))
+
+    def change(request: str) -> None:
+        if request == "patch" and next(changes, None) is not None:
+            cluster.status(ref)
+
+    cluster.before = change
+    assert stop_all(client, RUN, "suspend", 0) == []
+    assert cluster.job(ref)["spec"]["suspend"]
+    assert GIVEN_UP in cluster.job(ref)["metadata"]["annotations"]
+
+
+def test_the_exit_handler_suspends_other_failed_jobs_if_one_is_refused(
+    client: TrainJobClient, cluster: MemoryCluster
+) -> None:
+    refs = [launched(client, f"kfp/{RUN}/uuid/{name}", run_label(RUN)) for name in ("first", "second")]
+    for ref in refs:
+        cluster.end(ref, 1)
+    evidence = cluster.evidence
+
+    async def refuse(ref: JobRef) -> Any:
+        if ref == refs[0]:
+            raise Rejected("the evidence cannot be read")
+        return await evidence(ref)
+
+    cluster.evidence = refuse  # type: ignore[method-assign]
+    assert stop_all(client, RUN, "suspend", 0) == []
+    assert cluster.job(refs[1])["spec"]["suspend"]
 
 
 def test_the_exit_handler_leaves_what_another_run_waits_for(

@@ -280,6 +280,103 @@ run p1
 run p2
 """
 
+RESUMED_AFTER_A_CANCEL = """
+spawn cli nightly/a
+until p1 wait
+run p1
+spawn cancel nightly/a suspend
+until p2 end
+tick 60
+resume nightly/a#1                    # by a person
+run p1
+tick 120
+run p1
+spawn reap nightly/a
+until p3 end
+tick 60
+run p1
+"""
+
+GIVEN_UP_RESUMED_AND_CANCELLED = """
+spawn cli nightly/a
+until p1 wait
+run p1
+crash nightly/a#1
+until p1 end                          # gives it up
+tick 100
+resume nightly/a#1                    # by a person
+tick 100
+spawn cancel nightly/a suspend
+until p2 end
+tick 100
+spawn cli nightly/a                   # continues the attempt that the cancel has suspended
+until p3 wait
+run p3
+"""
+
+_TEN_ATTEMPTS = "".join(
+    f"spawn cli nightly/a\nuntil p{number} wait\nrun p{number}\n"
+    f"crash nightly/a#{number}\nuntil p{number} end\ntick 300\n"
+    for number in range(1, 10)
+)
+_DELETIONS = "do p11 ok DELETE trainjobs\n" * 11
+ALL_OBJECTS_ARE_GONE = f"""
+{_TEN_ATTEMPTS}
+spawn cli nightly/a
+until p10 wait
+run p10                               # attempt 10 runs
+spawn cancel nightly/a delete
+do p11 ok GET trainjobs
+do p11 ok DELETE trainjobs
+do p11 ok POST leases
+do p11 ok GET trainjobs
+{_DELETIONS}spawn cli nightly/a
+until p12 wait
+run p12
+"""
+
+A_WEBHOOK_HANGS_BEFORE_A_DELETION = """
+world keys=nightly/a,nightly/b
+spawn airflow nightly/b
+until p1 wait
+run p1
+crash nightly/b#1
+until p1 end
+tick 300
+spawn airflow nightly/b
+until p2 POST trainjobs
+do p2 killlate POST trainjobs
+delete nightly/b#1
+tick 120
+spawn kfp nightly/a
+until p3 POST trainjobs
+spawn cancel nightly/a suspend
+until p4 end
+do p3 killafter POST trainjobs        # a cancelled job that only a PATCH suspends
+spawn airflow nightly/b
+until p5 wait
+run p5
+late                                  # two active jobs of the other key
+kill p5
+webhooks hang
+tick 10
+spawn reap nightly/a
+until p6 end
+"""
+
+KILL_WITH_A_RECORDED_REASON = """
+world on_retry=True queue=True
+spawn airflow nightly/a timeout
+until p1 wait
+run p1
+tick 700
+until p1 end
+webhooks hang
+spawn airflowstop nightly/a delete:1
+until p2 end
+tick 30
+"""
+
 LOSER_HAS_A_WAITER = f"""
 spawn cli nightly/a
 until p1 POST trainjobs

@@ -65,7 +65,8 @@ def _came_back(facts: Facts, uid: str, stop: Process, record: int) -> bool:
     resumes = [each for each in facts.server.log if each.uid == uid and each.who in by and not each.suspends()]
     ended = facts.server.log[stop.end - 1].at
     written = next((each.at for each in facts.server.log if each.who == stop.name and each.version == record), ended)
-    too_late = facts.server.claims[uid][1] - written > RECORD_SECONDS
+    claim = facts.server.claims.get(uid) or facts.server.claimed[uid]
+    too_late = claim[1] - written > RECORD_SECONDS
     return too_late or any(each.version > record for each in resumes)
 
 
@@ -177,6 +178,8 @@ def _is_cancelled(facts: Facts, process: Process, uid: str) -> bool:
     launches = [pair for pair in launches if pair[0] is process][-1:] or launches
     for stop, record in facts.stops(process.key):
         concerns = stop.kind != "cancelref" or (stop.ref is not None and stop.ref.uid == uid)
-        if concerns and record is not None and not any(facts.is_newer(*each, stop, record) for each in launches):
+        if not concerns or record is None or any(facts.is_newer(*each, stop, record) for each in launches):
+            continue
+        if not _came_back(facts, uid, stop, record):
             return True
     return False

@@ -59,6 +59,30 @@ def test_a_launch_that_obeys_stops_its_job_although_another_launch_has_adopted_i
     assert active(played(scripts.ADOPTED_BEFORE_THE_SECOND_LOOK)) == []
 
 
+def test_the_reaper_leaves_a_cancelled_job_that_a_person_has_resumed() -> None:
+    assert active(played(scripts.RESUMED_AFTER_A_CANCEL)) == ["nightly/a#1"]
+
+
+def test_a_job_that_was_given_up_and_resumed_is_continued_after_a_cancel() -> None:
+    outcome = played(scripts.GIVEN_UP_RESUMED_AND_CANCELLED)
+    assert created(outcome) == active(outcome) == ["nightly/a#1"]
+
+
+def test_a_launch_waits_for_ranks_of_many_attempts_whose_objects_are_gone() -> None:
+    assert active(played(scripts.ALL_OBJECTS_ARE_GONE)) == ["nightly/a#11"]
+
+
+def test_a_webhook_that_hangs_delays_no_deletion_of_the_reaper() -> None:
+    assert (
+        len([name for name in active(replay(scripts.A_WEBHOOK_HANGS_BEFORE_A_DELETION, finish=False)) if "/b#" in name])
+        == 1
+    )
+
+
+def test_a_kill_deletes_beside_the_record_of_the_reason() -> None:
+    assert active(replay(scripts.KILL_WITH_A_RECORDED_REASON, finish=False)) == []
+
+
 def test_the_reaper_obeys_a_stop_for_a_killed_launch() -> None:
     assert active(replay(scripts.STOP_OF_A_KILLED_LAUNCH, finish=False)) == ["nightly/a#2"]
     assert active(played(scripts.STOP_OF_A_KILLED_LAUNCH, finish=True)) == []

@@ -234,9 +234,10 @@ NO_TRY = None
         (Cancel(5), 6, 1, "", False),
         (Cancel(5), None, 1, "", False),
         (Cancel(5), 0, 9, "u", True),
-        # a kill of a try: of that one and of earlier ones, whatever the order
-        (Cancel(5, 2), 6, 1, "", True),
-        (Cancel(5, 2), 6, 2, "", True),
+        # a kill of a try: of that one and of earlier ones, if they began before
+        (Cancel(5, 2), 4, 1, "", True),
+        (Cancel(5, 2), 4, 2, "", True),
+        (Cancel(5, 2), 6, 2, "", False),  # the same try of a run that was deleted and created again
         (Cancel(5, 2), 4, 3, "", False),
         (Cancel(5, 2), None, 2, "", True),
         # of one job
@@ -244,9 +245,9 @@ NO_TRY = None
         (Cancel(5, NO_TRY, "u"), 4, 1, "other", False),
         (Cancel(5, NO_TRY, "u"), 4, 1, "", False),
         (Cancel(5, NO_TRY, "u"), 6, 1, "u", False),
-        (Cancel(5, 2, "u"), 6, 2, "u", True),
-        (Cancel(5, 2, "u"), 6, 2, "other", False),
-        (Cancel(5, 2, "u"), 6, 3, "u", False),
+        (Cancel(5, 2, "u"), 4, 2, "u", True),
+        (Cancel(5, 2, "u"), 4, 2, "other", False),
+        (Cancel(5, 2, "u"), 4, 3, "u", False),
     ],
 )
 def test_which_launch_obeys_which_cancel(
@@ -269,6 +270,8 @@ def test_which_launch_obeys_which_cancel(
         ("5", "6", 1, False, True),
         ("5", None, 1, False, False),
         ("try:1", "6", 1, True, False),
+        ("try:1@5", "6", 1, False, True),
+        ("try:1@7", "6", 1, True, False),
         ("try:1", "4", 2, False, True),
         ("try:2", None, 1, True, False),
         ("try:2", None, 3, False, True),
@@ -293,7 +296,7 @@ def test_marks_of_kills_and_cancels_are_compared_with_the_latest_launch(
     assert is_stale(job) is stale
 
 
-@given(st.integers(0, 9), st.integers(0, 9) | st.none(), st.integers(1, 4), st.integers(1, 4) | st.none())
+@given(st.integers(1, 9), st.integers(0, 9) | st.none(), st.integers(1, 4), st.integers(1, 4) | st.none())
 def test_a_job_that_a_cancel_suspended_is_either_cancelled_or_stale(
     version: int, launched: int | None, tried: int, killed: int | None
 ) -> None:
@@ -343,4 +346,4 @@ def test_recorded_failures(state: str, annotations: dict[str, str], found: bool)
 
 def test_a_cancel_knows_when_it_was_written() -> None:
     at = datetime(2026, 11, 25, tzinfo=UTC)
-    assert (Cancel(5, at=at).mark, Cancel(5, 2, at=at).mark) == ("5", "try:2")
+    assert (Cancel(5, at=at).mark, Cancel(5, 2, at=at).mark, Cancel(0, 2).mark) == ("5", "try:2@5", "try:2")

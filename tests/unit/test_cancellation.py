@@ -156,8 +156,8 @@ async def test_a_suspension_has_the_version_of_the_record_as_its_mark(backend: C
 async def test_the_mark_of_a_kill_names_its_try(backend: Cluster) -> None:
     (ref,) = await attempts(backend, "running")
     await stop(backend, "suspend", tried=3)
-    assert backend.job(ref)["metadata"]["annotations"][CANCELLED] == "try:3"
     (record,) = backend.records.values()
+    assert backend.job(ref)["metadata"]["annotations"][CANCELLED] == record.mark
     assert (record.tried, record.uid, record.action) == (3, "", "suspend")
 
 

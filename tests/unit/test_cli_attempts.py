@@ -16,12 +16,12 @@ from tests.contract.memory import MemoryBackend, now
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobSpec, cancel_key, lifecycle as flow
-from trainjob.attempts import REPLACES
+from trainjob.attempts import REPLACES, cancel_of
 from trainjob.cancellation import give_up
 from trainjob.cli.live import LiveView
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.manifest import DELIVERED, key_hash, render
-from trainjob.status import Observation, observe
+from trainjob.status import CANCELLED, Observation, observe
 from trainjob.unattended import LABEL
 from trainjob.verdicts import RetryVerdict
 
@@ -280,6 +280,21 @@ def test_a_resume_carries_the_version(backend: MemoryBackend, capsys: pytest.Cap
     code, _, err = exit_of(capsys, "resume", first.name)
     assert (code, "is the attempt of its key that counts" in " ".join(err.split())) == (2, True)
     assert backend.job(first)["spec"]["suspend"]
+
+
+def test_a_resume_is_newer_than_the_cancels_before_it(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ref = launched(backend)
+    asyncio.run(cancel_key(backend, "key", namespace="default", action="suspend", timeout_seconds=0))
+    (record,) = backend.records.values()
+    assert backend.job(ref)["metadata"]["annotations"][CANCELLED] == record.mark
+    code, _, _ = exit_of(capsys, "resume", ref.name)
+    assert code == 0
+    job = backend.job(ref)
+    assert not job["spec"]["suspend"]
+    assert CANCELLED not in job["metadata"]["annotations"]
+    assert cancel_of([record], job) is None
 
 
 def test_a_resume_is_repeated_after_another_change(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:

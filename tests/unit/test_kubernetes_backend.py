@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -92,7 +92,7 @@ class Server:
                 raise Conflict(409, "AlreadyExists", f"{path} already exists")
             stored = copy.deepcopy(request.body)
             stored["metadata"] |= {"uid": f"uid-{self.next()}", "resourceVersion": str(self.version)}
-            stored["metadata"].setdefault("creationTimestamp", "2026-11-25T12:00:00Z")
+            stored["metadata"].setdefault("creationTimestamp", f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
             if not request.params.get("dryRun"):
                 self.objects[path] = stored
             return copy.deepcopy(stored)
@@ -334,15 +334,15 @@ async def test_a_name_is_free_without_a_jobset(backend: KubernetesBackend, serve
 @pytest.mark.parametrize(
     ("owners", "own"),
     [
-        (None, True),
-        ([], True),
+        (None, None),
+        ([], None),
         ([{"uid": "uid-1"}], True),
         ([{"uid": "other"}, {"uid": "uid-1"}], True),
         ([{"uid": "earlier"}], False),
     ],
 )
 async def test_a_jobset_belongs_to_its_owner(
-    backend: KubernetesBackend, server: Server, owners: list[dict[str, str]] | None, own: bool
+    backend: KubernetesBackend, server: Server, owners: list[dict[str, str]] | None, own: bool | None
 ) -> None:
     ref = await created(backend)
     if owners is not None:
@@ -451,6 +451,19 @@ async def test_a_delete_with_an_old_version_does_nothing(
     assert (f"{JOBS}/{ref.name}" not in server.objects) is gone
 
 
+async def test_a_refused_delete_is_rejected(backend: KubernetesBackend, server: Server) -> None:
+    ref = await created(backend)
+    server.refusals = {"DELETE trainjobs": [Forbidden(403, "Forbidden", "trainjobs is forbidden")]}
+    with pytest.raises(Rejected, match="could not be deleted: trainjobs is forbidden"):
+        await backend.delete(ref)
+
+
+async def test_a_refused_list_is_rejected(backend: KubernetesBackend, server: Server) -> None:
+    server.refusals = {"GET trainjobs": [Forbidden(403, "Forbidden", "trainjobs is forbidden")]}
+    with pytest.raises(Rejected, match="TrainJobs in namespace ns cannot be listed: trainjobs is forbidden"):
+        await backend.find("ns", {})
+
+
 # ---------------------------------------------------------------- records of cancels
 
 WORK = key_hash("key")
@@ -488,7 +501,7 @@ async def test_each_cancel_has_a_record_of_its_own(backend: KubernetesBackend) -
     made = [await backend.announce_cancel("ns", WORK, Cancel(0, tried)) for tried in (3, 2, None)]
     _, found = await backend.cancels("ns", WORK)
     assert found == made
-    assert any(cancel.applies(99, 3) for cancel in found)
+    assert any(cancel.applies(0, 3) for cancel in found)
 
 
 @pytest.mark.parametrize("refused", [0, 2])
@@ -533,6 +546,16 @@ async def test_without_permission_there_are_no_records(backend: KubernetesBacken
     server.refusals = {"GET leases": [forbidden], "POST leases": [forbidden]}
     assert await backend.cancels("ns", WORK) == (None, [])
     assert await backend.announce_cancel("ns", WORK, Cancel(0)) is None
+
+
+async def test_a_record_that_nothing_has_removed_concerns_nobody_after_an_hour(
+    backend: KubernetesBackend, server: Server
+) -> None:
+    await backend.announce_cancel("ns", WORK, Cancel(0))
+    ((_, lease),) = server.objects.items()
+    lease["metadata"]["creationTimestamp"] = f"{datetime.now(UTC) - timedelta(minutes=61):%Y-%m-%dT%H:%M:%SZ}"
+    version, found = await backend.cancels("ns", WORK)
+    assert (version is None, found) == (False, [])
 
 
 async def test_records_are_removed_one_by_one(backend: KubernetesBackend) -> None:

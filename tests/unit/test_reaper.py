@@ -168,10 +168,11 @@ async def test_a_launch_that_began_after_the_cancel_is_kept(backend: MemoryClust
 @pytest.mark.parametrize(("tried", "ends"), [(1, True), (2, True), (3, False)])
 async def test_a_kill_ends_its_try_only(backend: MemoryCluster, tried: int, ends: bool) -> None:
     await cancel_key(backend, "key", namespace="ns", tried=2, action="suspend", timeout_seconds=0)
-    ref = await attempt(backend, annotations={LAUNCHED: "1000", TRY: str(tried)})
+    (record,) = backend.records.values()
+    ref = await attempt(backend, annotations={LAUNCHED: "0", TRY: str(tried)})
     assert await run(backend) == (["suspended 1: its key was cancelled"] if ends else [])
     assert backend.job(ref)["spec"].get("suspend", False) is ends
-    assert backend.job(ref)["metadata"]["annotations"].get(CANCELLED) == ("try:2" if ends else None)
+    assert backend.job(ref)["metadata"]["annotations"].get(CANCELLED) == (record.mark if ends else None)
 
 
 async def test_failed_attempts_of_a_cancelled_key_do_not_run_again(backend: MemoryCluster) -> None:

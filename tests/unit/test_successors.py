@@ -21,6 +21,7 @@ from trainjob.lifecycle import launch
 from trainjob.manifest import TRY, render
 from trainjob.reaper import reap
 from trainjob.status import CANCELLED
+from trainjob.successors import check_verdict
 from trainjob.unattended import MARK
 from trainjob.verdicts import RetryVerdict
 
@@ -438,6 +439,20 @@ async def test_a_job_whose_deletion_does_not_end_is_followed_by_the_next_attempt
     assert (await waiting.wait(backend, ref)).uid == second.uid
 
 
+async def test_a_waiter_that_may_not_list_jobs_says_that_its_job_was_deleted(backend: MemoryCluster) -> None:
+    ref = await attempt(backend)
+    waiter = Waiter(backend, ref)
+    await waiter.until(lambda: bool(waiter.phases))
+
+    def refuse(request: str) -> None:
+        if request == "find":
+            raise Rejected("TrainJobs in namespace ns cannot be listed")
+
+    backend.before = refuse
+    await backend.delete(ref)
+    assert (await waiter.diagnosis()).category is Category.DELETED
+
+
 # ---------------------------------------------------------------- the verdict of another JobSet
 
 
@@ -452,6 +467,34 @@ async def test_the_end_of_an_earlier_job_of_the_same_name_is_no_verdict(backend:
     assert caught.value.retry is RetryVerdict.INFRASTRUCTURE
     assert "was that of the JobSet of an earlier job of the same name" in str(caught.value)
     assert backend.jobs == {}, "it has not run, and blocks its name"
+
+
+@pytest.mark.parametrize(("own", "is_own"), [(True, True), (None, False), (False, False)])
+async def test_the_jobset_tells_whose_end_it_is_and_times_only_without_one(
+    backend: MemoryCluster, monkeypatch: pytest.MonkeyPatch, own: bool | None, is_own: bool
+) -> None:
+    """The times are of two clocks: that of the API server and that of the controller."""
+
+    async def has_own_jobset(_: JobRef) -> bool | None:
+        return own
+
+    ref = await attempt(backend)
+    monkeypatch.setattr(backend, "has_own_jobset", has_own_jobset)
+    created = datetime(2026, 11, 25, 12, 0, 1, tzinfo=UTC)
+    ended = Observation(Phase.COMPLETE, created=created, finished=created - timedelta(seconds=1))
+    if is_own:
+        await check_verdict(backend, ref, ended)
+    else:
+        with pytest.raises(TrainJobFailed, match="JobSet of an earlier job"):
+            await check_verdict(backend, ref, ended)
+    assert (await backend.get("ns", ref.name) is not None) is is_own
+
+
+async def test_the_end_of_a_job_that_trainjob_did_not_launch_is_its_own(backend: MemoryCluster) -> None:
+    ref = JobRef("ns", "digits", "uid")
+    backend.foreign.add(ref.uid)
+    await check_verdict(backend, ref, Observation(Phase.COMPLETE))
+    assert "delete" not in backend.requests
 
 
 async def test_the_reaper_and_a_waiter_agree(backend: MemoryCluster) -> None:

@@ -118,6 +118,7 @@ class TrainJobTask(ReportingTask):
         self.on_success_callback = [*self.on_success_callback, _acknowledge]
         self._running: RunningJob | None = None
         self._ranks_until: datetime | None = None
+        self._began: int | None = None
         self._resumed = self._killed = False
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
@@ -171,6 +172,7 @@ class TrainJobTask(ReportingTask):
     def execute_after_ranks(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Launch again after a pause in which ranks of an earlier attempt may have ended."""
         self._ranks_until = datetime.fromisoformat(event["until"])
+        self._began = event.get("began")  # an earlier version stored none
         return self._run(context, defer=True)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
@@ -245,14 +247,15 @@ class TrainJobTask(ReportingTask):
     def _launch(self, context: Context, running: RunningJob, spec: TrainJobSpec, *, defer: bool) -> JobRef:
         """Launch or adopt the job; a deferrable task waits in the triggerer while ranks of an earlier attempt end.
 
-        After the time that the ranks have to end, it waits once more in the launch, which then creates the job.
+        After the time that the ranks have to end, it waits once more in the launch, which then creates the job. All
+        these launches obey a cancel since the first one began.
         """
         from trainjob import RanksRemain
 
         until = self._ranks_until
         wait_here = not defer or (until is not None and datetime.now(UTC) >= until)
         try:
-            return running.launch(spec, self._origin(context), wait_for_ranks=wait_here)
+            return running.launch(spec, self._origin(context), wait_for_ranks=wait_here, began=self._began)
         except RanksRemain as error:
             from trainjob_airflow.triggers.pause import PauseTrigger
 
@@ -260,7 +263,7 @@ class TrainJobTask(ReportingTask):
             until = until or datetime.now(UTC) + timedelta(seconds=error.seconds)
             deadline = self._deadline(context)
             self.defer(
-                trigger=PauseTrigger(seconds=_RANKS_PAUSE, event={"until": until.isoformat()}),
+                trigger=PauseTrigger(seconds=_RANKS_PAUSE, event={"until": until.isoformat(), "began": error.began}),
                 method_name="execute_after_ranks",
                 timeout=deadline - datetime.now(UTC) + BACKSTOP if deadline else None,
             )

@@ -32,8 +32,9 @@ class TrainJobCancelOperator(StrictTemplates):
     """Stops the TrainJobs that a task of the same DAG run launched, and waits until their pods have ended.
 
     The operator stops all attempts of the task that run, wait or are suspended. If there are none, because the training
-    has ended or was not launched, it succeeds and does nothing. In a mapped task group it stops the jobs with its own
-    map index, elsewhere the jobs of all map indexes. A launch of the same key that is on its way obeys, too.
+    has ended or was not launched, it succeeds. In a mapped task group it stops the jobs with its own map index,
+    elsewhere the jobs of all map indexes. A launch that is on its way obeys, too, if its task has published the key, or
+    if a job of the key is active.
 
     A job of another deployment of Airflow is not stopped, also if its DAG and its run have the same names. A job of
     this deployment is found by the key that its task has published, also after ``[api] base_url`` was changed.
@@ -140,7 +141,7 @@ class TrainJobCancelOperator(StrictTemplates):
     async def _find(
         self, client: TrainJobClient, labels: Sequence[dict[str, str]], launched: Collection[str], context: Context
     ) -> dict[str, list[TrainJob]]:
-        """The jobs of the tasks that have not ended, by key.
+        """The jobs of the tasks that have not ended, by key; each key that the tasks have published, also without jobs.
 
         Args:
             client: Client of the namespace.
@@ -151,7 +152,7 @@ class TrainJobCancelOperator(StrictTemplates):
         from trainjob import JobRef
         from trainjob.integration import KEY, MANAGED_BY, mapping, observe
 
-        keys: dict[str, list[TrainJob]] = defaultdict(list)
+        keys: dict[str, list[TrainJob]] = defaultdict(list, {key: [] for key in launched})
         for wanted in labels:
             for job in await client.backend.find(client.namespace, {MANAGED_BY: "trainjob", **wanted}):
                 if observe(job).phase.terminal:

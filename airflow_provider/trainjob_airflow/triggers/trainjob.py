@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.triggers.base import BaseTrigger
 
 from trainjob_airflow.events import pack
+from trainjob_airflow.running import stop_key
 from trainjob_airflow.stats import send_goodput
 from trainjob_airflow.tasklog import progress_logger
 from trainjob_airflow.training import Task, Training
@@ -54,7 +55,8 @@ class TrainJobTrigger(TaskTrigger):
         resumed: How often the task was deferred again after an error.
         target: Settings of the connection, if they hold no secret: the result of `TrainJobHook.target`.
         stored: Phase in the document that the task has stored, empty if unknown; None: the task stores no document.
-        key: Key of the job, for the worker that continues the task; empty if an earlier version stored the trigger.
+        key: Key of the job, for a kill and for the worker that continues the task; empty if an earlier version stored
+            the trigger.
         tried: Number of the task's try, which ends if a person kills the task; None if an earlier version stored it.
         **wait_options: The waiting options, as `trainjob.WaitOptions.as_json` returns them.
     """
@@ -203,7 +205,10 @@ class TrainJobTrigger(TaskTrigger):
             throttle.end()
 
     async def cancel(self, backend: Backend) -> str:
-        """Cancel or suspend the job, unless a later try has adopted it: a kill may arrive late."""
+        """Cancel or suspend all attempts of the key, unless a later try has adopted the job: a kill may arrive late.
+
+        Without a key and a try, which an earlier version did not store, only the job.
+        """
         from trainjob import cancel
         from trainjob.integration import record_goodput, spent_so_far, try_of
 
@@ -214,7 +219,12 @@ class TrainJobTrigger(TaskTrigger):
             return f"{self.launched()} keeps running: try {try_of(present)} has adopted it"
         measuring = asyncio.create_task(spent_so_far(backend, ref, history))  # beside the cancel: it must not wait
         try:
-            ended = await cancel(backend, ref, action, timeout_seconds=_KILL, tried=self.tried)
+            if self.key and self.tried is not None:
+                ended = await stop_key(
+                    backend, self.key, action, _KILL, namespace=ref.namespace, tried=self.tried, ref=ref
+                )
+            else:
+                ended = await cancel(backend, ref, action, timeout_seconds=_KILL, tried=self.tried)
             if measuring.done():
                 record_goodput(ref, measuring.result())
                 if self.task_instance is not None:

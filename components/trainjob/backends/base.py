@@ -239,8 +239,8 @@ class Cluster(Backend, Protocol):
     async def forget_cancel(self, namespace: str, cancel: Cancel) -> None:
         """Remove the record of a cancel."""
 
-    async def has_own_jobset(self, ref: JobRef) -> bool:
-        """Whether the JobSet of that name belongs to this job; True if it is gone or cannot be read."""
+    async def has_own_jobset(self, ref: JobRef) -> bool | None:
+        """Whether the JobSet of that name belongs to this job; None if it is gone, has no owner or cannot be read."""
 
     def now(self) -> datetime:
         """The present time by the clock of the API server."""

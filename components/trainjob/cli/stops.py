@@ -12,13 +12,13 @@ import anyio
 import click
 
 from trainjob import cancellation, report
-from trainjob.attempts import decide, may_run, version_of
+from trainjob.attempts import LAUNCHED, decide, may_run, version_of, work_of
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.cli import texts
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.kube_objects import mapping
 from trainjob.manifest import GIVEN_UP, KEY, MANAGED_BY, JobRef, labels_of
-from trainjob.status import Phase, observe
+from trainjob.status import CANCELLED, Phase, observe
 
 if TYPE_CHECKING:
     from trainjob.cli.commands import Commands
@@ -140,8 +140,14 @@ async def resume_job(commands: Commands, trainjob: TrainJob) -> tuple[bool, str]
                 "counts, so the next launch or the reaper would delete the resumed one. To continue this attempt, "
                 f"remove the other one first: {commands.command('cancel', name)}"
             )
+        # Like a launch: cancels before it do not concern the job any more.
+        annotations: dict[str, str | None] = {CANCELLED: None, GIVEN_UP: None}
+        if work := work_of(ref.name):
+            version, _ = await commands.backend.cancels(ref.namespace, work)
+            annotations |= {} if version is None else {LAUNCHED: str(version)}
         try:
-            await commands.backend.patch(ref, {"metadata": version_of(trainjob), "spec": {"suspend": False}})
+            metadata = {"annotations": annotations, **version_of(trainjob)}
+            await commands.backend.patch(ref, {"metadata": metadata, "spec": {"suspend": False}})
         except NotFound:  # or changed since
             latest = await commands.backend.get(ref.namespace, ref.name)
             if latest is None or latest["metadata"]["uid"] != ref.uid:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob import names
-from trainjob.attempts import Cancel
+from trainjob.attempts import Cancel, recent
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes import cancels, pods
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
@@ -151,6 +151,8 @@ class TrainJobObjects:
             await self.retry(lambda: self._client.send(deleting(ref, version)))
         except (ObjectNotFound, Conflict):
             return
+        except ApiError as error:
+            raise Rejected(f"TrainJob {ref} could not be deleted: {error.message}") from error
         self._stop_requested[ref.uid] = time.monotonic()
 
     async def stopped(self, ref: JobRef) -> bool:
@@ -174,11 +176,10 @@ class TrainJobObjects:
         """
         return (await self._jobset(namespace, name)) is None
 
-    async def has_own_jobset(self, ref: JobRef) -> bool:
-        """Whether the JobSet of that name belongs to this job; True if it is gone or may not be read."""
-        jobset = await self._jobset(ref.namespace, ref.name)
-        owners = mappings(jobset, "metadata", "ownerReferences")
-        return jobset is None or not owners or any(owner.get("uid") == ref.uid for owner in owners)
+    async def has_own_jobset(self, ref: JobRef) -> bool | None:
+        """Whether the JobSet of that name belongs to this job; None if it is gone, has no owner or may not be read."""
+        owners = mappings(await self._jobset(ref.namespace, ref.name), "metadata", "ownerReferences")
+        return any(owner.get("uid") == ref.uid for owner in owners) if owners else None
 
     async def _jobset(self, namespace: str, name: str) -> dict[str, Any] | None:
         path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{names.namespace(namespace)}/jobsets/{names.job(name)}"
@@ -213,7 +214,8 @@ class TrainJobObjects:
 
     async def cancels(self, namespace: str, work: str) -> tuple[int | None, list[Cancel]]:
         """The version of the Leases, and the cancels of a key."""
-        return await self.retry(lambda: cancels.read_if_allowed(self._client, namespace, work))
+        version, found = await self.retry(lambda: cancels.read_if_allowed(self._client, namespace, work))
+        return version, recent(found, self._client.now())
 
     async def all_cancels(self, namespace: str) -> dict[str, list[Cancel]]:
         """The cancels of all keys."""

@@ -152,7 +152,7 @@ class LocalBackend:
     async def remaining_pods(self, namespace: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
         """See `Backend.remaining_pods`: the ranks of a job that is being cancelled may ignore SIGTERM for seconds."""
         found: list[Mapping[str, Any]] = []
-        for name in names:
+        for name in sorted({*names}.intersection(job_names(self.home, namespace))):
             job = await self.get(namespace, name)  # it ends a job without a supervisor
             files = self._files(namespace, name)
             if job is None or files.finished():

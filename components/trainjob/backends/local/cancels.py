@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trainjob.attempts import CANCEL_KEPT, Cancel
+from trainjob.attempts import CANCEL_KEPT, Cancel, recent
 from trainjob.backends.local import private
 from trainjob.backends.local.store import FULL_DISK, read_json, write_json
 from trainjob.errors import Rejected
@@ -65,7 +65,8 @@ def read(directory: Path, work: str) -> tuple[int, list[Cancel]]:
     records = directory / ".cancelled"
     version = _version(records)
     found = [each for path in sorted(records.glob(f"{work}-*.json")) if (each := read_json(path)) is not None]
-    return version, [Cancel(**{**each, "at": parse_time(each["at"])}) for each in found]
+    cancels = [Cancel(**{**each, "at": parse_time(each["at"])}) for each in found]
+    return version, recent(cancels, datetime.now(UTC))
 
 
 def _version(records: Path) -> int:
