@@ -83,10 +83,7 @@ def _seen_by_a_launch(facts: Facts, uid: str, record: int) -> str:
 
 
 def unstopped(facts: Facts, moment: Moment) -> Iterator[str]:
-    """A cancel that fails has sent a DELETE for each active job that it has seen.
-
-    The kill of a try not for the job of a later try.
-    """
+    """A cancel that fails has sent a DELETE for each active job that it has seen, and that it concerns."""
     for process in facts.new_ends():
         if process.kind not in STOPS or process.action != "delete" or process.error is None:
             continue
@@ -95,11 +92,20 @@ def unstopped(facts: Facts, moment: Moment) -> Iterator[str]:
             for entry in facts.server.log[process.begin : process.end]
             if entry.who == process.name and entry.plural == "trainjobs"
             for name in entry.active
-            if not _is_of_a_later_try(facts, process, name)
+            if not _is_newer(facts, process, name)
         }
         deleted = {name for method, _, name in process.sent if method == "DELETE"}
         if seen - deleted:
             yield f"{process.name} has failed without a DELETE for {sorted(seen - deleted)}: {process.error!r}"
+
+
+def _is_newer(facts: Facts, stop: Process, name: str) -> bool:
+    """Whether a launch that a stop does not concern has launched the job of a name."""
+    record = facts.record(stop)
+    uids = {each.uid for each in facts.server.log if each.name == name and each.method == "POST" and each.uid}
+    launches = [each for uid in uids for each in facts.launched(uid)]
+    newer = record is not None and any(facts.is_newer(*each, stop, record) for each in launches)
+    return newer or _is_of_a_later_try(facts, stop, name)
 
 
 def _is_of_a_later_try(facts: Facts, stop: Process, name: str) -> bool:
@@ -180,6 +186,10 @@ def _is_cancelled(facts: Facts, process: Process, uid: str) -> bool:
         concerns = stop.kind != "cancelref" or (stop.ref is not None and stop.ref.uid == uid)
         if not concerns or record is None or any(facts.is_newer(*each, stop, record) for each in launches):
             continue
-        if not _came_back(facts, uid, stop, record):
+        of_job = [each for each in facts.server.log if each.uid == uid and each.version > record]
+        suspends = [each.version for each in of_job if each.suspends()]
+        resumes = [each.version for each in of_job if each.who == "person" and each.resumes()]
+        # The mark of the cancel was left; without one, nobody can know that a person has resumed the job.
+        if not suspends or max(resumes, default=0) < min(suspends):
             return True
     return False
