@@ -89,6 +89,9 @@ async def cancel(
     announce = partial(backend.announce_cancel, ref.namespace, work, record)
     stop = _Stop(backend, action, tried, announce if work else None)
     await stop.run([trainjob])
+    if ref.uid not in stop.stopped:  # a person had suspended it, and may have resumed it before the record was written
+        latest = await backend.get(ref.namespace, ref.name)
+        await stop.run([] if latest is None or latest["metadata"]["uid"] != ref.uid else [latest])
     is_adopted = tried is not None and try_of(trainjob) > tried
     return is_adopted or await _have_stopped(backend, [ref], timeout_seconds)
 

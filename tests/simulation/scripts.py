@@ -377,6 +377,18 @@ until p2 end
 tick 30
 """
 
+RESUMED_DURING_A_CANCEL = """
+spawn cli nightly/a
+until p1 wait
+run p1
+suspend nightly/a#1
+spawn cancelref nightly/a suspend
+do p2 ok GET trainjobs
+do p2 ok GET trainjobs                # shows that a person has suspended the job
+resume nightly/a#1
+run p2
+"""
+
 LOSER_HAS_A_WAITER = f"""
 spawn cli nightly/a
 until p1 POST trainjobs

@@ -72,6 +72,10 @@ def test_a_launch_waits_for_ranks_of_many_attempts_whose_objects_are_gone() -> N
     assert active(played(scripts.ALL_OBJECTS_ARE_GONE)) == ["nightly/a#11"]
 
 
+def test_a_cancel_stops_a_job_that_is_resumed_before_the_cancel_is_recorded() -> None:
+    assert active(played(scripts.RESUMED_DURING_A_CANCEL)) == []
+
+
 def test_a_webhook_that_hangs_delays_no_deletion_of_the_reaper() -> None:
     assert (
         len([name for name in active(replay(scripts.A_WEBHOOK_HANGS_BEFORE_A_DELETION, finish=False)) if "/b#" in name])
