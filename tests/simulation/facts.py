@@ -169,6 +169,11 @@ class Facts:
         looks = list(self.lists(stop, "trainjobs", stop.begin, end))
         return looks[-1].version + 1 if looks else None
 
+    def latest_record(self, stop: Process) -> int | None:
+        """The same, of its last write also if that arrived after the stop had ended."""
+        late = [each.version for each in self.server.log if each.who == stop.name and each.changes("leases")]
+        return late[-1] if late else self.record(stop)
+
     def is_newer(self, process: Process, launch: Launch, stop: Process, record: int) -> bool:
         """Whether a launch does not obey a stop: it began after the stop's record, or is that of a later try."""
         if stop.kind in STOPS_OF_A_TRY and process.tried > stop.tried:

@@ -53,30 +53,44 @@ def _must_not_run(facts: Facts, moment: Moment, uid: str, stop: Process, record:
     if newer or _came_back(facts, uid, stop, record):
         return ""
     if moment == "reaped":
-        return "it was launched before, and the reaper has run since"
-    return (
-        _seen_by_a_launch(facts, uid, record) or ("it was there" if seen else "") if stop.outcome == "stopped" else ""
-    )
+        reaped = _has_been_reaped(facts, stop, record)
+        return "it was launched before, and the reaper has run since" if reaped else ""
+    if stop.outcome != "stopped":
+        return ""
+    until = _written(facts, stop, record) + RECORD_SECONDS
+    return _seen_by_a_launch(facts, uid, record, until) or ("it was there" if seen else "")
 
 
 def _came_back(facts: Facts, uid: str, stop: Process, record: int) -> bool:
     """Whether a job was resumed by a person, or by Trainer if the stop leaves failed jobs; or the record is too old."""
     by = ("person",) if stop.kind != "cancelref" else ("person", "trainer")
     resumes = [each for each in facts.server.log if each.uid == uid and each.who in by and not each.suspends()]
-    ended = facts.server.log[stop.end - 1].at
-    written = next((each.at for each in facts.server.log if each.who == stop.name and each.version == record), ended)
-    claim = facts.server.claims.get(uid) or facts.server.claimed[uid]
-    too_late = claim[1] - written > RECORD_SECONDS
+    too_late = facts.server.claims[uid][1] - _written(facts, stop, record) > RECORD_SECONDS
     return too_late or any(each.version > record for each in resumes)
 
 
-def _seen_by_a_launch(facts: Facts, uid: str, record: int) -> str:
+def _written(facts: Facts, stop: Process, record: int) -> float:
+    """When the record of a stop was written."""
+    ended = facts.server.log[stop.end - 1].at
+    return next((each.at for each in facts.server.log if each.who == stop.name and each.version == record), ended)
+
+
+def _has_been_reaped(facts: Facts, stop: Process, record: int) -> bool:
+    """Whether a reaper has read the record of a stop while it was kept."""
+    reapers = {process.name for process in facts.processes if process.kind == "reap"}
+    until = _written(facts, stop, record) + RECORD_SECONDS
+    looks = [each for each in facts.server.log if each.who in reapers and each.is_list("leases")]
+    return any(each.version >= record and each.at <= until for each in looks)
+
+
+def _seen_by_a_launch(facts: Facts, uid: str, record: int, until: float) -> str:
     """Whose launch has read the record after the creation of a job, or has freed its name; empty if none has."""
     since = max(record, facts.server.born[uid])
     for process, launch in facts.launched(uid):
         if facts.name(uid) in facts.deleted_own(process, launch):
             return f"{process.name} has deleted its job of that name, so that a late create was accepted"
-        read = (facts.last_look(process, launch, "leases") or 0) >= since
+        looks = [each for each in facts.lists(process, "leases", launch.begin, launch.end) if each.at <= until]
+        read = bool(looks) and looks[-1].version >= since
         if read and launch.end is not None and not process.dead:
             return f"{process.name} has read its record"
     return ""
@@ -182,7 +196,8 @@ def _is_cancelled(facts: Facts, process: Process, uid: str) -> bool:
     """Whether a job was cancelled since a process has launched it last; if it has not, since all its launches."""
     launches = list(facts.launched(uid))
     launches = [pair for pair in launches if pair[0] is process][-1:] or launches
-    for stop, record in facts.stops(process.key):
+    for stop, _ in facts.stops(process.key):
+        record = facts.latest_record(stop)
         concerns = stop.kind != "cancelref" or (stop.ref is not None and stop.ref.uid == uid)
         if not concerns or record is None or any(facts.is_newer(*each, stop, record) for each in launches):
             continue
