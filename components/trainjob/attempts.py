@@ -136,8 +136,7 @@ def cancelled_since(trainjob: Mapping[str, Any], launched: int | None, tried: in
     """Whether a job carries the mark of a cancel that a launch obeys; see `Cancel.applies` for the arguments."""
     killed, version = _killed(trainjob)
     if killed:
-        is_known = launched is not None and version is not None
-        return killed >= tried and (not is_known or (version or 0) > (launched or 0))
+        return killed >= tried and (launched is None or version is None or version > launched)
     return launched is not None and is_marked_after(trainjob, launched)
 
 
@@ -164,7 +163,7 @@ def _killed(trainjob: Mapping[str, Any]) -> tuple[int, int | None]:
 def is_resumed_since(trainjob: Mapping[str, Any], cancel: Cancel) -> bool:
     """Whether a person has resumed a job that a cancel had suspended: its mark is left, and the job is not suspended.
 
-    Whoever resumes a job by this package removes the mark.
+    A resume by trainjob itself removes the mark.
     """
     suspended = mapping(trainjob, "spec").get("suspend")
     return not suspended and (mark_of(trainjob) == cancel.mark or is_marked_after(trainjob, cancel.version))

@@ -143,7 +143,7 @@ class _Launch:
 
     Attributes:
         ranks: The ranks of earlier attempts.
-        since: Begin of an earlier launch of the same try that this one continues.
+        since: Version of the records when an earlier launch of the same try began; None if this is the first one.
         began: Version of the records of cancels at the begin; None if they cannot be read.
         attempts: The objects of the key at the latest look.
         cancels: The cancels of the key at the latest look.

@@ -648,7 +648,7 @@ def test_the_exit_handler_suspends_other_failed_jobs_if_one_is_refused(
             raise Rejected("the evidence cannot be read")
         return await evidence(ref)
 
-    cluster.evidence = refuse  # type: ignore[method-assign]
+    cluster.evidence = refuse  # type: ignore[method-assign]  # this object only
     assert stop_all(client, RUN, "suspend", 0) == []
     assert cluster.job(refs[1])["spec"]["suspend"]
 
