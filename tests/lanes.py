@@ -202,7 +202,7 @@ def failures(target: Target) -> None:
 
 
 def table(targets: Sequence[Target]) -> None:
-    """Print the results and durations, and the skipped tests with their reasons."""
+    """Print the results and durations, the skipped tests with their reasons, and the names of the failed ones."""
     print(f"\n{'target':24}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}{'CPU':>7}  slowest")
     for target in targets:
         kinds = Counter("failed" if each.failed else "skipped" if each.skipped else "passed" for each in target.tests)
@@ -223,8 +223,11 @@ def table(targets: Sequence[Target]) -> None:
         print(f"  {number} of {file}: {why}")
     if seeds := {f"TRAINJOB_SEED={each.properties['seed']}" for each in tests if "seed" in each.properties}:
         print(f"\nseeds of the samples of campaigns: {', '.join(sorted(seeds))}")
-    failed = sum(bool(test.failed) for test in tests)
-    print(f"\n{len(tests) - failed - skipped.total()} passed, {failed} failed, {skipped.total()} skipped")
+    failed = [(target.name, test) for target in targets for test in target.tests if test.failed]
+    print(f"\n{len(tests) - len(failed) - skipped.total()} passed, {len(failed)} failed, {skipped.total()} skipped")
+    for target, test in failed:  # again and last: a log that is cut keeps its end
+        why = next((line.strip() for line in test.failed.splitlines() if line.strip()), "")
+        print(f"  {target}: {test.name}: {why[:300]}")
 
 
 if __name__ == "__main__":
