@@ -225,9 +225,9 @@ def table(targets: Sequence[Target]) -> None:
         print(f"\nseeds of the samples of campaigns: {', '.join(sorted(seeds))}")
     failed = [(target.name, test) for target in targets for test in target.tests if test.failed]
     print(f"\n{len(tests) - len(failed) - skipped.total()} passed, {len(failed)} failed, {skipped.total()} skipped")
-    for target, test in failed:  # again and last: a log that is cut keeps its end
+    for name, test in failed:  # again and last: a log that is cut keeps its end
         why = next((line.strip() for line in test.failed.splitlines() if line.strip()), "")
-        print(f"  {target}: {test.name}: {why[:300]}")
+        print(f"  {name}: {test.name}: {why[:300]}")
 
 
 if __name__ == "__main__":
