@@ -54,3 +54,18 @@ def test_a_launch_waits_for_ranks_that_a_supervisor_is_about_to_start(tmp_path: 
         "step cancel1 8",
     ]
     assert run(partial(world, directory=tmp_path), 900222, script).violations == {}
+
+
+def test_a_job_of_a_dead_launch_does_not_run_after_a_cancel(tmp_path: Path) -> None:
+    """The launch began before the cancel, whose look was before the job was stored; nobody is left to obey it."""
+    script = [
+        "cancel b",
+        "run b",
+        "step run0 1",
+        "step cancel0 4",
+        "step run0 2",
+        "step cancel0 8",
+        "step run0 10",
+        "kill run0",
+    ]
+    assert run(partial(world, directory=tmp_path), 296726000019, script).violations == {}

@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from trainjob import names
-from trainjob.attempts import Cancel
+from trainjob.attempts import Cancel, cancel_of, work_of
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.local import cancels, private, runtimes
 from trainjob.backends.local.ranks import MARKER
@@ -91,7 +91,7 @@ class LocalBackend:
                 f"TrainJob {metadata['name']} cannot be stored in {self.home}: {error.strerror}; set TRAINJOB_HOME to "
                 "another directory"
             ) from error
-        await anyio.to_thread.run_sync(_supervise, files)
+        await self.recover(JobRef.of(stored))
         return stored
 
     def path_of(self, runtime: str) -> str:
@@ -121,8 +121,20 @@ class LocalBackend:
         return JobFiles.opened(self._directory(namespace) / names.job(name))
 
     async def recover(self, ref: JobRef) -> None:
-        """See `Backend.recover`. Starts the supervisor, if the launching process ended before it did."""
-        await anyio.to_thread.run_sync(_supervise, self._files(ref.namespace, ref.name))
+        """See `Backend.recover`. Starts the supervisor, if the launching process ended before it did.
+
+        If the key was cancelled since the launch began, the job is suspended first: a launcher that is killed before it
+        looks again would leave it running, and no reaper ends it on this machine.
+        """
+        files = self._files(ref.namespace, ref.name)
+        trainjob = files.read()
+        if trainjob is not None and not files.begun() and (work := work_of(ref.name)):
+            _, found = await self.cancels(ref.namespace, work)
+            if (cancel := cancel_of(found, trainjob)) is not None:
+                metadata = {"annotations": {CANCELLED: cancel.mark}}
+                with suppress(NotFound):
+                    await self.patch(ref, {"metadata": metadata, "spec": {"suspend": True}})
+        await anyio.to_thread.run_sync(_supervise, files)
 
     async def get(self, namespace: str, name: str) -> TrainJob | None:
         """See `Backend.get`."""
