@@ -211,7 +211,7 @@ def listens(port: int) -> bool:
 def wait_until(
     what: str,
     check: Callable[[], _T | None],
-    timeout: float = 60.0,
+    timeout: float = 180.0,
     *,
     among: Sequence[Component] = (),
     ignore: type[Exception] | tuple[type[Exception], ...] = (),
@@ -247,7 +247,7 @@ def wait_until(
         time.sleep(poll)
 
 
-def eventually(condition: Callable[[], _T | None], timeout: float = 60.0) -> _T:
+def eventually(condition: Callable[[], _T | None], timeout: float = 180.0) -> _T:
     """`wait_until` with a default description, for a condition that the test's line explains."""
     return wait_until("the condition holds", condition, timeout, poll=0.02)
 

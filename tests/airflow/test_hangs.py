@@ -61,7 +61,12 @@ def test_a_sensor_for_the_end_of_a_job_that_hangs_fails(run: Run, deferrable: bo
         ref = client.launch(spec, "launched-elsewhere")
         with DAG("senses") as dag:
             TrainJobSensor(
-                task_id="wait", name=ref.name, poke_interval=0.2, deferrable=deferrable, soft_fail=soft_fail, timeout=60
+                task_id="wait",
+                name=ref.name,
+                poke_interval=0.2,
+                deferrable=deferrable,
+                soft_fail=soft_fail,
+                timeout=240,
             )
         ran = run(dag)
         trainjob = client.get(ref)

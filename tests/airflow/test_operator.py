@@ -409,7 +409,7 @@ def test_a_deferrable_task_does_not_defer_on_a_job_that_has_ended(
 
     def launch_and_see_it_end(self: RunningJob, *arguments: Any, **more: Any) -> JobRef:
         ref = launch(self, *arguments, **more)
-        wait_until("the job has ended", self.has_ended, 30)
+        wait_until("the job has ended", self.has_ended, 120)
         return ref
 
     monkeypatch.setattr(RunningJob, "launch", launch_and_see_it_end)

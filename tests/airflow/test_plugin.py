@@ -395,7 +395,7 @@ def delete(home: Path, document: dict[str, Any]) -> None:
     with TrainJobClient(LocalBackend(home=home), document["namespace"]) as client:
         ref = client.find(document["name"])
         client.call(lambda: client.backend.delete(ref))
-        wait_until("the job is deleted", lambda: client.get(ref) is None, 30)
+        wait_until("the job is deleted", lambda: client.get(ref) is None, 120)
 
 
 def test_the_page_of_a_deleted_job_shows_what_is_stored(running: tuple[DAG, str, Path], get: Get, home: Path) -> None:

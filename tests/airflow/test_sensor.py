@@ -134,7 +134,7 @@ def test_a_sensor_counts_as_waiting(run: Run, tmp_path: Path, monkeypatch: pytes
     ref = launched(waits(tmp_path / "end"), unattended="suspend")
     seen: list[list[str]] = []
     with DAG("attends") as dag:
-        sensor = TrainJobSensor(task_id="wait", name=ref.name, poke_interval=0.3, mode=mode, timeout=60)
+        sensor = TrainJobSensor(task_id="wait", name=ref.name, poke_interval=0.3, mode=mode, timeout=240)
     poke, close = TrainJobSensor.poke, TrainJobSensor._close
 
     def poked(self: TrainJobSensor, context: Any) -> Any:

@@ -27,7 +27,7 @@ from trainjob.manifest import KEY
 from trainjob.status import observe
 from trainjob.waiting import wait
 
-SECONDS = 90.0
+SECONDS = 240.0
 """Time limit of one schedule. Without faults it takes 5 s, more if many run at once."""
 
 _LIST = f"/apis/{TRAINER}/trainjobs"

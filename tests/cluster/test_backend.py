@@ -47,7 +47,7 @@ from trainjob.manifest import render
 from trainjob.status import observe
 from trainjob.waiting import wait
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 
 def spec(**fields: Any) -> TrainJobSpec:
@@ -217,7 +217,7 @@ async def test_the_first_crash_is_kept_for_the_end(backend: KubernetesBackend, n
     """With the shipped runtimes a rank is restarted in place, and at the end the Job's pods are deleted."""
     ref = await launch(backend, spec(env=simulate(run="1s", exit_code=3, ranks="1")), "a", namespace=namespace)
     crashes: list[Diagnosis] = []
-    with anyio.fail_after(120), pytest.raises(TrainJobFailed) as failed:
+    with anyio.fail_after(240), pytest.raises(TrainJobFailed) as failed:
         await wait(backend, ref, on_crash=crashes.append)
     assert (crashes[0].rank, crashes[0].exit_code) == ("node-1", 3)
     diagnosis = failed.value.diagnosis
@@ -334,7 +334,7 @@ async def test_a_crash_of_a_real_pod_is_reported_at_once_and_kept_for_the_diagno
         asked = spec(image=images.PYTHON, command=["python3", "-c", CRASH], active_deadline_seconds=40)
         ref = await launch(connected, asked, "a", namespace=namespace)
         crashes: list[Diagnosis] = []
-        with anyio.fail_after(120), pytest.raises(TrainJobFailed) as failed:
+        with anyio.fail_after(240), pytest.raises(TrainJobFailed) as failed:
             await wait(connected, ref, on_crash=crashes.append)
         assert (crashes[0].rank, crashes[0].exit_code) == ("node-1", 3)
         assert (crashes[0].log, crashes[0].unseen) == (("ValueError: the answer is not 42",), ())
@@ -379,7 +379,7 @@ async def test_a_log_that_a_real_node_writes_late_is_read_again(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(write_late)
-            with anyio.fail_after(60), pytest.raises(RankCrashed) as failed:
+            with anyio.fail_after(240), pytest.raises(RankCrashed) as failed:
                 await wait(connected, ref, WaitOptions(fail_on_first_crash=True))
         assert [[line.text for line in each] for each in looks] == [[], ["ValueError: the answer is not 42"]]
         assert failed.value.diagnosis.log == ("ValueError: the answer is not 42",)
@@ -394,7 +394,7 @@ async def test_a_crash_caused_by_a_probe_names_the_probe(real_node: Access) -> N
     with real_node.namespace("probe", real=True) as namespace, make.own(runtime)(real_node, namespace):
         asked = spec(**make.python("import time; time.sleep(600)") | make.OWN | {"image": images.PYTHON})
         ref = await launch(connected, asked, "a", namespace=namespace)
-        with anyio.fail_after(120), pytest.raises(RankCrashed, match="because its liveness probe failed") as failed:
+        with anyio.fail_after(240), pytest.raises(RankCrashed, match="because its liveness probe failed") as failed:
             await wait(connected, ref, WaitOptions(fail_on_first_crash=True))
         assert failed.value.diagnosis.exit_code == 137
         await cancel(connected, ref)
@@ -441,7 +441,7 @@ async def test_logs_of_many_jobs_share_one_watch_of_pods(
     async def follow(ref: JobRef) -> None:
         read[ref.name] = [line.rank async for line in triggers.logs(ref, follow=True)]
 
-    with anyio.fail_after(120):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             for ref in refs:
                 tasks.start_soon(follow, ref)
@@ -475,7 +475,7 @@ async def test_logs_and_results_of_real_pods(real_node: Access, shared: bool) ->
         asked = spec(image=images.PYTHON, command=["python3", "-c", REAL])
         ref = await launch(connected, asked, "a", namespace=namespace)
         lines: list[str] = []
-        with anyio.fail_after(120):
+        with anyio.fail_after(240):
             result = await wait(connected, ref, on_log=lambda line: lines.append(str(line)))
         assert sorted(lines) == [f"[node-{rank}] rank {rank} line {n}" for rank in (0, 1) for n in range(5)]
         assert result.metrics == {"accuracy": 0.97}
@@ -521,7 +521,7 @@ async def test_logs_of_initializers_and_of_a_launcher(real_node: Access) -> None
         ref = await launch(connected, asked, "a", namespace=namespace)
         lines: list[str] = []
         phases: list[Phase] = []
-        with anyio.fail_after(120):
+        with anyio.fail_after(240):
             await wait(
                 connected,
                 ref,

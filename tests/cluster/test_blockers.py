@@ -123,7 +123,7 @@ async def test_a_preempted_job_is_queued_and_runs_again(
                 tasks.start_soon(urgent)
             seen.append(observation)
 
-        with anyio.fail_after(150):
+        with anyio.fail_after(240):
             result = await wait(backend, low, on_change=preempt)
     assert result.uid == low.uid
     phases = [each.phase for each in seen]

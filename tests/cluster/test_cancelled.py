@@ -15,7 +15,7 @@ from tests.processes import wait_until
 from tests.testcluster import images
 from tests.testcluster.access import TRAINER, Access
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 # A progress bar as tqdm draws it: carriage returns, and a newline when it is complete. SIGTERM ends the process:
 # the first process of a container would otherwise ignore it for 30 s.

@@ -24,7 +24,7 @@ from trainjob.doctor import Level
 from trainjob.doctor.cluster import examine_jobs
 from trainjob.install import objects
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 (ROLE,) = [each for each in objects("rbac") if each["kind"] == "Role"]
 SECRETS = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}

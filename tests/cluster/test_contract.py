@@ -60,7 +60,7 @@ def opened(
 
     async def end(ref: JobRef, code: int) -> None:
         """End the job's only pod, as the kubelet of its node does."""
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             while not (pods := running(cluster, ref)):  # noqa: ASYNC110 - a server changes it without an event
                 await anyio.sleep(0.05)
         name = pods[0]["metadata"]["name"]

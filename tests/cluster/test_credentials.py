@@ -25,7 +25,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import ConfigurationError
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 VERSIONS = ("27.2.0", "31.0.0", "36.0.1", "37.0.2")
 """The oldest supported release, kfp's upper limit, that of Airflow's provider, and the first of the new generation."""

@@ -45,14 +45,14 @@ from trainjob.job_records import mark_delivered
 from trainjob.lifecycle import launch
 from trainjob.waiting import wait
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 ADMISSION = "admissionregistration.k8s.io/v1"
 (ROLE,) = [each for each in objects("rbac") if each["kind"] == "Role"]
 
 
 async def examined(kubeconfig: Path, namespace: str, runtimes: Sequence[str] = (), queue: str = "") -> list[Finding]:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         async with aclosing(
             doctor.examine(Credentials(kubeconfig=str(kubeconfig)), namespace, runtimes, queue)
         ) as all_:

@@ -32,7 +32,7 @@ from trainjob.waiting import follow, wait
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(400),
     # httpcore 1.0 leaves the socket of a cancelled TLS handshake to the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -84,7 +84,7 @@ both_watches = pytest.mark.parametrize("shared", [False, True], ids=["alone", "s
 
 
 async def ended(backend: KubernetesBackend, ref: JobRef) -> TrainJobResult:
-    with anyio.fail_after(90):
+    with anyio.fail_after(240):
         return await wait(backend, ref)
 
 
@@ -331,7 +331,7 @@ async def test_evidence_reports_unreadable_logs(wires: Wires) -> None:
     async with wires.open() as (backend, proxy):
         # The job fails at its seventh crash, and its pods are deleted.
         ref = await launch(backend, spec(env=simulate(run="4s", exit_code=3)), "a", namespace=wires.namespace)
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             async with aclosing(backend.crashes(ref)) as crashes:
                 assert (await anext(crashes)).logs
             proxy.plan = lambda seen: Fault(Kind.ANSWER, 500) if seen.path.endswith("/log") else None

@@ -49,7 +49,7 @@ def spec(runtime: str, num_nodes: int, gpus: int, **fields: Any) -> TrainJobSpec
 
 async def until(backend: KubernetesBackend, ref: JobRef, enough: Callable[[Observation], bool]) -> Observation:
     """The first observation for which `enough` is true."""
-    with anyio.fail_after(90):
+    with anyio.fail_after(240):
         async with aclosing(follow(backend, ref)) as changes:
             async for observation, _ in changes:
                 if enough(observation):

@@ -30,7 +30,7 @@ from trainjob.waiting import wait
 
 INSTALL = Path(install.__file__).parent
 EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 RUNTIMES = [
     file
@@ -163,7 +163,7 @@ async def test_the_account_has_only_the_needed_permissions(real_node: Access, st
         assert backend.default_namespace == namespace
         step = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["sh", "-c", "echo a step ran as $(id -u)"]})
         lines: list[str] = []
-        with anyio.fail_after(120):
+        with anyio.fail_after(240):
             ref = await launch(backend, step, "step", namespace=namespace)
             sleeper = await launch(backend, SLEEPER, "sleeper", namespace=namespace)
             result = await wait(backend, ref, on_log=lambda line: lines.append(str(line)))

@@ -28,7 +28,7 @@ from trainjob.reaper import reap
 from trainjob.status import observe
 from trainjob.waiting import wait
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 KEY = "nightly/train"
 LONG = simulate(run="10m")
@@ -76,7 +76,7 @@ async def active(backend: KubernetesBackend, namespace: str) -> list[str]:
 async def failed_attempt(backend: KubernetesBackend, namespace: str) -> JobRef:
     """Attempt 1, which has failed."""
     ref = await launch(backend, spec(simulate(run="200ms", exit_code=3)), KEY, namespace=namespace)
-    with anyio.fail_after(120), pytest.raises(TrainJobFailed):
+    with anyio.fail_after(240), pytest.raises(TrainJobFailed):
         await wait(backend, ref)
     return ref
 
@@ -228,7 +228,7 @@ async def test_the_next_attempt_of_a_cancelled_key_gets_its_own_jobset(
     backend: KubernetesBackend, namespace: str
 ) -> None:
     first = await launch(backend, spec(simulate(run="1s")), KEY, namespace=namespace)
-    with anyio.fail_after(90):
+    with anyio.fail_after(240):
         await wait(backend, first)
     await backend.delete(first)
     second = await launch(backend, spec(), KEY, namespace=namespace)  # while the JobSet is still there

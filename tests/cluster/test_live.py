@@ -68,7 +68,7 @@ async def opened(kubeconfig: Path) -> AsyncIterator[KubernetesBackend]:
 
 
 async def document_when(
-    reader: LiveReader, ref: JobRef, enough: Callable[[dict[str, Any]], object], seconds: float = 90
+    reader: LiveReader, ref: JobRef, enough: Callable[[dict[str, Any]], object], seconds: float = 240
 ) -> dict[str, Any]:
     document: dict[str, Any] = {}
     with anyio.move_on_after(seconds):

@@ -31,7 +31,7 @@ async def test_a_new_waiter_knows_that_the_job_has_run(cluster: Access, namespac
         ref = await launch(backend, TrainJobSpec.parse(asked), "a", namespace=namespace)
         await until_phase(backend, ref, Phase.RUNNING)
         make.silence_node(cluster, ref)
-        with anyio.fail_after(120):
+        with anyio.fail_after(240):
             while any(job.get("ready") for job in _jobs(cluster, namespace, ref.name)):  # noqa: ASYNC110 - no event
                 await anyio.sleep(1)
         seen: list[tuple[Observation, str]] = []

@@ -28,7 +28,7 @@ from trainjob.install import objects
 from trainjob.lifecycle import launch
 from trainjob.waiting import follow, wait
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 OF_JOBSET = "jobset.sigs.k8s.io/jobset-name"
 RUNTIMES = {name: each for each in objects("runtimes") if (name := each["metadata"]["name"]).endswith("-resilient")}

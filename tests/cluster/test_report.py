@@ -28,7 +28,7 @@ from trainjob.errors import NotFound
 from trainjob.page import page_html
 from trainjob.report import Report, diagnose
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 PULLING = 'Back-off pulling image "nosuch:1": ErrImagePull: failed to resolve reference: nosuch:1: not found'
 TOO_LONG = "a-name-that-is-longer-than-what-jobset-takes-of-it"
@@ -128,7 +128,7 @@ async def test_pages_and_reports_of_a_namespace(cluster: Access, namespace: str,
         return found
 
     async def shows(phase: str) -> dict[str, Any]:
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             while (document := await pages(f"jobs/{ref.name}/"))["phase"] != phase:  # noqa: ASYNC110 - polls a server
                 await anyio.sleep(0.2)
         return document

@@ -23,7 +23,7 @@ from trainjob.errors import Stuck
 from trainjob.lifecycle import launch
 from trainjob.waiting import wait
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_a_job_that_completes_without_its_runtime_is_a_success(cluster: Access, namespace: str, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from trainjob.doctor import Level
 from trainjob.errors import Rejected
 from trainjob.lifecycle import launch
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 OPENAPI = f"/openapi/v3/apis/{TRAINER}"
 RUNTIME = "never-restarting-with-sidecar"

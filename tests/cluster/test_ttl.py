@@ -66,7 +66,7 @@ async def test_a_ttl_of_the_jobs_keeps_the_result_and_one_of_the_jobset_does_not
             refs[name, code] = await launch(backend, TrainJobSpec.parse(fields), f"{name}-{code}", namespace=namespace)
             there = partial(_jobset, cluster, refs[name, code])
             sets[name, code] = wait_until("the JobSet exists", there, 60)
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         for (_, code), ref in refs.items():
             if code == 0:
                 await wait(backend, ref)

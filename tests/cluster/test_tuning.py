@@ -20,7 +20,7 @@ from trainjob.tuning import Study, StudyResult, tune
 from trainjob.tuning.journal import open_journal
 from trainjob.tuning.search import TRIAL
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 STUDY = Study.read(
     {
@@ -79,7 +79,7 @@ async def test_a_study_runs_prunes_and_outlives_its_jobs(
             return await tune(backend, STUDY, template, "study", journal, namespace=namespace)
 
     study = asyncio.create_task(run())
-    with anyio.fail_after(120):
+    with anyio.fail_after(240):
         while len(jobs := await anyio.to_thread.run_sync(trials.jobs)) < 5:
             assert not study.done(), study.result()
             await anyio.sleep(0.1)
@@ -104,7 +104,7 @@ async def test_a_study_runs_prunes_and_outlives_its_jobs(
 
     for job in trials.jobs().values():  # as after a TTL
         cluster.api.delete(TRAINER, "TrainJob", namespace, job["metadata"]["name"])
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         while await anyio.to_thread.run_sync(trials.jobs):  # noqa: ASYNC110 - a server changes it without an event
             await anyio.sleep(0.1)
         assert await run() == result

@@ -34,7 +34,7 @@ from trainjob.status import CANCELLED
 from trainjob.unattended import AFTER, LABEL, unattended_for
 from trainjob.waiting import wait
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 LEASES = "coordination.k8s.io/v1"
 AFTER_SECONDS = 2

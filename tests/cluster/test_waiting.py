@@ -22,7 +22,7 @@ METRICS = {
 }
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_many_jobs_in_one_process(cluster: Access, namespace: str) -> None:
     """A job that completes, one that fails, one that ended before, one created without trainjob, and a missing one."""
     settings = {"TRAINJOB_BACKEND": "kubernetes", "TRAINJOB_NAMESPACE": namespace}
@@ -56,7 +56,7 @@ def test_many_jobs_in_one_process(cluster: Access, namespace: str) -> None:
     assert done.returncode == 1
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_the_benchmark_of_waiting_runs(own_cluster: Cluster) -> None:
     """Run the benchmark briefly and check its output; its figures are valid only on an idle machine."""
     command = [sys.executable, str(BENCH), "--jobs", "50", "--quiet-seconds", "2"]

@@ -13,7 +13,7 @@ from trainjob.status import observe
 from trainjob.waiting import wait
 
 
-async def until(condition: Callable[[], object], seconds: float = 60) -> None:
+async def until(condition: Callable[[], object], seconds: float = 240) -> None:
     """Wait for a condition that a server or another task changes."""
     with anyio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110 - a server changes it without an event
@@ -21,8 +21,8 @@ async def until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 async def until_phase(backend: KubernetesBackend, ref: JobRef, *phases: Phase) -> None:
-    """Wait until the job is in one of these phases, for at most a minute."""
-    with anyio.fail_after(60):
+    """Wait until the job is in one of these phases, for at most four minutes."""
+    with anyio.fail_after(240):
         async with aclosing(backend.watch(ref)) as snapshots:
             async for snapshot in snapshots:
                 if observe(snapshot.trainjob).phase in phases:
@@ -33,7 +33,7 @@ async def phases_of(
     backend: KubernetesBackend,
     ref: JobRef,
     options: WaitOptions | None = None,
-    seconds: float = 90,
+    seconds: float = 240,
     seen: list[Phase] | None = None,
 ) -> list[Phase]:
     """Wait for the job's result; return the observed phases in the order of their first occurrence.

@@ -28,7 +28,7 @@ from trainjob.waiting import wait
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 
-async def ended(harness: Harness, ref: JobRef, seconds: float = 90) -> TrainJob | None:
+async def ended(harness: Harness, ref: JobRef, seconds: float = 240) -> TrainJob | None:
     """The job's last state."""
     with anyio.fail_after(seconds):
         async with aclosing(harness.backend.watch(ref)) as snapshots:
@@ -39,7 +39,7 @@ async def ended(harness: Harness, ref: JobRef, seconds: float = 90) -> TrainJob 
 
 
 async def until(happened: Callable[[], Awaitable[bool]]) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         while not await happened():  # noqa: ASYNC110 - only the backend knows
             await anyio.sleep(0.02)
 
@@ -496,7 +496,7 @@ async def test_delete_removes_a_suspended_job(harness: Harness) -> None:
 # ---------------------------------------------------------------- logs and evidence
 
 
-async def collected(lines: AsyncIterator[LogLine], seconds: float = 90) -> list[LogLine]:
+async def collected(lines: AsyncIterator[LogLine], seconds: float = 240) -> list[LogLine]:
     with anyio.fail_after(seconds):
         return [line async for line in lines]
 
@@ -524,7 +524,7 @@ async def test_follow_streams_from_the_first_to_the_last_line(shell: Harness) ->
 async def test_follow_streams_while_the_job_runs(shell: Harness) -> None:
     ref = await shell.run("echo one; sleep 60")
     async with aclosing(shell.backend.logs(ref, follow=True)) as lines:
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             assert (await anext(lines)).text == "one"
     assert not await shell.backend.stopped(ref)
 
@@ -569,7 +569,7 @@ async def test_tail_limits_the_lines_of_each_rank(shell: Harness) -> None:
 
         await until(written)
         lines: list[LogLine] = []
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             async with aclosing(shell.backend.logs(ref, tail=2, follow=True)) as following:
                 async for line in following:
                     lines.append(line)
@@ -582,8 +582,8 @@ async def test_tail_limits_the_lines_of_each_rank(shell: Harness) -> None:
 
 async def test_a_long_log_is_read_completely(shell: Harness) -> None:
     ref = await shell.run("seq 100000", num_nodes=2)
-    assert len(await collected(shell.backend.logs(ref, follow=True), 120)) == 200_000
-    lines = await collected(shell.backend.logs(ref), 120)
+    assert len(await collected(shell.backend.logs(ref, follow=True), 240)) == 200_000
+    lines = await collected(shell.backend.logs(ref), 240)
     assert [line.text for line in lines if line.rank == "node-1"] == [str(n) for n in range(1, 100_001)]
     assert [line.time for line in lines] == sorted(line.time for line in lines)
 
@@ -713,7 +713,7 @@ async def test_a_document_has_what_a_running_training_reported(shell: Harness) -
     async with shell.gate() as (waits, opened):
         ref = await shell.run(f"echo '{message}' > {path}; echo reported; {waits}")
         async with aclosing(shell.backend.logs(ref, follow=True)) as lines:
-            with anyio.fail_after(60):
+            with anyio.fail_after(240):
                 assert (await anext(lines)).text == "reported"
 
         async def is_running() -> bool:  # a cluster's status can be later than the lines

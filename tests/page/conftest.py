@@ -31,8 +31,9 @@ def browser() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=60_000)  # on a busy machine
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
         yield browser
@@ -106,7 +107,7 @@ def show(browser: Browser, server: Server) -> Iterator[Show]:
             **{"viewport": {"width": 1280, "height": 900}, "locale": "en-US", "timezone_id": "UTC"} | options
         )
         contexts.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)  # on a busy machine
         page = context.new_page()
         page.add_init_script(WATCH)
         page.on("pageerror", lambda error: problems.append(f"error: {error}"))

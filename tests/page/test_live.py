@@ -84,7 +84,7 @@ def test_a_selected_rank_is_requested(show: Show, server: Server) -> None:
     lines = [{"rank": "node-1", "time": documents.ago(9000 - n), "text": f"earlier {n}"} for n in range(300)]
     server.document = documents.running() | {"logs": lines + documents.running()["logs"]}
     page.get_by_role("combobox", name="Rank").select_option("node-1")
-    wait_until("the page asks for the rank", lambda: server.ranks[-1:] == ["node-1"], 10)
+    wait_until("the page asks for the rank", lambda: server.ranks[-1:] == ["node-1"], 120)
     page.get_by_text("The last 400 lines").wait_for()
 
 
@@ -128,7 +128,7 @@ def test_a_finished_training_is_not_requested(show: Show, server: Server) -> Non
     page = show(documents.failed(), LIVE)
     assert requests(page, server) == 0
     page.get_by_role("combobox", name="Rank").select_option("node-1")
-    wait_until("the page asks for the rank", lambda: server.ranks == ["node-1"], 10)
+    wait_until("the page asks for the rank", lambda: server.ranks == ["node-1"], 120)
 
 
 def test_a_new_attempt_is_followed(show: Show, server: Server) -> None:

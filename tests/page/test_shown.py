@@ -32,7 +32,7 @@ def picture(page: Page, name: str) -> None:
     page.set_viewport_size({"width": size["width"], "height": min(TALLEST, height)})
     charts = page.locator("#curves .chart:not(.trials):visible").count()  # others are SVG, drawn at once
     if charts and height < TALLEST:
-        wait_until("all charts are drawn", lambda: page.locator("canvas, .plot .none").count() >= charts, 20)
+        wait_until("all charts are drawn", lambda: page.locator("canvas, .plot .none").count() >= charts, 120)
     page.screenshot(path=SCREENSHOTS / f"page-{name}.png")
 
 

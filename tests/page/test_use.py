@@ -180,7 +180,7 @@ def test_a_chart_is_enlarged(show: Show) -> None:
     page = show(documents.running())
     page.get_by_role("button", name="Enlarge the chart: loss").click()
     canvas = page.locator(".chart.large canvas")
-    wait_until("the chart is wide", lambda: canvas.evaluate("each => each.clientWidth") > 1000, 10)
+    wait_until("the chart is wide", lambda: canvas.evaluate("each => each.clientWidth") > 1000, 120)
 
 
 def test_the_log_is_searched_and_filtered(show: Show) -> None:

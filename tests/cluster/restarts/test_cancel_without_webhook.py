@@ -13,7 +13,7 @@ from trainjob import Phase, TrainJobSpec, cancel_key
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.lifecycle import launch
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 
 async def test_a_cancel_needs_no_webhook(own_cluster: Cluster, backend: KubernetesBackend, namespace: str) -> None:

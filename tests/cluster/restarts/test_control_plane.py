@@ -25,7 +25,7 @@ from trainjob.lifecycle import launch
 from trainjob.status import observe
 from trainjob.waiting import wait
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 def spec(**fields: Any) -> TrainJobSpec:
@@ -76,7 +76,7 @@ async def test_a_waiter_survives_a_restart_of_the_api_server(
     async def waiting() -> None:
         result.append(await wait(backend, ref, on_change=lambda _, notice: notices.append(notice)))
 
-    with anyio.fail_after(120):
+    with anyio.fail_after(240):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(waiting)
             await until(lambda: bool(notices))

@@ -11,7 +11,7 @@ from tests.testcluster.access import TRAINER, Access, condition, trainjob
 
 from trainjob.install import objects
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 
 async def test_jobs_of_the_shipped_runtimes_run_where_pods_are_restricted(
