@@ -69,3 +69,16 @@ def test_a_job_of_a_dead_launch_does_not_run_after_a_cancel(tmp_path: Path) -> N
         "kill run0",
     ]
     assert run(partial(world, directory=tmp_path), 296726000019, script).violations == {}
+
+
+def test_a_cancelled_job_ends_although_its_supervisor_was_killed_before_it_began(tmp_path: Path) -> None:
+    script = [
+        "cancel b",
+        "run b",
+        "end run0",
+        "step supervisor0 3",
+        "kill run0",
+        "step cancel0 8",
+        "kill supervisor0",
+    ]
+    assert run(partial(world, directory=tmp_path), 662744000236, script).violations == {}

@@ -417,8 +417,10 @@ def _supervise(files: JobFiles) -> None:
 
 
 def _check(files: JobFiles) -> None:
-    """Fail a job that has begun and has no supervisor. Starts nothing: reading a job must not run its program."""
-    if not files.finished() and files.begun():
+    """End a job without a supervisor that has begun, or is to end. Starts nothing: a read must not run a program."""
+    if files.finished():
+        return
+    if files.begun() or "deletionTimestamp" in mapping(files.read() or {}, "metadata"):
         _end(files)
 
 
