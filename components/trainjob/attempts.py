@@ -163,10 +163,13 @@ def _killed(trainjob: Mapping[str, Any]) -> tuple[int, int | None]:
 def is_resumed_since(trainjob: Mapping[str, Any], cancel: Cancel) -> bool:
     """Whether a person has resumed a job that a cancel had suspended: its mark is left, and the job is not suspended.
 
-    A resume by trainjob itself removes the mark.
+    A resume by trainjob itself removes the mark. That of a kill counts, too, if it is newer than the cancel.
     """
-    suspended = mapping(trainjob, "spec").get("suspend")
-    return not suspended and (mark_of(trainjob) == cancel.mark or is_marked_after(trainjob, cancel.version))
+    if mapping(trainjob, "spec").get("suspend"):
+        return False
+    _, killed = _killed(trainjob)
+    after_kill = killed is not None and killed > cancel.version
+    return mark_of(trainjob) == cancel.mark or is_marked_after(trainjob, cancel.version) or after_kill
 
 
 def is_stale(trainjob: Mapping[str, Any]) -> bool:

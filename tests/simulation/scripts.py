@@ -535,6 +535,20 @@ run p1                                # created, and stopped
 late                                  # the first one arrives
 """
 
+RESUMED_AFTER_A_KILL = """
+spawn airflow nightly/a
+until p1 wait
+spawn cancel nightly/a suspend
+do p2 ok GET trainjobs
+do p2 ok POST leases                  # its record is written, and it has stopped nothing yet
+kill p2
+spawn onkill nightly/a suspend:1
+run p3                                # the kill suspends the job
+resume nightly/a#1                    # a person starts it again, after both
+spawn reap nightly/a
+run p4
+"""
+
 ATTENDED_FOR_HOURS = """
 spawn airflow nightly/a
 until p1 wait

@@ -267,3 +267,8 @@ def test_a_cancelled_launch_keeps_the_name_of_its_job() -> None:
     outcome = played(scripts.CREATE_WITHOUT_REPLY)
     assert active(outcome) == []
     assert outcomes(outcome)[0] == "failed"
+
+
+def test_the_reaper_leaves_a_job_that_a_person_has_resumed_after_a_kill() -> None:
+    """Although the record of a cancel before that kill applies to it."""
+    assert active(played(scripts.RESUMED_AFTER_A_KILL)) == ["nightly/a#1"]
