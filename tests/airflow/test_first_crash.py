@@ -90,7 +90,7 @@ def test_the_first_crash_fails_the_task(run: Run, deferrable: bool, action: Any,
         assert text in ran.log
     assert ("was suspended" if phase else "was deleted") in ran.log
     with TrainJobClient() as client:
-        left, deadline = client.list(), time.monotonic() + 120
+        left, deadline = client.list(), time.monotonic() + 30
         while [observe(job).phase for job in left] != ([phase] if phase else []):
             assert time.monotonic() < deadline, left
             time.sleep(0.05)

@@ -39,7 +39,7 @@ from trainjob.report import diagnose as report_of
 from trainjob.status import Observation, observe
 from trainjob.waiting import wait
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 SOON = 30  # seconds, on a busy machine
 # One crash only: after six more the job would fail, and its pods would be deleted before all listeners see them.
@@ -54,7 +54,7 @@ def spec(**fields: Any) -> TrainJobSpec:
 
 
 async def first_crash(backend: KubernetesBackend, ref: JobRef) -> Evidence:
-    with anyio.fail_after(240):
+    with anyio.fail_after(60):
         async with aclosing(backend.crashes(ref)) as found:
             return await anext(found)
 
@@ -103,7 +103,7 @@ async def test_a_terminated_rank_has_not_crashed(cluster: Access, namespace: str
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(listen)
         await backend.patch(ref, {"spec": {"suspend": True}})
-        with anyio.fail_after(240):
+        with anyio.fail_after(60):
             while not await backend.stopped(ref):  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.1)
         await anyio.sleep(2)  # longer than the interval in which crashes are reported together
@@ -118,7 +118,7 @@ async def test_without_permission_to_list_pods_a_warning_is_logged(
 ) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(RULES[:1], namespace))))
     ref = await launch(backend, spec(env=simulate(run="3s")), "a", namespace=namespace)
-    with anyio.fail_after(240):
+    with anyio.fail_after(90):
         assert (await wait(backend, ref, WaitOptions(fail_on_first_crash=True))).uid == ref.uid
     assert f"crashes of ranks of TrainJob {ref} cannot be reported while it runs: 403" in caplog.text
     await backend.aclose()

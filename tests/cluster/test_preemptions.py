@@ -359,7 +359,5 @@ async def test_a_preempted_training_repeats_at_most_one_interval_and_ends_with_t
                 tasks.start_soon(one, run)
     await backend.aclose()
     campaigns.done(f"{dict(total)}")
-    assert total["preemptions"] >= int(0.9 * len(worlds) * PER_RUN), (
-        "few trainings completed before their last preemption"
-    )
+    assert total["preemptions"] >= 0.9 * len(worlds) * PER_RUN, "few trainings completed before their last preemption"
     assert SLOW not in paces or total["seen repeated"] > 0

@@ -32,7 +32,7 @@ from trainjob.manifest import FAILURE, FAILURE_OF
 from trainjob.serialization import unpack_diagnosis
 from trainjob.waiting import wait
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 
 def spec(**fields: Any) -> TrainJobSpec:
@@ -41,7 +41,7 @@ def spec(**fields: Any) -> TrainJobSpec:
 
 async def pod_of(backend: KubernetesBackend, ref: JobRef) -> dict[str, Any]:
     """The pod of a job, once it has a node."""
-    with anyio.fail_after(240):
+    with anyio.fail_after(60):
         while True:
             pods = (await backend.state(ref)).pods
             if pods and pods[0]["spec"].get("nodeName"):
@@ -56,7 +56,7 @@ async def test_a_pod_that_was_killed_for_lack_of_memory_gets_more(backend: Kuber
         on_retry={"out_of_memory": {"max_memory": "8Gi"}},
     )
     first = await launch(backend, growing, "a", namespace=namespace)
-    with anyio.fail_after(240), pytest.raises(RankCrashed) as caught:
+    with anyio.fail_after(90), pytest.raises(RankCrashed) as caught:
         await wait(backend, first, WaitOptions(fail_on_first_crash=True))
     why = caught.value.diagnosis
     assert (why.category, why.change) == (Category.OUT_OF_MEMORY, "memory 1Gi -> 1536Mi")
@@ -78,7 +78,7 @@ async def test_the_diagnosis_of_a_failed_job_outlives_its_pods(backend: Kubernet
         on_retry={"out_of_memory": {"max_memory": "1200Mi"}},
     )
     first = await launch(backend, growing, "a", namespace=namespace)
-    with anyio.fail_after(240), pytest.raises(TrainJobFailed, match="the next attempt changes memory 1Gi -> 1200Mi"):
+    with anyio.fail_after(90), pytest.raises(TrainJobFailed, match="the next attempt changes memory 1Gi -> 1200Mi"):
         await wait(backend, first)
     present = await backend.get(namespace, first.name)
     assert present is not None
@@ -110,13 +110,13 @@ async def test_a_job_without_capacity_runs_in_another_queue(
     await until_phase(backend, blocking, Phase.RUNNING)
     moving = queued(env=simulate(run="200ms"), on_retry={"quota": {"queue": kueue.QUEUE}})
     first = await launch(backend, moving, "moving", namespace=namespace)
-    with anyio.fail_after(240), pytest.raises(QueueTimeout):
+    with anyio.fail_after(90), pytest.raises(QueueTimeout):
         await wait(backend, first, WaitOptions(queue_timeout=timedelta(seconds=1)))
     second = await launch(backend, moving, "moving", namespace=namespace)
     assert second.attempt == 2
     await until(lambda: cluster.api.get("trainer.kubeflow.org/v1alpha1", "TrainJob", namespace, first.name) is None)
     notices: list[str] = []
-    with anyio.fail_after(240):
+    with anyio.fail_after(120):
         await wait(backend, second, on_change=lambda _, notice: notices.append(notice))
     assert f"queue {small_queue} -> {kueue.QUEUE}; because of quota" in notices[0]
     await cancel(backend, blocking)
@@ -137,7 +137,7 @@ async def test_the_reason_outlives_a_job_that_kueue_manages(
         on_retry={"out_of_memory": {"max_memory": "8Gi"}},
     )
     first = await launch(backend, growing, "a", namespace=namespace)
-    with anyio.fail_after(240), pytest.raises(RankCrashed) as caught:
+    with anyio.fail_after(90), pytest.raises(RankCrashed) as caught:
         await wait(backend, first, WaitOptions(fail_on_first_crash=True))
     assert "was deleted: Kueue would start it again" in await give_up(backend, first, caught.value.diagnosis)
     await until(lambda: [each["metadata"]["name"] for each in objects(cluster, namespace)] != [first.name])

@@ -226,7 +226,7 @@ def test_a_terminated_step_suspends_its_job_and_the_next_try_resumes_it(steps: S
     first = steps.start("train", runtime="trainjob-step", command=SLEEPING)
     read_until(first, "[node-0] started")
     steps.signal(first, signal.SIGTERM)
-    log = first.communicate(timeout=120)[0]
+    log = first.communicate(timeout=20)[0]
     assert "SIGTERM: the TrainJob was asked to stop (suspend)" in log
     eventually(lambda: phases(steps) == [Phase.SUSPENDED])
     (job,) = steps.jobs()
@@ -287,7 +287,7 @@ def test_on_kill_action_decides_what_a_terminated_step_does(
     step = steps.start("train", runtime="trainjob-step", command=SLEEPING, on_kill_action=on_kill_action)
     read_until(step, "[node-0] started")
     steps.signal(step, signal.SIGTERM)
-    step.communicate(timeout=120)
+    step.communicate(timeout=20)
     eventually(lambda: phases(steps) == left)
 
 

@@ -168,7 +168,7 @@ def test_terminate_stops_the_running_trials(steps: "Steps", action: str, left: P
     step = steps.start("tune", **arguments)
     read_until(step, "trial 1 running")
     steps.signal(step, signal.SIGTERM)
-    log = step.communicate(timeout=120)[0]
+    log = step.communicate(timeout=20)[0]
     assert f"the trials were asked to stop ({action})" in log
     eventually(lambda: [observe(job).phase for job in steps.jobs()] == [left, left])
     (journal,) = steps.artifact_root("tune").glob("studies/*")
