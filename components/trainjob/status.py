@@ -198,7 +198,8 @@ def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common
     elif condition.get("status") == "True":  # else it is 10-70 ms old, from the latest resume
         common |= {"waiting_since": parse_time(condition.get("lastTransitionTime"))}
     labels = mapping(trainjob, "metadata", "labels")
-    if QUEUE_LABEL in labels:
+    # Kueue admits no job whose Workload has finished, also not one whose Failed Trainer has taken back.
+    if QUEUE_LABEL in labels and not common["cancelled"]:
         state = "preempted, waiting again" if common["has_run"] else "waiting for admission"
         return Observation(Phase.QUEUED, "WaitingInQueue", f"{state} in queue {labels[QUEUE_LABEL]}", **common)
     by_trainjob = ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tests.simulation.facts import Facts, Moment
 from tests.simulation.objects import annotation, is_active, is_ended, is_queued, is_suspended
@@ -36,7 +37,7 @@ def waits(facts: Facts, moment: Moment) -> Iterator[str]:
     """Every wait and launch ends; the wait for a job that is being deleted after `DELETION_SECONDS`.
 
     Unless the job was suspended by a person, or by a cancel that is newer than its latest launch: then the waiter shows
-    that it is suspended, and its queue_timeout counts.
+    that it is suspended, and its queue_timeout counts. A job that a cancel has marked is not in a queue any more.
     """
     for process in facts.processes:
         if not process.is_living or moment not in ("reaped", "end"):
@@ -45,12 +46,16 @@ def waits(facts: Facts, moment: Moment) -> Iterator[str]:
         if moment == "reaped":
             if process.stage == "wait" and job is not None and facts.deleting_seconds(job) > DELETION_SECONDS:
                 yield f"{process}: the deletion of {process.ref} does not end"
-        elif process.stage != "wait" or job is None or not is_suspended(job) or is_ended(job) or is_queued(job):
+        elif process.stage != "wait" or job is None or not is_suspended(job) or is_ended(job) or _in_queue(job):
             yield f"{process}: it does not end"
         elif process.observation is None or process.observation.waiting_since is None:
             yield f"{process}: it does not show that {process.ref} is suspended"
         elif by := _suspended_without_need(facts, job["metadata"]["uid"]):
             yield f"{process}: it waits for {process.ref}, which {by} has suspended"
+
+
+def _in_queue(job: Mapping[str, Any]) -> bool:
+    return is_queued(job) and not annotation(job, "cancelled")
 
 
 def _suspended_without_need(facts: Facts, uid: str) -> str:

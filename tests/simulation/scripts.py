@@ -513,6 +513,20 @@ until p2 end
 takeback nightly/a#1
 """
 
+FAILED_IN_A_QUEUE_BEFORE_THE_CANCEL = """
+world queue=True
+spawn cli nightly/a
+run p1
+admit nightly/a#1
+cut p1
+end nightly/a#1 3                     # the waiter does not see it
+spawn cancel nightly/a suspend
+run p2
+takeback nightly/a#1                  # its Workload stays finished
+tick 60
+run p1
+"""
+
 LATE_CREATE_OF_A_CANCELLED_LAUNCH = """
 spawn cli nightly/a
 until p1 POST trainjobs

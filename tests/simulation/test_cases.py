@@ -8,6 +8,8 @@ from tests.simulation.objects import is_active, is_suspended
 from tests.simulation.schedules import Outcome, replay
 from tests.simulation.settings import short_name
 
+from trainjob import Phase
+
 
 def played(script: str, *, finish: bool = False) -> Outcome:
     """The outcome of a script that violates no property, also if everything then ends."""
@@ -257,6 +259,13 @@ def test_a_wait_ends_although_the_node_of_a_job_that_is_deleted_does_not_answer(
 
 def test_a_cancel_suspends_failed_attempts() -> None:
     assert active(played(scripts.FAILED_BEFORE_THE_CANCEL)) == []
+
+
+def test_a_cancelled_job_that_comes_back_is_not_in_its_queue_any_more() -> None:
+    waiter = played(scripts.FAILED_IN_A_QUEUE_BEFORE_THE_CANCEL).world.processes[0]
+    assert waiter.observation is not None
+    assert waiter.observation.phase is Phase.SUSPENDED
+    assert "was cancelled with trainjob" in waiter.observation.message
 
 
 def test_a_cancelled_launch_stops_a_job_of_its_own_late_create() -> None:
