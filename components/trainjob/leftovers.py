@@ -15,7 +15,7 @@ from trainjob.attempts import is_deleting, is_record, mark_of
 from trainjob.backends.base import Cluster, TrainJob
 from trainjob.kube_objects import mapping, mappings, parse_time
 from trainjob.manifest import GIVEN_UP, MANAGED_BY, JobRef
-from trainjob.status import Phase, observe
+from trainjob.status import QUEUE_LABEL, Phase, observe
 from trainjob.unattended import MARK
 
 if TYPE_CHECKING:  # imports httpx, which the local backend does without
@@ -92,7 +92,8 @@ def _why(trainjob: Mapping[str, Any]) -> str:
         return ""
     if is_record(trainjob):
         return "it records why a deleted job failed"
-    if mapping(trainjob, "metadata", "labels").get(MANAGED_BY) != "trainjob":
+    labels = mapping(trainjob, "metadata", "labels")
+    if labels.get(MANAGED_BY) != "trainjob":
         return ""
     phase, reason = observe(trainjob).phase, ""
     if GIVEN_UP in mapping(trainjob, "metadata", "annotations"):
@@ -101,6 +102,8 @@ def _why(trainjob: Mapping[str, Any]) -> str:
         reason = "it was suspended because no process waited for it" if mark == MARK else "it was cancelled"
     if phase is Phase.FAILED:
         return reason and "it failed"
+    if QUEUE_LABEL in labels:  # Kueue may admit it, whatever its mark says
+        return ""
     # Until Trainer has seen the suspension, nobody knows since when the job is suspended.
     seen = any(
         each.get("type") == "Suspended" and each.get("status") == "True"
