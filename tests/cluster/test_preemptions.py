@@ -48,7 +48,7 @@ AT_ONCE = 4
 INSTANTS = ("time", "step", "write", "write")
 SAVERS = ("digits", "trainjob")
 WAYS = ("queue", "node", "eviction", "SIGTERM")
-FAST = (14 if campaigns.FULL else 6), 0.05
+FAST = 14, 0.05
 SLOW = 3, 0.5
 """Epochs and seconds of a step. Reports of fast steps are too rare to show that some are repeated."""
 POST_SECONDS = 1.5  # between two reports of a training

@@ -246,7 +246,7 @@ def test_a_terminated_step_writes_its_last_line_as_termination_message(steps: St
     step.stdout.close()
     steps.signal(step, signal.SIGTERM)
     message = steps.directory / "termination-log"
-    eventually(message.exists)
+    eventually(lambda: message.exists() and message.read_text())
     assert message.read_text() == "SIGTERM: the TrainJob was asked to stop (suspend)"
     eventually(lambda: phases(steps) == [Phase.SUSPENDED])
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.local.conftest import Jobs
+from tests.processes import eventually
 
 from trainjob import JobRef
 
@@ -176,6 +177,7 @@ def test_an_unusable_cluster_is_reported_at_once(tmp_path: Path) -> None:
 def test_1000_jobs_of_this_machine(jobs: Jobs, tmp_path: Path) -> None:
     ref = jobs.run("true", "many/first")
     original = jobs.home / "jobs" / ref.namespace / ref.name
+    eventually(lambda: not (original / "spare").exists())  # its supervisor has written all that it writes
     trainjob = json.loads((original / "object.json").read_text())
     for number in range(1, 1000):
         copy = original.with_name(f"many-{number}")
