@@ -14,7 +14,7 @@ def twice(facts: Facts, moment: Moment) -> Iterator[str]:
     """Never two active jobs of one key.
 
     Until a launch of the key that has looked at both, or has created one of them, has returned; else until the reaper's
-    next run. No launch creates an attempt beside an active one that it has seen.
+    next run. No launch sends a create beside an active attempt that it has seen.
     """
     for entry in facts.new_entries():
         if entry.method == "POST" and entry.uid in facts.server.claims and entry.uid in facts.server.works:
@@ -26,8 +26,8 @@ def _beside_a_seen_one(facts: Facts, entry: Entry) -> Iterator[str]:
     created = facts.creation(entry.uid)
     if created is None:
         return
-    process, launch, index = created
-    looks = list(facts.lists(process, "trainjobs", launch.begin, index))
+    process, launch, _ = created
+    looks = list(facts.lists(process, "trainjobs", launch.begin, entry.sent))
     for job in facts.counting(facts.server.works[entry.uid]):
         uid, name = job["metadata"]["uid"], job["metadata"]["name"]
         if uid != entry.uid and looks and facts.server.claims[uid][0] <= looks[-1].version:

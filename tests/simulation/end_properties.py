@@ -37,7 +37,7 @@ def waits(facts: Facts, moment: Moment) -> Iterator[str]:
     """Every wait and launch ends; the wait for a job that is being deleted after `DELETION_SECONDS`.
 
     Unless the job was suspended by a person, or by a cancel that is newer than its latest launch: then the waiter shows
-    that it is suspended, and its queue_timeout counts. A job that a cancel has marked is not in a queue any more.
+    that it is suspended or queued, and its queue_timeout counts. Kueue does not admit a job that has failed once.
     """
     for process in facts.processes:
         if not process.is_living or moment not in ("reaped", "end"):
@@ -46,7 +46,7 @@ def waits(facts: Facts, moment: Moment) -> Iterator[str]:
         if moment == "reaped":
             if process.stage == "wait" and job is not None and facts.deleting_seconds(job) > DELETION_SECONDS:
                 yield f"{process}: the deletion of {process.ref} does not end"
-        elif process.stage != "wait" or job is None or not is_suspended(job) or is_ended(job) or _in_queue(job):
+        elif process.stage != "wait" or job is None or not is_suspended(job) or is_ended(job) or _in_queue(facts, job):
             yield f"{process}: it does not end"
         elif process.observation is None or process.observation.waiting_since is None:
             yield f"{process}: it does not show that {process.ref} is suspended"
@@ -54,8 +54,10 @@ def waits(facts: Facts, moment: Moment) -> Iterator[str]:
             yield f"{process}: it waits for {process.ref}, which {by} has suspended"
 
 
-def _in_queue(job: Mapping[str, Any]) -> bool:
-    return is_queued(job) and not annotation(job, "cancelled")
+def _in_queue(facts: Facts, job: Mapping[str, Any]) -> bool:
+    """Whether Kueue will admit a job: its Workload has not finished, and trainjob or a person has not suspended it."""
+    suspends = [each for each in facts.server.log if each.uid == job["metadata"]["uid"] and each.suspends()]
+    return is_queued(job) and not annotation(job, "cancelled") and not (suspends and suspends[-1].who == "person")
 
 
 def _suspended_without_need(facts: Facts, uid: str) -> str:

@@ -538,6 +538,43 @@ late                                  # the first create arrives
 run p1
 """
 
+LATE_CREATE_BESIDE_THE_NEXT_ATTEMPT = """
+world queue=True
+spawn tune nightly/a
+until p1 POST trainjobs
+do p1 late POST trainjobs             # its client gives up, and sends it again
+until p1 POST trainjobs
+do p1 ok POST trainjobs
+spawn cancelref nightly/a suspend     # deletes the job, since it is in a queue
+run p2
+run p1                                # attempt 2 is created
+late                                  # the first create arrives
+"""
+
+RESUMED_WITHOUT_LEASES = """
+world leases=none
+spawn kfp nightly/a
+until p1 POST trainjobs
+do p1 ok POST trainjobs
+until p1 GET pods                     # it has looked again
+spawn cancel nightly/a suspend
+until p2 PATCH trainjobs
+do p2 ok PATCH trainjobs
+resume nightly/a#1                    # by a person
+"""
+
+SUSPENDED_IN_A_QUEUE_AFTER_ITS_END = """
+world queue=True first_crash=False
+spawn cli nightly/a
+run p1
+admit nightly/a#1
+cut p1
+end nightly/a#1 3
+takeback nightly/a#1                  # its Workload stays finished
+suspend nightly/a#1
+run p1
+"""
+
 CREATE_WITHOUT_REPLY = """
 spawn cli nightly/a
 until p1 POST trainjobs

@@ -84,6 +84,7 @@ class Entry:
         selector: ``labelSelector`` of a LIST.
         active: Names of the active jobs in the reply to a GET or LIST of TrainJobs.
         failed: Version at which the job had failed whose ``Failed`` Trainer takes back.
+        sent: Length of the log when a process sent it, which is long before for a request that arrived late.
     """
 
     at: float
@@ -99,6 +100,7 @@ class Entry:
     selector: str = ""
     active: tuple[str, ...] = ()
     failed: int = 0
+    sent: int = 0
 
     def is_list(self, plural: str) -> bool:
         """Whether it is an answered LIST of that collection."""

@@ -48,6 +48,7 @@ def _must_not_run(facts: Facts, moment: Moment, uid: str, stop: Process, record:
         by = {process.name for process, _ in facts.launched(uid)}
         newer = any(each.who in by and each.is_list("trainjobs") for each in later)
         newer = newer or _is_of_a_later_try(facts, stop, facts.name(uid))
+        newer = newer or (bool(looks) and _resumed(facts, uid, stop, looks[0].version))
         return "it was there" if seen and not newer and stop.outcome == "stopped" else ""
     newer = any(facts.is_newer(process, launch, stop, record) for process, launch in facts.launched(uid))
     if newer or _came_back(facts, uid, stop, record):
@@ -63,10 +64,15 @@ def _must_not_run(facts: Facts, moment: Moment, uid: str, stop: Process, record:
 
 def _came_back(facts: Facts, uid: str, stop: Process, record: int) -> bool:
     """Whether a job was resumed by a person, or by Trainer if the stop leaves failed jobs; or the record is too old."""
-    by = ("person",) if stop.kind != "cancelref" else ("person", "trainer")
-    resumes = [each for each in facts.server.log if each.uid == uid and each.who in by and not each.suspends()]
     too_late = facts.server.claims[uid][1] - _written(facts, stop, record) > RECORD_SECONDS
-    return too_late or any(each.version > record for each in resumes)
+    return too_late or _resumed(facts, uid, stop, record)
+
+
+def _resumed(facts: Facts, uid: str, stop: Process, since: int) -> bool:
+    """Whether a person, or Trainer if the stop leaves failed jobs, has resumed a job after that version."""
+    by = ("person",) if stop.kind != "cancelref" else ("person", "trainer")
+    changes = (each for each in facts.server.log if each.uid == uid and each.version > since)
+    return any(each.who in by and not each.suspends() for each in changes)
 
 
 def _written(facts: Facts, stop: Process, record: int) -> float:

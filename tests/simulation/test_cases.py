@@ -272,6 +272,21 @@ def test_a_cancelled_launch_stops_a_job_of_its_own_late_create() -> None:
     assert active(played(scripts.LATE_CREATE_OF_A_CANCELLED_LAUNCH)) == []
 
 
+def test_of_a_late_create_and_the_next_attempt_one_counts() -> None:
+    outcome = played(scripts.LATE_CREATE_BESIDE_THE_NEXT_ATTEMPT)
+    assert created(outcome) == ["nightly/a#1", "nightly/a#2", "nightly/a#1"]
+    finished = played(scripts.LATE_CREATE_BESIDE_THE_NEXT_ATTEMPT, finish=True)
+    assert outcomes(finished)[0] == "success"
+
+
+def test_a_person_may_resume_what_a_stop_without_leases_has_suspended() -> None:
+    assert active(played(scripts.RESUMED_WITHOUT_LEASES)) == ["nightly/a#1"]
+
+
+def test_a_job_that_a_person_suspends_after_its_end_may_wait() -> None:
+    assert active(played(scripts.SUSPENDED_IN_A_QUEUE_AFTER_ITS_END, finish=True)) == []
+
+
 def test_a_cancelled_launch_keeps_the_name_of_its_job() -> None:
     outcome = played(scripts.CREATE_WITHOUT_REPLY)
     assert active(outcome) == []

@@ -34,6 +34,7 @@ class Sent:
         params: Query parameters.
         body: The decoded body; None without one.
         kind: Method and plural, as schedules name it: ``POST trainjobs``; ``WATCH pods`` for a watch.
+        logged: Length of the server's log when it was sent.
         answer: Gets the reply, or an error of the connection.
     """
 
@@ -43,6 +44,7 @@ class Sent:
     params: Mapping[str, str]
     body: dict[str, Any] | None
     kind: str = ""
+    logged: int = 0
     answer: asyncio.Future[Reply] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property

@@ -90,6 +90,7 @@ class World:
         self._owners.pop(task).tasks.discard(task)
 
     def _take(self, sent: Sent) -> None:
+        sent.logged = len(self.server.log)
         self.pending.append(sent)
 
     def process(self, name: str) -> Process | None:
@@ -178,13 +179,17 @@ class World:
             self._reply(sent, reply)
 
     def _apply(self, sent: Sent) -> tuple[Reply, float]:
-        process = sent.process
+        process, log = sent.process, self.server.log
+        first = len(log)
         try:
             content = self.server.handle(
                 process.name, sent.method, sent.path, sent.params, sent.body, is_worker=process.kind != "reap"
             )
         except Refused as refused:
             return Reply(refused.status, self.loop.now, refused.body), refused.after
+        finally:
+            for entry in log[first : first + 1]:  # reads of a log of a container are not logged
+                entry.sent = sent.logged
         return Reply(200, self.loop.now, content), 0.0
 
     @staticmethod

@@ -69,6 +69,10 @@ RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
                 permanent=True,
             ),
         ),
+        (
+            workload(RESERVED, ("Admitted", "True", "Admitted", ""), ("Finished", "True", "Failed", "jobset failed")),
+            Blocker("WorkloadFinished", "Kueue has finished with the job: it does not admit it again", permanent=True),
+        ),
     ],
 )
 def test_workload_conditions_become_blockers(resource: dict[str, Any], blocker: Blocker | None) -> None:

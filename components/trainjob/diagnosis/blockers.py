@@ -85,10 +85,21 @@ def in_workload(workload: Mapping[str, Any]) -> Blocker | None:
 def of_workload(workload: Mapping[str, Any]) -> Finding | None:
     """The finding for a Workload of Kueue; None if Kueue has not reported a reason yet."""
     conditions = {str(each.get("type")): each for each in mappings(workload, "status", "conditions")}
-    evicted = mapping(conditions, "Evicted")
+    return _of_ended_workload(workload, conditions) or _of_waiting_workload(workload, conditions)
+
+
+def _of_ended_workload(workload: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> Finding | None:
+    """Why Kueue will not admit the job again."""
     if mapping(workload, "spec").get("active") is False:
-        why = _text(evicted, "message") or "its Workload was deactivated"
+        why = _text(mapping(conditions, "Evicted"), "message") or "its Workload was deactivated"
         return _finding("Deactivated", f"Kueue deactivated the job: {why}")
+    if _is(conditions, "Finished"):  # Trainer up to 2.3 takes Failed back when the JobSet of the job is deleted
+        return _finding("WorkloadFinished", "Kueue has finished with the job: it does not admit it again")
+    return None
+
+
+def _of_waiting_workload(workload: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> Finding | None:
+    """Why Kueue has not admitted the job yet."""
     if _is(conditions, "Admitted"):
         return _finding(
             "AdmittedButSuspended",
@@ -104,6 +115,7 @@ def of_workload(workload: Mapping[str, Any]) -> Finding | None:
     reason, message = _text(waiting, "reason"), _text(waiting, "message")
     if not _is(conditions, "Evicted"):
         return _finding(reason, message)
+    evicted = mapping(conditions, "Evicted")
     meaning = reasons.find(_text(evicted, "reason"), _text(evicted, "message"))
     return _finding(reason, f"{message} (before: {_text(evicted, 'message')})", meaning=meaning)
 

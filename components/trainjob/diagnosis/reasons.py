@@ -664,6 +664,14 @@ _RULES = (
         "find out why it was evicted, then activate its Workload or launch the job again",
         permanent=True,
     ),
+    _rule(
+        "WorkloadFinished",
+        "",
+        Category.QUOTA,
+        _CONFIGURATION,
+        "delete the job, and launch it again",
+        permanent=True,
+    ),
     _rule("PodsReadyTimeout", "", Category.SCHEDULING, _INFRASTRUCTURE, "check why the pods were not ready in time"),
     _rule(
         "AdmissionCheck",
