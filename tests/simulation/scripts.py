@@ -551,6 +551,28 @@ run p1                                # attempt 2 is created
 late                                  # the first create arrives
 """
 
+FROZEN_FOR_LONGER_THAN_A_RECORD = """
+spawn tune nightly/a
+until p1 POST trainjobs
+do p1 late POST trainjobs
+spawn reap nightly/a
+spawn cancel nightly/a delete
+run p3
+do p2 ok GET leases                   # the reaper knows the record, and has not looked at the jobs
+late
+tick 3700                             # launch and reaper are frozen; the record is kept for an hour
+"""
+
+RESUMED_BEFORE_THE_REAPER = """
+spawn kfp nightly/a
+run p1
+spawn kfpstop nightly/a suspend
+do p2 ok GET trainjobs
+do p2 killafter POST leases           # killed before it suspends the job
+suspend nightly/a#1                   # by a person, who leaves no mark
+resume nightly/a#1
+"""
+
 RESUMED_WITHOUT_LEASES = """
 world leases=none
 spawn kfp nightly/a

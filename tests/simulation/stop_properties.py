@@ -54,7 +54,7 @@ def _must_not_run(facts: Facts, moment: Moment, uid: str, stop: Process, record:
     if newer or _came_back(facts, uid, stop, record):
         return ""
     if moment == "reaped":
-        reaped = _has_been_reaped(facts, stop, record)
+        reaped = _has_been_reaped(facts, uid, stop, record)
         return "it was launched before, and the reaper has run since" if reaped else ""
     if stop.outcome != "stopped":
         return ""
@@ -81,12 +81,16 @@ def _written(facts: Facts, stop: Process, record: int) -> float:
     return next((each.at for each in facts.server.log if each.who == stop.name and each.version == record), ended)
 
 
-def _has_been_reaped(facts: Facts, stop: Process, record: int) -> bool:
-    """Whether a reaper has read the record of a stop while it was kept."""
-    reapers = {process.name for process in facts.processes if process.kind == "reap"}
-    until = _written(facts, stop, record) + RECORD_SECONDS
-    looks = [each for each in facts.server.log if each.who in reapers and each.is_list("leases")]
-    return any(each.version >= record and each.at <= until for each in looks)
+def _has_been_reaped(facts: Facts, uid: str, stop: Process, record: int) -> bool:
+    """Whether a reaper has seen a job that could know the record of a stop, while that was kept."""
+    log, until = facts.server.log, _written(facts, stop, record) + RECORD_SECONDS
+    for reaper in (each for each in facts.processes if each.kind == "reap"):
+        knows = any(each.version >= record for each in log[: reaper.begin])
+        for entry in (each for each in log[reaper.begin :] if each.who == reaper.name and each.at <= until):
+            knows = knows or (entry.is_list("leases") and entry.version >= record)
+            if knows and entry.is_list("trainjobs") and entry.version >= facts.server.born[uid]:
+                return True
+    return False
 
 
 def _seen_by_a_launch(facts: Facts, uid: str, record: int, until: float) -> str:
@@ -208,9 +212,9 @@ def _is_cancelled(facts: Facts, process: Process, uid: str) -> bool:
         if not concerns or record is None or any(facts.is_newer(*each, stop, record) for each in launches):
             continue
         of_job = [each for each in facts.server.log if each.uid == uid and each.version > record]
-        suspends = [each.version for each in of_job if each.suspends()]
+        suspends = [each.version for each in of_job if each.suspends() and each.who != "person"]
         resumes = [each.version for each in of_job if each.who == "person" and each.resumes()]
-        # The mark of the cancel was left; without one, nobody can know that a person has resumed the job.
+        # A cancel or the reaper leaves a mark; without one, nobody can know that a person has resumed the job.
         if not suspends or max(resumes, default=0) < min(suspends):
             return True
     return False

@@ -283,6 +283,15 @@ def test_a_person_may_resume_what_a_stop_without_leases_has_suspended() -> None:
     assert active(played(scripts.RESUMED_WITHOUT_LEASES)) == ["nightly/a#1"]
 
 
+def test_the_reaper_repeats_a_stop_that_had_not_suspended_the_job() -> None:
+    assert active(played(scripts.RESUMED_BEFORE_THE_REAPER)) == ["nightly/a#1"]
+    assert active(played(scripts.RESUMED_BEFORE_THE_REAPER, finish=True)) == []
+
+
+def test_an_hour_after_a_cancel_what_it_has_not_seen_runs() -> None:
+    assert active(played(scripts.FROZEN_FOR_LONGER_THAN_A_RECORD)) == ["nightly/a#1"]
+
+
 def test_a_job_that_a_person_suspends_after_its_end_may_wait() -> None:
     assert active(played(scripts.SUSPENDED_IN_A_QUEUE_AFTER_ITS_END, finish=True)) == []
 
