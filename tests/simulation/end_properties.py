@@ -70,7 +70,7 @@ def _suspended_without_need(facts: Facts, uid: str) -> str:
     for stop, record in facts.stops(facts.server.works[uid]):
         if stop.kind == "cancelref" and (stop.ref is None or stop.ref.uid != uid):
             continue
-        if record is None or not any(facts.is_newer(*each, stop, record) for each in facts.launched(uid)):
+        if record is None or not any(facts.is_newer(*each, stop, record) for each in facts.recorded(uid)):
             return ""
     return changes[-1].who
 

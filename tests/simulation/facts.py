@@ -128,6 +128,13 @@ class Facts:
                 if launch.uid == uid or changed:
                     yield process, launch
 
+    def recorded(self, uid: str) -> Iterator[tuple[Process, Launch]]:
+        """The launches that a job shows: where changes are refused, an adoption is not written on it."""
+        for process, launch in self.launched(uid):
+            entries = self.server.log[launch.begin : launch.end]
+            if any(each.who == process.name and each.uid == uid and each.adopts() for each in entries):
+                yield process, launch
+
     def created_in(self, process: Process, launch: Launch) -> set[str]:
         """UIDs of the jobs that a launch has created."""
         entries = self.server.log[launch.begin : launch.end]
@@ -168,6 +175,11 @@ class Facts:
             return written[-1].version if written else None
         looks = list(self.lists(stop, "trainjobs", stop.begin, end))
         return looks[-1].version + 1 if looks else None
+
+    def cancel_of(self, process: Process) -> int | None:
+        """Version of the latest record of a cancel that a process has written; None if it has written none."""
+        own = (each for each in self.server.log if each.who == process.name and each.changes("leases"))
+        return max((each.version for each in own if "cancelled" in each.name), default=None)
 
     def latest_record(self, stop: Process) -> int | None:
         """The same, of its last write also if that arrived after the stop had ended."""

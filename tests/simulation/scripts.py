@@ -563,6 +563,48 @@ late
 tick 3700                             # launch and reaper are frozen; the record is kept for an hour
 """
 
+FAILED_BEFORE_A_REFUSED_SUSPEND = """
+world mix=outages
+spawn kfp nightly/a
+spawn tune nightly/b
+run p1
+kill p1
+spawn kfp nightly/a
+end nightly/a#1 3
+runtime off                           # each change of the job is refused
+spawn kfpstop nightly/a suspend
+kill p3
+tick
+run p4
+takeback nightly/a#1                  # runs until the reaper repeats the suspend
+"""
+
+REAPED_DURING_A_TIMEOUT = """
+world mix=outages queue=True
+spawn kfp nightly/a timeout
+run p1
+tick 600                              # its queue_timeout
+until p1 POST leases
+do p1 ok POST leases                  # its cancel; the DELETE has not arrived
+spawn reap nightly/a
+run p2
+"""
+
+ADOPTED_WHILE_CHANGES_ARE_REFUSED = """
+world mix=outages
+spawn kfp nightly/a
+spawn reap nightly/a
+run p1
+webhooks hang
+spawn cancelref nightly/a suspend
+run p3
+runtime off
+spawn kfp nightly/a                   # a later launch
+until p4 PATCH trainjobs
+webhooks answer
+do p4 ok PATCH trainjobs              # its adoption is refused, so that the job does not show it
+"""
+
 RESUMED_BEFORE_THE_REAPER = """
 spawn kfp nightly/a
 run p1

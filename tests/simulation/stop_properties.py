@@ -41,7 +41,9 @@ def _must_not_run(facts: Facts, moment: Moment, uid: str, stop: Process, record:
         return ""
     own = [each for each in facts.server.log[stop.begin : stop.end] if each.who == stop.name]
     looks = list(facts.lists(stop, "trainjobs", stop.begin, stop.end))
-    refused = any(each.status == 500 and each.name == facts.name(uid) for each in own)
+    back = any(each.who == "trainer" and each.uid == uid for each in facts.server.log[stop.begin :])
+    statuses = (403, 500) if back else (500,)  # a stop leaves a failed job that refuses to be suspended
+    refused = any(each.status in statuses and each.name == facts.name(uid) for each in own)
     seen = bool(looks) and facts.server.born[uid] <= looks[-1].version and not refused
     if record is None:
         later = facts.server.log[facts.server.log.index(looks[-1]) + 1 :] if looks else []
@@ -203,9 +205,16 @@ def _created(facts: Facts, uid: str) -> int:
 
 
 def _is_cancelled(facts: Facts, process: Process, uid: str) -> bool:
-    """Whether a job was cancelled since a process has launched it last; if it has not, since all its launches."""
-    launches = list(facts.launched(uid))
+    """Whether a job was cancelled since a process has launched it last; if it has not, since all its launches.
+
+    Also by a process that has waited for it until its timeout.
+    """
+    launches = list(facts.recorded(uid))
     launches = [pair for pair in launches if pair[0] is process][-1:] or launches
+    for waiter in (each for each in facts.processes if each.key == process.key and each.kind not in STOPS):
+        record = facts.cancel_of(waiter)
+        if record is not None and not any(facts.is_newer(*each, waiter, record) for each in launches):
+            return True
     for stop, _ in facts.stops(process.key):
         record = facts.latest_record(stop)
         concerns = stop.kind != "cancelref" or (stop.ref is not None and stop.ref.uid == uid)

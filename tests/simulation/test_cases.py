@@ -292,6 +292,19 @@ def test_an_hour_after_a_cancel_what_it_has_not_seen_runs() -> None:
     assert active(played(scripts.FROZEN_FOR_LONGER_THAN_A_RECORD)) == ["nightly/a#1"]
 
 
+def test_the_reaper_suspends_a_failed_job_that_a_stop_could_not_suspend() -> None:
+    assert active(played(scripts.FAILED_BEFORE_A_REFUSED_SUSPEND)) == ["nightly/a#1"]
+    assert active(played(scripts.FAILED_BEFORE_A_REFUSED_SUSPEND, finish=True)) == []
+
+
+def test_the_reaper_obeys_a_process_that_gives_up() -> None:
+    assert active(played(scripts.REAPED_DURING_A_TIMEOUT)) == []
+
+
+def test_a_cancel_may_stop_a_job_that_refuses_to_be_adopted() -> None:
+    played(scripts.ADOPTED_WHILE_CHANGES_ARE_REFUSED, finish=True)
+
+
 def test_a_job_that_a_person_suspends_after_its_end_may_wait() -> None:
     assert active(played(scripts.SUSPENDED_IN_A_QUEUE_AFTER_ITS_END, finish=True)) == []
 
