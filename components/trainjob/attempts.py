@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from trainjob.diagnosis import Diagnosis
 from trainjob.kube_objects import mapping
-from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, GIVEN_UP, TRY, JobRef, key_hash
+from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, TRY, JobRef, key_hash
 from trainjob.serialization import unpack_diagnosis
 from trainjob.spec.checks import RESERVED_PREFIX
-from trainjob.status import CANCELLED, Observation, Phase, observe
+from trainjob.status import CANCELLED, GIVEN_UP, Observation, Phase, observe
 from trainjob.unattended import MARK
 
 LAUNCHED = RESERVED_PREFIX + "launched"

@@ -35,16 +35,9 @@ from trainjob.diagnosis import Diagnosis
 from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.job_records import keep_reason
 from trainjob.kube_objects import mapping
-from trainjob.manifest import (
-    FAILURE,
-    GIVEN_UP,
-    KEY,
-    JobRef,
-    key_hash,
-    labels_of,
-)
+from trainjob.manifest import FAILURE, KEY, JobRef, key_hash, labels_of
 from trainjob.serialization import pack_diagnosis
-from trainjob.status import CANCELLED, QUEUE_LABEL, Phase, observe
+from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, Phase, observe
 
 CANCEL_SECONDS = 60.0
 """How long `cancel` waits for the last pod by default: twice Kubernetes' grace period of 30 s."""

@@ -16,9 +16,9 @@ from trainjob.cancellation import end_attempt
 from trainjob.diagnosis import Diagnosis, diagnose
 from trainjob.errors import NotFound, RanksRemain, Rejected
 from trainjob.kube_objects import mapping, mappings, name_of, rank_of
-from trainjob.manifest import GIVEN_UP, JobRef, job_name
+from trainjob.manifest import JobRef, job_name
 from trainjob.serialization import pack_diagnosis
-from trainjob.status import Phase, observe
+from trainjob.status import GIVEN_UP, Phase, observe
 
 _log = logging.getLogger(__name__)
 

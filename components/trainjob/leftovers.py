@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from trainjob.attempts import is_deleting, is_record, mark_of
 from trainjob.backends.base import Cluster, TrainJob
 from trainjob.kube_objects import mapping, mappings, parse_time
-from trainjob.manifest import GIVEN_UP, MANAGED_BY, JobRef
-from trainjob.status import QUEUE_LABEL, Phase, observe
+from trainjob.manifest import MANAGED_BY, JobRef
+from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
 from trainjob.unattended import MARK
 
 if TYPE_CHECKING:  # imports httpx, which the local backend does without

@@ -22,7 +22,7 @@ from trainjob.sanitizing import short_json
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX, STALL_VARIABLE
 from trainjob.spec.patches import for_every_node
-from trainjob.status import STALL_TIMEOUT, Phase, observe
+from trainjob.status import GIVEN_UP, STALL_TIMEOUT, Phase, observe
 
 MAX_NAME = 33
 """JobSet's webhook limits ``<name>-dataset-initializer-0-0-abcde`` to 63 characters. Trainer admits a job with a longer
@@ -37,9 +37,6 @@ ATTEMPT = RESERVED_PREFIX + "attempt"
 SPEC_HASH = RESERVED_PREFIX + "spec-hash"
 DELIVERED = RESERVED_PREFIX + "delivered"
 """Annotation: the job's result was delivered; launching the same key again starts the next attempt."""
-GIVEN_UP = RESERVED_PREFIX + "given-up"
-"""Annotation with the diagnosis as JSON: the job was suspended because its step failed at the first crash. It counts as
-failed while it is suspended: launching the same key again starts the next attempt."""
 FAILURE = RESERVED_PREFIX + "failure"
 """Annotation of a job with `on_retry`, with a diagnosis as JSON: why it failed, or did not start in time."""
 

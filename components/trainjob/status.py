@@ -23,6 +23,10 @@ CANCELLED = "trainjob.dev/cancelled"
 """Annotation of a job that `trainjob.lifecycle.cancel` suspended, terminated or deleted. Launching the key again
 resumes a suspended job."""
 
+GIVEN_UP = "trainjob.dev/given-up"
+"""Annotation with the diagnosis as JSON: the job was suspended because its step failed at the first crash. It counts as
+failed while it is suspended: launching the same key again starts the next attempt."""
+
 STALL_TIMEOUT = "trainjob.dev/stall-timeout"
 """Annotation: ``stall_timeout`` of the spec in seconds, which waiters read."""
 
@@ -198,8 +202,9 @@ def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common
     elif condition.get("status") == "True":  # else it is 10-70 ms old, from the latest resume
         common |= {"waiting_since": parse_time(condition.get("lastTransitionTime"))}
     labels = mapping(trainjob, "metadata", "labels")
-    # Kueue admits no job whose Workload has finished, also not one whose Failed Trainer has taken back.
-    if QUEUE_LABEL in labels and not common["cancelled"]:
+    given_up = GIVEN_UP in mapping(trainjob, "metadata", "annotations")
+    # In a queue only jobs that have failed are marked. Kueue does not admit one again whose failure Trainer takes back.
+    if QUEUE_LABEL in labels and not common["cancelled"] and not given_up:
         state = "preempted, waiting again" if common["has_run"] else "waiting for admission"
         return Observation(Phase.QUEUED, "WaitingInQueue", f"{state} in queue {labels[QUEUE_LABEL]}", **common)
     by_trainjob = ""

@@ -28,9 +28,9 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.leftovers import remove_leftovers
 from trainjob.lifecycle import launch
-from trainjob.manifest import GIVEN_UP, failure_record
+from trainjob.manifest import failure_record
 from trainjob.reaper import Reaped, reap
-from trainjob.status import CANCELLED
+from trainjob.status import CANCELLED, GIVEN_UP
 from trainjob.unattended import AFTER, LABEL, unattended_for
 from trainjob.waiting import wait
 

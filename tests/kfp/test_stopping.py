@@ -21,8 +21,8 @@ from trainjob.cancellation import give_up
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import Rejected
 from trainjob.leftovers import leftover
-from trainjob.manifest import GIVEN_UP, key_hash, render
-from trainjob.status import CANCELLED, QUEUE_LABEL, observe
+from trainjob.manifest import key_hash, render
+from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, observe
 from trainjob.tuning import Trial
 from trainjob.verdicts import RetryVerdict
 from trainjob.workflows import KFP_RUN, STUDY

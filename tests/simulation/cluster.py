@@ -47,7 +47,6 @@ class Cluster(Server):
         reused: UID of a job whose name had a JobSet of an earlier job -> version of that JobSet's creation.
         taken_over: UID of a job that has taken over the end of an earlier one -> time of that end.
         admitted: UIDs of the jobs that Kueue has admitted.
-        finished: UIDs of the jobs whose Workload has finished: Kueue leaves them alone, also without ``Failed``.
         lost: Names of the pods whose node did not answer at some time.
     """
 
@@ -57,7 +56,6 @@ class Cluster(Server):
         self.reused: dict[str, int] = {}
         self.taken_over: dict[str, str] = {}
         self.admitted: set[str] = set()
-        self.finished: set[str] = set()
         self.lost: set[str] = set()
         self._ends: dict[str, float] = {}  # name of a terminating pod -> when it is gone
         self._jobsets_end: dict[str, float] = {}

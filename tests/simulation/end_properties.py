@@ -55,9 +55,8 @@ def waits(facts: Facts, moment: Moment) -> Iterator[str]:
 
 
 def _in_queue(facts: Facts, job: Mapping[str, Any]) -> bool:
-    """Whether Kueue will admit a job: its Workload has not finished, and trainjob or a person has not suspended it."""
-    suspends = [each for each in facts.server.log if each.uid == job["metadata"]["uid"] and each.suspends()]
-    return is_queued(job) and not annotation(job, "cancelled") and not (suspends and suspends[-1].who == "person")
+    """Whether Kueue will admit a job: its Workload has not finished."""
+    return is_queued(job) and job["metadata"]["uid"] not in facts.server.finished
 
 
 def _suspended_without_need(facts: Facts, uid: str) -> str:

@@ -527,6 +527,21 @@ tick 60
 run p1
 """
 
+GIVEN_UP_IN_A_QUEUE = """
+world mix=outages queue=True
+spawn cli nightly/a
+run p1
+admit nightly/a#1
+end nightly/a#1 3
+kill p1
+spawn cli nightly/a
+run p2
+tick 31
+run p2                                # attempt 2
+takeback nightly/a#1
+spawn cancelref nightly/a delete      # of attempt 2; its waiter does not wait for attempt 1 instead
+"""
+
 LATE_CREATE_OF_A_CANCELLED_LAUNCH = """
 spawn cli nightly/a
 until p1 POST trainjobs

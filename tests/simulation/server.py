@@ -150,6 +150,7 @@ class Server:
         works: UID of a job -> its key, also after its deletion.
         claims: UID of a job that is active or queued -> version and seconds since when it is.
         claimed: The same of a job that was, for the last time.
+        finished: UIDs of the jobs whose Workload has finished: Kueue leaves them alone, also without ``Failed``.
         failed: UID of a job -> version of its latest failure.
         complete: UID of a job -> version of its completion.
         delivered: UID of a job -> version since when its result counts as delivered.
@@ -172,6 +173,7 @@ class Server:
         self.works: dict[str, str] = {}
         self.claims: dict[str, tuple[int, float]] = {}
         self.claimed: dict[str, tuple[int, float]] = {}
+        self.finished: set[str] = set()
         self.failed: dict[str, int] = {}
         self.complete: dict[str, int] = {}
         self.delivered: dict[str, int] = {}
@@ -221,7 +223,7 @@ class Server:
 
     def _keep_facts(self, job: Object, *, deleted: bool) -> None:
         uid = job["metadata"]["uid"]
-        if deleted or not (is_active(job) or is_queued(job)):
+        if deleted or not (is_active(job) or (is_queued(job) and uid not in self.finished)):
             self.claimed[uid] = self.claims.pop(uid, self.claimed.get(uid, (0, 0.0)))
         else:
             self.claims.setdefault(uid, (self.version, self._clock()))

@@ -268,6 +268,10 @@ def test_a_cancelled_job_that_comes_back_is_not_in_its_queue_any_more() -> None:
     assert "was cancelled with trainjob" in waiter.observation.message
 
 
+def test_a_waiter_does_not_follow_to_a_job_of_a_queue_that_was_given_up() -> None:
+    assert outcomes(played(scripts.GIVEN_UP_IN_A_QUEUE, finish=True))[1] == "failed"
+
+
 def test_a_cancelled_launch_stops_a_job_of_its_own_late_create() -> None:
     assert active(played(scripts.LATE_CREATE_OF_A_CANCELLED_LAUNCH)) == []
 

@@ -25,9 +25,9 @@ from trainjob.attempts import (
     work_of,
 )
 from trainjob.diagnosis import Category, Diagnosis
-from trainjob.manifest import ATTEMPT, DELIVERED, FAILURE, FAILURE_OF, GIVEN_UP, TRY, job_name, key_hash
+from trainjob.manifest import ATTEMPT, DELIVERED, FAILURE, FAILURE_OF, TRY, job_name, key_hash
 from trainjob.serialization import pack_diagnosis
-from trainjob.status import CANCELLED, QUEUE_LABEL
+from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 
 WHY = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")

@@ -27,7 +27,6 @@ from trainjob.backends.kubernetes.pods import crashes_of
 from trainjob.cancellation import CrashAction, give_up
 from trainjob.diagnosis import Category, Evidence, diagnose, log_tails
 from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
-from trainjob.manifest import GIVEN_UP
 from trainjob.sanitizing import one_line
 from trainjob.serialization import (
     LINE_CHARACTERS,
@@ -37,7 +36,7 @@ from trainjob.serialization import (
     unpack_evidence,
     warning,
 )
-from trainjob.status import QUEUE_LABEL, Observation, observe
+from trainjob.status import GIVEN_UP, QUEUE_LABEL, Observation, observe
 
 pytestmark = pytest.mark.timeout(60)
 

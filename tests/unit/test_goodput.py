@@ -30,8 +30,7 @@ from tests.unit.generated_histories import (
 from trainjob.diagnosis import Evidence
 from trainjob.goodput import Activity, Attempt, Goodput, Source, gpus_of, measure, pieces_of_work, sums, total
 from trainjob.history import CHECKPOINT
-from trainjob.manifest import GIVEN_UP
-from trainjob.status import STALL_TIMEOUT, Phase
+from trainjob.status import GIVEN_UP, STALL_TIMEOUT, Phase
 
 
 def at(time: float) -> datetime:

@@ -19,9 +19,9 @@ from trainjob.attempts import LAUNCHED, REPLACES, given_up, may_run
 from trainjob.cancellation import cancel, cancel_key, give_up, request_cancel
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import BackendUnavailable, NotFound, RanksRemain, Rejected
-from trainjob.manifest import GIVEN_UP, TRY, job_name, key_hash, render
+from trainjob.manifest import TRY, job_name, key_hash, render
 from trainjob.reaper import reap
-from trainjob.status import CANCELLED, QUEUE_LABEL, observe
+from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, observe
 from trainjob.verdicts import RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

@@ -16,8 +16,8 @@ from trainjob import JobRef, TrainJobSpec
 from trainjob.backends.base import Cluster, TrainJob
 from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.leftovers import KEEP_FOR, Leftover, leftover, remove_leftovers
-from trainjob.manifest import GIVEN_UP, failure_record, render
-from trainjob.status import CANCELLED, QUEUE_LABEL
+from trainjob.manifest import failure_record, render
+from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
 
 pytestmark = pytest.mark.anyio
 

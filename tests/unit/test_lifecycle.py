@@ -46,9 +46,9 @@ from trainjob.errors import (
     TimedOut,
 )
 from trainjob.job_records import mark_delivered
-from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, GIVEN_UP, MAX_NAME, TRY, job_name, labels_of
+from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, MAX_NAME, TRY, job_name, labels_of
 from trainjob.serialization import pack_diagnosis, unpack_diagnosis
-from trainjob.status import QUEUE_LABEL, Blocker, observe
+from trainjob.status import GIVEN_UP, QUEUE_LABEL, Blocker, observe
 from trainjob.verdicts import RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

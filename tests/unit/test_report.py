@@ -16,12 +16,12 @@ from tests.unit.test_page import Parsed
 from trainjob.cli import texts
 from trainjob.diagnosis import Category, Evidence
 from trainjob.document import training_document
-from trainjob.manifest import GIVEN_UP, JobRef
+from trainjob.manifest import JobRef
 from trainjob.masking import MASK
 from trainjob.page import page_html
 from trainjob.report import Report, examine
 from trainjob.serialization import pack_diagnosis
-from trainjob.status import QUEUE_LABEL, Phase
+from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase
 
 NOW = datetime(2026, 11, 21, 10, 10, tzinfo=UTC)
 REF = JobRef("ns", "x", "uid-1", 2)

@@ -17,8 +17,8 @@ from trainjob.backends.base import Backend, TrainJob
 from trainjob.cli import texts
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.kube_objects import mapping
-from trainjob.manifest import GIVEN_UP, KEY, MANAGED_BY, JobRef, labels_of
-from trainjob.status import CANCELLED, Phase, observe
+from trainjob.manifest import KEY, MANAGED_BY, JobRef, labels_of
+from trainjob.status import CANCELLED, GIVEN_UP, Phase, observe
 
 if TYPE_CHECKING:
     from trainjob.cli.commands import Commands

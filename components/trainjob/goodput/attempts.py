@@ -22,8 +22,8 @@ from trainjob.kube_objects import (
     rank_of,
     training_container,
 )
-from trainjob.manifest import ATTEMPT, GIVEN_UP
-from trainjob.status import QUEUE_LABEL, Phase, observe
+from trainjob.manifest import ATTEMPT
+from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
 
 _AT_ONCE_SECONDS = 2.0  # Trainer writes the condition some 10 ms after the creation; times are whole seconds
 _LEAST_QUEUED_SECONDS = 1.0  # times are whole seconds

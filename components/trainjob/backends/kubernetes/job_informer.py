@@ -26,9 +26,9 @@ from trainjob.backends.kubernetes.reflector import Change, Outage, Reflector, Sy
 from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.diagnosis import ON_RETRY
 from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
-from trainjob.manifest import ATTEMPT, GIVEN_UP, TRY, JobRef
+from trainjob.manifest import ATTEMPT, TRY, JobRef
 from trainjob.retry_changes import RETRY_CHANGE
-from trainjob.status import CANCELLED, QUEUE_LABEL, STALL_TIMEOUT, Blocker, Phase, observe
+from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, STALL_TIMEOUT, Blocker, Phase, observe
 from trainjob.unattended import LABEL as UNATTENDED
 
 _log = logging.getLogger(__name__)
