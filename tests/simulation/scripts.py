@@ -665,6 +665,20 @@ run p1                                # created, and stopped
 late                                  # the first one arrives
 """
 
+LATE_CREATE_IN_A_QUEUE = """
+world queue=True
+spawn airflow nightly/a
+until p1 GET jobsets
+do p1 ok GET jobsets
+do p1 late POST trainjobs             # its client gives up, and sends it again
+spawn cancel nightly/a suspend
+run p2
+tick
+run p1                                # created, and deleted: Kueue would resume a suspended job
+late                                  # the first one arrives, under the free name
+admit nightly/a#1
+"""
+
 RESUMED_AFTER_A_KILL = """
 spawn airflow nightly/a
 until p1 wait

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.simulation.facts import Facts, Moment
-from tests.simulation.objects import has_condition, is_active, is_deleting
+from tests.simulation.objects import Object, has_condition, in_queue, is_active, is_deleting
 from tests.simulation.processes import STOPS, STOPS_OF_A_TRY, Launch, Process
 from tests.simulation.server import Entry
 from tests.simulation.virtual import EPOCH
@@ -31,12 +31,13 @@ def running(facts: Facts, moment: Moment) -> Iterator[str]:
     for key, attempts in facts.attempts().items():
         for stop, record in facts.stops(key):
             for job in filter(is_active, attempts):
-                if why := _must_not_run(facts, moment, job["metadata"]["uid"], stop, record):
+                if why := _must_not_run(facts, moment, job, stop, record):
                     yield f"{job['metadata']['name']} runs after the {stop.kind} of {stop.name}: {why}"
 
 
-def _must_not_run(facts: Facts, moment: Moment, uid: str, stop: Process, record: int | None) -> str:
+def _must_not_run(facts: Facts, moment: Moment, job: Object, stop: Process, record: int | None) -> str:
     """Why a job must not run after a stop; empty if it may."""
+    uid = job["metadata"]["uid"]
     if not stop.done or (stop.kind == "cancelref" and (stop.ref is None or stop.ref.uid != uid)):
         return ""
     own = [each for each in facts.server.log[stop.begin : stop.end] if each.who == stop.name]
@@ -61,7 +62,7 @@ def _must_not_run(facts: Facts, moment: Moment, uid: str, stop: Process, record:
     if stop.outcome != "stopped":
         return ""
     until = _written(facts, stop, record) + RECORD_SECONDS
-    return _seen_by_a_launch(facts, uid, record, until) or ("it was there" if seen else "")
+    return _seen_by_a_launch(facts, job, record, until) or ("it was there" if seen else "")
 
 
 def _came_back(facts: Facts, uid: str, stop: Process, record: int) -> bool:
@@ -95,11 +96,15 @@ def _has_been_reaped(facts: Facts, uid: str, stop: Process, record: int) -> bool
     return False
 
 
-def _seen_by_a_launch(facts: Facts, uid: str, record: int, until: float) -> str:
-    """Whose launch has read the record after the creation of a job, or has freed its name; empty if none has."""
+def _seen_by_a_launch(facts: Facts, job: Object, record: int, until: float) -> str:
+    """Whose launch has read the record after the creation of a job, or has freed its name; empty if none has.
+
+    In a queue a launch must free the name, since Kueue would resume a suspended job.
+    """
+    uid = job["metadata"]["uid"]
     since = max(record, facts.server.born[uid])
     for process, launch in facts.launched(uid):
-        if facts.name(uid) in facts.deleted_own(process, launch):
+        if not in_queue(job) and facts.name(uid) in facts.deleted_own(process, launch):
             return f"{process.name} has deleted its job of that name, so that a late create was accepted"
         looks = [each for each in facts.lists(process, "leases", launch.begin, launch.end) if each.at <= until]
         read = bool(looks) and looks[-1].version >= since

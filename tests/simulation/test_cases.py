@@ -319,6 +319,11 @@ def test_a_cancelled_launch_keeps_the_name_of_its_job() -> None:
     assert outcomes(outcome)[0] == "failed"
 
 
+def test_the_reaper_stops_a_late_create_whose_name_a_cancelled_launch_has_freed_in_a_queue() -> None:
+    assert active(played(scripts.LATE_CREATE_IN_A_QUEUE)) == ["nightly/a#1"]
+    assert active(played(scripts.LATE_CREATE_IN_A_QUEUE, finish=True)) == []
+
+
 def test_the_reaper_leaves_a_job_that_a_person_has_resumed_after_a_kill() -> None:
     """Although the record of a cancel before that kill applies to it."""
     assert active(played(scripts.RESUMED_AFTER_A_KILL)) == ["nightly/a#1"]

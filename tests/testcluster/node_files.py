@@ -10,6 +10,7 @@ from tests.testcluster import images
 from tests.testcluster.nodes import LABEL
 
 BRIDGE = "cni0"
+BRIDGE_MAC = "0a:58:0a:58:00:01"  # a local one
 PODS = "10.88.0.0/16"
 DNS = "10.88.0.1"  # the bridge's address: the name server of all pods
 SOCKET = "/run/containerd.sock"  # the node has a separate /run

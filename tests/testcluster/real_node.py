@@ -119,7 +119,8 @@ class RealNode:
             f"ip address add {self.address}/30 dev eth0",
             "ip link set eth0 up",
             f"ip route add default via {self.layout.gateway}",
-            f"ip link add {node_files.BRIDGE} type bridge",
+            # With an own address: else it has the lowest one of its pods, and changes it when pods come and go.
+            f"ip link add {node_files.BRIDGE} address {node_files.BRIDGE_MAC} type bridge",
             f"ip address add {node_files.DNS}/16 dev {node_files.BRIDGE}",
             f"ip link set {node_files.BRIDGE} up",
             "echo 1 > /proc/sys/net/ipv4/ip_forward",
