@@ -8,6 +8,7 @@ from typing import Any
 from tests.simulation.facts import Facts, Moment
 from tests.simulation.objects import annotation, is_active, is_ended, is_queued, is_suspended
 from tests.simulation.processes import STOPS
+from tests.simulation.server import Entry
 
 from trainjob import TimedOut, TrainJobFailed
 from trainjob.errors import BackendUnavailable, LaunchError
@@ -89,6 +90,11 @@ def orphan(facts: Facts, moment: Moment) -> Iterator[str]:
                 yield f"{job['metadata']['name']} runs, and nothing looks at it"
 
 
+def _refuses(entry: Entry) -> bool:
+    """Whether a reply is a refusal; one of a name that is taken is none."""
+    return entry.status in (403, 500) or (entry.status == 409 and entry.reason == "Conflict")
+
+
 def error(facts: Facts, moment: Moment) -> Iterator[str]:
     """Nothing raises an error that it does not document.
 
@@ -101,6 +107,6 @@ def error(facts: Facts, moment: Moment) -> Iterator[str]:
             continue
         if process.kind == "airflowstop" and isinstance(failure, TimeoutError):
             continue
-        refused = any(each.who == process.name and each.status in (403, 409, 500) for each in facts.server.log)
+        refused = any(each.who == process.name and _refuses(each) for each in facts.server.log)
         if not (refused and isinstance(failure, BackendUnavailable | LaunchError)):
             yield f"{process} in stage {process.stage}: {type(failure).__name__}: {failure}"

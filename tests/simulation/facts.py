@@ -176,10 +176,10 @@ class Facts:
         looks = list(self.lists(stop, "trainjobs", stop.begin, end))
         return looks[-1].version + 1 if looks else None
 
-    def cancel_of(self, process: Process) -> int | None:
-        """Version of the latest record of a cancel that a process has written; None if it has written none."""
+    def cancel_of(self, process: Process, uid: str) -> int | None:
+        """Version of the latest record of a cancel of that job that a process has written; None without one."""
         own = (each for each in self.server.log if each.who == process.name and each.changes("leases"))
-        return max((each.version for each in own if "cancelled" in each.name), default=None)
+        return max((each.version for each in own if "cancelled" in each.name and uid in str(each.body)), default=None)
 
     def latest_record(self, stop: Process) -> int | None:
         """The same, of its last write also if that arrived after the stop had ended."""

@@ -175,6 +175,11 @@ async def _ended_at_once(ranks: Any, numbers: Any) -> bool:
     return True
 
 
+def _decide_by_delivered_results(jobs: Any) -> Any:
+    with mock.patch.object(attempts, "is_delivered", return_value=False):
+        return _decide(jobs)
+
+
 def _no_version(trainjob: Any) -> dict[str, str]:
     return {}
 
@@ -230,6 +235,13 @@ MECHANISMS = (
         "twice",
         scripts.KILLED_AFTER_A_FROZEN_CREATE,
         ((reaper, "decide", lambda jobs: (None, [])),),
+    ),
+    Mechanism(
+        "a delivered result does not count",
+        "for the reaper: what follows is new work",
+        "reaped",
+        scripts.DELIVERED_BEFORE_THE_NEXT,
+        ((reaper, "decide", _decide_by_delivered_results),),
     ),
     Mechanism(
         "waiters follow",

@@ -701,6 +701,34 @@ tick 1800
 run p1
 tick 1800
 run p1
+tick 1800
+run p1
+tick 1800
+run p1
+tick 1800
+run p1
 tick 100
 run p1
+"""
+
+DELIVERED_BEFORE_THE_NEXT = """
+spawn cli nightly/a
+until p1 wait
+end nightly/a#1 0
+until p1 end                          # its result is delivered
+spawn cli nightly/a
+until p2 wait                         # attempt 2 is new work
+"""
+
+RUNTIME_GONE_BEFORE_A_STOP = """
+world mix=outages
+spawn airflow nightly/a
+until p1 wait
+runtime off
+spawn {0} nightly/a suspend           # refused, and so is each other change: it deletes the job
+until p2 end
+"""
+
+REAPED_LATE_AFTER_A_STOP = f"""{STOP_OF_A_KILLED_LAUNCH}
+tick 1800                             # the record is kept for an hour
 """

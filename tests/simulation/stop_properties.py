@@ -43,13 +43,13 @@ def _must_not_run(facts: Facts, moment: Moment, job: Object, stop: Process, reco
     own = [each for each in facts.server.log[stop.begin : stop.end] if each.who == stop.name]
     looks = list(facts.lists(stop, "trainjobs", stop.begin, stop.end))
     back = any(each.who == "trainer" and each.uid == uid for each in facts.server.log[stop.begin :])
-    statuses = (403, 500) if back else (500,)  # a stop leaves a failed job that refuses to be suspended
+    statuses = (403, 500) if back else ()  # a stop leaves a failed job that refuses to be suspended
     refused = any(each.status in statuses and each.name == facts.name(uid) for each in own)
     seen = bool(looks) and facts.server.born[uid] <= looks[-1].version and not refused
     if record is None:
         later = facts.server.log[facts.server.log.index(looks[-1]) + 1 :] if looks else []
-        by = {process.name for process, _ in facts.launched(uid)}
-        newer = any(each.who in by and each.is_list("trainjobs") for each in later)
+        lists = [each for pair in facts.launched(uid) for each in _looks(facts, *pair)]
+        newer = any(each in later for each in lists)
         newer = newer or _is_of_a_later_try(facts, stop, facts.name(uid))
         newer = newer or (bool(looks) and _resumed(facts, uid, stop, looks[0].version))
         return "it was there" if seen and not newer and stop.outcome == "stopped" else ""
@@ -63,6 +63,10 @@ def _must_not_run(facts: Facts, moment: Moment, job: Object, stop: Process, reco
         return ""
     until = _written(facts, stop, record) + RECORD_SECONDS
     return _seen_by_a_launch(facts, job, record, until) or ("it was there" if seen else "")
+
+
+def _looks(facts: Facts, process: Process, launch: Launch) -> Iterator[Entry]:
+    return facts.lists(process, "trainjobs", launch.begin, launch.end)
 
 
 def _came_back(facts: Facts, uid: str, stop: Process, record: int) -> bool:
@@ -149,11 +153,11 @@ def _is_of_a_later_try(facts: Facts, stop: Process, name: str) -> bool:
 def reaped(facts: Facts, moment: Moment) -> Iterator[str]:
     """The reaper ends nothing that a living process has launched or waits for.
 
-    Unless another attempt of the key is complete or has been active for at least as long, or the key was cancelled
-    since the launch. A process that gets no reply, or may not write Leases, and has not renewed its Lease for
-    `UNATTENDED_SECONDS`, does not count as living; nor one that has adopted the job and has not written its Lease for
-    `ADOPTED_SECONDS`. One that has not launched the job, or could not change it because of a webhook, counts since the
-    reaper's last look at the Leases.
+    Unless another attempt of the key is complete and was not delivered, or has been active for at least as long, or the
+    key was cancelled since the launch. A process that gets no reply, or may not write Leases, and has not renewed its
+    Lease for `UNATTENDED_SECONDS`, does not count as living; nor one that has adopted the job and has not written its
+    Lease for `ADOPTED_SECONDS`. One that has not launched the job, or could not change it because of a webhook, counts
+    since the reaper's last look at the Leases.
     """
     for number, entry in enumerate(facts.new_entries(), facts.judged):
         reaper = facts.process_of(entry)
@@ -189,7 +193,7 @@ def _is_attended(facts: Facts, process: Process, entry: Entry, number: int) -> b
 
 
 def _another_counts(facts: Facts, entry: Entry) -> bool:
-    """Whether another attempt is complete, or has been active for at least as long as the one that the reaper ends.
+    """Whether another attempt has an undelivered result, or has been active for as long as the one that was ended.
 
     Of two that were created in the same second, as ``creationTimestamp`` shows it, the lower attempt counts.
     """
@@ -198,10 +202,26 @@ def _another_counts(facts: Facts, entry: Entry) -> bool:
         uid = job["metadata"]["uid"]
         if uid != entry.uid and not is_deleting(job):
             claim = facts.server.claims.get(uid)
-            as_old = claim is not None and (claim <= since or _created(facts, uid) == _created(facts, entry.uid))
-            if has_condition(job, "Complete") or as_old:
+            lower = _number(job["metadata"]["name"]) < _number(entry.name)
+            same = _created(facts, uid) == _created(facts, entry.uid)
+            as_old = claim is not None and (claim <= since or (same and lower))
+            if (has_condition(job, "Complete") and not _was_delivered(facts, uid, entry)) or as_old:
                 return True
     return False
+
+
+def _was_delivered(facts: Facts, uid: str, entry: Entry) -> bool:
+    """Whether the result of a job was delivered before the process began that has sent a request."""
+    reaper = facts.process_of(entry)
+    delivered = facts.server.delivered.get(uid)
+    if reaper is None or reaper.begin == 0 or delivered is None:
+        return False
+    return delivered <= facts.server.log[reaper.begin - 1].version
+
+
+def _number(name: str) -> int:
+    """The number of an attempt."""
+    return int(name.rpartition("-")[2])
 
 
 def _created(facts: Facts, uid: str) -> int:
@@ -217,13 +237,16 @@ def _is_cancelled(facts: Facts, process: Process, uid: str) -> bool:
     launches = list(facts.recorded(uid))
     launches = [pair for pair in launches if pair[0] is process][-1:] or launches
     for waiter in (each for each in facts.processes if each.key == process.key and each.kind not in STOPS):
-        record = facts.cancel_of(waiter)
+        record = facts.cancel_of(waiter, uid)
         if record is not None and not any(facts.is_newer(*each, waiter, record) for each in launches):
             return True
     for stop, _ in facts.stops(process.key):
         record = facts.latest_record(stop)
         concerns = stop.kind != "cancelref" or (stop.ref is not None and stop.ref.uid == uid)
-        if not concerns or record is None or any(facts.is_newer(*each, stop, record) for each in launches):
+        written = any(each.who == stop.name and each.changes("leases") for each in facts.server.log)
+        if record is None or not (concerns and written):
+            continue
+        if any(facts.is_newer(*each, stop, record) for each in launches):
             continue
         of_job = [each for each in facts.server.log if each.uid == uid and each.version > record]
         suspends = [each.version for each in of_job if each.suspends() and each.who != "person"]

@@ -324,6 +324,21 @@ def test_the_reaper_stops_a_late_create_whose_name_a_cancelled_launch_has_freed_
     assert active(played(scripts.LATE_CREATE_IN_A_QUEUE, finish=True)) == []
 
 
+def test_the_reaper_leaves_the_attempt_after_one_whose_result_was_delivered() -> None:
+    finished = played(scripts.DELIVERED_BEFORE_THE_NEXT, finish=True)
+    assert outcomes(finished)[:2] == ["success", "success"]
+
+
+@pytest.mark.parametrize("stop", ["cancel", "cancelref"])
+def test_a_stop_deletes_a_job_that_cannot_be_suspended(stop: str) -> None:
+    outcome = played(scripts.RUNTIME_GONE_BEFORE_A_STOP.format(stop))
+    assert outcome.world.server.jobs() == []
+
+
+def test_the_reaper_obeys_a_record_for_an_hour() -> None:
+    assert active(played(scripts.REAPED_LATE_AFTER_A_STOP, finish=True)) == []
+
+
 def test_the_reaper_leaves_a_job_that_a_person_has_resumed_after_a_kill() -> None:
     """Although the record of a cancel before that kill applies to it."""
     assert active(played(scripts.RESUMED_AFTER_A_KILL)) == ["nightly/a#1"]
