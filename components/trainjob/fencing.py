@@ -93,7 +93,7 @@ class EarlierRanks:
         self._key = key
         self._namespace = namespace
         self._wait = wait
-        self._until: dict[str, float] = {}  # pod -> when it is not waited for any more
+        self._until: dict[str, float] = {}  # pod, before or after its deletion -> when it is not waited for any more
         self._known: set[int] = set()
         self.highest = 0
         """Highest number of an attempt that has pods."""
@@ -103,8 +103,8 @@ class EarlierRanks:
 
         Also False, at once, if there are pods of an attempt without an object: it is gone, or was created since.
 
-        Ranks are waited for as long as their grace period and 30 s. Pods of a node that does not answer are not waited
-        for: nobody can tell when they end.
+        Ranks are waited for as long as their grace period and 30 s, and once more if they are told to stop meanwhile.
+        Pods of a node that does not answer are not waited for: nobody can tell when they end.
 
         Args:
             numbers: The attempts whose objects exist.
@@ -125,10 +125,10 @@ class EarlierRanks:
         now = time.monotonic()
         first = not self._until
         for pod in waited:
-            self._until.setdefault(name_of(pod), now + _grace_of(pod) + _LATE)
+            self._until.setdefault(_state_of(pod), now + _grace_of(pod) + _LATE)
         if first and waited:
             _log.info("%s: the next attempt of %s starts when they have ended", _text(waited), self._key)
-        if any(now < self._until[name_of(pod)] for pod in waited):
+        if any(now < self._until[_state_of(pod)] for pod in waited):
             await anyio.sleep(_POLL)
             return False
         if pods:
@@ -146,6 +146,12 @@ class EarlierRanks:
 def _attempt_of(pod: Mapping[str, Any]) -> int:
     number = str(mapping(pod, "metadata", "labels").get(JOBSET_NAME)).rpartition("-")[2]
     return int(number) if number.isdigit() else 0
+
+
+def _state_of(pod: Mapping[str, Any]) -> str:
+    """Tells a pod that runs from the same pod that was told to stop, whose grace period begins then."""
+    metadata = mapping(pod, "metadata")
+    return f"{name_of(pod)} {metadata.get('deletionTimestamp')}"
 
 
 def _is_lost(pod: Mapping[str, Any]) -> bool:

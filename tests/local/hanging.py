@@ -175,8 +175,11 @@ class Hub(threading.Thread):
             if b"" in calls:  # a rank has ended
                 time.sleep(1000)
             if len(calls) == 1 and (self._drop is None or number < self._drop):
-                for rank in ranks:
-                    rank.sendall(b".")
+                try:
+                    for rank in ranks:
+                        rank.sendall(b".")
+                except OSError:  # a rank has ended since its call
+                    time.sleep(1000)
             number += 1
 
 

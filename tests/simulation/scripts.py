@@ -679,6 +679,25 @@ late                                  # the first one arrives, under the free na
 admit nightly/a#1
 """
 
+RANKS_OF_A_NEW_JOB_AFTER_A_PAUSE = """
+world mix=kfp
+spawn kfp nightly/a
+run p1
+delete nightly/a#1 Foreground         # by a person
+spawn kfp nightly/a
+run p2                                # waits for the ranks of attempt 1
+tick 31
+do p2 ok GET trainjobs
+tick 3700                             # is frozen; nothing of attempt 1 is left
+spawn kfp nightly/a
+run p3                                # a new attempt 1, under the free name
+run p2
+spawn kfpstop nightly/a cancel
+do p4 ok GET trainjobs
+do p4 ok POST leases
+tick 3700                             # the stop is frozen, too, and then deletes the job
+"""
+
 RESUMED_AFTER_A_KILL = """
 spawn airflow nightly/a
 until p1 wait

@@ -339,6 +339,10 @@ def test_the_reaper_obeys_a_record_for_an_hour() -> None:
     assert active(played(scripts.REAPED_LATE_AFTER_A_STOP, finish=True)) == []
 
 
+def test_a_launch_that_was_frozen_waits_for_ranks_that_it_has_not_seen() -> None:
+    played(scripts.RANKS_OF_A_NEW_JOB_AFTER_A_PAUSE)
+
+
 def test_the_reaper_leaves_a_job_that_a_person_has_resumed_after_a_kill() -> None:
     """Although the record of a cancel before that kill applies to it."""
     assert active(played(scripts.RESUMED_AFTER_A_KILL)) == ["nightly/a#1"]
