@@ -172,8 +172,9 @@ class Hub(threading.Thread):
         number = 0
         while True:
             calls = Counter(rank.recv(1) for rank in ranks)  # waits for every rank
-            if b"" in calls:  # a rank has ended
+            if b"" in calls:  # a rank has ended, and the others wait for it
                 time.sleep(1000)
+                continue
             if len(calls) == 1 and (self._drop is None or number < self._drop):
                 try:
                     for rank in ranks:
