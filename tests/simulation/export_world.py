@@ -262,11 +262,13 @@ class Exports(World):
     def _exceptions(self, target: str) -> set[str]:
         """The versions to which the alias may move back after a move by hand, as documented.
 
-        On a server: versions that are being promoted. With MLflow: the holder, if its promotion was killed right after
-        it had moved the alias, and it is moved back to the version that held it before.
+        On a server: versions that are being promoted, and the target: whoever overwrites the move by hand has not seen
+        it, so nothing records that the alias was there. With MLflow: the holder, if its promotion was killed right
+        after it had moved the alias, and it is moved back to the version that held it before.
         """
         promoted = [self.version_of(self.tries[each]) for each in self.machine.alive if each.at.startswith("registry")]
         found = {each.version for each in promoted if each is not None and self.settings.registry == "server"}
+        found |= {target} if found else set()
         for holder in self.versions:
             tags = holder.tags if ALIAS in holder.aliases and self.settings.registry != "kubeflow" else {}
             if f"{moves.MOVED}{ALIAS}" not in tags and tags.get(f"{moves.MOVING}{ALIAS}") == f"from {target}":
