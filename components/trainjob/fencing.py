@@ -103,7 +103,7 @@ class EarlierRanks:
 
         Also False, at once, if there are pods of an attempt without an object: it is gone, or was created since.
 
-        Ranks are waited for as long as their grace period and 30 s, and once more if they are told to stop meanwhile.
+        Ranks are waited for as long as their grace period and 30 s, again from their termination.
         Pods of a node that does not answer are not waited for: nobody can tell when they end.
 
         Args:
@@ -149,7 +149,7 @@ def _attempt_of(pod: Mapping[str, Any]) -> int:
 
 
 def _state_of(pod: Mapping[str, Any]) -> str:
-    """Tells a pod that runs from the same pod that was told to stop, whose grace period begins then."""
+    """Identifies a pod and whether it is terminating: its grace period starts with its termination."""
     metadata = mapping(pod, "metadata")
     return f"{name_of(pod)} {metadata.get('deletionTimestamp')}"
 

@@ -262,9 +262,9 @@ class Exports(World):
     def _exceptions(self, target: str) -> set[str]:
         """The versions to which the alias may move back after a move by hand, as documented.
 
-        On a server: versions that are being promoted, and the target: whoever overwrites the move by hand has not seen
-        it, so nothing records that the alias was there. With MLflow: the holder, if its promotion was killed right
-        after it had moved the alias, and it is moved back to the version that held it before.
+        On a server: versions that are being promoted, and the target, because a promotion can overwrite the move
+        without a record of it. With MLflow: the holder, if its promotion was killed right after it had moved the alias,
+        and it is moved back to the version that held it before.
         """
         promoted = [self.version_of(self.tries[each]) for each in self.machine.alive if each.at.startswith("registry")]
         found = {each.version for each in promoted if each is not None and self.settings.registry == "server"}
