@@ -72,6 +72,7 @@ class Exports(World):
         self._changes = 0
         self._judged = -1
         self._checked: set[str] = set()
+        self.by_hand: str | None = None  # the version to which a person has moved the alias last
         self.excepted: set[str] = set()  # versions for which a person's move by hand was a documented exception
         patch.setattr("trainjob.registry.rest.Session.__enter__", self._entering())
         patch.setattr("trainjob.registry.rest.Session.__exit__", lambda *_: None)
@@ -241,8 +242,8 @@ class Exports(World):
             return False
         if not by_hand and self.settings.registry == "sqlite" and self._is_locked():
             return False
-        if by_hand:
-            self.excepted |= self._exceptions(version.version)
+        self.excepted |= self._exceptions(version.version, by_hand=by_hand)
+        self.by_hand = version.version if by_hand else None
         if not by_hand or self.settings.registry == "kubeflow":
             self.registry.promote(NAME, version.version, alias=ALIAS)
         else:
@@ -259,21 +260,31 @@ class Exports(World):
                 return True
         return False
 
-    def _exceptions(self, target: str) -> set[str]:
-        """The versions to which the alias may move back after a move by hand, as documented.
+    def _exceptions(self, target: str, *, by_hand: bool) -> set[str]:
+        """The versions to which the alias may move back after a person has moved it to the target, as documented.
 
-        On a server: versions that are being promoted, and the target, because a promotion can overwrite the move
-        without a record of it. With MLflow: the holder, if its promotion was killed right after it had moved the alias,
-        and it is moved back to the version that held it before.
+        Unless a SQLite file has a lock: with a metric, those that were exported before, of which a promotion of the
+        target that is on its way elects the best. The rest by hand only. On a server: versions that are being promoted.
+        One of another version can overwrite the move without a record of it: if nothing else records that the alias was
+        at the target, its export may move it there once. With MLflow: a version that the alias was moved to by hand,
+        and is moved away from by hand: nothing records that either; and the holder, if its promotion was killed right
+        after it had moved the alias, and it is moved back to the version that held it before.
         """
-        promoted = [self.version_of(self.tries[each]) for each in self.machine.alive if each.at.startswith("registry")]
-        found = {each.version for each in promoted if each is not None and self.settings.registry == "server"}
-        found |= {target} if found else set()
-        for holder in self.versions:
-            tags = holder.tags if ALIAS in holder.aliases and self.settings.registry != "kubeflow" else {}
-            if f"{moves.MOVED}{ALIAS}" not in tags and tags.get(f"{moves.MOVING}{ALIAS}") == f"from {target}":
+        registry = self.settings.registry
+        running = [self.version_of(self.tries[each]) for each in self.machine.alive if each.at.startswith("registry")]
+        promoted = {each.version for each in running if each is not None and registry != "sqlite"}
+        found = (
+            {each.version for each in self.versions} if self.settings.rule == "metric" and target in promoted else set()
+        )
+        if not by_hand or registry == "kubeflow":
+            return found
+        unrecorded = [each for each in self.versions if f"{moves.MOVED}{ALIAS}" not in each.tags]
+        if promoted - {target}:
+            found |= {each.version for each in unrecorded if each.version == target}
+        for holder in (each for each in unrecorded if ALIAS in each.aliases):
+            if self.by_hand == holder.version or holder.tags.get(f"{moves.MOVING}{ALIAS}") == f"from {target}":
                 found.add(holder.version)
-        return found
+        return found | promoted
 
     # --- properties
 
@@ -283,13 +294,27 @@ class Exports(World):
             return
         self._seen = self.changes
         holder = self.holder()
-        if not self.moves or self.moves[-1][1] != holder:
-            self.moves.append((who, holder))
         self.versions = self.registry.list(NAME)
+        if not self.moves or self.moves[-1][1] != holder:
+            self._moved(who, holder)
         for version in self.versions:
             if version.version not in self._checked and version.digest != OLD_DIGEST:
                 self._checked.add(version.version)
                 self._check_files(version)
+
+    def _moved(self, who: str, holder: str | None) -> None:
+        """Record a move of the alias.
+
+        On a server a try may move it again if it takes it from a promotion that had looked before the alias was moved
+        to the version that it took it from: those two are simultaneous, and nothing shows in which order they came.
+        """
+        if self.settings.registry == "server" and len(self.moves) > 1:
+            (_, before), (other, taken) = self.moves[-2:]
+            tags = next((each.tags for each in self.versions if each.version == taken), {})
+            promotes = any(process.name == other for process in self.tries)
+            if promotes and tags.get(f"{moves.MOVING}{ALIAS}") != f"from {before or 'nothing'}":
+                self.excepted.add(str(holder))
+        self.moves.append((who, holder))
 
     def _check_files(self, version: ModelVersion) -> None:
         held = read_manifest(version.uri)
@@ -360,10 +385,12 @@ class Exports(World):
             back = [holder for who, holder in self.moves[: by_person[-1]] if who != "person"]
             if self.holder() in back:
                 self.found("back", f"after a person's move, the alias is at an earlier version again: {self.moves}")
+        owners = {process.name: self.version_of(day) for process, day in self.tries.items()}
         who, holder = self.moves[-1]
-        again = [each for _, each in self.moves].count(holder) > 1 and holder not in self.excepted
-        of = next((self.version_of(day) for each, day in self.tries.items() if each.name == who), None)
-        own = of is not None and of.version == holder
+        own = (of := owners.get(who)) is not None and of.version == holder
+        # Another promotion may have moved it there because this one had begun: that is no earlier move of this one.
+        counted = [each for mover, each in self.moves if (by := owners.get(mover)) is None or by.version == each]
+        again = counted.count(holder) > 1 and holder not in self.excepted
         if again and own and self.settings.rule != "metric":
             self.found("back", f"the alias is at version {holder} again: {self.moves}")
         if self.settings.rule == "metric" and not by_person and not any("pass 40" in each for each in self.trace):

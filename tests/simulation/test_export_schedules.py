@@ -187,3 +187,54 @@ def test_a_frozen_try_gives_the_alias_back(tmp_path: Path, inputs: Inputs) -> No
     late = next(each for each in done.machine.processes if each.name == "monday0").result
     assert (late.promoted, late.version) == (False, "2")
     assert late.reason == "'champion' moved to version 3 at the same time, and stays there"
+
+
+_WITHOUT_METRIC = Settings("server", "gate", {"monday": 0.7, "tuesday": 0.9}, champion=False, person=True)
+
+FOUND = {
+    "a person moves it back to a version whose promotion was killed": (
+        Settings("server", "always", {"monday": 0.8, "wednesday": 0.7}, champion=True, person=True),
+        "start wednesday; alias wednesday0; step wednesday0 1; reach wednesday0; kill wednesday0; "
+        "start monday; alias monday0; step monday0 2; kill monday0; person wednesday",
+    ),
+    "it is moved on and back by hand while a try completes its promotion": (
+        _WITHOUT_METRIC,
+        "start tuesday; promote tuesday0; start monday; step tuesday0 1; end monday0; alias tuesday0; "
+        "step tuesday0 1; command monday; command tuesday",
+    ),
+    "a hand moves it to a version that nothing has promoted, and a promotion overwrites that": (
+        Settings("server", "always", {"monday": 0.8, "tuesday": 0.6}, champion=True, person=True),
+        "start tuesday; promote tuesday0; kill tuesday0; start monday; alias monday0; person tuesday",
+    ),
+    "a hand moves it to a version that nothing has promoted, and away": (
+        settings("sqlite"),
+        "start tuesday; promote tuesday0; refuse tuesday0; start monday; end monday0; person tuesday; person monday",
+    ),
+    "a try gives it to a version whose promotion has begun, and another one takes it": (
+        Settings("server", "always", {"monday": 0.6, "tuesday": 0.7, "wednesday": 0.8}, champion=True, person=False),
+        "start monday; start monday; start tuesday; promote tuesday0; start wednesday; promote monday1; "
+        "step monday1 2; start wednesday; step monday1 2; step monday0 40; promote wednesday1; promote wednesday1",
+    ),
+    **{
+        f"a promotion elects the best of those that claim the alias, {registry}, {who}": (
+            Settings(
+                registry, "metric", {"tuesday": 0.6, "wednesday": 0.9}, champion=registry == "kubeflow", person=True
+            ),
+            f"start tuesday; start wednesday; promote tuesday0; end wednesday0; {who} tuesday",
+        )
+        for registry in ("server", "kubeflow")
+        for who in ("person", "command")
+    },
+    "three simultaneous promotions of two versions": (
+        Settings("server", "always", {"monday": 0.9, "tuesday": 0.6}, champion=False, person=False),
+        "start tuesday; promote tuesday0; step tuesday0 1; start monday; promote monday0; start tuesday; "
+        "reach tuesday0; end tuesday1; step monday0 3; reach monday0",
+    ),
+}
+"""Schedules that once broke a property, or that the properties permit for a stated reason."""
+
+
+@pytest.mark.parametrize(("settings", "script"), FOUND.values(), ids=FOUND)
+def test_an_alias_does_not_move_back(settings: Settings, script: str, tmp_path: Path, inputs: Inputs) -> None:
+    worlds = partial(world, directory=tmp_path, inputs=inputs, settings=settings)
+    assert run(worlds, 0, script.split("; ")).violations == {}

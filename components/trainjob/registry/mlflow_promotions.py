@@ -82,7 +82,7 @@ class MlflowPromotions(ABC):
                 if not verdict.promoted or dry_run:
                     return verdict
                 if has_it:
-                    return self._complete(candidate, alias, verdict, once=once)
+                    return self._complete(candidate, alias, verdict)
                 claim = Claim(int(time.time()), metric, mode)
                 self._announce(candidate, now, alias, claim)
                 # Another try of this export may have moved the alias since, and a later export may have moved it on.
@@ -91,7 +91,8 @@ class MlflowPromotions(ABC):
             self._set_alias(candidate, alias)
             self._tag(candidate, f"{moves.MOVED}{alias}", moves.NOT_SETTLED if self._is_server else moves.SETTLED)
             if self._is_server:
-                verdict = self._settled(candidate, alias, claim, verdict, once=once, over=over)
+                wrote = moves.text(now) if once else ""
+                verdict = self._settled(candidate, alias, claim, verdict, wrote=wrote, over=over)
                 self._tag(candidate, f"{moves.MOVED}{alias}", moves.SETTLED)
             return verdict
 
@@ -113,12 +114,15 @@ class MlflowPromotions(ABC):
         if self._is_server:
             self._tag(candidate, f"{CLAIM}{alias}", str(claim))
 
-    def _complete(self, candidate: ModelVersion, alias: str, verdict: Promotion, *, once: bool) -> Promotion:
-        """Complete the promotion of a version that holds the alias: an earlier try may have been killed."""
+    def _complete(self, candidate: ModelVersion, alias: str, verdict: Promotion) -> Promotion:
+        """Complete the promotion of a version that holds the alias: an earlier try may have been killed.
+
+        If the alias was moved on from the version meanwhile, a person may have moved it back, so it stays.
+        """
         if moves.is_settled(candidate, alias):
             return verdict
         if self._is_server and f"{CLAIM}{alias}" in candidate.tags:
-            verdict = self._settled(candidate, alias, _claim(candidate, alias), verdict, once=once)
+            verdict = self._settled(candidate, alias, _claim(candidate, alias), verdict)
         self._tag(candidate, f"{moves.MOVED}{alias}", moves.SETTLED)
         return verdict
 
@@ -129,12 +133,12 @@ class MlflowPromotions(ABC):
         mine: Claim,
         verdict: Promotion,
         *,
-        once: bool = False,
+        wrote: str = "",
         over: Collection[str] = (),
     ) -> Promotion:
         """Settle simultaneous promotions on a server; returns the result of this one.
 
-        With ``once``, no version had taken the alias from the candidate right before this promotion moved it. One that
+        Of an export, no version had taken the alias from the candidate right before this promotion moved it. One that
         has done so since took it from another try of the same export, and gets the alias back.
 
         Args:
@@ -142,7 +146,7 @@ class MlflowPromotions(ABC):
             alias: The alias.
             mine: Its claim.
             verdict: The result without others.
-            once: Whether an export requests the promotion.
+            wrote: Of an export: the first tag that this promotion wrote, see `moves`.
             over: Versions from which the alias had been moved on before this promotion began: they do not compete.
         """
         now = None
@@ -158,7 +162,7 @@ class MlflowPromotions(ABC):
             ]
             winner = holder(rivals) if mine.metric else now
             has_it = now is not None and now.version == candidate.version
-            later = moves.followers(every, candidate, alias) if once and has_it else []
+            later = moves.followers(every, candidate, alias, wrote) if wrote and has_it else []
             if later:
                 winner = max(later, key=lambda version: (_claim(version, alias).order, int(version.version)))
             if now is None or winner is None or now.version == winner.version:

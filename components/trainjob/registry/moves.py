@@ -78,13 +78,19 @@ def repeated(alias: str, holder: ModelVersion | None) -> Promotion:
     return Promotion(False, reason, holder.version if holder else None)
 
 
-def followers(every: Iterable[ModelVersion], candidate: ModelVersion, alias: str) -> list[ModelVersion]:
-    """The versions to which the alias was moved on from ``candidate``, directly or over other versions."""
+def followers(every: Iterable[ModelVersion], candidate: ModelVersion, alias: str, wrote: str) -> list[ModelVersion]:
+    """The versions to which the alias was moved on from ``candidate``, directly or over other versions.
+
+    Not those from which a later promotion has moved it back to the candidate: the first tag shows that one then, in
+    place of the one that ``wrote`` is the value of.
+    """
     versions = [*every]
+    now = next((each for each in versions if each.version == candidate.version), candidate)
+    back = [] if now.tags.get(f"{MOVING}{alias}") == wrote else _chain(versions, now, alias)
     return [
         each
         for each in versions
-        if each.version != candidate.version and candidate.version in _chain(versions, each, alias)
+        if each.version not in (candidate.version, *back) and candidate.version in _chain(versions, each, alias)
     ]
 
 
