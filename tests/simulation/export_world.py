@@ -267,8 +267,8 @@ class Exports(World):
         target that is on its way elects the best. The rest by hand only. On a server: versions that are being promoted.
         One of another version can overwrite the move without a record of it: if nothing else records that the alias was
         at the target, its export may move it there once. With MLflow: a version that the alias was moved to by hand,
-        and is moved away from by hand: nothing records that either; and the holder, if its promotion was killed right
-        after it had moved the alias, and it is moved back to the version that held it before.
+        and is moved away from by hand: nothing records that either; and a version whose promotion was killed right
+        after it had moved the alias from the target.
         """
         registry = self.settings.registry
         running = [self.version_of(self.tries[each]) for each in self.machine.alive if each.at.startswith("registry")]
@@ -281,9 +281,10 @@ class Exports(World):
         unrecorded = [each for each in self.versions if f"{moves.MOVED}{ALIAS}" not in each.tags]
         if promoted - {target}:
             found |= {each.version for each in unrecorded if each.version == target}
-        for holder in (each for each in unrecorded if ALIAS in each.aliases):
-            if self.by_hand == holder.version or holder.tags.get(f"{moves.MOVING}{ALIAS}") == f"from {target}":
-                found.add(holder.version)
+        for each in unrecorded:
+            left = self.by_hand == each.version and ALIAS in each.aliases
+            if left or each.tags.get(f"{moves.MOVING}{ALIAS}") == f"from {target}":
+                found.add(each.version)
         return found | promoted
 
     # --- properties

@@ -210,6 +210,11 @@ FOUND = {
         settings("sqlite"),
         "start tuesday; promote tuesday0; refuse tuesday0; start monday; end monday0; person tuesday; person monday",
     ),
+    "a hand moves it away from a killed promotion, and to the version that held it before": (
+        Settings("sqlite", "always", {"monday": 0.9, "tuesday": 0.8}, champion=True, person=True),
+        "start monday; end monday0; start tuesday; alias tuesday0; step tuesday0 1; kill tuesday0; person old; "
+        "person monday",
+    ),
     "a try gives it to a version whose promotion has begun, and another one takes it": (
         Settings("server", "always", {"monday": 0.6, "tuesday": 0.7, "wednesday": 0.8}, champion=True, person=False),
         "start monday; start monday; start tuesday; promote tuesday0; start wednesday; promote monday1; "
