@@ -51,6 +51,10 @@ WAYS = ("queue", "node", "eviction", "SIGTERM")
 FAST = 14, 0.05
 SLOW = 3, 0.5
 """Epochs and seconds of a step. Reports of fast steps are too rare to show that some are repeated."""
+KERNELS = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")} | {
+    "OPENBLAS_NUM_THREADS": "1"
+}
+"""Environment of each training, on this machine and in pods: the same kernels of OpenBLAS, and sums in one order."""
 POST_SECONDS = 1.5  # between two reports of a training
 ROOT = Path(preempted.__file__).parents[2]
 
@@ -74,7 +78,7 @@ def undisturbed(world: int, epochs: int, directory: Path) -> Result:
     ranks = [
         subprocess.Popen(
             [*command, f"--output={files.model}", f"--epochs={epochs}"],
-            env={**os.environ, **common, "JAX_PROCESS_ID": str(rank), "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, **common, **KERNELS, "JAX_PROCESS_ID": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -169,7 +173,7 @@ class Training:
             "image": steps.IMAGE,
             "num_nodes": world,
             "command": ["sh", "-c", command],
-            "env": {"OPENBLAS_NUM_THREADS": "1", "STEP_SECONDS": str(self.step_seconds)},
+            "env": {**KERNELS, "STEP_SECONDS": str(self.step_seconds)},
             "resources_per_node": {"requests": {"cpu": f"{cpu}m", "memory": "100Mi"}},
             **failing.patched(pod),
             **fields,
