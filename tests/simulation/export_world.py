@@ -263,29 +263,31 @@ class Exports(World):
     def _exceptions(self, target: str, *, by_hand: bool) -> set[str]:
         """The versions to which the alias may move back after a person has moved it to the target, as documented.
 
-        Unless a SQLite file has a lock: with a metric, those that were exported before, of which a promotion of the
-        target that is on its way elects the best. The rest by hand only. On a server: versions that are being promoted.
-        One of another version can overwrite the move without a record of it: if nothing else records that the alias was
-        at the target, its export may move it there once. With MLflow: a version that the alias was moved to by hand,
-        and is moved away from by hand: nothing records that either; and a version whose promotion was killed right
-        after it had moved the alias from the target.
+        * With a metric, unless a SQLite file has a lock: those that were exported before, of which a promotion that is
+          on its way elects the best; with a Kubeflow registry only one of the target, whose claim it overwrites.
+        * With MLflow: a version whose promotion was killed right after it had moved the alias from the target, if
+          nothing records that, as a command does for the version that it takes the alias from.
+        * By hand, with MLflow: a version that the alias was moved to by hand, and is moved away from by hand.
+        * By hand, with MLflow: versions that are being promoted. One of another version can overwrite the move without
+          a record of it: if nothing else records that the alias was at the target, its export may move it there once.
         """
-        registry = self.settings.registry
+        registry, found = self.settings.registry, set[str]()
         running = [self.version_of(self.tries[each]) for each in self.machine.alive if each.at.startswith("registry")]
-        promoted = {each.version for each in running if each is not None and registry != "sqlite"}
-        found = (
-            {each.version for each in self.versions} if self.settings.rule == "metric" and target in promoted else set()
-        )
-        if not by_hand or registry == "kubeflow":
+        promoted = {each.version for each in running if each is not None}
+        elects = target in promoted if registry == "kubeflow" else promoted and registry == "server"
+        if self.settings.rule == "metric" and elects:
+            found |= {each.version for each in self.versions}
+        if registry == "kubeflow":
             return found
-        unrecorded = [each for each in self.versions if f"{moves.MOVED}{ALIAS}" not in each.tags]
-        if promoted - {target}:
-            found |= {each.version for each in unrecorded if each.version == target}
-        for each in unrecorded:
-            left = self.by_hand == each.version and ALIAS in each.aliases
-            if left or each.tags.get(f"{moves.MOVING}{ALIAS}") == f"from {target}":
+        unrecorded = {each.version: each for each in self.versions if f"{moves.MOVED}{ALIAS}" not in each.tags}
+        for each in unrecorded.values():
+            if (by_hand or ALIAS not in each.aliases) and each.tags.get(f"{moves.MOVING}{ALIAS}") == f"from {target}":
                 found.add(each.version)
-        return found | promoted
+        if by_hand and self.by_hand in unrecorded and self.by_hand == self.holder():
+            found.add(str(self.by_hand))
+        if by_hand and promoted - {target} and target in unrecorded:
+            found.add(target)
+        return found | promoted if by_hand else found
 
     # --- properties
 

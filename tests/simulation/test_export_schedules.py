@@ -131,13 +131,13 @@ PARTS = {
         [*moved_then_killed("monday0"), "command old"],
     ),
     "the chain: the rule decides if others moved it": Part(
-        lambda patch: patch.setattr(moves, "_chain", lambda *_: []),
+        lambda patch: patch.setattr(moves, "passed", lambda *_: []),
         "incomplete",
         settings("sqlite", "metric"),
         ["start monday", "alias monday0", "kill monday0", "start tuesday", "end tuesday0"],
     ),
     "the chain: it stays if a person moved it": Part(
-        lambda patch: patch.setattr(moves, "_chain", lambda *_: ["1", "2", "3"]),
+        lambda patch: patch.setattr(moves, "passed", lambda *_: ["1", "2", "3"]),
         "twice",
         settings("sqlite", "metric"),
         ["start tuesday", "end tuesday0", *moved_then_killed("monday0"), "person old"],
@@ -197,6 +197,15 @@ FOUND = {
         "start wednesday; alias wednesday0; step wednesday0 1; reach wednesday0; kill wednesday0; "
         "start monday; alias monday0; step monday0 2; kill monday0; person wednesday",
     ),
+    "a person moves it away from a version that another promotion gave it to": (
+        Settings("server", "metric", {"monday": 0.8, "tuesday": 0.6}, champion=False, person=True),
+        "start monday; start tuesday; promote monday0; step monday0 2; end tuesday0; refuse monday0; person tuesday",
+    ),
+    "a retry completes a promotion that began after a better version had lost the alias": (
+        Settings("server", "metric", {"monday": 0.8, "tuesday": 0.6}, champion=True, person=True),
+        "start monday; end monday0; start tuesday; command old; start tuesday; promote tuesday1; step tuesday1 1; "
+        "step tuesday1 3; kill tuesday1",
+    ),
     "it is moved on and back by hand while a try completes its promotion": (
         _WITHOUT_METRIC,
         "start tuesday; promote tuesday0; start monday; step tuesday0 1; end monday0; alias tuesday0; "
@@ -206,6 +215,10 @@ FOUND = {
         Settings("server", "always", {"monday": 0.8, "tuesday": 0.6}, champion=True, person=True),
         "start tuesday; promote tuesday0; kill tuesday0; start monday; alias monday0; person tuesday",
     ),
+    "a hand moves it in a SQLite file while a promotion holds the lock": (
+        Settings("sqlite", "always", {"monday": 0.9, "tuesday": 0.6, "wednesday": 0.8}, champion=True, person=True),
+        "start wednesday; promote wednesday0; kill wednesday0; start tuesday; alias tuesday0; person wednesday",
+    ),
     "a hand moves it to a version that nothing has promoted, and away": (
         settings("sqlite"),
         "start tuesday; promote tuesday0; refuse tuesday0; start monday; end monday0; person tuesday; person monday",
@@ -214,6 +227,15 @@ FOUND = {
         Settings("sqlite", "always", {"monday": 0.9, "tuesday": 0.8}, champion=True, person=True),
         "start monday; end monday0; start tuesday; alias tuesday0; step tuesday0 1; kill tuesday0; person old; "
         "person monday",
+    ),
+    "a hand moves it away from a killed promotion, and a command to the version that held it before": (
+        Settings("server", "always", {"monday": 0.9, "tuesday": 0.8}, champion=True, person=True),
+        "start monday; end monday0; start tuesday; alias tuesday0; step tuesday0 1; kill tuesday0; person old; "
+        "command monday",
+    ),
+    "a promotion on its way elects the best of those before a command": (
+        Settings("server", "metric", {"monday": 0.8, "tuesday": 0.6}, champion=True, person=True),
+        "start tuesday; promote tuesday0; start monday; end monday0; command old",
     ),
     "a try gives it to a version whose promotion has begun, and another one takes it": (
         Settings("server", "always", {"monday": 0.6, "tuesday": 0.7, "wednesday": 0.8}, champion=True, person=False),

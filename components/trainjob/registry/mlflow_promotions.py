@@ -122,7 +122,8 @@ class MlflowPromotions(ABC):
         if moves.is_settled(candidate, alias):
             return verdict
         if self._is_server and f"{CLAIM}{alias}" in candidate.tags:
-            verdict = self._settled(candidate, alias, _claim(candidate, alias), verdict)
+            over = moves.passed(self.list(candidate.name), candidate, alias)
+            verdict = self._settled(candidate, alias, _claim(candidate, alias), verdict, over=over)
         self._tag(candidate, f"{moves.MOVED}{alias}", moves.SETTLED)
         return verdict
 
@@ -170,6 +171,8 @@ class MlflowPromotions(ABC):
             # Otherwise a person moved it, or a claim newer than this list, which the next list will contain.
             if later or any(version.version == now.version for version, _ in rivals):
                 self._set_alias(winner, alias)
+                if not moves.has_moved(winner, alias):  # its own promotion may have been killed
+                    self._tag(winner, f"{moves.MOVED}{alias}", moves.NOT_SETTLED)
         if now is not None and now.version == candidate.version:
             return verdict
         who = f"version {now.version}" if now else "no version"

@@ -64,7 +64,7 @@ def refusal(
     before = _before(candidate, alias)
     if before is None or before == (holder.version if holder else ""):
         return None
-    if metric is not None and holder is not None and before in _chain(every(), holder, alias):
+    if metric is not None and holder is not None and before in passed(every(), holder, alias):
         return None
     who = f"version {holder.version} got it" if holder else "it was removed"
     reason = f"{alias!r} stays: {who} while an earlier try of this export was moving it"
@@ -86,11 +86,11 @@ def followers(every: Iterable[ModelVersion], candidate: ModelVersion, alias: str
     """
     versions = [*every]
     now = next((each for each in versions if each.version == candidate.version), candidate)
-    back = [] if now.tags.get(f"{MOVING}{alias}") == wrote else _chain(versions, now, alias)
+    back = [] if now.tags.get(f"{MOVING}{alias}") == wrote else passed(versions, now, alias)
     return [
         each
         for each in versions
-        if each.version not in (candidate.version, *back) and candidate.version in _chain(versions, each, alias)
+        if each.version not in (candidate.version, *back) and candidate.version in passed(versions, each, alias)
     ]
 
 
@@ -100,7 +100,7 @@ def _before(version: ModelVersion, alias: str) -> str | None:
     return None if match is None else match[1].replace("nothing", "")
 
 
-def _chain(every: Iterable[ModelVersion], version: ModelVersion, alias: str) -> list[str]:
+def passed(every: Iterable[ModelVersion], version: ModelVersion, alias: str) -> list[str]:
     """The versions that the alias passed on its way to ``version``, last first; empty text for no version."""
     known = {each.version: each for each in every}
     passed: list[str] = []
