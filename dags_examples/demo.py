@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trainjob import Phase, TrainJobClient
-from trainjob.kube_objects import parse_time
+from trainjob._support.kube_objects import parse_time
 from trainjob.registry import connect as connect_registry
 from trainjob.status import observe
 

@@ -54,7 +54,7 @@ def check_place(namespace: object, conn_id: object) -> None:
         ConfigurationError: The namespace is not a valid name.
         ValueError: An argument is not a string.
     """
-    from trainjob.integration import names
+    from trainjob import names
 
     check_texts(namespace=namespace, trainjob_conn_id=conn_id)
     if isinstance(namespace, str) and namespace and not is_open(namespace):

@@ -24,7 +24,9 @@ from trainjob_airflow.templates import is_open
 
 if TYPE_CHECKING:
     from trainjob import TrainJobSpec
-    from trainjob.integration import Credentials, Finding, TrainJob
+    from trainjob.backends.base import TrainJob
+    from trainjob.backends.kubernetes.credentials import Credentials
+    from trainjob.doctor import Finding
     from trainjob_airflow.operators.base import TrainJobTask
 
 _MAPPED = 20
@@ -178,7 +180,7 @@ def _place(job: _Job) -> tuple[Credentials, str] | str | None:
 
 def _object(job: _Job, spec: TrainJobSpec, namespace: str) -> TrainJob:
     """The TrainJob object; without its runtime if only a run knows it."""
-    from trainjob.integration import render
+    from trainjob.manifest import render
 
     made = render(spec, f"airflow/check/{job.checked.where}", 1, namespace)
     if any(path.partition(".")[0] == "runtime" for path in job.checked.open):
@@ -187,7 +189,7 @@ def _object(job: _Job, spec: TrainJobSpec, namespace: str) -> TrainJob:
 
 
 async def _examined(credentials: Credentials, namespace: str, jobs: Mapping[str, TrainJob]) -> dict[str, list[Finding]]:
-    from trainjob.integration import examine_jobs
+    from trainjob.doctor.cluster import examine_jobs
 
     findings: dict[str, list[Finding]] = {}
     async with aclosing(examine_jobs(credentials, namespace, jobs)) as examined:
@@ -197,7 +199,7 @@ async def _examined(credentials: Credentials, namespace: str, jobs: Mapping[str,
 
 
 def _with_findings(checked: Checked, findings: list[Finding]) -> Checked:
-    from trainjob.integration import Level
+    from trainjob.doctor import Level
 
     texts: dict[Level, list[str]] = {level: [] for level in Level}
     for each in findings:

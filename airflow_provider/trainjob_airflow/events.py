@@ -27,7 +27,7 @@ def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
     from dataclasses import fields
 
     from trainjob import Observation, Phase
-    from trainjob.integration import parse_time
+    from trainjob._support.kube_objects import parse_time
     from trainjob.progress import value_of
 
     if packed is None:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
         TrainJobSpec,
         WaitOptions,
     )
-    from trainjob.integration import CancelAction, CrashAction, Goodput, TrainJob
+    from trainjob.attempts import CancelAction
+    from trainjob.backends.base import TrainJob
+    from trainjob.cancellation import CrashAction
+    from trainjob.goodput import Goodput
     from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log
     from trainjob_airflow.training import TaskTraining
@@ -69,7 +72,7 @@ def airflow_errors() -> Iterator[None]:
 
 def has_ended(trainjob: TrainJob | None) -> bool:
     """Whether a job has ended or was deleted."""
-    from trainjob.integration import observe
+    from trainjob.status import observe
 
     return trainjob is None or observe(trainjob).phase.terminal
 
@@ -316,7 +319,7 @@ class RunningJob:
         import anyio
 
         from trainjob import TrainJobError
-        from trainjob.integration import read_attempts
+        from trainjob.live import read_attempts
 
         async def read(ref: JobRef) -> Sequence[Evidence] | None:
             with anyio.move_on_after(_EVIDENCE_SECONDS):
@@ -336,7 +339,7 @@ class RunningJob:
         Args:
             hangs: Whether it has been found that the job hangs.
         """
-        from trainjob.integration import measured
+        from trainjob.results import measured
 
         evidence, history = self.read_evidence(), self.training.history if self.training is not None else None
         if self.ref is None or evidence is None:
@@ -345,7 +348,7 @@ class RunningJob:
 
     def start_measuring(self) -> Future[Goodput] | None:
         """The same in the background, while the job is being cancelled."""
-        from trainjob.integration import spent_so_far
+        from trainjob.results import spent_so_far
 
         ref, client, history = self.ref, self.client, self.training.history if self.training is not None else None
         return None if ref is None else client.start(lambda: spent_so_far(client.backend, ref, history))
@@ -361,7 +364,7 @@ class RunningJob:
     def is_replaced(self) -> bool:
         """Whether the next launch replaces the job, which got no capacity, by one with the changes of `on_retry`."""
         from trainjob import TrainJobError
-        from trainjob.integration import is_replaced
+        from trainjob.attempts import is_replaced
 
         with suppress(TrainJobError):
             trainjob = self.look()
@@ -370,7 +373,7 @@ class RunningJob:
 
     def give_up(self, ref: JobRef, diagnosis: Diagnosis, action: CrashAction) -> str:
         """Apply `action` to a job that failed its task; return what was done."""
-        from trainjob.integration import give_up
+        from trainjob.cancellation import give_up
 
         client = self.client
         return client.call(lambda: give_up(client.backend, ref, diagnosis, action))

@@ -13,7 +13,7 @@ from trainjob_airflow.tasklog import StudyLog
 
 if TYPE_CHECKING:
     from trainjob import TrainJobClient, TrainJobSpec, WaitOptions
-    from trainjob.integration import Study, StudyResult, Trial
+    from trainjob.tuning import Study, StudyResult, Trial
     from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log
 
@@ -60,7 +60,8 @@ class RunningStudy(RunningJob):
             DeadlineReached: `seconds` have passed.
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
-        from trainjob.integration import open_journal, tune
+        from trainjob.tuning import tune
+        from trainjob.tuning.journal import open_journal
 
         lines, changes, client = StudyLog(log, study.metric), SimpleQueue[None](), self.client
 
@@ -99,7 +100,7 @@ class RunningStudy(RunningJob):
         Returns:
             False: they may still be terminating.
         """
-        from trainjob.integration import cancel_trials
+        from trainjob.tuning import cancel_trials
 
         del action
         self._ended.wait(min(REPLY_SECONDS, seconds / 2))  # a launch in progress creates a trial to cancel

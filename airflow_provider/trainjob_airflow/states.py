@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainjob import Backend, JobRef, Observation
-    from trainjob.integration import TrainJob
+    from trainjob.backends.base import TrainJob
 
 _RECORDS = 3  # of a wait by short processes, in the time after which an unattended job is ended
 _RECORD_SECONDS = 2.0  # until the record is written
@@ -102,14 +102,14 @@ class Wait:
             JobReplaced: The job is gone or was given up, and another attempt of its key counts.
             TrainJobFailed: Another process has given up the job, or its end is that of another job.
         """
-        from trainjob.integration import (
+        from trainjob.status import observe
+        from trainjob.successors import (
             check_given_up,
             check_verdict,
             last_observation,
-            observe,
-            policy_of,
             resume_if_stale,
         )
+        from trainjob.unattended import policy_of
 
         if self._sought.is_suspension:
             self._latest = observe(trainjob, self._latest, blocker)
@@ -135,7 +135,7 @@ class Wait:
         """
         import anyio
 
-        from trainjob.integration import policy_of, unattended_for
+        from trainjob.unattended import policy_of, unattended_for
 
         trainjob, ended = self._trainjob, self._latest is not None and self._latest.phase.terminal
         if trainjob is None or ended or (policy := policy_of(trainjob)) is None:
@@ -170,8 +170,8 @@ def wanted(
         ConfigurationError: The name is not a valid job name.
         ValueError: Not exactly one of name and labels is set, or labels, phases or condition are invalid.
     """
-    from trainjob import Phase
-    from trainjob.integration import metadata_problems, names
+    from trainjob import Phase, names
+    from trainjob.spec.checks import metadata_problems
 
     if bool(name) == bool(labels):
         raise ValueError("set exactly one of name and labels")

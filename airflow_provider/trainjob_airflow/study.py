@@ -15,7 +15,7 @@ from trainjob_airflow.training import LIMIT, Task, TaskXCom, interval
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from trainjob.integration import Study, StudyState, Trial
+    from trainjob.tuning import Study, StudyState, Trial
 
 _SIZES = ((256, 2000), (50, 500), (10, 250), (4, 100), (0, 50), (0, 10))  # values of a trial, trials
 
@@ -59,13 +59,13 @@ class StudyPage:
         return self._made(self._state(document), {})
 
     def _state(self, trials: Sequence[Trial]) -> StudyState:
-        from trainjob.integration import StudyState
+        from trainjob.tuning import StudyState
 
         fields = self._study.model_dump(mode="json")
         return StudyState(self.key, self.namespace, fields, trials)
 
     def _made(self, state: StudyState, importances: Mapping[str, float]) -> dict[str, Any]:
-        from trainjob.integration import document_of_study
+        from trainjob.tuning.pages import document_of_study
 
         document = bounded(document_of_study(state, importances=False))
         document["importances"] = dict(importances)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from trainjob import Observation, Phase
-    from trainjob.integration import ProgressLogger, Trial
+    from trainjob.progress_log import ProgressLogger
+    from trainjob.tuning import Trial
 
 
 class Log(Protocol):
@@ -51,7 +52,8 @@ def write_group(log: Log, title: str, lines: Iterable[str]) -> None:
 
 def progress_logger(log: Log) -> ProgressLogger:
     """Create a logger that writes a job's progress and its ranks' log lines to `log`, the log of a task."""
-    from trainjob.integration import PROGRESS_SECONDS, LogSink, ProgressLogger, phase_text, plain
+    from trainjob._support.control_characters import plain
+    from trainjob.progress_log import PROGRESS_SECONDS, LogSink, ProgressLogger, phase_text
 
     class Sink(LogSink):
         """Writes a group for each phase."""
@@ -73,7 +75,8 @@ def write_result(log: Log, result: Mapping[str, Any]) -> None:
         log: The log of a task.
         result: What `trainjob.TrainJobResult.as_dict` returns.
     """
-    from trainjob.integration import plain, rounded, short
+    from trainjob._support.control_characters import plain
+    from trainjob.report import rounded, short
 
     values = {part: {name: rounded(value) for name, value in result[part].items()} for part in ("metrics", "outputs")}
     lines = [f"{name}: {text}" for texts in values.values() for name, text in texts.items()]
@@ -110,7 +113,8 @@ class StudyLog:
                 write("%s", _text(self._line(trial)))
 
     def _line(self, trial: Trial) -> str:
-        from trainjob.integration import plain, rounded
+        from trainjob._support.control_characters import plain
+        from trainjob.report import rounded
 
         parts = [f"trial {trial.number} is {trial.state}"]
         if trial.ended and trial.value is not None:
@@ -128,7 +132,8 @@ def write_study(log: Log, result: Mapping[str, Any]) -> None:
         log: The log of a task.
         result: What `trainjob.tuning.StudyResult.summary` returns.
     """
-    from trainjob.integration import plain, rounded
+    from trainjob._support.control_characters import plain
+    from trainjob.report import rounded
 
     best = result["best"]
     counts = ", ".join(f"{count} {state}" for state, count in result["counts"].items())
@@ -147,7 +152,7 @@ def write_study(log: Log, result: Mapping[str, Any]) -> None:
 
 def _details(observation: Observation) -> list[str]:
     """What is known about a phase besides its name and message."""
-    from trainjob.integration import plain
+    from trainjob._support.control_characters import plain
 
     known: dict[str, object] = {
         "reason": observation.reason,

@@ -71,7 +71,7 @@ class Training:
     __slots__ = ("_since", "_stored", "due", "history", "key", "observation", "phase", "ref", "stores_metrics", "task")
 
     def __init__(self, ref: JobRef, task: Task, key: str = "", phase: str = "") -> None:
-        from trainjob.integration import MetricHistory
+        from trainjob.history import MetricHistory
 
         self.ref = ref
         self.task = task
@@ -101,7 +101,7 @@ class Training:
     def follow(self, ref: JobRef) -> None:
         """Continue with another attempt of the key. The next observation is stored at once."""
         from trainjob import Phase
-        from trainjob.integration import MetricHistory
+        from trainjob.history import MetricHistory
 
         self.ref, self.observation, self.due = ref, None, None
         self.history, self.phase = MetricHistory(_POINTS), str(Phase.DELETED)
@@ -114,7 +114,7 @@ class Training:
 
     def take(self) -> dict[str, Any] | None:
         """The current document, which is then no longer due; None before the first observation."""
-        from trainjob.integration import observed_document
+        from trainjob.document import observed_document
 
         self.due, observation = None, self.observation
         if observation is None:
@@ -190,7 +190,7 @@ class TaskTraining(Training):
             points: History of the trigger.
             phases: Phases that the trigger has observed.
         """
-        from trainjob.integration import MetricHistory
+        from trainjob.history import MetricHistory
 
         with self._xcom.logged():
             stored = self._ti.xcom_pull(task_ids=self.task.task_id, key=KEY, map_indexes=self.task.map_index)
@@ -234,7 +234,9 @@ class TaskTraining(Training):
         attempts: Sequence[Evidence] = (),
         notes: Sequence[str] = (),
     ) -> None:
-        from trainjob.integration import examine, observe, training_document
+        from trainjob.document import training_document
+        from trainjob.report import examine
+        from trainjob.status import observe
 
         with self._xcom.logged():
             report = examine(self.ref, evidence, datetime.now(UTC))
@@ -358,7 +360,7 @@ def interval(age: float) -> float:
 
 def _complete(stored: Mapping[str, Any], document: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """The document with what only the stored one has, of bounded size."""
-    from trainjob.integration import merge_documents
+    from trainjob.document import merge_documents
 
     return bounded({**merge_documents(stored, document), "airflow": task._asdict()})
 
@@ -376,7 +378,7 @@ def bounded(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sized(document: Mapping[str, Any], points: int, events: int, ranks: int) -> dict[str, Any]:
-    from trainjob.integration import with_segments
+    from trainjob.document import with_segments
 
     attempts, every = document["attempts"], document["ranks"]
     share = min(points, _EARLIER_POINTS) // max(1, len(attempts))
@@ -408,7 +410,7 @@ def _compact(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _thinned(points: object, limit: int) -> dict[str, Any]:
-    from trainjob.integration import MetricHistory
+    from trainjob.history import MetricHistory
 
     return MetricHistory.of(points).points(limit) if points and limit else {}
 

@@ -17,7 +17,7 @@ in any release.
 import warnings
 from importlib import import_module
 
-from trainjob.exports import lazy
+from trainjob._support.lazy import lazy
 from trainjob.version import __version__ as __version__
 
 _get, __dir__ = lazy(__name__, __file__)

@@ -1,4 +1,5 @@
 import trainjob.wait_options
+from trainjob._support.log_lines import LogLine as LogLine
 from trainjob.backends import connect as connect
 from trainjob.backends.base import Backend as Backend
 from trainjob.cancellation import Cancelled as Cancelled, cancel as cancel, cancel_key as cancel_key
@@ -41,7 +42,6 @@ from trainjob.errors import (
     UnsafePath as UnsafePath,
 )
 from trainjob.lifecycle import launch as launch
-from trainjob.logs import LogLine as LogLine
 from trainjob.manifest import JobRef as JobRef
 from trainjob.report import Report as Report, diagnose as diagnose
 from trainjob.results import TrainJobResult as TrainJobResult

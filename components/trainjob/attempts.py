@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from trainjob._support.kube_objects import mapping
 from trainjob.diagnosis import Diagnosis
-from trainjob.kube_objects import mapping
 from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, TRY, JobRef, key_hash
 from trainjob.serialization import unpack_diagnosis
 from trainjob.spec.checks import RESERVED_PREFIX

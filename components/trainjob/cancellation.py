@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import anyio
 
+from trainjob._support.kube_objects import mapping
 from trainjob.attempts import (
     Cancel,
     CancelAction,
@@ -34,7 +35,6 @@ from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Diagnosis
 from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.job_records import keep_reason
-from trainjob.kube_objects import mapping
 from trainjob.manifest import FAILURE, KEY, JobRef, key_hash, labels_of
 from trainjob.serialization import pack_diagnosis
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, Phase, observe

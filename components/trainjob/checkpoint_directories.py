@@ -14,10 +14,11 @@ from fnmatch import fnmatchcase
 from itertools import zip_longest
 from typing import Any
 
-from trainjob import names, volumes
-from trainjob.kube_objects import mapping, mappings
-from trainjob.masking import MASK, names_a_secret, public
-from trainjob.sanitizing import short_json
+from trainjob import names
+from trainjob._support import volumes
+from trainjob._support.control_characters import short_json
+from trainjob._support.kube_objects import mapping, mappings
+from trainjob._support.masking import MASK, names_a_secret, public
 from trainjob.spec import torchtune
 from trainjob.status import Phase, observe
 

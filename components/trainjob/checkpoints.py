@@ -28,7 +28,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from trainjob import durable, volumes
+from trainjob._support import durable, volumes
 
 __all__ = ["clear", "latest", "save"]
 

@@ -17,13 +17,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from trainjob import checkpoint_directories
+from trainjob._support.kube_objects import mapping
+from trainjob._support.masking import public
 from trainjob.backends.base import TrainJob, Usage
 from trainjob.diagnosis import Category, Diagnosis, Evidence
 from trainjob.goodput import Activity, Attempt, Goodput, Segment, Source, measure, pieces_of_work, ratio_of, sums
 from trainjob.history import CHECKPOINT, METHOD, MetricHistory, Points, thinned
-from trainjob.kube_objects import mapping
 from trainjob.manifest import ATTEMPT, KEY, JobRef
-from trainjob.masking import public
 from trainjob.report import Report, examine, iso, short_text, shown_lines
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
 from trainjob.trained import sources_of

@@ -47,7 +47,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from trainjob.masking import public
+from trainjob._support.masking import public
 from trainjob.verdicts import RetryVerdict
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ The names are listed in ``integration.pyi``. Each is imported on first use, exce
 
 from contextlib import suppress
 
-from trainjob.exports import lazy
+from trainjob._support.lazy import lazy
 
 __getattr__, __dir__ = lazy(__name__, __file__)
 

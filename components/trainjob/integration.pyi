@@ -1,4 +1,7 @@
 from trainjob import names as names
+from trainjob._support.control_characters import plain as plain
+from trainjob._support.kube_objects import mapping as mapping, parse_time as parse_time
+from trainjob._support.log_lines import Throttle as Throttle
 from trainjob.attempts import (
     CancelAction as CancelAction,
     given_up as given_up,
@@ -38,10 +41,8 @@ from trainjob.fencing import suspend_failed as suspend_failed
 from trainjob.goodput import Goodput as Goodput
 from trainjob.history import MetricHistory as MetricHistory
 from trainjob.job_records import mark_delivered as mark_delivered
-from trainjob.kube_objects import mapping as mapping, parse_time as parse_time
 from trainjob.lifecycle import AfterFailure as AfterFailure
 from trainjob.live import LiveReader as LiveReader, read_attempts as read_attempts, take_document as take_document
-from trainjob.logs import Throttle as Throttle
 from trainjob.manifest import (
     KEY as KEY,
     MANAGED_BY as MANAGED_BY,
@@ -69,7 +70,6 @@ from trainjob.results import (
     result_of as result_of,
     spent_so_far as spent_so_far,
 )
-from trainjob.sanitizing import plain as plain
 from trainjob.serialization import (
     pack_diagnosis as pack_diagnosis,
     pack_evidence as pack_evidence,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.attempts import is_deleting, is_record, mark_of
 from trainjob.backends.base import Cluster, TrainJob
-from trainjob.kube_objects import mapping, mappings, parse_time
 from trainjob.manifest import MANAGED_BY, JobRef
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
 from trainjob.unattended import MARK

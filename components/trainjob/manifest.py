@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob import checkpoint_directories, names, returned, unattended, volumes
+from trainjob import checkpoint_directories, names, returned, unattended
+from trainjob._support import volumes
+from trainjob._support.control_characters import short_json
+from trainjob._support.kube_objects import mapping
 from trainjob.errors import InvalidSpec, Problem, SpecMismatch
-from trainjob.kube_objects import mapping
 from trainjob.retry_changes import RETRY_CHANGE, Changes, applied, change_annotations
-from trainjob.sanitizing import short_json
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX, STALL_VARIABLE
 from trainjob.spec.patches import for_every_node

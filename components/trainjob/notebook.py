@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from trainjob.masking import masked_lines, public
-from trainjob.sanitizing import one_line, plain
+from trainjob._support.control_characters import one_line, plain
+from trainjob._support.masking import masked_lines, public
 
 if TYPE_CHECKING:
     from trainjob.diagnosis import Diagnosis

@@ -13,12 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from trainjob.attempts import given_up
-from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
-from trainjob.diagnosis.stragglers import Straggler, stragglers_of
-from trainjob.errors import NotFound
-from trainjob.kube_objects import (
+from trainjob._support.control_characters import one_line, plain
+from trainjob._support.kube_objects import (
     job_restarts,
     mapping,
     mappings,
@@ -27,10 +23,14 @@ from trainjob.kube_objects import (
     rank_of,
     training_container,
 )
+from trainjob._support.masking import MASK, masked_lines, names_a_secret, public
+from trainjob.attempts import given_up
+from trainjob.backends.base import Backend, TrainJob
+from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
+from trainjob.diagnosis.stragglers import Straggler, stragglers_of
+from trainjob.errors import NotFound
 from trainjob.manifest import KEY, JobRef
-from trainjob.masking import MASK, masked_lines, names_a_secret, public
 from trainjob.results import history_as_json, result_of
-from trainjob.sanitizing import one_line, plain
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
 
 _LONGEST = 2000  # characters of a line of a log or of a message

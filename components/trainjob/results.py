@@ -11,7 +11,9 @@ from typing import Any
 
 import anyio
 
-from trainjob import progress, telemetry, volumes
+from trainjob import progress, telemetry
+from trainjob._support import volumes
+from trainjob._support.kube_objects import mapping, mappings, rank_of
 from trainjob.backends.base import Backend
 from trainjob.diagnosis import ON_RETRY, Evidence, diagnose
 from trainjob.diagnosis.stragglers import stragglers_of
@@ -19,7 +21,6 @@ from trainjob.errors import TrainJobFailed
 from trainjob.goodput import Attempt, Goodput, measure
 from trainjob.history import CHECKPOINT, MetricHistory, thinned
 from trainjob.job_records import record_failure
-from trainjob.kube_objects import mapping, mappings, rank_of
 from trainjob.manifest import ATTEMPT, JobRef
 from trainjob.status import Observation, Phase, observe
 

@@ -14,10 +14,10 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError
 
+from trainjob._support.control_characters import one_line
+from trainjob._support.kube_objects import mapping, mappings
+from trainjob._support.masking import public
 from trainjob.diagnosis import ON_RETRY, Category, Diagnosis
-from trainjob.kube_objects import mapping, mappings
-from trainjob.masking import public
-from trainjob.sanitizing import one_line
 from trainjob.spec import Resources, TrainJobSpec, for_every_node
 from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.spec.on_retry import PRIORITY_LABEL, ExcludeNodes, MoreMemory, OtherCapacity, memory_of

@@ -23,13 +23,13 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from trainjob import telemetry
+from trainjob._support.kube_objects import INITIALIZERS, mapping, rank_of
 from trainjob.backends.base import Backend
 from trainjob.diagnosis import Diagnosis, hangs, with_change, with_node
 from trainjob.diagnosis.hangs import Process, RankState
 from trainjob.diagnosis.log_tails import of_training
 from trainjob.diagnosis.stragglers import Stragglers, annotation, stragglers_of
 from trainjob.errors import JobHung, TrainJobError
-from trainjob.kube_objects import INITIALIZERS, mapping, rank_of
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
 

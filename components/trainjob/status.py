@@ -14,8 +14,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from trainjob.kube_objects import mapping, mappings, parse_time
-from trainjob.masking import public
+from trainjob._support.kube_objects import mapping, mappings, parse_time
+from trainjob._support.masking import public
 from trainjob.progress import split, value_of
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

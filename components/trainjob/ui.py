@@ -29,6 +29,7 @@ import anyio
 import anyio.to_thread
 
 from trainjob import names
+from trainjob._support.control_characters import one_line
 from trainjob.backends.base import TrainJob
 from trainjob.client import TrainJobClient
 from trainjob.document import list_document, workflow_document
@@ -37,7 +38,6 @@ from trainjob.history import MetricHistory
 from trainjob.live import SECONDS, LiveReader
 from trainjob.page import page_html, page_json
 from trainjob.registered import Champion
-from trainjob.sanitizing import one_line
 from trainjob.status import Phase, observe
 from trainjob.tuning.pages import document_of_study, find_study
 from trainjob.workflows import STUDY, Study, latest_attempts, studies

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from trainjob.kube_objects import mapping, mappings, parse_time
+from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.status import CANCELLED, observe
 
 if TYPE_CHECKING:  # pydantic, which the local backend's supervisors do without

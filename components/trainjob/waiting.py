@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob import progress, retry_changes, unattended
+from trainjob._support.kube_objects import mapping, parse_time
+from trainjob._support.log_lines import STATE_SECONDS, LogLine, Throttle
 from trainjob.attempts import NOT_STARTED
 from trainjob.backends.base import Backend, Snapshot, TrainJob
 from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, with_change
@@ -33,8 +35,6 @@ from trainjob.errors import (
 )
 from trainjob.history import MetricHistory
 from trainjob.job_records import record_failure
-from trainjob.kube_objects import mapping, parse_time
-from trainjob.logs import STATE_SECONDS, LogLine, Throttle
 from trainjob.manifest import JobRef
 from trainjob.results import TrainJobResult, conclude, spent_so_far
 from trainjob.stalls import StallWatch

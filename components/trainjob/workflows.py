@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob.kube_objects import mapping
+from trainjob._support.kube_objects import mapping
 from trainjob.manifest import ATTEMPT, KEY, key_hash
 
 STUDY = "trainjob.dev/study"

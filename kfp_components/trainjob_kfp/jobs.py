@@ -32,18 +32,18 @@ from trainjob import (
     WaitOptions,
     connect as connect_backend,
 )
-from trainjob.integration import (
+from trainjob.cancellation import give_up
+from trainjob.history import MetricHistory
+from trainjob.live import take_document
+from trainjob.page import page_html
+from trainjob.progress_log import (
     PROGRESS_SECONDS,
-    SUSPEND,
     LogSink,
-    MetricHistory,
     ProgressLogger,
-    give_up,
-    page_html,
-    record_goodput,
-    spent_text,
-    take_document,
 )
+from trainjob.report import spent_text
+from trainjob.telemetry import record_goodput
+from trainjob.unattended import SUSPEND
 from trainjob_kfp.execution import Execution, origin_of
 from trainjob_kfp.steplog import write_line
 from trainjob_kfp.stopping import StopWithStep, command_of

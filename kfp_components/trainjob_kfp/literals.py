@@ -7,21 +7,22 @@ from typing import Any
 
 from kfp.dsl.pipeline_channel import PipelineChannel
 
-from trainjob import ConfigurationError, TrainJobSpec
-from trainjob.integration import (
-    BACKENDS,
+from trainjob import ConfigurationError, TrainJobSpec, names
+from trainjob.backends import BACKENDS
+from trainjob.data.checks import check_options
+from trainjob.data.program import (
     STEP_RUNTIME,
-    Function,
     Step,
-    Study,
-    check_limits,
-    check_literals,
-    check_options,
-    check_template,
-    field_name,
-    has_open,
-    names,
 )
+from trainjob.spec.function import Function
+from trainjob.spec.literals import (
+    check_literals,
+    has_open,
+)
+from trainjob.spec.parts import field_name
+from trainjob.spec.reading import check_limits
+from trainjob.tuning import Study
+from trainjob.tuning.template import check_template
 from trainjob_kfp.execution import as_text, location
 from trainjob_kfp.jobs import ACTIONS
 

@@ -86,7 +86,8 @@ def _download(location: str, directory: Path) -> str:
 
 def _upload(path: Path, location: str) -> None:
     """Upload a file, or all files of a directory, to the location of the artifact."""
-    from trainjob.integration import open_writable, parse_store  # noqa: PLC0415 - not in every image
+    from trainjob.data.locations import parse_store  # noqa: PLC0415 - not in every image
+    from trainjob.data.stores.opening import open_writable  # noqa: PLC0415 - not in every image
 
     parent, _, name = location.rpartition("/")
     store = open_writable(parse_store(parent + "/"))

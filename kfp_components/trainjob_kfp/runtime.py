@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainjob import InvalidSpec, Problem, TrainJobError, TrainJobResult, TrainJobSpec
-from trainjob.integration import (
+from trainjob.attempts import CancelAction
+from trainjob.data.checks import check_options
+from trainjob.data.program import (
     STEP_RUNTIME,
-    CancelAction,
     Step,
-    Study,
-    check_limits,
-    check_options,
-    field_name,
-    numeric,
     step_command,
-    with_evaluation,
 )
+from trainjob.document import with_evaluation
+from trainjob.report import numeric
+from trainjob.spec.parts import field_name
+from trainjob.spec.reading import check_limits
+from trainjob.tuning import Study
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
 from trainjob_kfp.exit_handler import stop_all
@@ -203,7 +203,7 @@ def run_evaluate(given: Parameters) -> tuple[str, str, bool, str, str, str, dict
 def _read_evaluation(uri: str) -> dict[str, Any]:
     """``report``, ``decision`` and ``uri`` of an evaluation; empty if this step cannot read it."""
     try:
-        from trainjob.integration import Evaluation  # noqa: PLC0415 - its imports may be missing in a step image
+        from trainjob.data.promotion import Evaluation  # noqa: PLC0415 - its imports may be missing in a step image
 
         return {**json.loads(Evaluation.read(uri).as_json()), "uri": uri}
     except (TrainJobError, ImportError) as error:

@@ -6,7 +6,10 @@ import os
 from contextlib import suppress
 
 from trainjob import TrainJobClient, TrainJobError
-from trainjob.integration import KEY, KFP_RUN, TrainJob, kfp_label, mapping
+from trainjob._support.kube_objects import mapping
+from trainjob.backends.base import TrainJob
+from trainjob.manifest import KEY
+from trainjob.workflows import KFP_RUN, kfp_label
 from trainjob_kfp.steplog import write_line
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainjob import TrainJobError, TrainJobFailed
-from trainjob.integration import plain
+from trainjob._support.control_characters import plain
 
 _MAX_MESSAGE = 4096  # bytes: kubelet, MaxContainerTerminationMessageLength; the kubelet truncates longer messages
 

@@ -18,24 +18,29 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import anyio
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobError, cancel_key
-from trainjob.integration import (
-    KEY,
-    STUDY,
+from trainjob._support.kube_objects import mapping
+from trainjob.attempts import (
     CancelAction,
-    TrainJob,
-    cancelling,
     given_up,
-    key_hash,
-    mapping,
-    observe,
+)
+from trainjob.backends.base import TrainJob
+from trainjob.cancellation import (
+    cancelling,
     request_cancel,
 )
+from trainjob.manifest import (
+    KEY,
+    key_hash,
+)
+from trainjob.status import observe
+from trainjob.workflows import STUDY
 from trainjob_kfp.sharing import SharedJobs
 from trainjob_kfp.steplog import end_process, leave_message, write_line
 
 if TYPE_CHECKING:
     from trainjob import Cancelled
-    from trainjob.integration import PreparedRequest, Trial
+    from trainjob.backends.kubernetes.prepared import PreparedRequest
+    from trainjob.tuning import Trial
 
 _CANCEL_SECONDS = 10.0  # kfp.local and plain pods wait that long before SIGKILL; a KFP backend waits 0.02 to 3 s
 _WARM_SECONDS = 20.0  # between two requests that keep a connection open: some load balancers close it after 30 idle s
@@ -215,7 +220,7 @@ class StopWithStep:
     def _evicted(self) -> str:
         """What happens to the jobs if the cluster evicts this step's pod, as text; empty if it does not."""
         if (pod := self._pod) is not None:
-            from trainjob.integration import disruption_of  # noqa: PLC0415 - an extra, imported by now
+            from trainjob.backends.kubernetes.pods import disruption_of  # noqa: PLC0415 - an extra, imported by now
 
             if (found := pod.read(_POD_SECONDS)) and (reason := disruption_of(found)):
                 return f"{self._kept}: its step's next pod waits for it ({reason})"

@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import InvalidSpec, Problem, Settings, TrainJobClient, TrainJobError, TrainJobSpec
-from trainjob.integration import (
-    SUSPEND,
+from trainjob.manifest import key_hash
+from trainjob.page import page_html
+from trainjob.report import rounded
+from trainjob.tuning import (
     Study,
     StudyResult,
     Trial,
-    document_of_study,
-    find_study,
-    journal_location,
-    key_hash,
-    open_journal,
-    page_html,
-    rounded,
     tune,
 )
+from trainjob.tuning.journal import (
+    journal_location,
+    open_journal,
+)
+from trainjob.tuning.pages import (
+    document_of_study,
+    find_study,
+)
+from trainjob.unattended import SUSPEND
 from trainjob_kfp.execution import Execution, artifact_location, origin_of
 from trainjob_kfp.jobs import connect_shared, wait_options_of, workflow_of_this_pod
 from trainjob_kfp.steplog import write_line

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainjob import InvalidSpec, Problem
-from trainjob.integration import RESERVED_PREFIX, for_every_node
+from trainjob.spec import for_every_node
+from trainjob.spec.checks import RESERVED_PREFIX
 
 MANAGER = f"{RESERVED_PREFIX}kfp"
 """Manager of the patch in ``spec.runtimePatches``."""

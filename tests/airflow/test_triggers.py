@@ -19,15 +19,15 @@ from tests.airflow.versions import serde, since
 
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOptions, connect
 from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.cancellation import cancel
+from trainjob.cancellation import cancel, give_up
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import BackendUnavailable
 from trainjob.history import MetricHistory
-from trainjob.integration import attend, give_up
 from trainjob.lifecycle import launch
 from trainjob.manifest import render
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
+from trainjob.waiting import attend
 from trainjob_airflow import events
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.training import Task, Training

@@ -23,6 +23,7 @@ from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions
+from trainjob._support.log_lines import LogLine
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes import pods
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -42,7 +43,6 @@ from trainjob.errors import (
 )
 from trainjob.job_records import mark_delivered
 from trainjob.lifecycle import dry_run, launch
-from trainjob.logs import LogLine
 from trainjob.manifest import render
 from trainjob.status import observe
 from trainjob.waiting import wait

@@ -21,13 +21,13 @@ from tests.testcluster.access import TRAINER
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
+from trainjob._support.retrying import KUBERNETES
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.errors import BackendUnavailable, SpecMismatch
 from trainjob.lifecycle import launch
-from trainjob.retrying import KUBERNETES
 from trainjob.waiting import follow, wait
 
 pytestmark = [

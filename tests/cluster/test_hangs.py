@@ -28,6 +28,7 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import BLKIO, NAME, RealNode
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, progress
+from trainjob._support.kube_objects import has_trained
 from trainjob.attempts import given_up
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
@@ -35,7 +36,6 @@ from trainjob.cancellation import cancel, give_up
 from trainjob.diagnosis import Category
 from trainjob.errors import JobHung
 from trainjob.goodput import Activity
-from trainjob.kube_objects import has_trained
 from trainjob.lifecycle import launch
 from trainjob.verdicts import RetryVerdict
 from trainjob.waiting import wait

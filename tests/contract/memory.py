@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from trainjob._support.log_lines import LogLine
 from trainjob.attempts import Cancel
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes.attendance import Waiter
@@ -23,7 +24,6 @@ from trainjob.diagnosis import Evidence
 from trainjob.diagnosis.terminations import crashes_in
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.fencing import JOBSET_NAME
-from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 
 NODE = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0) | {"name": "node"}

@@ -11,7 +11,7 @@ from tests.oci.proxy import Proxy
 from tests.oci.registry import PROGRAM, Server, registry
 from tests.trees import tree
 
-from trainjob import retrying
+from trainjob._support import retrying
 
 MEBI = 1024 * 1024
 

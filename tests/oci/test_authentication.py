@@ -17,7 +17,7 @@ from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.oci.registry import Server, TokenServer, hashed, needs_registry, registry
 from tests.trees import files
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data import copy
 from trainjob.data.stores.oci import client, uploads
 from trainjob.errors import ConfigurationError, StoreUnavailable

@@ -18,7 +18,7 @@ from tests.oci.conftest import MEBI
 from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.trees import files
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data import copy, read_manifest
 from trainjob.data.stores.base import CHUNK
 from trainjob.data.stores.oci import client, uploads

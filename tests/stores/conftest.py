@@ -28,7 +28,7 @@ from tests.trees import tree
 from tests.unit import fake_clouds
 from tests.unit.huggingface import fake as fake_hub
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data.stores.base import CHUNK
 
 USER = "somebody:the-password-of-this-registry"

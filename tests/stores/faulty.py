@@ -17,7 +17,7 @@ from tests.unit.fake_clouds import Clouds
 from tests.unit.huggingface import fake as fake_hub
 from tests.unit.huggingface.fake import Hub
 
-from trainjob import retrying
+from trainjob._support import retrying
 
 Fault = dict[str, Any]
 """``status`` with ``headers`` and ``body``, ``cut`` after a number of bytes, ``stall``; empty: no fault."""

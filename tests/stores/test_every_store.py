@@ -12,7 +12,7 @@ import pytest
 from tests.stores.faulty import Fault, FaultyStore, faulty_store, sha256
 from tests.trees import files, tree
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data import content, copy, read_manifest
 from trainjob.data.transfer import scan
 from trainjob.errors import (

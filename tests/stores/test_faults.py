@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tests.seaweedfs import SeaweedFS
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data import content, copy, ranges, read_manifest, transfer
 from trainjob.data.locations import Location, parse_store
 from trainjob.data.stores import opening

@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner
 
 from trainjob import __version__
+from trainjob._support.log_lines import LogLine
 from trainjob.cli import main
 from trainjob.cli.commands import parse_spec, slug_of
 from trainjob.cli.live import LiveView, Timeline
@@ -39,7 +40,6 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.report import numeric, rounded, short
 from trainjob.status import Observation, Phase

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.cli import main
 from trainjob.data import read_manifest
 

@@ -15,7 +15,7 @@ import pytest
 from tests.serving import serving
 from tests.unit.fake_clouds import Clouds
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data import content, copy
 from trainjob.data.locations import parse_store
 from trainjob.data.stores import clouds

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from tests.serving import serving
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data import copy, initialize, ranges, read_manifest
 from trainjob.data.locations import parse_store
 from trainjob.data.stores.base import WritableStore

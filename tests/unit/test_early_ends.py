@@ -17,6 +17,7 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.test_first_crash import crashed
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, WaitOptions, lifecycle as flow, results, telemetry, waiting
+from trainjob._support.log_lines import LogLine
 from trainjob.backends.base import Snapshot
 from trainjob.cancellation import cancel
 from trainjob.diagnosis import Evidence
@@ -31,7 +32,6 @@ from trainjob.errors import (
 )
 from trainjob.goodput import Activity, Goodput, measure
 from trainjob.history import MetricHistory
-from trainjob.logs import LogLine
 from trainjob.status import QUEUE_LABEL, Blocker, Observation, Phase, observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

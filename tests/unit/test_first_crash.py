@@ -22,12 +22,12 @@ from trainjob import (
     lifecycle as flow,
     waiting,
 )
+from trainjob._support.control_characters import one_line
 from trainjob.attempts import given_up
 from trainjob.backends.kubernetes.pods import crashes_of
 from trainjob.cancellation import CrashAction, give_up
 from trainjob.diagnosis import Category, Evidence, diagnose, log_tails
 from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
-from trainjob.sanitizing import one_line
 from trainjob.serialization import (
     LINE_CHARACTERS,
     pack_diagnosis,

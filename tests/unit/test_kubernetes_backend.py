@@ -12,7 +12,8 @@ from typing import Any
 import anyio
 import pytest
 
-from trainjob import JobRef, TrainJobSpec, retrying
+from trainjob import JobRef, TrainJobSpec
+from trainjob._support import retrying
 from trainjob.attempts import Cancel
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Request, Timings

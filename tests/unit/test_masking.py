@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob.masking import MASK, holds_secret, masked, masked_lines, names_a_secret, public, source_holds_secret
+from trainjob._support.masking import (
+    MASK,
+    holds_secret,
+    masked,
+    masked_lines,
+    names_a_secret,
+    public,
+    source_holds_secret,
+)
 
 # Valid forms of tokens, but not real ones.
 LITERALS = r"""

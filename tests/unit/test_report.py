@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tests.unit.test_page import Parsed
 
+from trainjob._support.masking import MASK
 from trainjob.cli import texts
 from trainjob.diagnosis import Category, Evidence
 from trainjob.document import training_document
 from trainjob.manifest import JobRef
-from trainjob.masking import MASK
 from trainjob.page import page_html
 from trainjob.report import Report, examine
 from trainjob.serialization import pack_diagnosis

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from trainjob import retrying
-from trainjob.retrying import Backoff, Preset
+from trainjob._support import retrying
+from trainjob._support.retrying import Backoff, Preset
 
 PAST = format_datetime(datetime.now(UTC) - timedelta(days=1), usegmt=True)
 PRESETS: dict[str, Preset] = {

@@ -9,7 +9,7 @@ import unicodedata
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob.sanitizing import colored, escaped_json, is_safe, one_line, plain
+from trainjob._support.control_characters import colored, escaped_json, is_safe, one_line, plain
 
 COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 PARTS = st.sampled_from(

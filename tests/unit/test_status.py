@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob.kube_objects import parse_time
+from trainjob._support.kube_objects import parse_time
 from trainjob.status import CANCELLED, QUEUE_LABEL, Blocker, Observation, Phase, observe
 
 CREATED, QUEUED, RESUMED, ENDED = (f"2026-11-21T{hour}:00:00Z" for hour in ("10", "11", "12", "13"))

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainjob import InvalidSpec, TrainJobSpec, volumes
+from trainjob import InvalidSpec, TrainJobSpec
+from trainjob._support import volumes
 from trainjob.data import copy, initialize, read_manifest
 from trainjob.data.program import step_command
 from trainjob.errors import ConfigurationError, UnsafePath

@@ -140,7 +140,9 @@ class TrainJobTask(ReportingTask):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger's event."""
         from trainjob import JobRef, RankCrashed, TrainJobFailed
-        from trainjob.integration import MetricHistory, conclude, unpack_diagnosis, unpack_evidence
+        from trainjob.history import MetricHistory
+        from trainjob.results import conclude
+        from trainjob.serialization import unpack_diagnosis, unpack_evidence
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
         with self._connected(context, ref.namespace, event.get("key") or key_of(context), ref) as running:
@@ -234,7 +236,7 @@ class TrainJobTask(ReportingTask):
         Raises:
             TrainJobFailure: The jobs cannot be listed.
         """
-        from trainjob.integration import MANAGED_BY
+        from trainjob.manifest import MANAGED_BY
 
         key, ti = key_of(context), context["ti"]
         if not may_have_another_key(context, resumed=self._resumed):
@@ -271,7 +273,7 @@ class TrainJobTask(ReportingTask):
 
     def _origin(self, context: Context) -> dict[str, str]:
         """Labels that identify the task, and that have the job suspended when nothing waits for it any longer."""
-        from trainjob.integration import SUSPEND
+        from trainjob.unattended import SUSPEND
 
         return labels_of_task(context) | labels_of_run(context) | (SUSPEND if self.on_kill_action != "keep" else {})
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import TrainJobClient
-    from trainjob.integration import CancelAction, TrainJob
+    from trainjob.attempts import CancelAction
+    from trainjob.backends.base import TrainJob
 
 _ACTIONS = "delete", "suspend"
 
@@ -150,7 +151,9 @@ class TrainJobCancelOperator(StrictTemplates):
             context: Of this task.
         """
         from trainjob import JobRef
-        from trainjob.integration import KEY, MANAGED_BY, mapping, observe
+        from trainjob._support.kube_objects import mapping
+        from trainjob.manifest import KEY, MANAGED_BY
+        from trainjob.status import observe
 
         keys: dict[str, list[TrainJob]] = defaultdict(list, {key: [] for key in launched})
         for wanted in labels:
@@ -178,7 +181,7 @@ class TrainJobCancelOperator(StrictTemplates):
         import anyio
 
         from trainjob import JobRef, TrainJobError, cancel, cancel_key
-        from trainjob.integration import observe
+        from trainjob.status import observe
 
         backend, action = client.backend, cast("CancelAction", self.action)
         seconds = self.stop_timeout or 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context, XComArg
 
     from trainjob import TrainJobSpec
-    from trainjob.integration import Step
+    from trainjob.data.program import Step
 
 
 class DataOperator(TrainJobOperator):
@@ -51,7 +51,8 @@ class DataOperator(TrainJobOperator):
 
     def check_literals(self) -> None:
         """Check the spec and the options for errors that no template can fix."""
-        from trainjob.integration import check_options, has_open
+        from trainjob.data.checks import check_options
+        from trainjob.spec.literals import has_open
 
         super().check_literals()
         check_texts(required=True, **{name: getattr(self, name) for name in self.required})
@@ -61,14 +62,14 @@ class DataOperator(TrainJobOperator):
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """Build the spec; invalid options are refused before a job is launched."""
-        from trainjob.integration import check_options
+        from trainjob.data.checks import check_options
 
         check_options(self.step, {"registry": self.registry, **self.options(key)})
         return super().job_spec(key, context)
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """The fields of the spec with the program as the command."""
-        from trainjob.integration import step_command
+        from trainjob.data.program import step_command
 
         options = {"registry": self.registry, **self.options(key)}
         return super().spec_fields(key) | {"command": step_command(self.step, options)}
@@ -126,7 +127,7 @@ class DatasetInitializerOperator(DataOperator):
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
-        from trainjob.integration import as_patterns
+        from trainjob.data.selection import as_patterns
 
         del key
         return {
@@ -307,7 +308,7 @@ class ModelExportOperator(DataOperator):
 
     def metrics_of(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
         """The metrics that the model was exported with."""
-        from trainjob.integration import numeric
+        from trainjob.report import numeric
 
         del result
         if _job(self.evaluation) and isinstance(self.evaluation, Mapping):

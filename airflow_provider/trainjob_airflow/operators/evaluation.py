@@ -16,7 +16,7 @@ from trainjob_airflow.templates import StrictTemplates, is_open
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context, XComArg
 
-    from trainjob.integration import Step
+    from trainjob.data.program import Step
 
 
 class ModelEvaluationOperator(DataOperator):
@@ -242,7 +242,7 @@ def _source(function: Callable[..., object]) -> tuple[str, str]:
     """
     import inspect
 
-    from trainjob.integration import Function
+    from trainjob.spec.function import Function
 
     try:
         found = Function.of(function, arguments="")

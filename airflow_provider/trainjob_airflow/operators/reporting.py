@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobError, TrainJobResult, TrainJobSpec
-    from trainjob.integration import Goodput
+    from trainjob.goodput import Goodput
 
 _T = TypeVar("_T")
 
@@ -62,7 +62,7 @@ class ReportingTask(StrictTemplates):
         """
         import yaml
 
-        from trainjob.integration import render
+        from trainjob.manifest import render
 
         spec, unknown = self.sample_spec()
         if unknown:
@@ -102,7 +102,7 @@ class ReportingTask(StrictTemplates):
             running: The job.
             spent: How its time was spent; None if that is unknown.
         """
-        from trainjob.integration import record_goodput
+        from trainjob.telemetry import record_goodput
 
         if running.ref is not None and spent is not None:
             record_goodput(running.ref, spent)
@@ -110,7 +110,7 @@ class ReportingTask(StrictTemplates):
 
     def _publish_end(self, context: Context, running: RunningJob, spent: Mapping[str, Any]) -> None:
         """Publish how the time of a job was spent whose try fails: in the log, as metrics and to OpenLineage."""
-        from trainjob.integration import spent_text
+        from trainjob.report import spent_text
 
         ref = running.ref
         if ref is not None and spent:
@@ -191,7 +191,7 @@ class ReportingTask(StrictTemplates):
     def acknowledge(self) -> None:
         """Mark the job as delivered: another launch with its key then starts a new job."""
         from trainjob import TrainJobError
-        from trainjob.integration import mark_delivered
+        from trainjob.job_records import mark_delivered
 
         ref = self._delivered
         if ref is None:

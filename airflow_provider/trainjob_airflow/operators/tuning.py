@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context, XComArg
 
     from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobSpec
-    from trainjob.integration import Study, StudyState
+    from trainjob.tuning import Study, StudyState
 
 _REFUSED = ("get_logs", "on_crash_action", "retry_user_errors", "skip_on_exit_code", "wait_for_completion")
 
@@ -102,7 +102,9 @@ class TrainJobTuningOperator(TrainJobOperator):
         Raises:
             InvalidStudy: The study is invalid, or the template uses a parameter that the space does not have.
         """
-        from trainjob.integration import Study, check_literals, check_template, has_open
+        from trainjob.spec.literals import check_literals, has_open
+        from trainjob.tuning import Study
+        from trainjob.tuning.template import check_template
 
         super().check_literals()
         check_texts(workspace=self.workspace, key=self.key)
@@ -172,7 +174,8 @@ class TrainJobTuningOperator(TrainJobOperator):
             TrainJobFatal: One of them is invalid.
         """
         from trainjob import TrainJobError
-        from trainjob.integration import Study, check_template
+        from trainjob.tuning import Study
+        from trainjob.tuning.template import check_template
 
         template = self._spec(key, context)
         try:
@@ -225,7 +228,7 @@ class TrainJobTuningOperator(TrainJobOperator):
         self, context: Context, running: RunningStudy, template: TrainJobSpec, result: dict[str, Any]
     ) -> dict[str, Any]:
         """What `execute` returns."""
-        from trainjob.integration import spec_of
+        from trainjob.tuning.template import spec_of
 
         found = result["best"]
         outputs = spec_of(template, found["number"], found["parameters"]).outputs
@@ -266,7 +269,8 @@ class TrainJobTuningOperator(TrainJobOperator):
     def _state(self, key: str) -> StudyState | None:
         """The study as its journal has it; None if it has none, or cannot be read now."""
         from trainjob import TrainJobError
-        from trainjob.integration import find_study, key_hash
+        from trainjob.manifest import key_hash
+        from trainjob.tuning.pages import find_study
 
         try:
             return find_study(key_hash(key), self.workspace)
@@ -275,7 +279,8 @@ class TrainJobTuningOperator(TrainJobOperator):
             return None
 
     def _journal(self, key: str) -> str:
-        from trainjob.integration import journal_location, key_hash
+        from trainjob.manifest import key_hash
+        from trainjob.tuning.journal import journal_location
 
         return journal_location(key_hash(key), self.workspace)
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import Diagnosis, JobRef, Observation, TrainJobClient
-    from trainjob.integration import StallWatch, TrainJob
+    from trainjob.backends.base import TrainJob
+    from trainjob.stalls import StallWatch
 
 
 class TrainJobSensor(StrictTemplates, BaseSensorOperator):
@@ -87,7 +88,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         self._open: tuple[ExitStack, TrainJobClient] | None = None
         if kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
             return
-        from trainjob.integration import has_open
+        from trainjob.spec.literals import has_open
 
         check_switches(deferrable=deferrable)
         check_place(namespace, trainjob_conn_id)
@@ -142,7 +143,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger's event."""
-        from trainjob.integration import unpack_diagnosis
+        from trainjob.serialization import unpack_diagnosis
 
         del context
         if event["status"] == "error" and event["retryable"]:
@@ -186,7 +187,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
             TrainJobFailed: Another process has given up the job.
         """
         from trainjob import JobRef
-        from trainjob.integration import JobReplaced
+        from trainjob.successors import JobReplaced
 
         if self._wait is not None and sought.name:  # perhaps another attempt than the one of that name
             ref = self._wait.ref
@@ -246,7 +247,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     def _check_progress(self, client: TrainJobClient, trainjob: TrainJob, observation: Observation) -> None:
         """Fail if no rank made progress for the job's ``stall_timeout``, by what pokes of this process have seen."""
         from trainjob import JobHung, JobRef
-        from trainjob.integration import StallWatch
+        from trainjob.stalls import StallWatch
 
         ref = JobRef.of(trainjob)
         if observation.stall_timeout is None or self.mode != "poke":
@@ -267,7 +268,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     def _result(self, namespace: str, name: str) -> dict[str, Any] | None:
         """What the job has reported so far; None if it no longer exists."""
         from trainjob import JobRef
-        from trainjob.integration import observe, result_of
+        from trainjob.results import result_of
+        from trainjob.status import observe
 
         async def read(client: TrainJobClient) -> dict[str, Any] | None:
             trainjob = await client.backend.get(namespace, name)

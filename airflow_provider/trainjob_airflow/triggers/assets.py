@@ -119,7 +119,7 @@ class TrainJobEventTrigger(_Watcher):
 
     async def _poll(self, seen: str) -> tuple[list[dict[str, Any]], str]:
         from trainjob import JobRef
-        from trainjob.integration import observe
+        from trainjob.status import observe
 
         hook = TrainJobHook(self.trainjob_conn_id)
         async with hook.shared_backend() as backend:

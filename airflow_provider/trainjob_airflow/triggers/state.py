@@ -17,7 +17,7 @@ from trainjob_airflow.triggers.base import event_of, load
 
 if TYPE_CHECKING:
     from trainjob import Backend, Observation
-    from trainjob.integration import Snapshot
+    from trainjob.backends.base import Snapshot
 
 
 class TrainJobStateTrigger(BaseTrigger):
@@ -73,7 +73,7 @@ class TrainJobStateTrigger(BaseTrigger):
     async def _outcome(self) -> dict[str, Any]:
         await asyncio.to_thread(load)
         from trainjob import JobHung, TrainJobError, TrainJobFailed
-        from trainjob.integration import pack_diagnosis
+        from trainjob.serialization import pack_diagnosis
 
         hook = TrainJobHook(self.trainjob_conn_id, self.target)
         try:
@@ -92,7 +92,7 @@ class TrainJobStateTrigger(BaseTrigger):
 
     async def _wait(self, backend: Backend, namespace: str) -> dict[str, Any]:
         from trainjob import JobRef
-        from trainjob.integration import JobReplaced
+        from trainjob.successors import JobReplaced
 
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
         while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - no event reports it
@@ -114,7 +114,7 @@ class TrainJobStateTrigger(BaseTrigger):
         Raises:
             JobReplaced: Another attempt of the key counts.
         """
-        from trainjob.integration import until_hung
+        from trainjob.waiting import until_hung
 
         ref, progress, latest = wait.ref, progress_logger(self.log), None
 

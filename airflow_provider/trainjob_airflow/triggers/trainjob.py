@@ -18,7 +18,7 @@ from trainjob_airflow.triggers.state import TrainJobStateTrigger
 
 if TYPE_CHECKING:
     from trainjob import Backend, Evidence, JobRef, Observation
-    from trainjob.integration import ProgressLogger
+    from trainjob.progress_log import ProgressLogger
 
 # An earlier version stored triggers of sensors under the path of this module.
 __all__ = ["TrainJobStateTrigger", "TrainJobTrigger"]
@@ -144,7 +144,7 @@ class TrainJobTrigger(TaskTrigger):
 
     async def _watched(self, training: Training | None) -> dict[str, Any]:
         from trainjob import RankCrashed, TrainJobFailed
-        from trainjob.integration import pack_diagnosis, pack_evidence
+        from trainjob.serialization import pack_diagnosis, pack_evidence
 
         async def wait(backend: Backend) -> dict[str, Any]:
             try:
@@ -163,7 +163,7 @@ class TrainJobTrigger(TaskTrigger):
 
     async def _wait(self, backend: Backend, training: Training | None) -> tuple[Observation, Evidence | None]:
         from trainjob import BackendUnavailable
-        from trainjob.integration import attend
+        from trainjob.waiting import attend
 
         progress = progress_logger(self.log)
         read = (lambda job: self._read(backend, progress, job)) if self.get_logs else None
@@ -189,7 +189,7 @@ class TrainJobTrigger(TaskTrigger):
         return final, crash
 
     async def _read(self, backend: Backend, progress: ProgressLogger, ref: JobRef) -> None:
-        from trainjob.integration import Throttle
+        from trainjob._support.log_lines import Throttle
 
         throttle = Throttle(progress.line)
         try:
@@ -210,7 +210,9 @@ class TrainJobTrigger(TaskTrigger):
         Without a key and a try, which an earlier version did not store, only the job.
         """
         from trainjob import cancel
-        from trainjob.integration import record_goodput, spent_so_far, try_of
+        from trainjob.attempts import try_of
+        from trainjob.results import spent_so_far
+        from trainjob.telemetry import record_goodput
 
         action: Literal["delete", "suspend"] = "suspend" if self.on_kill_action == "suspend" else "delete"
         ref, history = self._ref(), self._page.history if self._page is not None else None

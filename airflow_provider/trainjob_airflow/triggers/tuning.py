@@ -17,7 +17,7 @@ from trainjob_airflow.triggers.base import WRITER, TaskTrigger, event_of, load
 
 if TYPE_CHECKING:
     from trainjob import Backend, TrainJobSpec
-    from trainjob.integration import Study, Trial
+    from trainjob.tuning import Study, Trial
 
 
 class TrainJobStudyTrigger(TaskTrigger):
@@ -108,7 +108,7 @@ class TrainJobStudyTrigger(TaskTrigger):
 
     def _parsed(self) -> tuple[Study, TrainJobSpec]:
         from trainjob import TrainJobSpec
-        from trainjob.integration import Study
+        from trainjob.tuning import Study
 
         return Study.read(self.study), TrainJobSpec.parse(self.template)
 
@@ -120,7 +120,7 @@ class TrainJobStudyTrigger(TaskTrigger):
         return StudyPage(task, study, key=self.key, namespace=self.namespace, journal=self.journal)
 
     async def _tune(self, backend: Backend) -> dict[str, Any]:
-        from trainjob.integration import tune
+        from trainjob.tuning import tune
 
         study, template = await asyncio.to_thread(self._parsed)
         log, page = StudyLog(self.log, study.metric), self._page_of(study)
@@ -153,7 +153,7 @@ class TrainJobStudyTrigger(TaskTrigger):
 
     async def cancel(self, backend: Backend) -> str:
         """Cancel the running trials."""
-        from trainjob.integration import cancel_trials
+        from trainjob.tuning import cancel_trials
 
         count = await cancel_trials(backend, self.key, namespace=self.namespace, launching=self._launching)
         return f"{count} trials of {self.launched()} are terminating"
@@ -162,7 +162,7 @@ class TrainJobStudyTrigger(TaskTrigger):
 @asynccontextmanager
 async def _opened(location: str) -> AsyncIterator[Any]:
     """Open a journal: in threads, since stores block."""
-    from trainjob.integration import open_journal
+    from trainjob.tuning.journal import open_journal
 
     stack = ExitStack()
     journal = await asyncio.to_thread(stack.enter_context, open_journal(location))

@@ -22,6 +22,8 @@ import click
 from pydantic.alias_generators import to_camel
 
 from trainjob import cancellation, lifecycle as flow, report, telemetry, unattended, waiting
+from trainjob._support.kube_objects import rank_of
+from trainjob._support.log_lines import STATE_SECONDS, TERMINAL_SECONDS, Throttle
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.backends.local.store import leftovers
@@ -31,10 +33,8 @@ from trainjob.cli.output import echo, redrawn
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
 from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed
 from trainjob.job_records import mark_delivered
-from trainjob.kube_objects import rank_of
 from trainjob.leftovers import Leftover, remove_leftovers
 from trainjob.live import take_document
-from trainjob.logs import STATE_SECONDS, TERMINAL_SECONDS, Throttle
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.page import page_html
 from trainjob.report import short

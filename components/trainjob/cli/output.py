@@ -11,7 +11,7 @@ from typing import TextIO
 
 import click
 
-from trainjob.sanitizing import colored, plain
+from trainjob._support.control_characters import colored, plain
 
 
 def no_color() -> bool:

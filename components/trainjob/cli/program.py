@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
+from trainjob._support.control_characters import one_line
 from trainjob.cli import completion
 from trainjob.cli.data import data
 from trainjob.cli.options import (
@@ -52,7 +53,6 @@ from trainjob.errors import (
     TrainJobFailed,
     missing,
 )
-from trainjob.sanitizing import one_line
 from trainjob.status import Phase
 from trainjob.verdicts import RetryVerdict
 from trainjob.version import __version__

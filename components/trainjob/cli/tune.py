@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from trainjob import unattended
+from trainjob._support.control_characters import one_line
 from trainjob.cli import texts
 from trainjob.cli.commands import Interrupts, name_of, slug_of
 from trainjob.cli.output import echo, redrawn
@@ -18,7 +19,6 @@ from trainjob.cli.views import drop_stdout
 from trainjob.errors import InvalidSpec, InvalidStudy, Problem
 from trainjob.manifest import key_hash
 from trainjob.report import rounded, short
-from trainjob.sanitizing import one_line
 from trainjob.spec import TrainJobSpec
 from trainjob.spec.reading import load_spec
 from trainjob.tuning import Study, StudyResult, Trial, cancel_trials, tune

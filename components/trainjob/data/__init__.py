@@ -4,6 +4,6 @@ The functions are listed in ``__init__.pyi`` and imported when they are first us
 specs. The same steps as programs: ``python -m trainjob.data``.
 """
 
-from trainjob.exports import lazy
+from trainjob._support.lazy import lazy
 
 __getattr__, __dir__ = lazy(__name__, __file__)

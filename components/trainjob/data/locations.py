@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from trainjob import volumes
+from trainjob._support import volumes
 from trainjob.errors import ConfigurationError, UnsafePath
 
 SUPPORTED = ("abfs", "abfss", "az", "file", "gs", "hf", "http", "https", "model-registry", "models", "oci", "pvc", "s3")

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data.feeding import fed
 from trainjob.data.stores.base import Entry, ReadableStore
 from trainjob.errors import CorruptData, StoreUnavailable

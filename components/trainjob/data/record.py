@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from trainjob._support.kube_objects import parse_time
+from trainjob._support.masking import holds_secret, names_a_secret
 from trainjob.data.content import ContentManifest
 from trainjob.data.locations import ACCOUNT, ACCOUNTS, BUCKETS
 from trainjob.data.models import ModelFacts
 from trainjob.errors import ConfigurationError
-from trainjob.kube_objects import parse_time
-from trainjob.masking import holds_secret, names_a_secret
 from trainjob.version import __version__
 
 KINDS = {"datasets": "dataset", "base_model": "base model", "images": "image", "code": "code"}

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+from trainjob._support.control_characters import plain
+from trainjob._support.kube_objects import mapping, mappings, training_container
+from trainjob._support.masking import masked_lines
 from trainjob.diagnosis.diagnose import Diagnosis
 from trainjob.diagnosis.reasons import Category, Meaning
-from trainjob.kube_objects import mapping, mappings, training_container
-from trainjob.masking import masked_lines
 from trainjob.progress import (
     BACKWARD_FILES,
     COLLECTIVE_FILES,
@@ -27,7 +28,6 @@ from trainjob.progress import (
     RANK_MARKER,
     STACK_MARKER,
 )
-from trainjob.sanitizing import plain
 from trainjob.verdicts import RetryVerdict
 
 Process = tuple[str, int]

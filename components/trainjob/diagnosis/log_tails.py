@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainjob._support.control_characters import plain, states
 from trainjob.diagnosis.known import meaning_of_error
 from trainjob.diagnosis.reasons import Meaning
 from trainjob.diagnosis.tracebacks import Raised, trace
 from trainjob.progress import RANK_MARKER, STACK_MARKER
-from trainjob.sanitizing import plain, states
 
 _CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")
 # Fatal errors of native code (glog, Abseil): the process aborts.

@@ -10,7 +10,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from trainjob import retrying
+from trainjob._support import retrying
+from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
@@ -22,7 +23,6 @@ from trainjob.doctor import admission, permissions, pipelines, queues, secrets, 
 from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.install import STEP_IMAGE
-from trainjob.kube_objects import mapping, mappings, parse_time
 from trainjob.reaper import REAPER
 from trainjob.spec import API_VERSION, KIND, RuntimeRef
 from trainjob.status import QUEUE_LABEL

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainjob._support.kube_objects import mapping
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.doctor.findings import Finding, Level
-from trainjob.kube_objects import mapping
 
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _USER = "system:serviceaccount:"

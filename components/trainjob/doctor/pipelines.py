@@ -6,11 +6,11 @@ from typing import Any
 
 import yaml
 
+from trainjob._support.kube_objects import mapping
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob.doctor.findings import Finding, Level
 from trainjob.install import objects
-from trainjob.kube_objects import mapping
 
 CONFIG = "workflow-controller-configmap"
 _WORKFLOWS = "/apis/argoproj.io/v1alpha1"

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainjob._support.kube_objects import mapping, mappings
 from trainjob.backends.base import Backend
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.compat import kueue_needs_patches
 from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob.doctor.admission import try_job
 from trainjob.doctor.findings import Finding, Level
-from trainjob.kube_objects import mapping, mappings
 from trainjob.spec import RuntimeRef
 from trainjob.status import QUEUE_LABEL
 

@@ -8,11 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trainjob.diagnosis import Category, Evidence
-from trainjob.goodput.spans import IDLE, Span, clipped, over, stretches_of
-from trainjob.goodput.spent import Activity, Source
-from trainjob.history import Points
-from trainjob.kube_objects import (
+from trainjob._support.kube_objects import (
     INITIALIZERS,
     job_restarts,
     mapping,
@@ -22,6 +18,10 @@ from trainjob.kube_objects import (
     rank_of,
     training_container,
 )
+from trainjob.diagnosis import Category, Evidence
+from trainjob.goodput.spans import IDLE, Span, clipped, over, stretches_of
+from trainjob.goodput.spent import Activity, Source
+from trainjob.history import Points
 from trainjob.manifest import ATTEMPT
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from trainjob._support.kube_objects import mapping
 from trainjob.diagnosis import Evidence
 from trainjob.goodput.attempts import (
     Attempt,
@@ -22,7 +23,6 @@ from trainjob.goodput.attempts import (
 from trainjob.goodput.spans import IDLE, Span, clipped, over
 from trainjob.goodput.spent import Activity, Goodput, Segment, Source
 from trainjob.goodput.steps import Steps
-from trainjob.kube_objects import mapping
 from trainjob.manifest import KEY
 from trainjob.status import Phase, observe
 

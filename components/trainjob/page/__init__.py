@@ -18,7 +18,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from trainjob.sanitizing import one_line
+from trainjob._support.control_characters import one_line
 from trainjob.version import __version__
 
 _LONGEST = 2000  # characters of a text outside of the JSON

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.errors import (
     ConfigurationError,
     ModelNotFound,

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.errors import ConfigurationError, RegistryError, RegistryUnavailable
 from trainjob.version import __version__
 

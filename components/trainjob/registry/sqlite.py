@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import local
 
-from trainjob import durable
+from trainjob._support import durable
 from trainjob.errors import ConfigurationError, RegistryUnavailable
 
 _CREATION = 180.0

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainjob import volumes
+from trainjob._support import volumes
+from trainjob._support.masking import holds_secret, names_a_secret, source_holds_secret
 from trainjob.errors import Problem
-from trainjob.masking import holds_secret, names_a_secret, source_holds_secret
 
 RESERVED_PREFIX = "trainjob.dev/"
 """Prefix of labels and annotations with a job's identity, which `trainjob.manifest` sets."""

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from trainjob._support.masking import holds_secret, names_a_secret
 from trainjob.errors import Problem
-from trainjob.masking import holds_secret, names_a_secret
 from trainjob.spec.checks import env_problems
 from trainjob.spec.parts import Env, EnvVarSource, Part, SecretRef, env_api, unwrap_value_from
 

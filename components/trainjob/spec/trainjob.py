@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from trainjob._support.masking import holds_secret, source_holds_secret
+from trainjob._support.volumes import CHECKPOINT_VARIABLE
 from trainjob.errors import InvalidSpec, Problem
-from trainjob.masking import holds_secret, source_holds_secret
 from trainjob.spec import torchtune
 from trainjob.spec.checks import (
     argument_problems,
@@ -33,7 +34,6 @@ from trainjob.spec.patches import RuntimePatch
 from trainjob.spec.reading import check_limits, load_spec
 from trainjob.spec.torchtune import TorchTuneConfig
 from trainjob.spec.validation import Validation, snake_path
-from trainjob.volumes import CHECKPOINT_VARIABLE
 from trainjob.wait_options import duration
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"

@@ -23,10 +23,10 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, quote
 
+from trainjob._support.control_characters import one_line
+from trainjob._support.masking import MASK, names_a_secret
 from trainjob.data.stores.base import retry
 from trainjob.errors import ConfigurationError, CorruptData, StoreUnavailable
-from trainjob.masking import MASK, names_a_secret
-from trainjob.sanitizing import one_line
 from trainjob.tuning.sampling import distribution_of, load_optuna, quiet
 from trainjob.tuning.study import Study
 from trainjob.tuning.trials import parameters_of, trial_of

@@ -7,7 +7,7 @@ import pytest
 from tests.serving import serving
 from tests.unit.huggingface.fake import Hub
 
-from trainjob import retrying
+from trainjob._support import retrying
 
 
 @pytest.fixture

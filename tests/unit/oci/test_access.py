@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob import retrying
+from trainjob._support import retrying
+from trainjob._support.retrying import Backoff
 from trainjob.data.stores.oci import challenges
 from trainjob.data.stores.oci.access import Access
 from trainjob.data.stores.oci.challenges import Challenge
 from trainjob.data.stores.oci.client import Interrupted, pause
 from trainjob.data.stores.oci.credentials import Credential, find
 from trainjob.errors import ConfigurationError, StoreUnavailable
-from trainjob.retrying import Backoff
 
 HOST = "registry.example:5000"
 

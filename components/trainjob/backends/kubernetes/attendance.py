@@ -23,6 +23,7 @@ from typing import Any
 
 import anyio
 
+from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
 from trainjob.backends.kubernetes.errors import (
     ApiError,
@@ -35,7 +36,6 @@ from trainjob.backends.kubernetes.errors import (
     Transient,
 )
 from trainjob.errors import TrainJobError
-from trainjob.kube_objects import mapping, mappings, parse_time
 from trainjob.manifest import MANAGED_BY, JobRef
 from trainjob.spec import API_VERSION, KIND
 from trainjob.spec.checks import RESERVED_PREFIX

@@ -10,6 +10,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from trainjob._support.kube_objects import mapping
+from trainjob._support.log_lines import LogLine
 from trainjob.backends.base import Snapshot, TrainJob, Usage
 from trainjob.backends.kubernetes import attendance, pods
 from trainjob.backends.kubernetes.attendance import Attendance, Waiter
@@ -27,8 +29,6 @@ from trainjob.backends.kubernetes.pod_informer import PodInformer
 from trainjob.backends.kubernetes.prepared import PreparedRequest
 from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.diagnosis import Evidence
-from trainjob.kube_objects import mapping
-from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.spec import API_VERSION
 from trainjob.status import QUEUE_LABEL, observe

@@ -19,7 +19,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from trainjob import retrying
+from trainjob._support import retrying
+from trainjob._support.retrying import Preset
 from trainjob.backends.kubernetes.credentials import Access, Credentials
 from trainjob.backends.kubernetes.errors import (
     ApiError,
@@ -31,7 +32,6 @@ from trainjob.backends.kubernetes.errors import (
 )
 from trainjob.backends.kubernetes.lean_httpx import httpx
 from trainjob.errors import ConfigurationError
-from trainjob.retrying import Preset
 from trainjob.version import __version__
 
 _log = logging.getLogger(__name__)

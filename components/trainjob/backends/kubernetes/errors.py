@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.errors import TrainJobError
 from trainjob.verdicts import RetryVerdict
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import anyio
 
-from trainjob import retrying
+from trainjob._support import retrying
+from trainjob._support.kube_objects import name_of, rank_of, training_container
+from trainjob._support.log_lines import LogLine, Splitter, latest
+from trainjob._support.retrying import Backoff
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import ApiError, Transient
 from trainjob.backends.kubernetes.pod_informer import Listener, Pod
 from trainjob.backends.kubernetes.pods import KubeletLines, collection, list_pods
-from trainjob.kube_objects import name_of, rank_of, training_container
-from trainjob.logs import LogLine, Splitter, latest
 from trainjob.manifest import JobRef
-from trainjob.retrying import Backoff
 
 _log = logging.getLogger(__name__)
 

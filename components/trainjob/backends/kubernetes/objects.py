@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob import names
+from trainjob._support.kube_objects import mapping, mappings
 from trainjob.attempts import Cancel, recent
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes import cancels, pods
@@ -32,7 +33,6 @@ from trainjob.backends.kubernetes.errors import (
     Unauthorized,
 )
 from trainjob.errors import AlreadyExists, BackendUnavailable, ConfigurationError, NotFound, Rejected, RuntimeNotFound
-from trainjob.kube_objects import mapping, mappings
 from trainjob.manifest import JobRef
 from trainjob.spec import API_VERSION
 from trainjob.spec.checks import RESERVED_PREFIX

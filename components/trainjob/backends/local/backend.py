@@ -19,6 +19,8 @@ import anyio
 import anyio.to_thread
 
 from trainjob import names
+from trainjob._support.kube_objects import has_trained, mapping, name_of, rank_of
+from trainjob._support.log_lines import LogLine, Splitter, latest, merge, parse_cri
 from trainjob.attempts import Cancel, cancel_of, work_of
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.local import cancels, private, runtimes
@@ -34,8 +36,6 @@ from trainjob.errors import (
     Rejected,
     RuntimeNotFound,
 )
-from trainjob.kube_objects import has_trained, mapping, name_of, rank_of
-from trainjob.logs import LogLine, Splitter, latest, merge, parse_cri
 from trainjob.manifest import JobRef
 from trainjob.settings import Settings
 from trainjob.status import CANCELLED

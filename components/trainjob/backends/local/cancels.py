@@ -17,11 +17,11 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from trainjob._support.kube_objects import parse_time
 from trainjob.attempts import CANCEL_KEPT, Cancel, recent
 from trainjob.backends.local import private
 from trainjob.backends.local.store import FULL_DISK, read_json, write_json
 from trainjob.errors import Rejected
-from trainjob.kube_objects import parse_time
 
 
 def write(directory: Path, work: str, cancel: Cancel) -> Cancel | None:

@@ -12,7 +12,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from trainjob import durable
+from trainjob._support import durable
 from trainjob.errors import ConfigurationError
 
 _WRITE = stat.S_IWGRP | stat.S_IWOTH

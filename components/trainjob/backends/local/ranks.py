@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from trainjob._support.log_lines import MAX_LINE, cri_line
 from trainjob.backends.local import private
 from trainjob.backends.local.store import now
-from trainjob.logs import MAX_LINE, cri_line
 
 MARKER = "TRAINJOB_LOCAL_UID"
 """Environment variable of every process of a job: finds processes that are left, also after their parents ended."""

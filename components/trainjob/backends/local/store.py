@@ -36,9 +36,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainjob import durable, names
+from trainjob import names
+from trainjob._support import durable
+from trainjob._support.kube_objects import name_of, rank_of
 from trainjob.backends.local import private
-from trainjob.kube_objects import name_of, rank_of
 from trainjob.progress import MAX_BYTES
 
 DELETED = ".deleted"

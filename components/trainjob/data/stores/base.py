@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data.locations import Location
 from trainjob.errors import ConfigurationError, StoreUnavailable
 

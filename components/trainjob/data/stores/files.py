@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from trainjob import durable
+from trainjob._support import durable
 from trainjob.data.content import WORK
 from trainjob.data.locations import Location
 from trainjob.data.parallel import for_each

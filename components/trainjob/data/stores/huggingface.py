@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data.content import NAME, WORK
 from trainjob.data.locations import Location, at_revision, hub_parts
 from trainjob.data.stores.base import Entry, WritableStore, retry

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data.locations import Location, public
 from trainjob.data.stores import redirects, trust
 from trainjob.data.stores.base import CHUNK, Entry, ReadableStore, retry

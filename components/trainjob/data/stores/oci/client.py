@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import httpx
 
-from trainjob import retrying
+from trainjob._support import retrying
+from trainjob._support.retrying import Backoff
 from trainjob.data.stores import redirects, trust
 from trainjob.data.stores.oci.access import Access
 from trainjob.data.stores.web import LIMITS
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, TrainJobError
-from trainjob.retrying import Backoff
 from trainjob.settings import Settings
 
 CONNECT, READ, FINISH = 10.0, 60.0, 600.0

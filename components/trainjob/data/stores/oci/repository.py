@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob import retrying
+from trainjob._support import retrying
 from trainjob.data.stores.base import CHUNK
 from trainjob.data.stores.oci.client import Client, Interrupted, pause, retry
 from trainjob.data.stores.oci.reference import check_digest

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import httpx
 
-from trainjob import retrying
+from trainjob._support import retrying
+from trainjob._support.retrying import Backoff
 from trainjob.data.stores.base import CHUNK
 from trainjob.data.stores.oci.client import FINISH, Interrupted, pause
 from trainjob.data.stores.oci.payloads import Hashing, Once, Payload
 from trainjob.data.stores.oci.repository import Repository
 from trainjob.errors import CorruptData
-from trainjob.retrying import Backoff
 
 PART = 64 * CHUNK
 """Bytes of one PATCH. A part is not held in memory: after a cut it is read again. Proxies in front of registries often

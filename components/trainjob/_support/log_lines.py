@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from trainjob.sanitizing import states
+from trainjob._support.control_characters import states
 
 STATE_SECONDS = 10.0
 """Seconds between two states of a progress bar in a log that keeps all lines: that of Airflow or KFP, a file."""

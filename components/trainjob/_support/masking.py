@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from trainjob.sanitizing import plain
+from trainjob._support.control_characters import plain
 
 MASK = "***"
 """Replaces a secret."""

@@ -1,0 +1,1 @@
+"""What all other packages stand on and that knows nothing of jobs. Imports nothing of `trainjob`."""
