@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import BaseModel
 
+import trainjob._spec
 import trainjob.diagnosis
-import trainjob.spec
 from trainjob.cli.program import program
 from trainjob.diagnosis import Category
 from trainjob.diagnosis.reasons import Meaning
@@ -139,7 +139,7 @@ def api(module: str, level: str = "2") -> str:
     """The public names of a module, by mkdocstrings, without errors and names that have a separate page."""
     found = importlib.import_module(module)
     names = [name for name in found.__all__ if callable(getattr(found, name)) and not _is_error(getattr(found, name))]
-    names = [name for name in names if module != "trainjob" or name not in {*trainjob.spec.__all__, "Settings"}]
+    names = [name for name in names if module != "trainjob" or name not in {*trainjob._spec.__all__, "Settings"}]
     names.sort(key=lambda name: (name == "Backend", name != "TrainJobClient", isinstance(getattr(found, name), type)))
     return "\n\n".join(f"::: {module}.{name}\n    options: {{heading_level: {level}}}" for name in names)
 
@@ -158,12 +158,12 @@ def _is_error(value: object) -> bool:
 def spec() -> str:
     """The models of a spec, `TrainJobSpec` first, each with all of its fields."""
     parts = []
-    for name in sorted(trainjob.spec.__all__, key=lambda name: name != "TrainJobSpec"):
-        model = getattr(trainjob.spec, name)
+    for name in sorted(trainjob._spec.__all__, key=lambda name: name != "TrainJobSpec"):
+        model = getattr(trainjob._spec, name)
         if isinstance(model, type) and issubclass(model, BaseModel):
             members = [*model.model_fields, *(("parse", "check") if name == "TrainJobSpec" else ())]
             options = f"{{show_bases: false, show_if_no_docstring: true, members: [{', '.join(members)}]}}"
-            place = "trainjob" if name in trainjob.__all__ else "trainjob.spec"
+            place = "trainjob" if name in trainjob.__all__ else "trainjob._spec"
             parts.append(f"::: {place}.{name}\n    options: {options}")
     return "\n\n".join(parts)
 

@@ -25,7 +25,7 @@ INPUTS = {
         "components/trainjob/doctor/*.py",
         "components/trainjob/install/*.*",
         "components/trainjob/manifest.py",
-        "components/trainjob/spec/*.py",
+        "components/trainjob/_spec/*.py",
         "tests/testcluster/modules/*/go.mod",
         "tests/cluster/test_trainer_versions.py",
     ),

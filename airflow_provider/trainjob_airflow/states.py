@@ -171,7 +171,7 @@ def wanted(
         ValueError: Not exactly one of name and labels is set, or labels, phases or condition are invalid.
     """
     from trainjob import Phase, names
-    from trainjob.spec.checks import metadata_problems
+    from trainjob._spec.checks import metadata_problems
 
     if bool(name) == bool(labels):
         raise ValueError("set exactly one of name and labels")

@@ -1,4 +1,18 @@
 import trainjob.wait_options
+from trainjob._spec import (
+    EnvVarSource as EnvVarSource,
+    Function as Function,
+    Initializer as Initializer,
+    InitializerSource as InitializerSource,
+    LoraConfig as LoraConfig,
+    OwnerReference as OwnerReference,
+    Resources as Resources,
+    RuntimePatch as RuntimePatch,
+    RuntimeRef as RuntimeRef,
+    TorchTuneConfig as TorchTuneConfig,
+    TorchTuneInstructDataset as TorchTuneInstructDataset,
+    TrainJobSpec as TrainJobSpec,
+)
 from trainjob._support.log_lines import LogLine as LogLine
 from trainjob.backends import connect as connect
 from trainjob.backends.base import Backend as Backend
@@ -46,20 +60,6 @@ from trainjob.manifest import JobRef as JobRef
 from trainjob.report import Report as Report, diagnose as diagnose
 from trainjob.results import TrainJobResult as TrainJobResult
 from trainjob.settings import Settings as Settings
-from trainjob.spec import (
-    EnvVarSource as EnvVarSource,
-    Function as Function,
-    Initializer as Initializer,
-    InitializerSource as InitializerSource,
-    LoraConfig as LoraConfig,
-    OwnerReference as OwnerReference,
-    Resources as Resources,
-    RuntimePatch as RuntimePatch,
-    RuntimeRef as RuntimeRef,
-    TorchTuneConfig as TorchTuneConfig,
-    TorchTuneInstructDataset as TorchTuneInstructDataset,
-    TrainJobSpec as TrainJobSpec,
-)
 from trainjob.status import Blocker as Blocker, Observation as Observation, Phase as Phase
 from trainjob.verdicts import RetryVerdict as RetryVerdict
 from trainjob.version import __version__ as __version__

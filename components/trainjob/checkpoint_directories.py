@@ -15,11 +15,11 @@ from itertools import zip_longest
 from typing import Any
 
 from trainjob import names
+from trainjob._spec import torchtune
 from trainjob._support import volumes
 from trainjob._support.control_characters import short_json
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob._support.masking import MASK, names_a_secret, public
-from trainjob.spec import torchtune
 from trainjob.status import Phase, observe
 
 NOT_ASKED = {

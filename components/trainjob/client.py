@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from trainjob import cancellation, lifecycle as flow, names, report, trained, waiting
+from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
@@ -23,7 +24,6 @@ from trainjob.manifest import MANAGED_BY, JobRef
 from trainjob.report import Report
 from trainjob.results import TrainJobResult
 from trainjob.settings import Settings
-from trainjob.spec import TrainJobSpec
 from trainjob.status import Observation
 from trainjob.wait_options import WaitOptions
 

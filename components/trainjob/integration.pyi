@@ -1,4 +1,14 @@
 from trainjob import names as names
+from trainjob._spec import for_every_node as for_every_node
+from trainjob._spec.checks import RESERVED_PREFIX as RESERVED_PREFIX, metadata_problems as metadata_problems
+from trainjob._spec.function import Function as Function
+from trainjob._spec.literals import check_literals as check_literals, has_open as has_open
+from trainjob._spec.parts import field_name as field_name
+from trainjob._spec.reading import (
+    check_limits as check_limits,
+    load_spec as load_spec,
+    read_spec_file as read_spec_file,
+)
 from trainjob._support.control_characters import plain as plain
 from trainjob._support.kube_objects import mapping as mapping, parse_time as parse_time
 from trainjob._support.log_lines import Throttle as Throttle
@@ -76,12 +86,6 @@ from trainjob.serialization import (
     unpack_diagnosis as unpack_diagnosis,
     unpack_evidence as unpack_evidence,
 )
-from trainjob.spec import for_every_node as for_every_node
-from trainjob.spec.checks import RESERVED_PREFIX as RESERVED_PREFIX, metadata_problems as metadata_problems
-from trainjob.spec.function import Function as Function
-from trainjob.spec.literals import check_literals as check_literals, has_open as has_open
-from trainjob.spec.parts import field_name as field_name
-from trainjob.spec.reading import check_limits as check_limits, load_spec as load_spec, read_spec_file as read_spec_file
 from trainjob.stalls import StallWatch as StallWatch
 from trainjob.status import observe as observe
 from trainjob.successors import (

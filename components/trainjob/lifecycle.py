@@ -17,6 +17,7 @@ from typing import Any, Literal
 import anyio
 
 from trainjob import checkpoint_directories, unattended
+from trainjob._spec import TrainJobSpec
 from trainjob._support.side_by_side import side_by_side
 from trainjob.attempts import (
     ADOPTED,
@@ -67,7 +68,6 @@ from trainjob.manifest import (
     spec_hash,
 )
 from trainjob.retry_changes import Changes, changed, recorded
-from trainjob.spec import TrainJobSpec
 from trainjob.status import Phase, observe
 from trainjob.verdicts import RetryVerdict
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob import checkpoint_directories, names, returned, unattended
+from trainjob._spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
+from trainjob._spec.checks import RESERVED_PREFIX, STALL_VARIABLE
+from trainjob._spec.patches import for_every_node
 from trainjob._support import volumes
 from trainjob._support.control_characters import short_json
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import InvalidSpec, Problem, SpecMismatch
 from trainjob.retry_changes import RETRY_CHANGE, Changes, applied, change_annotations
-from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
-from trainjob.spec.checks import RESERVED_PREFIX, STALL_VARIABLE
-from trainjob.spec.patches import for_every_node
 from trainjob.status import GIVEN_UP, STALL_TIMEOUT, Phase, observe
 
 MAX_NAME = 33

@@ -14,15 +14,15 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError
 
+from trainjob._spec import Resources, TrainJobSpec, for_every_node
+from trainjob._spec.checks import RESERVED_PREFIX
+from trainjob._spec.on_retry import PRIORITY_LABEL, ExcludeNodes, MoreMemory, OtherCapacity, memory_of
+from trainjob._spec.parts import Count, Part, canonical_quantity, quantity_value
+from trainjob._spec.patches import RuntimePatch
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob._support.masking import public
 from trainjob.diagnosis import ON_RETRY, Category, Diagnosis
-from trainjob.spec import Resources, TrainJobSpec, for_every_node
-from trainjob.spec.checks import RESERVED_PREFIX
-from trainjob.spec.on_retry import PRIORITY_LABEL, ExcludeNodes, MoreMemory, OtherCapacity, memory_of
-from trainjob.spec.parts import Count, Part, canonical_quantity, quantity_value
-from trainjob.spec.patches import RuntimePatch
 from trainjob.status import QUEUE_LABEL
 
 RETRY_CHANGE = RESERVED_PREFIX + "retry-change"

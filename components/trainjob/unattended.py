@@ -17,7 +17,7 @@ from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.status import CANCELLED, observe
 
 if TYPE_CHECKING:  # pydantic, which the local backend's supervisors do without
-    from trainjob.spec import TrainJobSpec
+    from trainjob._spec import TrainJobSpec
 
 Action = Literal["suspend", "delete"]
 

@@ -8,19 +8,19 @@ from typing import Any
 from kfp.dsl.pipeline_channel import PipelineChannel
 
 from trainjob import ConfigurationError, TrainJobSpec, names
+from trainjob._spec.function import Function
+from trainjob._spec.literals import (
+    check_literals,
+    has_open,
+)
+from trainjob._spec.parts import field_name
+from trainjob._spec.reading import check_limits
 from trainjob.backends import BACKENDS
 from trainjob.data.checks import check_options
 from trainjob.data.program import (
     STEP_RUNTIME,
     Step,
 )
-from trainjob.spec.function import Function
-from trainjob.spec.literals import (
-    check_literals,
-    has_open,
-)
-from trainjob.spec.parts import field_name
-from trainjob.spec.reading import check_limits
 from trainjob.tuning import Study
 from trainjob.tuning.template import check_template
 from trainjob_kfp.execution import as_text, location

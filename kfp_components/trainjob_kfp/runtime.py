@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainjob import InvalidSpec, Problem, TrainJobError, TrainJobResult, TrainJobSpec
+from trainjob._spec.parts import field_name
+from trainjob._spec.reading import check_limits
 from trainjob.attempts import CancelAction
 from trainjob.data.checks import check_options
 from trainjob.data.program import (
@@ -25,8 +27,6 @@ from trainjob.data.program import (
 )
 from trainjob.document import with_evaluation
 from trainjob.report import numeric
-from trainjob.spec.parts import field_name
-from trainjob.spec.reading import check_limits
 from trainjob.tuning import Study
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainjob import InvalidSpec, Problem
-from trainjob.spec import for_every_node
-from trainjob.spec.checks import RESERVED_PREFIX
+from trainjob._spec import for_every_node
+from trainjob._spec.checks import RESERVED_PREFIX
 
 MANAGER = f"{RESERVED_PREFIX}kfp"
 """Manager of the patch in ``spec.runtimePatches``."""

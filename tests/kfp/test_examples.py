@@ -15,7 +15,7 @@ from tests.kfp.pipelines import dangling, validated
 from tests.registry.fake import FakeRegistry
 
 from trainjob import registry
-from trainjob.spec import TrainJobSpec
+from trainjob._spec import TrainJobSpec
 from trainjob_kfp import cleanup, train
 from trainjob_kfp.execution import Execution
 from trainjob_kfp.runtime import spec_of

@@ -9,7 +9,7 @@ import pytest
 from kfp import dsl
 
 from trainjob import InvalidSpec
-from trainjob.spec import for_every_node
+from trainjob._spec import for_every_node
 from trainjob_kfp.execution import Execution
 from trainjob_kfp.runtime import spec_of
 

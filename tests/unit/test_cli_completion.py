@@ -20,13 +20,13 @@ from tests.contract.memory import MemoryBackend
 from tests.processes import eventually
 from tests.serving import serving
 
+from trainjob._spec import TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.local.runtimes import FRAMEWORKS
 from trainjob.cli import completion
 from trainjob.cli.program import program
 from trainjob.lifecycle import launch
-from trainjob.spec import TrainJobSpec
 
 SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
 SHELLS = ("bash", "zsh", "fish")

@@ -17,6 +17,7 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, Settings, TrainJobClient
+from trainjob._spec import TrainJobSpec
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import main
 from trainjob.cli.output import fitted
@@ -24,7 +25,6 @@ from trainjob.diagnosis import Evidence, diagnose
 from trainjob.errors import ConfigurationError
 from trainjob.lifecycle import dry_run, launch
 from trainjob.manifest import JobRef, labels_of, render
-from trainjob.spec import TrainJobSpec
 
 STEP = ("--runtime", "trainjob-step")
 SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})

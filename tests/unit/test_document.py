@@ -17,6 +17,7 @@ from tests.unit import generated_histories
 from tests.unit.generated_histories import BEGIN, Run, pods_of
 from tests.unit.test_report import FAILED, HOSTILE, NOW, REF, SECRET, failed, trainjob
 
+from trainjob._spec import TrainJobSpec
 from trainjob._support.masking import MASK
 from trainjob.backends.base import Usage
 from trainjob.diagnosis import Evidence
@@ -39,7 +40,6 @@ from trainjob.evaluation.scores import Scores
 from trainjob.history import CHECKPOINT, MetricHistory
 from trainjob.manifest import JobRef, render
 from trainjob.report import examine
-from trainjob.spec import TrainJobSpec
 from trainjob.status import QUEUE_LABEL, Observation, Phase
 from trainjob.tuning import Trial
 

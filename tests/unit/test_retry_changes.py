@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from trainjob import Diagnosis, Evidence, InvalidSpec, RetryVerdict, TrainJobSpec
+from trainjob._spec.on_retry import PRIORITY_LABEL, OnRetry, memory_of
+from trainjob._spec.parts import quantity_value
 from trainjob.diagnosis import ON_RETRY, Category, with_change, with_node
 from trainjob.manifest import SPEC_HASH, render, spec_hash
 from trainjob.retry_changes import RETRY_CHANGE, Changes, applied, changed, notice, outlook, recorded
-from trainjob.spec.on_retry import PRIORITY_LABEL, OnRetry, memory_of
-from trainjob.spec.parts import quantity_value
 from trainjob.status import QUEUE_LABEL
 
 RULES: dict[str, Any] = {

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from trainjob import InvalidSpec, TrainJobSpec
+from trainjob._spec import EnvVarSource, KeyRef, Resources, RuntimeRef
 from trainjob.manifest import render
-from trainjob.spec import EnvVarSource, KeyRef, Resources, RuntimeRef
 
 TRAIN = {"runtime": "torch-distributed", "command": ["torchrun", "train.py"]}
 MANIFEST: dict[str, Any] = {

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trainjob import InvalidSpec, TrainJobSpec, progress
+from trainjob._spec import Function
+from trainjob._spec.checks import secret_texts
 from trainjob.backends.local.ranks import expand
 from trainjob.manifest import _literal, render
 from trainjob.progress import Report
-from trainjob.spec import Function
-from trainjob.spec.checks import secret_texts
 
 LIMIT = 3
 SPECIAL_CHARACTERS = "$(HOME) $$(HOME) ${HOME} $HOME $5.00 `echo no` 'one' \"two\" \\n \\\\ %s {x} \x07 é 😀 EOM\nEOM\n"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from trainjob import InvalidSpec, TrainJobSpec
+from trainjob._spec.literals import check_literals
+from trainjob._spec.reading import MAX_BYTES, MAX_DEPTH, check_limits, load_spec, read_spec_file
 from trainjob.cli import main
-from trainjob.spec.literals import check_literals
-from trainjob.spec.reading import MAX_BYTES, MAX_DEPTH, check_limits, load_spec, read_spec_file
 
 STEP = "runtime: trainjob-step\ncommand: [echo]\n"
 MANIFEST = "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nspec:\n  runtimeRef: {name: torch-distributed}\n"

@@ -15,13 +15,13 @@ import pytest
 from tests.contract.memory import MemoryBackend, now
 
 from trainjob import JobHung, JobRef, TrainJobResult
+from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
 from trainjob.cancellation import give_up
 from trainjob.diagnosis import Category
 from trainjob.diagnosis.stragglers import Straggler, annotation
 from trainjob.errors import Rejected
 from trainjob.lifecycle import launch
-from trainjob.spec import TrainJobSpec
 from trainjob.stalls import _Limit
 from trainjob.status import QUEUE_LABEL, Phase, observe
 from trainjob.waiting import follow, until_hung, wait

@@ -51,8 +51,8 @@ class DataOperator(TrainJobOperator):
 
     def check_literals(self) -> None:
         """Check the spec and the options for errors that no template can fix."""
+        from trainjob._spec.literals import has_open
         from trainjob.data.checks import check_options
-        from trainjob.spec.literals import has_open
 
         super().check_literals()
         check_texts(required=True, **{name: getattr(self, name) for name in self.required})

@@ -242,7 +242,7 @@ def _source(function: Callable[..., object]) -> tuple[str, str]:
     """
     import inspect
 
-    from trainjob.spec.function import Function
+    from trainjob._spec.function import Function
 
     try:
         found = Function.of(function, arguments="")

@@ -93,7 +93,7 @@ class TrainJobOperator(TrainJobTask):
             or `on_kill_action` is ``keep``.
         unattended_after: One minute to seven days, as ``timedelta``, seconds or ISO 8601; an hour if left out.
         on_retry: What the job of the next try changes after a failure, by its category: ``{"out_of_memory":
-            {"max_memory": "64Gi"}, "node_lost": {"max_excluded_nodes": 3}}``, see `trainjob.spec.OnRetry`.
+            {"max_memory": "64Gi"}, "node_lost": {"max_excluded_nodes": 3}}``, see `trainjob._spec.OnRetry`.
         namespace: Kubernetes namespace; the connection's if left out.
         trainjob_conn_id: Connection of type ``trainjob``. If the default one does not exist, ``TRAINJOB_*`` in the
             environment decides.
@@ -227,7 +227,7 @@ class TrainJobOperator(TrainJobTask):
         self.unattended = unattended
         self.unattended_after = unattended_after
         self.on_retry = on_retry
-        from trainjob.spec.reading import check_limits
+        from trainjob._spec.reading import check_limits
 
         check_limits([volumes, volume_mounts, tolerations, affinity, image_pull_secrets, security_context])
         self.volumes = as_json(volumes)
@@ -252,7 +252,7 @@ class TrainJobOperator(TrainJobTask):
         Raises:
             TrainJobError: The spec is invalid; the error has all problems.
         """
-        from trainjob.spec.literals import check_literals
+        from trainjob._spec.literals import check_literals
 
         fields = self.written_fields(None)
         if fields is not None:
@@ -266,7 +266,7 @@ class TrainJobOperator(TrainJobTask):
             context: Renders the spec's YAML file; without it the file is not read.
         """
         from trainjob import TrainJobSpec
-        from trainjob.spec.reading import load_spec
+        from trainjob._spec.reading import load_spec
 
         spec, name = self.spec, ""
         if spec is None:
@@ -283,7 +283,7 @@ class TrainJobOperator(TrainJobTask):
 
     def sample_spec(self) -> tuple[TrainJobSpec | None, list[str]]:
         """The known part of the spec of a run that starts now, and the paths of values that only a run knows."""
-        from trainjob.spec.literals import check_literals
+        from trainjob._spec.literals import check_literals
         from trainjob_airflow.sample import rendered, sample_context, unknown_paths
 
         made = rendered(self)
@@ -309,7 +309,7 @@ class TrainJobOperator(TrainJobTask):
 
     def _pod_patch(self) -> dict[str, Any] | None:
         """The runtime patch of the arguments about pods; None if none is set."""
-        from trainjob.spec import for_every_node
+        from trainjob._spec import for_every_node
 
         pod = {name: value for field, name in _POD.items() if (value := getattr(self, field)) is not None}
         if self.volume_mounts is not None:
@@ -347,7 +347,7 @@ class TrainJobOperator(TrainJobTask):
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """Build the spec of the job from rendered fields, or from `spec`."""
         from trainjob import TrainJobSpec  # imports pydantic, which DAG files do not need
-        from trainjob.spec.reading import load_spec
+        from trainjob._spec.reading import load_spec
 
         source = self.spec_fields(key) if self.spec is None else self.spec
         if isinstance(source, str | Path) and _is_path(source):
@@ -365,7 +365,7 @@ class TrainJobOperator(TrainJobTask):
         """The rendered text of the spec's file."""
         from jinja2 import TemplateError
 
-        from trainjob.spec.reading import read_spec_file
+        from trainjob._spec.reading import read_spec_file
 
         # Not by template_ext: Airflow would then treat every argument that ends in .yaml as a template file.
         data = read_spec_file(Path(self.dag.folder) / name, str(name))

@@ -102,7 +102,7 @@ class TrainJobTuningOperator(TrainJobOperator):
         Raises:
             InvalidStudy: The study is invalid, or the template uses a parameter that the space does not have.
         """
-        from trainjob.spec.literals import check_literals, has_open
+        from trainjob._spec.literals import check_literals, has_open
         from trainjob.tuning import Study
         from trainjob.tuning.template import check_template
 

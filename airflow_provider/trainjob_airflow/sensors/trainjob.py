@@ -88,7 +88,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         self._open: tuple[ExitStack, TrainJobClient] | None = None
         if kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
             return
-        from trainjob.spec.literals import has_open
+        from trainjob._spec.literals import has_open
 
         check_switches(deferrable=deferrable)
         check_place(namespace, trainjob_conn_id)

@@ -22,6 +22,8 @@ import click
 from pydantic.alias_generators import to_camel
 
 from trainjob import cancellation, lifecycle as flow, report, telemetry, unattended, waiting
+from trainjob._spec import TrainJobSpec
+from trainjob._spec.reading import load_spec
 from trainjob._support.kube_objects import rank_of
 from trainjob._support.log_lines import STATE_SECONDS, TERMINAL_SECONDS, Throttle
 from trainjob.backends import connect
@@ -40,8 +42,6 @@ from trainjob.page import page_html
 from trainjob.report import short
 from trainjob.results import TrainJobResult
 from trainjob.settings import Settings
-from trainjob.spec import TrainJobSpec
-from trainjob.spec.reading import load_spec
 from trainjob.status import observe
 from trainjob.wait_options import WaitOptions
 

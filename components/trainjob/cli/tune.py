@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from trainjob import unattended
+from trainjob._spec import TrainJobSpec
+from trainjob._spec.reading import load_spec
 from trainjob._support.control_characters import one_line
 from trainjob.cli import texts
 from trainjob.cli.commands import Interrupts, name_of, slug_of
@@ -19,8 +21,6 @@ from trainjob.cli.views import drop_stdout
 from trainjob.errors import InvalidSpec, InvalidStudy, Problem
 from trainjob.manifest import key_hash
 from trainjob.report import rounded, short
-from trainjob.spec import TrainJobSpec
-from trainjob.spec.reading import load_spec
 from trainjob.tuning import Study, StudyResult, Trial, cancel_trials, tune
 from trainjob.tuning.journal import journal_location, open_journal
 from trainjob.tuning.template import unused

@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from trainjob._spec import API_VERSION, KIND, RuntimeRef
 from trainjob._support import retrying
 from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.backends.base import TrainJob
@@ -24,7 +25,6 @@ from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.install import STEP_IMAGE
 from trainjob.reaper import REAPER
-from trainjob.spec import API_VERSION, KIND, RuntimeRef
 from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainjob._spec import RuntimeRef
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob.backends.base import Backend
 from trainjob.backends.kubernetes.client import ApiClient, Request
@@ -13,7 +14,6 @@ from trainjob.backends.kubernetes.compat import kueue_needs_patches
 from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob.doctor.admission import try_job
 from trainjob.doctor.findings import Finding, Level
-from trainjob.spec import RuntimeRef
 from trainjob.status import QUEUE_LABEL
 
 GROUP = "kueue.x-k8s.io"

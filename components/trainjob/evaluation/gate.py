@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from trainjob._spec.parts import Part
+from trainjob._spec.validation import Validation
 from trainjob.errors import InvalidGate, Problem
 from trainjob.evaluation.comparison import Compared, EvaluationReport
-from trainjob.spec.parts import Part
-from trainjob.spec.validation import Validation
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

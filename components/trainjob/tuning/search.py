@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from typing import Any, TypeGuard, TypeVar
 
 from trainjob import cancellation, lifecycle, telemetry
+from trainjob._spec import TrainJobSpec
+from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import (
     InvalidStudy,
@@ -28,8 +30,6 @@ from trainjob.goodput import Goodput
 from trainjob.history import thinned
 from trainjob.manifest import JobRef, check_key, differences, key_hash
 from trainjob.results import TrainJobResult
-from trainjob.spec import TrainJobSpec
-from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.status import Observation, Phase, observe
 from trainjob.tuning import template as templates
 from trainjob.tuning.journal import Journal

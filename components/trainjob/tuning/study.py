@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from trainjob._spec.parts import Part
+from trainjob._spec.validation import Validation
 from trainjob.errors import InvalidStudy, Problem
-from trainjob.spec.parts import Part
-from trainjob.spec.validation import Validation
 
 Scalar = bool | int | float | str
 Parameters = Mapping[str, Scalar]

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from trainjob._spec import TrainJobSpec
 from trainjob.data.locations import join
 from trainjob.errors import InvalidStudy, Problem
-from trainjob.spec import TrainJobSpec
 from trainjob.tuning.study import Parameters, Scalar, Study
 
 PREFIX = "KUBEFLOW_TRAINER_OPT_"

@@ -23,6 +23,9 @@ from typing import Any
 
 import anyio
 
+from trainjob._spec import API_VERSION, KIND
+from trainjob._spec.checks import RESERVED_PREFIX
+from trainjob._spec.trainjob import LONGEST_UNATTENDED
 from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
 from trainjob.backends.kubernetes.errors import (
@@ -37,9 +40,6 @@ from trainjob.backends.kubernetes.errors import (
 )
 from trainjob.errors import TrainJobError
 from trainjob.manifest import MANAGED_BY, JobRef
-from trainjob.spec import API_VERSION, KIND
-from trainjob.spec.checks import RESERVED_PREFIX
-from trainjob.spec.trainjob import LONGEST_UNATTENDED
 
 _log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from trainjob._spec import API_VERSION
 from trainjob._support.kube_objects import mapping
 from trainjob._support.log_lines import LogLine
 from trainjob.backends.base import Snapshot, TrainJob, Usage
@@ -30,7 +31,6 @@ from trainjob.backends.kubernetes.prepared import PreparedRequest
 from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.diagnosis import Evidence
 from trainjob.manifest import JobRef
-from trainjob.spec import API_VERSION
 from trainjob.status import QUEUE_LABEL, observe
 from trainjob.unattended import LABEL as UNATTENDED
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._support.kube_objects import mapping, parse_time
 from trainjob.attempts import Cancel
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import Conflict, Forbidden
 from trainjob.names import namespace as checked
-from trainjob.spec.checks import RESERVED_PREFIX
 
 _KEY = RESERVED_PREFIX + "cancelled-key"
 _ACTION, _TRY, _UID = (RESERVED_PREFIX + name for name in ("action", "try", "uid"))

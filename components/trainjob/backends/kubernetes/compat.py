@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainjob._spec import API_VERSION, KIND
 from trainjob._support.kube_objects import mapping
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import ApiError, BadRequest, ObjectNotFound, Transient
 from trainjob.errors import Problem, Rejected
-from trainjob.spec import API_VERSION, KIND
 from trainjob.status import QUEUE_LABEL
 
 Schema = Mapping[str, Any]

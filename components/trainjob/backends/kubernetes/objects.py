@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob import names
+from trainjob._spec import API_VERSION
+from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob.attempts import Cancel, recent
 from trainjob.backends.base import TrainJob
@@ -34,8 +36,6 @@ from trainjob.backends.kubernetes.errors import (
 )
 from trainjob.errors import AlreadyExists, BackendUnavailable, ConfigurationError, NotFound, Rejected, RuntimeNotFound
 from trainjob.manifest import JobRef
-from trainjob.spec import API_VERSION
-from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
 

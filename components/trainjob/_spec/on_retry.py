@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from trainjob._spec.parts import Count, Part, Resources, quantity_value
 from trainjob.errors import Problem
-from trainjob.spec.parts import Count, Part, Resources, quantity_value
 from trainjob.status import QUEUE_LABEL
 
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"

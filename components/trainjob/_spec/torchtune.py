@@ -16,8 +16,8 @@ from urllib.parse import urlparse
 import yaml
 from pydantic import Field
 
+from trainjob._spec.parts import Part
 from trainjob.errors import Problem
-from trainjob.spec.parts import Part
 
 COMMAND = ["tune", "run"]
 """The command by which Trainer detects torchtune."""

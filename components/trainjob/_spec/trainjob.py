@@ -12,11 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from trainjob._support.masking import holds_secret, source_holds_secret
-from trainjob._support.volumes import CHECKPOINT_VARIABLE
-from trainjob.errors import InvalidSpec, Problem
-from trainjob.spec import torchtune
-from trainjob.spec.checks import (
+from trainjob._spec import torchtune
+from trainjob._spec.checks import (
     argument_problems,
     checkpoint_directory_problems,
     checkpoint_problems,
@@ -26,14 +23,17 @@ from trainjob.spec.checks import (
     secret_texts,
     well_shaped,
 )
-from trainjob.spec.function import Function
-from trainjob.spec.initializers import Initializer
-from trainjob.spec.on_retry import OnRetry
-from trainjob.spec.parts import Count, Env, OwnerReference, Part, Resources, RuntimeRef, env_api
-from trainjob.spec.patches import RuntimePatch
-from trainjob.spec.reading import check_limits, load_spec
-from trainjob.spec.torchtune import TorchTuneConfig
-from trainjob.spec.validation import Validation, snake_path
+from trainjob._spec.function import Function
+from trainjob._spec.initializers import Initializer
+from trainjob._spec.on_retry import OnRetry
+from trainjob._spec.parts import Count, Env, OwnerReference, Part, Resources, RuntimeRef, env_api
+from trainjob._spec.patches import RuntimePatch
+from trainjob._spec.reading import check_limits, load_spec
+from trainjob._spec.torchtune import TorchTuneConfig
+from trainjob._spec.validation import Validation, snake_path
+from trainjob._support.masking import holds_secret, source_holds_secret
+from trainjob._support.volumes import CHECKPOINT_VARIABLE
+from trainjob.errors import InvalidSpec, Problem
 from trainjob.wait_options import duration
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainjob.spec import torchtune
-from trainjob.spec.reading import check_limits
-from trainjob.spec.trainjob import TrainJobSpec
+from trainjob._spec import torchtune
+from trainjob._spec.reading import check_limits
+from trainjob._spec.trainjob import TrainJobSpec
 
 IsOpen = Callable[[object], bool]
 """Whether a single value is set later: a template, the result of another step."""

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from trainjob._spec.checks import env_problems
+from trainjob._spec.parts import Env, EnvVarSource, Part, SecretRef, env_api, unwrap_value_from
 from trainjob._support.masking import holds_secret, names_a_secret
 from trainjob.errors import Problem
-from trainjob.spec.checks import env_problems
-from trainjob.spec.parts import Env, EnvVarSource, Part, SecretRef, env_api, unwrap_value_from
 
 _STORAGE_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 _CACHE_URI = re.compile(r"cache://[^/]+/[^/]+")

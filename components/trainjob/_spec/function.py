@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from trainjob.spec.parts import Part
+from trainjob._spec.parts import Part
 
 
 class Function(Part):

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
+from trainjob._spec.checks import text_problem
+from trainjob._spec.parts import ENV_ENTRY, EnvVarSource, FieldRef, KeyRef, ResourceFieldRef, Resources, field_name
 from trainjob.errors import Problem
-from trainjob.spec.checks import text_problem
-from trainjob.spec.parts import ENV_ENTRY, EnvVarSource, FieldRef, KeyRef, ResourceFieldRef, Resources, field_name
 
 _PASSES = 5
 """Validations that remove only invalid parts; a field that is invalid after that is removed as a whole."""

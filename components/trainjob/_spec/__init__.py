@@ -6,10 +6,10 @@ rules of the TrainJob CRD and webhooks of Trainer 2.1 to 2.3 (``pkg/apis/trainer
 checked here, so that an invalid spec is refused before anything is created.
 """
 
-from trainjob.spec.function import Function
-from trainjob.spec.initializers import Initializer, InitializerSource
-from trainjob.spec.on_retry import ExcludeNodes, MoreMemory, OnRetry, OtherCapacity
-from trainjob.spec.parts import (
+from trainjob._spec.function import Function
+from trainjob._spec.initializers import Initializer, InitializerSource
+from trainjob._spec.on_retry import ExcludeNodes, MoreMemory, OnRetry, OtherCapacity
+from trainjob._spec.parts import (
     EnvVarSource,
     FieldRef,
     KeyRef,
@@ -20,9 +20,9 @@ from trainjob.spec.parts import (
     SecretRef,
     env_api,
 )
-from trainjob.spec.patches import RuntimePatch, for_every_node
-from trainjob.spec.torchtune import LoraConfig, TorchTuneConfig, TorchTuneInstructDataset
-from trainjob.spec.trainjob import API_VERSION, KIND, TrainJobSpec
+from trainjob._spec.patches import RuntimePatch, for_every_node
+from trainjob._spec.torchtune import LoraConfig, TorchTuneConfig, TorchTuneInstructDataset
+from trainjob._spec.trainjob import API_VERSION, KIND, TrainJobSpec
 
 __all__ = [
     "API_VERSION",
