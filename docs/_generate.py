@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import BaseModel
 
+import trainjob._diagnosis
 import trainjob._spec
-import trainjob.diagnosis
+from trainjob._diagnosis import Category
+from trainjob._diagnosis.reasons import Meaning
 from trainjob.cli.program import program
-from trainjob.diagnosis import Category
-from trainjob.diagnosis.reasons import Meaning
 from trainjob.tuning.study import CategoricalParameter, FloatParameter, IntParameter, Pruner, Sampler, Study
 
 if TYPE_CHECKING:  # in .venv-docs only
@@ -80,9 +80,9 @@ def cli() -> str:
 
 
 def meanings() -> dict[Category, list[tuple[str, Meaning]]]:
-    """By category: what is seen, and its meaning, from all tables of `trainjob.diagnosis`."""
+    """By category: what is seen, and its meaning, from all tables of `trainjob._diagnosis`."""
     found: dict[Category, dict[tuple[str, str], tuple[str, Meaning]]] = {category: {} for category in Category}
-    for info in pkgutil.iter_modules(trainjob.diagnosis.__path__, "trainjob.diagnosis."):
+    for info in pkgutil.iter_modules(trainjob._diagnosis.__path__, "trainjob._diagnosis."):
         for name, value in vars(importlib.import_module(info.name)).items():
             if not name.startswith("__"):
                 for seen, meaning in _meanings(value, ()):

@@ -1,4 +1,5 @@
 import trainjob.wait_options
+from trainjob._diagnosis import Category as Category, Diagnosis as Diagnosis, Evidence as Evidence
 from trainjob._spec import (
     EnvVarSource as EnvVarSource,
     Function as Function,
@@ -18,7 +19,6 @@ from trainjob.backends import connect as connect
 from trainjob.backends.base import Backend as Backend
 from trainjob.cancellation import Cancelled as Cancelled, cancel as cancel, cancel_key as cancel_key
 from trainjob.client import TrainJobClient as TrainJobClient
-from trainjob.diagnosis import Category as Category, Diagnosis as Diagnosis, Evidence as Evidence
 from trainjob.errors import (
     AlreadyExists as AlreadyExists,
     BackendUnavailable as BackendUnavailable,

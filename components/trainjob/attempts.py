@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from trainjob._diagnosis import Diagnosis
+from trainjob._diagnosis.serialization import unpack_diagnosis
 from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._support.kube_objects import mapping
-from trainjob.diagnosis import Diagnosis
 from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, TRY, JobRef, key_hash
-from trainjob.serialization import unpack_diagnosis
 from trainjob.status import CANCELLED, GIVEN_UP, Observation, Phase, observe
 from trainjob.unattended import MARK
 

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import anyio
 
+from trainjob._diagnosis import Diagnosis
+from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._support.kube_objects import mapping
 from trainjob.attempts import (
     Cancel,
@@ -32,11 +34,9 @@ from trainjob.attempts import (
     version_of,
 )
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Diagnosis
 from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.job_records import keep_reason
 from trainjob.manifest import FAILURE, KEY, JobRef, key_hash, labels_of
-from trainjob.serialization import pack_diagnosis
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, Phase, observe
 
 CANCEL_SECONDS = 60.0

@@ -17,10 +17,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from trainjob import checkpoint_directories
+from trainjob._diagnosis import Category, Diagnosis, Evidence
 from trainjob._support.kube_objects import mapping
 from trainjob._support.masking import public
 from trainjob.backends.base import TrainJob, Usage
-from trainjob.diagnosis import Category, Diagnosis, Evidence
 from trainjob.goodput import Activity, Attempt, Goodput, Segment, Source, measure, pieces_of_work, ratio_of, sums
 from trainjob.history import CHECKPOINT, METHOD, MetricHistory, Points, thinned
 from trainjob.manifest import ATTEMPT, KEY, JobRef

@@ -51,7 +51,7 @@ from trainjob._support.masking import public
 from trainjob.verdicts import RetryVerdict
 
 if TYPE_CHECKING:
-    from trainjob.diagnosis import Diagnosis
+    from trainjob._diagnosis import Diagnosis
     from trainjob.goodput import Goodput
 
 

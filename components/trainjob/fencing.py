@@ -10,14 +10,14 @@ from typing import Any
 
 import anyio
 
+from trainjob._diagnosis import Diagnosis, diagnose
+from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of
 from trainjob.attempts import NOT_STARTED, is_deleting, recorded_failure, version_of
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.cancellation import end_attempt
-from trainjob.diagnosis import Diagnosis, diagnose
 from trainjob.errors import NotFound, RanksRemain, Rejected
 from trainjob.manifest import JobRef, job_name
-from trainjob.serialization import pack_diagnosis
 from trainjob.status import GIVEN_UP, Phase, observe
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,10 @@
 from trainjob import names as names
+from trainjob._diagnosis.serialization import (
+    pack_diagnosis as pack_diagnosis,
+    pack_evidence as pack_evidence,
+    unpack_diagnosis as unpack_diagnosis,
+    unpack_evidence as unpack_evidence,
+)
 from trainjob._spec import for_every_node as for_every_node
 from trainjob._spec.checks import RESERVED_PREFIX as RESERVED_PREFIX, metadata_problems as metadata_problems
 from trainjob._spec.function import Function as Function
@@ -79,12 +85,6 @@ from trainjob.results import (
     measured as measured,
     result_of as result_of,
     spent_so_far as spent_so_far,
-)
-from trainjob.serialization import (
-    pack_diagnosis as pack_diagnosis,
-    pack_evidence as pack_evidence,
-    unpack_diagnosis as unpack_diagnosis,
-    unpack_evidence as unpack_evidence,
 )
 from trainjob.stalls import StallWatch as StallWatch
 from trainjob.status import observe as observe

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
+from trainjob._diagnosis import Diagnosis
+from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Diagnosis
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.manifest import DELIVERED, FAILURE, KEY, JobRef, failure_record
-from trainjob.serialization import pack_diagnosis
 from trainjob.status import QUEUE_LABEL
 
 

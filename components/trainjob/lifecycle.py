@@ -17,6 +17,7 @@ from typing import Any, Literal
 import anyio
 
 from trainjob import checkpoint_directories, unattended
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob._spec import TrainJobSpec
 from trainjob._support.side_by_side import side_by_side
 from trainjob.attempts import (
@@ -43,7 +44,6 @@ from trainjob.attempts import (
 )
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.cancellation import end_attempt, request_cancel
-from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,

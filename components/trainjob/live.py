@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import anyio
 
+from trainjob._diagnosis import Evidence
 from trainjob._support.kube_objects import mapping, rank_of
 from trainjob.backends.base import Backend, TrainJob, Usage
-from trainjob.diagnosis import Evidence
 from trainjob.document import list_document, training_document, with_comparison, with_lineage
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.history import MetricHistory

@@ -14,7 +14,7 @@ from trainjob._support.control_characters import one_line, plain
 from trainjob._support.masking import masked_lines, public
 
 if TYPE_CHECKING:
-    from trainjob.diagnosis import Diagnosis
+    from trainjob._diagnosis import Diagnosis
     from trainjob.results import TrainJobResult
 
 _LONGEST = 300  # characters of a text

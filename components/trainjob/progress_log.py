@@ -11,13 +11,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
+from trainjob._diagnosis.serialization import warning
 from trainjob._support.control_characters import plain
 from trainjob.report import rounded
-from trainjob.serialization import warning
 
 if TYPE_CHECKING:
+    from trainjob._diagnosis import Diagnosis
     from trainjob._support.log_lines import LogLine
-    from trainjob.diagnosis import Diagnosis
     from trainjob.status import Observation
 
 # Limit of the ranks' lines, and its interval: writing lines blocks the event loop that all triggers of an Airflow

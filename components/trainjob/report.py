@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from trainjob._diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
+from trainjob._diagnosis.stragglers import Straggler, stragglers_of
 from trainjob._support.control_characters import one_line, plain
 from trainjob._support.kube_objects import (
     job_restarts,
@@ -26,8 +28,6 @@ from trainjob._support.kube_objects import (
 from trainjob._support.masking import MASK, masked_lines, names_a_secret, public
 from trainjob.attempts import given_up
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
-from trainjob.diagnosis.stragglers import Straggler, stragglers_of
 from trainjob.errors import NotFound
 from trainjob.manifest import KEY, JobRef
 from trainjob.results import history_as_json, result_of
@@ -115,7 +115,7 @@ class Report:
         job_restarts: Restarts of all ranks together, by JobSet.
         evidence: What was read of the job.
         checkpoints: Steps and Unix times of the checkpoints that the training reported; empty as `history`.
-        stragglers: Ranks that waiters have found to be slower than the others, see `trainjob.diagnosis.stragglers`.
+        stragglers: Ranks that waiters have found to be slower than the others, see `trainjob._diagnosis.stragglers`.
     """
 
     ref: JobRef

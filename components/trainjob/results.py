@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 
 from trainjob import progress, telemetry
+from trainjob._diagnosis import ON_RETRY, Evidence, diagnose
+from trainjob._diagnosis.stragglers import stragglers_of
 from trainjob._support import volumes
 from trainjob._support.kube_objects import mapping, mappings, rank_of
 from trainjob.backends.base import Backend
-from trainjob.diagnosis import ON_RETRY, Evidence, diagnose
-from trainjob.diagnosis.stragglers import stragglers_of
 from trainjob.errors import TrainJobFailed
 from trainjob.goodput import Attempt, Goodput, measure
 from trainjob.history import CHECKPOINT, MetricHistory, thinned

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError
 
+from trainjob._diagnosis import ON_RETRY, Category, Diagnosis
 from trainjob._spec import Resources, TrainJobSpec, for_every_node
 from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._spec.on_retry import PRIORITY_LABEL, ExcludeNodes, MoreMemory, OtherCapacity, memory_of
@@ -22,7 +23,6 @@ from trainjob._spec.patches import RuntimePatch
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob._support.masking import public
-from trainjob.diagnosis import ON_RETRY, Category, Diagnosis
 from trainjob.status import QUEUE_LABEL
 
 RETRY_CHANGE = RESERVED_PREFIX + "retry-change"

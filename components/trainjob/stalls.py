@@ -1,9 +1,9 @@
-"""Detects that no rank of a running job makes progress, for a waiter. `trainjob.diagnosis.hangs` finds the culprit.
+"""Detects that no rank of a running job makes progress, for a waiter. `trainjob._diagnosis.hangs` finds the culprit.
 
 Progress is, in order of trust: the progress that the TrainJob reports, which the waiter's watch brings anyway; the step
 counters that the watchdogs of `trainjob.progress` write to the ranks' logs; and only if no rank has ever counted a
 step, any log line. Logs are read when the watch has brought no progress for three quarters of the timeout, and once per
-timeout to compare the ranks (`trainjob.diagnosis.stragglers`). So a healthy job costs at most two reads of the end of
+timeout to compare the ranks (`trainjob._diagnosis.stragglers`). So a healthy job costs at most two reads of the end of
 each rank's log in that time.
 
 Readings are compared with each other, never with a clock: the clocks of nodes disagree.
@@ -23,12 +23,12 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from trainjob import telemetry
+from trainjob._diagnosis import Diagnosis, hangs, with_change, with_node
+from trainjob._diagnosis.hangs import Process, RankState
+from trainjob._diagnosis.log_tails import of_training
+from trainjob._diagnosis.stragglers import Stragglers, annotation, stragglers_of
 from trainjob._support.kube_objects import INITIALIZERS, mapping, rank_of
 from trainjob.backends.base import Backend
-from trainjob.diagnosis import Diagnosis, hangs, with_change, with_node
-from trainjob.diagnosis.hangs import Process, RankState
-from trainjob.diagnosis.log_tails import of_training
-from trainjob.diagnosis.stragglers import Stragglers, annotation, stragglers_of
 from trainjob.errors import JobHung, TrainJobError
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainjob import unattended
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob.attempts import (
     Cancel,
     cancel_of,
@@ -17,7 +18,6 @@ from trainjob.attempts import (
     work_of,
 )
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import NotFound, Rejected, TrainJobFailed
 from trainjob.manifest import KEY, MANAGED_BY, JobRef
 from trainjob.status import Observation, Phase

@@ -17,7 +17,7 @@ import logging
 import sys
 from collections.abc import Iterable
 
-from trainjob.diagnosis.stragglers import Straggler
+from trainjob._diagnosis.stragglers import Straggler
 from trainjob.goodput import Goodput
 from trainjob.manifest import JobRef
 from trainjob.version import __version__

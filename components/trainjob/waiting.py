@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob import progress, retry_changes, unattended
+from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose, with_change
 from trainjob._support.kube_objects import mapping, parse_time
 from trainjob._support.log_lines import STATE_SECONDS, LogLine, Throttle
 from trainjob.attempts import NOT_STARTED
 from trainjob.backends.base import Backend, Snapshot, TrainJob
-from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, with_change
 from trainjob.errors import (
     BackendUnavailable,
     JobHung,

@@ -48,7 +48,7 @@ MODULES = (
     *(f"trainjob_airflow.operators.{name}" for name in ("data", "trainjob")),
     *("trainjob_airflow.decorators.trainjob", "trainjob_airflow.sensors.trainjob", "trainjob_airflow.links"),
     *("trainjob_airflow.triggers.trainjob", "trainjob_airflow.triggers.assets", "trainjob_airflow.lineage"),
-    *("trainjob", "trainjob.waiting", "trainjob.lifecycle", "trainjob.diagnosis", "trainjob.backends.local.backend"),
+    *("trainjob", "trainjob.waiting", "trainjob.lifecycle", "trainjob._diagnosis", "trainjob.backends.local.backend"),
     *("trainjob.backends.kubernetes.backend", "psycopg2", "httpx", "uvicorn", "a2wsgi"),
 )
 SERVER_MODULES = (

@@ -10,9 +10,9 @@ from tests.airflow.conftest import Run, python
 from tests.airflow.test_operator import both, step
 
 from trainjob import JobHung, JobRef, Phase, TrainJobClient
+from trainjob._diagnosis import Category
 from trainjob.attempts import given_up
 from trainjob.cancellation import give_up
-from trainjob.diagnosis import Category
 from trainjob.status import observe
 from trainjob_airflow.exceptions import TrainJobFailure
 from trainjob_airflow.sensors.trainjob import TrainJobSensor

@@ -18,9 +18,9 @@ from tests.airflow.conftest import jobs, python, replaced
 from tests.airflow.versions import serde, since
 
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOptions, connect
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel, give_up
-from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import BackendUnavailable
 from trainjob.history import MetricHistory
 from trainjob.lifecycle import launch

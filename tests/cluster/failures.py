@@ -15,7 +15,7 @@ from tests.cluster import failing as make
 from tests.testcluster.access import Access
 from tests.testcluster.nodes import simulate
 
-from trainjob.diagnosis import Category
+from trainjob._diagnosis import Category
 from trainjob.manifest import JobRef
 from trainjob.verdicts import RetryVerdict
 

@@ -23,6 +23,7 @@ from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions
+from trainjob._diagnosis import Category
 from trainjob._support.log_lines import LogLine
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes import pods
@@ -30,7 +31,6 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
-from trainjob.diagnosis import Category
 from trainjob.errors import (
     ConfigurationError,
     NotFound,

@@ -28,11 +28,11 @@ from tests.testcluster.access import RULES, TRAINER, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions
+from trainjob._diagnosis import Evidence, diagnose
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel, give_up
-from trainjob.diagnosis import Evidence, diagnose
 from trainjob.errors import RankCrashed
 from trainjob.lifecycle import launch
 from trainjob.report import diagnose as report_of

@@ -25,11 +25,11 @@ from trainjob import (
     TrainJobSpec,
     WaitOptions,
 )
+from trainjob._diagnosis.serialization import unpack_diagnosis
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.cancellation import cancel, give_up
 from trainjob.lifecycle import launch
 from trainjob.manifest import FAILURE, FAILURE_OF
-from trainjob.serialization import unpack_diagnosis
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]

@@ -16,12 +16,12 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from trainjob._diagnosis import Evidence
+from trainjob._diagnosis.terminations import crashes_in
 from trainjob._support.log_lines import LogLine
 from trainjob.attempts import Cancel
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes.attendance import Waiter
-from trainjob.diagnosis import Evidence
-from trainjob.diagnosis.terminations import crashes_in
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.fencing import JOBSET_NAME
 from trainjob.manifest import JobRef

@@ -11,8 +11,8 @@ from tests.kfp.memory_cluster import MemoryCluster
 from tests.kfp.test_first_crash import EXECUTION, PARAMETERS, SPEC
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec
+from trainjob._diagnosis import Evidence
 from trainjob.attempts import REPLACES
-from trainjob.diagnosis import Evidence
 from trainjob.errors import RankCrashed
 from trainjob.manifest import TRY, render
 from trainjob.status import QUEUE_LABEL, observe

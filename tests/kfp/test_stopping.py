@@ -16,9 +16,9 @@ from tests.kfp.memory_cluster import MemoryCluster
 from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob.attempts import given_up, is_stale
 from trainjob.cancellation import give_up
-from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import Rejected
 from trainjob.leftovers import leftover
 from trainjob.manifest import key_hash, render

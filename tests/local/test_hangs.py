@@ -22,7 +22,7 @@ from tests.local import hanging
 from tests.local.conftest import Jobs
 
 from trainjob import JobHung, JobRef, TrainJobFailed, progress
-from trainjob.diagnosis import Category
+from trainjob._diagnosis import Category
 from trainjob.verdicts import RetryVerdict
 
 TIMEOUT = 5.0 if campaigns.FULL else 3.0

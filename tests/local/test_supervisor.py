@@ -17,8 +17,8 @@ from tests.local.conftest import Jobs, kill
 from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TrainJobFailed
+from trainjob._diagnosis import Category
 from trainjob.backends.local.store import JobFiles
-from trainjob.diagnosis import Category
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from trainjob.diagnosis import Evidence
+from trainjob._diagnosis import Evidence
 from trainjob.goodput import STALL_SECONDS, Activity, Attempt
 from trainjob.history import CHECKPOINT
 from trainjob.status import QUEUE_LABEL, Phase

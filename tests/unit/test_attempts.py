@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from trainjob._diagnosis import Category, Diagnosis
+from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob.attempts import (
     LAUNCHED,
     REPLACES,
@@ -24,9 +26,7 @@ from trainjob.attempts import (
     recorded_failure,
     work_of,
 )
-from trainjob.diagnosis import Category, Diagnosis
 from trainjob.manifest import ATTEMPT, DELIVERED, FAILURE, FAILURE_OF, TRY, job_name, key_hash
-from trainjob.serialization import pack_diagnosis
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainjob.diagnosis.blockers import event_time, first, in_events, in_workload, of_pods
+from trainjob._diagnosis.blockers import event_time, first, in_events, in_workload, of_pods
 from trainjob.status import Blocker, Phase, observe
 
 NO_QUOTA = (

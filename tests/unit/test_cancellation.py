@@ -11,9 +11,9 @@ from tests.contract.memory import MemoryCluster
 from tests.unit.interleaving import once
 
 from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec, lifecycle as flow
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob.attempts import LAUNCHED, Cancel, given_up, is_stale
 from trainjob.cancellation import cancel, cancel_key, give_up, request_cancel
-from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import BackendUnavailable, NotFound, Rejected
 from trainjob.manifest import key_hash, render
 from trainjob.status import CANCELLED, QUEUE_LABEL, observe

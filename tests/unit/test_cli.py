@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner
 
 from trainjob import __version__
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob._support.log_lines import LogLine
 from trainjob.cli import main
 from trainjob.cli.commands import parse_spec, slug_of
@@ -26,7 +27,6 @@ from trainjob.cli.live import LiveView, Timeline
 from trainjob.cli.options import duration, job_name, pair
 from trainjob.cli.program import exit_code, program
 from trainjob.cli.texts import as_json, table
-from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import (
     BackendUnavailable,
     ConfigurationError,

@@ -16,10 +16,10 @@ from tests.contract.memory import MemoryBackend, now
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobSpec, cancel_key, lifecycle as flow
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob.attempts import REPLACES, cancel_of
 from trainjob.cancellation import give_up
 from trainjob.cli.live import LiveView
-from trainjob.diagnosis import Category, Diagnosis
 from trainjob.manifest import DELIVERED, key_hash, render
 from trainjob.status import CANCELLED, Observation, observe
 from trainjob.unattended import LABEL

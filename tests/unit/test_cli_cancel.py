@@ -14,7 +14,7 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, LogLine, TrainJobSpec, lifecycle as flow
-from trainjob.diagnosis import Evidence
+from trainjob._diagnosis import Evidence
 from trainjob.errors import BackendUnavailable
 
 

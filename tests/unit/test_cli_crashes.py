@@ -13,8 +13,8 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobSpec, lifecycle as flow
+from trainjob._diagnosis import Evidence
 from trainjob.attempts import given_up
-from trainjob.diagnosis import Evidence
 from trainjob.status import observe
 
 CRASHED = {

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from trainjob._diagnosis import TAIL_LINES, Category, Diagnosis, Evidence, diagnose
+from trainjob._diagnosis.terminations import crashes_in
 from trainjob._support.kube_objects import rank_of
-from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence, diagnose
-from trainjob.diagnosis.terminations import crashes_in
 from trainjob.status import Observation, Phase, observe
 from trainjob.verdicts import RetryVerdict
 

@@ -11,7 +11,7 @@ from tests.cluster import corpus
 from tests.cluster.failures import FAILURES, Failure
 
 from trainjob import Phase, report
-from trainjob.diagnosis import Category, blockers, diagnose
+from trainjob._diagnosis import Category, blockers, diagnose
 from trainjob.status import observe
 
 # Paths and hosts of this machine, of a person's machine, or of build services.

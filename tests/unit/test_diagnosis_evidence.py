@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose, reasons
+from trainjob._diagnosis.blockers import around, first
 from trainjob._support.kube_objects import has_trained
-from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, reasons
-from trainjob.diagnosis.blockers import around, first
 from trainjob.status import Phase, observe
 from trainjob.verdicts import RetryVerdict
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose
+from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose
 from trainjob.status import Observation, Phase
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trainjob import errors
+from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose, termination_messages
 from trainjob._support import retrying
 from trainjob.data.__main__ import TRY_AGAIN, main
-from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, termination_messages
 from trainjob.errors import TrainJobError
 from trainjob.status import Observation, Phase
 from trainjob.verdicts import RetryVerdict

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from trainjob._diagnosis import diagnose
 from trainjob._support.retrying import Backoff
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import Forbidden, ServerError, Unreachable
 from trainjob.backends.kubernetes.pods import gather
-from trainjob.diagnosis import diagnose
 from trainjob.status import Observation, Phase
 
 pytestmark = pytest.mark.anyio

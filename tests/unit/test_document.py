@@ -17,10 +17,10 @@ from tests.unit import generated_histories
 from tests.unit.generated_histories import BEGIN, Run, pods_of
 from tests.unit.test_report import FAILED, HOSTILE, NOW, REF, SECRET, failed, trainjob
 
+from trainjob._diagnosis import Evidence
 from trainjob._spec import TrainJobSpec
 from trainjob._support.masking import MASK
 from trainjob.backends.base import Usage
-from trainjob.diagnosis import Evidence
 from trainjob.document import (
     MAX_POINTS,
     list_document,

@@ -22,13 +22,8 @@ from trainjob import (
     lifecycle as flow,
     waiting,
 )
-from trainjob._support.control_characters import one_line
-from trainjob.attempts import given_up
-from trainjob.backends.kubernetes.pods import crashes_of
-from trainjob.cancellation import CrashAction, give_up
-from trainjob.diagnosis import Category, Evidence, diagnose, log_tails
-from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
-from trainjob.serialization import (
+from trainjob._diagnosis import Category, Evidence, diagnose, log_tails
+from trainjob._diagnosis.serialization import (
     LINE_CHARACTERS,
     pack_diagnosis,
     pack_evidence,
@@ -36,6 +31,11 @@ from trainjob.serialization import (
     unpack_evidence,
     warning,
 )
+from trainjob._support.control_characters import one_line
+from trainjob.attempts import given_up
+from trainjob.backends.kubernetes.pods import crashes_of
+from trainjob.cancellation import CrashAction, give_up
+from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Observation, observe
 
 pytestmark = pytest.mark.timeout(60)

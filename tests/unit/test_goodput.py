@@ -27,7 +27,7 @@ from tests.unit.generated_histories import (
     trainjob,
 )
 
-from trainjob.diagnosis import Evidence
+from trainjob._diagnosis import Evidence
 from trainjob.goodput import Activity, Attempt, Goodput, Source, gpus_of, measure, pieces_of_work, sums, total
 from trainjob.history import CHECKPOINT
 from trainjob.status import GIVEN_UP, STALL_TIMEOUT, Phase

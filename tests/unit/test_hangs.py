@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trainjob.diagnosis import Category, Evidence, diagnose
-from trainjob.diagnosis.hangs import Frame, RankState, diagnosis_of, judge, marker_of, states_of, with_pod
-from trainjob.serialization import pack_diagnosis, unpack_diagnosis
+from trainjob._diagnosis import Category, Evidence, diagnose
+from trainjob._diagnosis.hangs import Frame, RankState, diagnosis_of, judge, marker_of, states_of, with_pod
+from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob.verdicts import RetryVerdict
 
 TORCH = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"

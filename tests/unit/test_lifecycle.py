@@ -28,10 +28,11 @@ from trainjob import (
     lifecycle as flow,
     waiting,
 )
+from trainjob._diagnosis import Category, Diagnosis, Evidence
+from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob.attempts import ADOPTED, LAUNCHED, given_up
 from trainjob.backends.base import Snapshot
 from trainjob.cancellation import cancel, give_up
-from trainjob.diagnosis import Category, Diagnosis, Evidence
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
@@ -47,7 +48,6 @@ from trainjob.errors import (
 )
 from trainjob.job_records import mark_delivered
 from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, MAX_NAME, TRY, job_name, labels_of
-from trainjob.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Blocker, observe
 from trainjob.verdicts import RetryVerdict
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from trainjob import Diagnosis, LogLine, Observation, Phase, RetryVerdict, progress_log
-from trainjob.diagnosis import Category
+from trainjob._diagnosis import Category
 from trainjob.progress_log import LogSink, ProgressLogger
 
 OSC = "\x1b]52;c;ZXZpbA==\x07"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainjob import progress
-from trainjob.diagnosis.hangs import states_of
+from trainjob._diagnosis.hangs import states_of
 
 
 def run(script: str, *, timeout: str = "1.2", **env: str) -> tuple[list[dict[str, Any]], list[str], list[str]]:

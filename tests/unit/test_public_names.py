@@ -14,7 +14,7 @@ import trainjob
 import trainjob.data
 import trainjob.integration
 from trainjob import errors
-from trainjob.diagnosis import Category, Diagnosis
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob.errors import InvalidSpec, Problem, RanksRemain, TrainJobFailed
 from trainjob.verdicts import RetryVerdict
 

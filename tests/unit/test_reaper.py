@@ -11,10 +11,10 @@ from tests.contract.memory import MemoryCluster
 from tests.unit.interleaving import once
 
 from trainjob import JobRef, TrainJobSpec, lifecycle as flow
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob.attempts import LAUNCHED, REPLACES, Cancel, given_up, may_run
 from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.cancellation import cancel_key, give_up
-from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import Rejected
 from trainjob.manifest import TRY, key_hash, render
 from trainjob.reaper import Reaped, reap

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tests.unit.test_page import Parsed
 
+from trainjob._diagnosis import Category, Evidence
+from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._support.masking import MASK
 from trainjob.cli import texts
-from trainjob.diagnosis import Category, Evidence
 from trainjob.document import training_document
 from trainjob.manifest import JobRef
 from trainjob.page import page_html
 from trainjob.report import Report, examine
-from trainjob.serialization import pack_diagnosis
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase
 
 NOW = datetime(2026, 11, 21, 10, 10, tzinfo=UTC)

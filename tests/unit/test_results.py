@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainjob import JobRef, Observation, Phase, TrainJobResult
-from trainjob.diagnosis import Evidence
+from trainjob._diagnosis import Evidence
 from trainjob.history import MetricHistory
 from trainjob.results import conclude, result_of
 

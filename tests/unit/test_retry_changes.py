@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from trainjob import Diagnosis, Evidence, InvalidSpec, RetryVerdict, TrainJobSpec
+from trainjob._diagnosis import ON_RETRY, Category, with_change, with_node
 from trainjob._spec.on_retry import PRIORITY_LABEL, OnRetry, memory_of
 from trainjob._spec.parts import quantity_value
-from trainjob.diagnosis import ON_RETRY, Category, with_change, with_node
 from trainjob.manifest import SPEC_HASH, render, spec_hash
 from trainjob.retry_changes import RETRY_CHANGE, Changes, applied, changed, notice, outlook, recorded
 from trainjob.status import QUEUE_LABEL

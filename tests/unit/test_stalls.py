@@ -15,11 +15,11 @@ import pytest
 from tests.contract.memory import MemoryBackend, now
 
 from trainjob import JobHung, JobRef, TrainJobResult
+from trainjob._diagnosis import Category
+from trainjob._diagnosis.stragglers import Straggler, annotation
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
 from trainjob.cancellation import give_up
-from trainjob.diagnosis import Category
-from trainjob.diagnosis.stragglers import Straggler, annotation
 from trainjob.errors import Rejected
 from trainjob.lifecycle import launch
 from trainjob.stalls import _Limit

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from trainjob.diagnosis.hangs import Process, RankState, states_of
-from trainjob.diagnosis.stragglers import (
+from trainjob._diagnosis.hangs import Process, RankState, states_of
+from trainjob._diagnosis.stragglers import (
     FACTOR,
     SHARE,
     STRAGGLERS,

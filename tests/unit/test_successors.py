@@ -13,9 +13,9 @@ from tests.contract.memory import MemoryCluster
 from tests.unit.interleaving import once
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec, WaitOptions, waiting
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob.attempts import LAUNCHED
 from trainjob.cancellation import cancel, cancel_key, give_up
-from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import NotFound, QueueTimeout, Rejected
 from trainjob.lifecycle import launch
 from trainjob.manifest import TRY, render

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, telemetry
-from trainjob.diagnosis import Evidence
-from trainjob.diagnosis.stragglers import Straggler
+from trainjob._diagnosis import Evidence
+from trainjob._diagnosis.stragglers import Straggler
 from trainjob.goodput import Activity, Goodput, Segment, Source
 from trainjob.history import MetricHistory
 from trainjob.results import conclude

@@ -15,7 +15,7 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.simulated_trials import SPACE, STEPS, TEMPLATE, Launcher, MemoryJournal, Trainings, study
 
 from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions, cancel_key
-from trainjob.diagnosis import Category, Diagnosis
+from trainjob._diagnosis import Category, Diagnosis
 from trainjob.errors import BackendUnavailable, InvalidStudy, RankCrashed, Rejected, StoreUnavailable, StudyFailed
 from trainjob.job_records import mark_delivered
 from trainjob.manifest import ATTEMPT, labels_of, render

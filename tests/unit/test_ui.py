@@ -21,8 +21,8 @@ from tests.contract.memory import MemoryBackend
 from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient
+from trainjob._diagnosis import Evidence
 from trainjob.cli import pages
-from trainjob.diagnosis import Evidence
 from trainjob.errors import BackendUnavailable, ConfigurationError
 from trainjob.manifest import key_hash
 from trainjob.tuning.journal import journal_location, open_journal

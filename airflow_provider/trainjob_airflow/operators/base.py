@@ -140,9 +140,9 @@ class TrainJobTask(ReportingTask):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger's event."""
         from trainjob import JobRef, RankCrashed, TrainJobFailed
+        from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
         from trainjob.history import MetricHistory
         from trainjob.results import conclude
-        from trainjob.serialization import unpack_diagnosis, unpack_evidence
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
         with self._connected(context, ref.namespace, event.get("key") or key_of(context), ref) as running:

@@ -143,7 +143,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger's event."""
-        from trainjob.serialization import unpack_diagnosis
+        from trainjob._diagnosis.serialization import unpack_diagnosis
 
         del context
         if event["status"] == "error" and event["retryable"]:

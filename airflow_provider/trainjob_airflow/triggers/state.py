@@ -73,7 +73,7 @@ class TrainJobStateTrigger(BaseTrigger):
     async def _outcome(self) -> dict[str, Any]:
         await asyncio.to_thread(load)
         from trainjob import JobHung, TrainJobError, TrainJobFailed
-        from trainjob.serialization import pack_diagnosis
+        from trainjob._diagnosis.serialization import pack_diagnosis
 
         hook = TrainJobHook(self.trainjob_conn_id, self.target)
         try:

@@ -144,7 +144,7 @@ class TrainJobTrigger(TaskTrigger):
 
     async def _watched(self, training: Training | None) -> dict[str, Any]:
         from trainjob import RankCrashed, TrainJobFailed
-        from trainjob.serialization import pack_diagnosis, pack_evidence
+        from trainjob._diagnosis.serialization import pack_diagnosis, pack_evidence
 
         async def wait(backend: Backend) -> dict[str, Any]:
             try:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainjob._diagnosis import Evidence
 from trainjob._support.log_lines import LogLine
 from trainjob.attempts import Cancel
-from trainjob.diagnosis import Evidence
 from trainjob.manifest import JobRef
 from trainjob.status import Blocker
 

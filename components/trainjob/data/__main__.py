@@ -15,7 +15,7 @@ downloaded.
 Progress is printed to stdout, and the result is reported to `trainjob.progress`. An error is one line on stderr. The
 exit code is 2 if a person must change something, and 75 (EX_TEMPFAIL of sysexits.h) if a retry may succeed. The
 termination message contains the verdict too, from which the diagnosis of the job reads it
-(`trainjob.diagnosis.verdicts`).
+(`trainjob._diagnosis.verdicts`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainjob import progress
+from trainjob._diagnosis import termination_messages
 from trainjob.data import trainer
 from trainjob.data.evaluate import CommandFailed, Evaluated, Function, evaluate
 from trainjob.data.steps import Exported, Initialized, export, initialize
 from trainjob.data.strict import json_object
-from trainjob.diagnosis import termination_messages
 from trainjob.errors import TrainJobError
 
 _REASON = 500  # characters of a reason in the termination message

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from trainjob._diagnosis import Category, Evidence
 from trainjob._support.kube_objects import (
     INITIALIZERS,
     job_restarts,
@@ -18,7 +19,6 @@ from trainjob._support.kube_objects import (
     rank_of,
     training_container,
 )
-from trainjob.diagnosis import Category, Evidence
 from trainjob.goodput.spans import IDLE, Span, clipped, over, stretches_of
 from trainjob.goodput.spent import Activity, Source
 from trainjob.history import Points

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from trainjob._diagnosis import Evidence
 from trainjob._support.kube_objects import mapping
-from trainjob.diagnosis import Evidence
 from trainjob.goodput.attempts import (
     Attempt,
     by_admissions,

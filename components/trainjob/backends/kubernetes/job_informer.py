@@ -18,13 +18,13 @@ from contextlib import aclosing
 from functools import lru_cache
 from typing import Any
 
+from trainjob._diagnosis import ON_RETRY
 from trainjob.attempts import LAUNCHED
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import Forbidden, Transient
 from trainjob.backends.kubernetes.reflector import Change, Outage, Reflector, Synced
 from trainjob.backends.kubernetes.related import RelatedObjects
-from trainjob.diagnosis import ON_RETRY
 from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
 from trainjob.manifest import ATTEMPT, TRY, JobRef
 from trainjob.retry_changes import RETRY_CHANGE

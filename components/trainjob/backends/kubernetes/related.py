@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainjob._diagnosis import blockers
 from trainjob._spec import API_VERSION
 from trainjob._support.kube_objects import INITIALIZERS, has_trained, mapping
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection
-from trainjob.diagnosis import blockers
 from trainjob.manifest import JobRef
 from trainjob.status import Blocker, Phase, observe
 

@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 
 from trainjob import names
+from trainjob._diagnosis import READ_LINES, Evidence, blockers
 from trainjob._support.kube_objects import has_trained, mapping, name_of, rank_of
 from trainjob._support.log_lines import LogLine, Splitter, latest, merge, parse_cri
 from trainjob.attempts import Cancel, cancel_of, work_of
@@ -27,7 +28,6 @@ from trainjob.backends.local import cancels, private, runtimes
 from trainjob.backends.local.ranks import MARKER
 from trainjob.backends.local.store import JobFiles, cancel_metadata, job_names, now
 from trainjob.backends.local.supervisor import record_loss
-from trainjob.diagnosis import READ_LINES, Evidence, blockers
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainjob._diagnosis.reasons import Meaning
+from trainjob._diagnosis.rules import meaning_of_error
+from trainjob._diagnosis.tracebacks import Raised, trace
 from trainjob._support.control_characters import plain, states
-from trainjob.diagnosis.known import meaning_of_error
-from trainjob.diagnosis.reasons import Meaning
-from trainjob.diagnosis.tracebacks import Raised, trace
 from trainjob.progress import RANK_MARKER, STACK_MARKER
 
 _CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trainjob.diagnosis.reasons import Category, Meaning
+from trainjob._diagnosis.reasons import Category, Meaning
 from trainjob.verdicts import RetryVerdict
 
 _USER, _UNKNOWN = RetryVerdict.USER, RetryVerdict.UNKNOWN

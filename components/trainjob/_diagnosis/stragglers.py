@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainjob._diagnosis.hangs import Process, RankState, name_of
 from trainjob._support.control_characters import plain
 from trainjob._support.kube_objects import mapping
-from trainjob.diagnosis.hangs import Process, RankState, name_of
 from trainjob.progress import DEVICE, LOADING, WAITING
 
 STRAGGLERS = "trainjob.dev/stragglers"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from trainjob._diagnosis import reasons
 from trainjob._support.kube_objects import mapping, parse_time
-from trainjob.diagnosis import reasons
 
 _REASONS = ("Killing", "FailedPostStartHook")
 _FIELD = re.compile(r"spec\.(?:init)?containers\{(.+)\}", re.IGNORECASE)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from trainjob._diagnosis import CUT, TAIL_LINES, Category, Diagnosis, Evidence, log_tails
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob._support.masking import masked_lines, public
-from trainjob.diagnosis import CUT, TAIL_LINES, Category, Diagnosis, Evidence, log_tails
 from trainjob.status import Phase
 from trainjob.verdicts import RetryVerdict
 

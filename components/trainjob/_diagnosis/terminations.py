@@ -9,6 +9,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from trainjob._diagnosis import reasons, termination_messages
+from trainjob._diagnosis.kills import Kill, kills_in
+from trainjob._diagnosis.log_tails import Tail
+from trainjob._diagnosis.reasons import Category, Meaning
+from trainjob._diagnosis.rules import USAGE
+from trainjob._diagnosis.termination_messages import Verdict
 from trainjob._support.kube_objects import (
     INITIALIZERS,
     mapping,
@@ -19,12 +25,6 @@ from trainjob._support.kube_objects import (
     sidecars_of,
     training_container,
 )
-from trainjob.diagnosis import reasons, termination_messages
-from trainjob.diagnosis.kills import Kill, kills_in
-from trainjob.diagnosis.known import USAGE
-from trainjob.diagnosis.log_tails import Tail
-from trainjob.diagnosis.reasons import Category, Meaning
-from trainjob.diagnosis.termination_messages import Verdict
 from trainjob.verdicts import RetryVerdict
 
 READ_LINES = 300

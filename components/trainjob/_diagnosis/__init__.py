@@ -14,10 +14,10 @@
     diagnose              all of these -> Diagnosis
 """
 
-from trainjob.diagnosis.diagnose import CUT, ON_RETRY, Diagnosis, Evidence, diagnose, with_change, with_node
-from trainjob.diagnosis.log_tails import TAIL_LINES
-from trainjob.diagnosis.reasons import Category
-from trainjob.diagnosis.terminations import READ_LINES
+from trainjob._diagnosis.diagnose import CUT, ON_RETRY, Diagnosis, Evidence, diagnose, with_change, with_node
+from trainjob._diagnosis.log_tails import TAIL_LINES
+from trainjob._diagnosis.reasons import Category
+from trainjob._diagnosis.terminations import READ_LINES
 
 __all__ = [
     "CUT",

@@ -8,13 +8,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from trainjob._diagnosis import blockers, log_tails, reasons
+from trainjob._diagnosis.log_tails import TAIL_LINES, Tail
+from trainjob._diagnosis.reasons import Category
+from trainjob._diagnosis.terminations import Crash, RootCause, crashes_in, describe, in_order, meaning_of
 from trainjob._support.control_characters import plain
 from trainjob._support.kube_objects import mapping, name_of, rank_of
 from trainjob._support.masking import masked_lines, public
-from trainjob.diagnosis import blockers, log_tails, reasons
-from trainjob.diagnosis.log_tails import TAIL_LINES, Tail
-from trainjob.diagnosis.reasons import Category
-from trainjob.diagnosis.terminations import Crash, RootCause, crashes_in, describe, in_order, meaning_of
 from trainjob.status import Observation, Phase, observe
 from trainjob.verdicts import RetryVerdict
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainjob._diagnosis import reasons
 from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of, sidecars_of
-from trainjob.diagnosis import reasons
 from trainjob.status import Blocker
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+from trainjob._diagnosis.diagnose import Diagnosis
+from trainjob._diagnosis.reasons import Category, Meaning
 from trainjob._support.control_characters import plain
 from trainjob._support.kube_objects import mapping, mappings, training_container
 from trainjob._support.masking import masked_lines
-from trainjob.diagnosis.diagnose import Diagnosis
-from trainjob.diagnosis.reasons import Category, Meaning
 from trainjob.progress import (
     BACKWARD_FILES,
     COLLECTIVE_FILES,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from trainjob.diagnosis.reasons import Category, Meaning
+from trainjob._diagnosis.reasons import Category, Meaning
 from trainjob.verdicts import RetryVerdict
 
 _VERSION = 1  # of `trainjob.progress`, which reports progress in the same message
