@@ -29,10 +29,10 @@ if TYPE_CHECKING:
         TrainJobSpec,
         WaitOptions,
     )
+    from trainjob._goodput import Goodput
     from trainjob.attempts import CancelAction
     from trainjob.backends.base import TrainJob
     from trainjob.cancellation import CrashAction
-    from trainjob.goodput import Goodput
     from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log
     from trainjob_airflow.training import TaskTraining

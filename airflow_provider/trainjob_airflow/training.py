@@ -71,7 +71,7 @@ class Training:
     __slots__ = ("_since", "_stored", "due", "history", "key", "observation", "phase", "ref", "stores_metrics", "task")
 
     def __init__(self, ref: JobRef, task: Task, key: str = "", phase: str = "") -> None:
-        from trainjob.history import MetricHistory
+        from trainjob._goodput.history import MetricHistory
 
         self.ref = ref
         self.task = task
@@ -101,7 +101,7 @@ class Training:
     def follow(self, ref: JobRef) -> None:
         """Continue with another attempt of the key. The next observation is stored at once."""
         from trainjob import Phase
-        from trainjob.history import MetricHistory
+        from trainjob._goodput.history import MetricHistory
 
         self.ref, self.observation, self.due = ref, None, None
         self.history, self.phase = MetricHistory(_POINTS), str(Phase.DELETED)
@@ -190,7 +190,7 @@ class TaskTraining(Training):
             points: History of the trigger.
             phases: Phases that the trigger has observed.
         """
-        from trainjob.history import MetricHistory
+        from trainjob._goodput.history import MetricHistory
 
         with self._xcom.logged():
             stored = self._ti.xcom_pull(task_ids=self.task.task_id, key=KEY, map_indexes=self.task.map_index)
@@ -410,7 +410,7 @@ def _compact(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _thinned(points: object, limit: int) -> dict[str, Any]:
-    from trainjob.history import MetricHistory
+    from trainjob._goodput.history import MetricHistory
 
     return MetricHistory.of(points).points(limit) if points and limit else {}
 

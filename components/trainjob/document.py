@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from trainjob import checkpoint_directories
 from trainjob._diagnosis import Category, Diagnosis, Evidence
+from trainjob._goodput import Activity, Attempt, Goodput, Segment, Source, measure, pieces_of_work, ratio_of, sums
+from trainjob._goodput.history import CHECKPOINT, METHOD, MetricHistory, Points, thinned
 from trainjob._support.kube_objects import mapping
 from trainjob._support.masking import public
 from trainjob.backends.base import TrainJob, Usage
-from trainjob.goodput import Activity, Attempt, Goodput, Segment, Source, measure, pieces_of_work, ratio_of, sums
-from trainjob.history import CHECKPOINT, METHOD, MetricHistory, Points, thinned
 from trainjob.manifest import ATTEMPT, KEY, JobRef
 from trainjob.report import Report, examine, iso, short_text, shown_lines
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe

@@ -52,7 +52,7 @@ from trainjob.verdicts import RetryVerdict
 
 if TYPE_CHECKING:
     from trainjob._diagnosis import Diagnosis
-    from trainjob.goodput import Goodput
+    from trainjob._goodput import Goodput
 
 
 class TrainJobError(Exception):

@@ -5,6 +5,8 @@ from trainjob._diagnosis.serialization import (
     unpack_diagnosis as unpack_diagnosis,
     unpack_evidence as unpack_evidence,
 )
+from trainjob._goodput import Goodput as Goodput
+from trainjob._goodput.history import MetricHistory as MetricHistory
 from trainjob._spec import for_every_node as for_every_node
 from trainjob._spec.checks import RESERVED_PREFIX as RESERVED_PREFIX, metadata_problems as metadata_problems
 from trainjob._spec.function import Function as Function
@@ -54,8 +56,6 @@ from trainjob.document import (
     workflow_document as workflow_document,
 )
 from trainjob.fencing import suspend_failed as suspend_failed
-from trainjob.goodput import Goodput as Goodput
-from trainjob.history import MetricHistory as MetricHistory
 from trainjob.job_records import mark_delivered as mark_delivered
 from trainjob.lifecycle import AfterFailure as AfterFailure
 from trainjob.live import LiveReader as LiveReader, read_attempts as read_attempts, take_document as take_document

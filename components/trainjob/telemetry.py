@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable
 
 from trainjob._diagnosis.stragglers import Straggler
-from trainjob.goodput import Goodput
+from trainjob._goodput import Goodput
 from trainjob.manifest import JobRef
 from trainjob.version import __version__
 

@@ -29,12 +29,12 @@ import anyio
 import anyio.to_thread
 
 from trainjob import names
+from trainjob._goodput.history import MetricHistory
 from trainjob._support.control_characters import one_line
 from trainjob.backends.base import TrainJob
 from trainjob.client import TrainJobClient
 from trainjob.document import list_document, workflow_document
 from trainjob.errors import ConfigurationError, NotFound, TrainJobError
-from trainjob.history import MetricHistory
 from trainjob.live import SECONDS, LiveReader
 from trainjob.page import page_html, page_json
 from trainjob.registered import Champion

@@ -18,6 +18,7 @@ import anyio
 
 from trainjob import progress, retry_changes, unattended
 from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose, with_change
+from trainjob._goodput.history import MetricHistory
 from trainjob._support.kube_objects import mapping, parse_time
 from trainjob._support.log_lines import STATE_SECONDS, LogLine, Throttle
 from trainjob.attempts import NOT_STARTED
@@ -33,7 +34,6 @@ from trainjob.errors import (
     TimedOut,
     TrainJobError,
 )
-from trainjob.history import MetricHistory
 from trainjob.job_records import record_failure
 from trainjob.manifest import JobRef
 from trainjob.results import TrainJobResult, conclude, spent_so_far

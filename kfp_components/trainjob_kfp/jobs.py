@@ -32,8 +32,8 @@ from trainjob import (
     WaitOptions,
     connect as connect_backend,
 )
+from trainjob._goodput.history import MetricHistory
 from trainjob.cancellation import give_up
-from trainjob.history import MetricHistory
 from trainjob.live import take_document
 from trainjob.page import page_html
 from trainjob.progress_log import (

@@ -19,10 +19,10 @@ from tests.airflow.versions import serde, since
 
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOptions, connect
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._goodput.history import MetricHistory
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel, give_up
 from trainjob.errors import BackendUnavailable
-from trainjob.history import MetricHistory
 from trainjob.lifecycle import launch
 from trainjob.manifest import render
 from trainjob.status import observe

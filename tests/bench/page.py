@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT))
 from playwright.sync_api import sync_playwright  # noqa: E402 - the path comes first
 from tests.page import documents  # noqa: E402
 
+from trainjob._goodput.history import MetricHistory  # noqa: E402
 from trainjob.document import MAX_POINTS  # noqa: E402
-from trainjob.history import MetricHistory  # noqa: E402
 from trainjob.page import page_html  # noqa: E402
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainjob._goodput import Activity, Attempt, Goodput, measure, pieces_of_work
 from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.goodput import Activity, Attempt, Goodput, measure, pieces_of_work
 from trainjob.manifest import labels_of
 
 SECONDS = 2.0

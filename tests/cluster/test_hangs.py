@@ -29,13 +29,13 @@ from tests.testcluster.real_node import BLKIO, NAME, RealNode
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, progress
 from trainjob._diagnosis import Category
+from trainjob._goodput import Activity
 from trainjob._support.kube_objects import has_trained
 from trainjob.attempts import given_up
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel, give_up
 from trainjob.errors import JobHung
-from trainjob.goodput import Activity
 from trainjob.lifecycle import launch
 from trainjob.verdicts import RetryVerdict
 from trainjob.waiting import wait

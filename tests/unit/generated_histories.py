@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from trainjob._diagnosis import Evidence
-from trainjob.goodput import STALL_SECONDS, Activity, Attempt
-from trainjob.history import CHECKPOINT
+from trainjob._goodput import STALL_SECONDS, Activity, Attempt
+from trainjob._goodput.history import CHECKPOINT
 from trainjob.status import QUEUE_LABEL, Phase
 
 BEGIN = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()

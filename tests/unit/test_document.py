@@ -18,6 +18,7 @@ from tests.unit.generated_histories import BEGIN, Run, pods_of
 from tests.unit.test_report import FAILED, HOSTILE, NOW, REF, SECRET, failed, trainjob
 
 from trainjob._diagnosis import Evidence
+from trainjob._goodput.history import CHECKPOINT, MetricHistory
 from trainjob._spec import TrainJobSpec
 from trainjob._support.masking import MASK
 from trainjob.backends.base import Usage
@@ -37,7 +38,6 @@ from trainjob.document import (
 from trainjob.evaluation.comparison import compare
 from trainjob.evaluation.gate import Gate
 from trainjob.evaluation.scores import Scores
-from trainjob.history import CHECKPOINT, MetricHistory
 from trainjob.manifest import JobRef, render
 from trainjob.report import examine
 from trainjob.status import QUEUE_LABEL, Observation, Phase

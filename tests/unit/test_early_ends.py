@@ -18,6 +18,8 @@ from tests.unit.test_first_crash import crashed
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, WaitOptions, lifecycle as flow, results, telemetry, waiting
 from trainjob._diagnosis import Evidence
+from trainjob._goodput import Activity, Goodput, measure
+from trainjob._goodput.history import MetricHistory
 from trainjob._support.log_lines import LogLine
 from trainjob.backends.base import Snapshot
 from trainjob.cancellation import cancel
@@ -30,8 +32,6 @@ from trainjob.errors import (
     StartTimeout,
     Stuck,
 )
-from trainjob.goodput import Activity, Goodput, measure
-from trainjob.history import MetricHistory
 from trainjob.status import QUEUE_LABEL, Blocker, Observation, Phase, observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

@@ -28,8 +28,8 @@ from tests.unit.generated_histories import (
 )
 
 from trainjob._diagnosis import Evidence
-from trainjob.goodput import Activity, Attempt, Goodput, Source, gpus_of, measure, pieces_of_work, sums, total
-from trainjob.history import CHECKPOINT
+from trainjob._goodput import Activity, Attempt, Goodput, Source, gpus_of, measure, pieces_of_work, sums, total
+from trainjob._goodput.history import CHECKPOINT
 from trainjob.status import GIVEN_UP, STALL_TIMEOUT, Phase
 
 

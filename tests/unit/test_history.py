@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainjob.history import CHECKPOINT, MAX_POINTS, MetricHistory, Points, thinned
+from trainjob._goodput.history import CHECKPOINT, MAX_POINTS, MetricHistory, Points, thinned
 from trainjob.status import Observation, Phase
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from trainjob import JobRef, Observation, Phase, TrainJobResult
 from trainjob._diagnosis import Evidence
-from trainjob.history import MetricHistory
+from trainjob._goodput.history import MetricHistory
 from trainjob.results import conclude, result_of
 
 

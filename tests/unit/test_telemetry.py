@@ -15,8 +15,8 @@ import pytest
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, telemetry
 from trainjob._diagnosis import Evidence
 from trainjob._diagnosis.stragglers import Straggler
-from trainjob.goodput import Activity, Goodput, Segment, Source
-from trainjob.history import MetricHistory
+from trainjob._goodput import Activity, Goodput, Segment, Source
+from trainjob._goodput.history import MetricHistory
 from trainjob.results import conclude
 
 pytest.importorskip("opentelemetry.sdk", reason="the SDK of OpenTelemetry comes with Airflow")

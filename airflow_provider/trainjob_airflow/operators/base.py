@@ -141,7 +141,7 @@ class TrainJobTask(ReportingTask):
         """Continue after the trigger's event."""
         from trainjob import JobRef, RankCrashed, TrainJobFailed
         from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
-        from trainjob.history import MetricHistory
+        from trainjob._goodput.history import MetricHistory
         from trainjob.results import conclude
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])

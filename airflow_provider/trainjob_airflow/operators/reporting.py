@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobError, TrainJobResult, TrainJobSpec
-    from trainjob.goodput import Goodput
+    from trainjob._goodput import Goodput
 
 _T = TypeVar("_T")
 

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from typing import Any, TypeGuard, TypeVar
 
 from trainjob import cancellation, lifecycle, telemetry
+from trainjob._goodput import Goodput
+from trainjob._goodput.history import thinned
 from trainjob._spec import TrainJobSpec
 from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob.backends.base import Backend, TrainJob
@@ -26,8 +28,6 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.goodput import Goodput
-from trainjob.history import thinned
 from trainjob.manifest import JobRef, check_key, differences, key_hash
 from trainjob.results import TrainJobResult
 from trainjob.status import Observation, Phase, observe

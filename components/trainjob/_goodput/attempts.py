@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trainjob._diagnosis import Category, Evidence
+from trainjob._goodput.history import Points
+from trainjob._goodput.spans import IDLE, Span, clipped, over, stretches_of
+from trainjob._goodput.spent import Activity, Source
 from trainjob._support.kube_objects import (
     INITIALIZERS,
     job_restarts,
@@ -19,9 +22,6 @@ from trainjob._support.kube_objects import (
     rank_of,
     training_container,
 )
-from trainjob.goodput.spans import IDLE, Span, clipped, over, stretches_of
-from trainjob.goodput.spent import Activity, Source
-from trainjob.history import Points
 from trainjob.manifest import ATTEMPT
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
 
@@ -45,7 +45,7 @@ class Attempt:
     Attributes:
         evidence: The TrainJob, and its pods if they were read.
         phases: Unix time and phase of each observation of a waiter, oldest first.
-        history: Metrics that a waiter has collected, see `trainjob.history`.
+        history: Metrics that a waiter has collected, see `trainjob._goodput.history`.
         hangs: Whether a waiter has just found that the job hangs.
     """
 

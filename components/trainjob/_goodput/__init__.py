@@ -25,10 +25,10 @@ because of unknown time.
     measure   all of these -> how the time of a piece of work was spent
 """
 
-from trainjob.goodput.attempts import Attempt, gpus_of
-from trainjob.goodput.measure import measure, pieces_of_work
-from trainjob.goodput.spent import Activity, Goodput, Segment, Source, ratio_of, sums, total
-from trainjob.goodput.steps import STALL_SECONDS
+from trainjob._goodput.attempts import Attempt, gpus_of
+from trainjob._goodput.measure import measure, pieces_of_work
+from trainjob._goodput.spent import Activity, Goodput, Segment, Source, ratio_of, sums, total
+from trainjob._goodput.steps import STALL_SECONDS
 
 __all__ = [
     "STALL_SECONDS",

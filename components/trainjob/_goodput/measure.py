@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from trainjob._diagnosis import Evidence
-from trainjob._support.kube_objects import mapping
-from trainjob.goodput.attempts import (
+from trainjob._goodput.attempts import (
     Attempt,
     by_admissions,
     by_conditions,
@@ -20,9 +19,10 @@ from trainjob.goodput.attempts import (
     ordinal_of,
     runs_of,
 )
-from trainjob.goodput.spans import IDLE, Span, clipped, over
-from trainjob.goodput.spent import Activity, Goodput, Segment, Source
-from trainjob.goodput.steps import Steps
+from trainjob._goodput.spans import IDLE, Span, clipped, over
+from trainjob._goodput.spent import Activity, Goodput, Segment, Source
+from trainjob._goodput.steps import Steps
+from trainjob._support.kube_objects import mapping
 from trainjob.manifest import KEY
 from trainjob.status import Phase, observe
 
