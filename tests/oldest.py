@@ -24,7 +24,7 @@ INPUTS = {
         "components/trainjob/backends/kubernetes/*.py",
         "components/trainjob/doctor/*.py",
         "components/trainjob/install/*.*",
-        "components/trainjob/manifest.py",
+        "components/trainjob/_manifest/render.py",
         "components/trainjob/_spec/*.py",
         "tests/testcluster/modules/*/go.mod",
         "tests/cluster/test_trainer_versions.py",

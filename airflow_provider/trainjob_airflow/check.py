@@ -180,7 +180,7 @@ def _place(job: _Job) -> tuple[Credentials, str] | str | None:
 
 def _object(job: _Job, spec: TrainJobSpec, namespace: str) -> TrainJob:
     """The TrainJob object; without its runtime if only a run knows it."""
-    from trainjob.manifest import render
+    from trainjob._manifest.render import render
 
     made = render(spec, f"airflow/check/{job.checked.where}", 1, namespace)
     if any(path.partition(".")[0] == "runtime" for path in job.checked.open):

@@ -129,7 +129,7 @@ def _labels(trainjob: TrainJob) -> Mapping[str, Any]:
 
 
 def _key(trainjob: TrainJob) -> str:
-    from trainjob.manifest import KEY
+    from trainjob._manifest.render import KEY
 
     return str((trainjob["metadata"].get("annotations") or {}).get(KEY))
 
@@ -145,7 +145,7 @@ def _iteration(context: Context) -> str:
 
 def labels_of_task(context: Context) -> dict[str, str]:
     """Labels that identify the task and the try, as Airflow's `KubernetesPodOperator` puts them on its pods."""
-    from trainjob.workflows import airflow_label
+    from trainjob._manifest.workflow_labels import airflow_label
 
     ti = context["ti"]
     return {**labels_of_instance(ti, ti.task_id, ti.map_index), "try_number": airflow_label(str(ti.try_number))}
@@ -159,7 +159,7 @@ def labels_of_instance(ti: Any, task_id: str, map_index: int | None) -> dict[str
         task_id: The task.
         map_index: Map index of a mapped task; all map indexes if None.
     """
-    from trainjob.workflows import airflow_label
+    from trainjob._manifest.workflow_labels import airflow_label
 
     values = {"dag_id": ti.dag_id, "task_id": task_id, "run_id": ti.run_id}
     if map_index is not None and map_index >= 0:

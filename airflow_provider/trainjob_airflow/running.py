@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         WaitOptions,
     )
     from trainjob._goodput import Goodput
-    from trainjob.attempts import CancelAction
+    from trainjob._manifest.attempts import CancelAction
     from trainjob.backends.base import TrainJob
     from trainjob.cancellation import CrashAction
     from trainjob_airflow.study import TaskStudy
@@ -364,7 +364,7 @@ class RunningJob:
     def is_replaced(self) -> bool:
         """Whether the next launch replaces the job, which got no capacity, by one with the changes of `on_retry`."""
         from trainjob import TrainJobError
-        from trainjob.attempts import is_replaced
+        from trainjob._manifest.attempts import is_replaced
 
         with suppress(TrainJobError):
             trainjob = self.look()

@@ -102,6 +102,7 @@ class Wait:
             JobReplaced: The job is gone or was given up, and another attempt of its key counts.
             TrainJobFailed: Another process has given up the job, or its end is that of another job.
         """
+        from trainjob._manifest.unattended import policy_of
         from trainjob.status import observe
         from trainjob.successors import (
             check_given_up,
@@ -109,7 +110,6 @@ class Wait:
             last_observation,
             resume_if_stale,
         )
-        from trainjob.unattended import policy_of
 
         if self._sought.is_suspension:
             self._latest = observe(trainjob, self._latest, blocker)
@@ -135,7 +135,7 @@ class Wait:
         """
         import anyio
 
-        from trainjob.unattended import policy_of, unattended_for
+        from trainjob._manifest.unattended import policy_of, unattended_for
 
         trainjob, ended = self._trainjob, self._latest is not None and self._latest.phase.terminal
         if trainjob is None or ended or (policy := policy_of(trainjob)) is None:

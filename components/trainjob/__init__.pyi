@@ -1,5 +1,6 @@
 import trainjob.wait_options
 from trainjob._diagnosis import Category as Category, Diagnosis as Diagnosis, Evidence as Evidence
+from trainjob._manifest.render import JobRef as JobRef
 from trainjob._spec import (
     EnvVarSource as EnvVarSource,
     Function as Function,
@@ -56,7 +57,6 @@ from trainjob.errors import (
     UnsafePath as UnsafePath,
 )
 from trainjob.lifecycle import launch as launch
-from trainjob.manifest import JobRef as JobRef
 from trainjob.report import Report as Report, diagnose as diagnose
 from trainjob.results import TrainJobResult as TrainJobResult
 from trainjob.settings import Settings as Settings

@@ -19,8 +19,7 @@ import anyio
 
 from trainjob._diagnosis import Diagnosis
 from trainjob._diagnosis.serialization import pack_diagnosis
-from trainjob._support.kube_objects import mapping
-from trainjob.attempts import (
+from trainjob._manifest.attempts import (
     Cancel,
     CancelAction,
     diagnosis_in,
@@ -33,10 +32,11 @@ from trainjob.attempts import (
     try_of,
     version_of,
 )
+from trainjob._manifest.render import FAILURE, KEY, JobRef, key_hash, labels_of
+from trainjob._support.kube_objects import mapping
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.job_records import keep_reason
-from trainjob.manifest import FAILURE, KEY, JobRef, key_hash, labels_of
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, Phase, observe
 
 CANCEL_SECONDS = 60.0

@@ -13,6 +13,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from trainjob import cancellation, lifecycle as flow, names, report, trained, waiting
 from trainjob._diagnosis import Diagnosis
+from trainjob._manifest.render import MANAGED_BY, JobRef
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
 from trainjob.backends import connect
@@ -20,7 +21,6 @@ from trainjob.backends.base import Backend, TrainJob
 from trainjob.cancellation import Cancelled
 from trainjob.errors import InvalidSpec, NotFound, Problem
 from trainjob.lifecycle import AfterFailure
-from trainjob.manifest import MANAGED_BY, JobRef
 from trainjob.report import Report
 from trainjob.results import TrainJobResult
 from trainjob.settings import Settings

@@ -7,6 +7,28 @@ from trainjob._diagnosis.serialization import (
 )
 from trainjob._goodput import Goodput as Goodput
 from trainjob._goodput.history import MetricHistory as MetricHistory
+from trainjob._manifest.attempts import (
+    CancelAction as CancelAction,
+    given_up as given_up,
+    is_replaced as is_replaced,
+    try_of as try_of,
+)
+from trainjob._manifest.render import (
+    KEY as KEY,
+    MANAGED_BY as MANAGED_BY,
+    key_hash as key_hash,
+    labels_of as labels_of,
+    render as render,
+)
+from trainjob._manifest.unattended import SUSPEND as SUSPEND, policy_of as policy_of, unattended_for as unattended_for
+from trainjob._manifest.workflow_labels import (
+    KFP_PIPELINE as KFP_PIPELINE,
+    KFP_RUN as KFP_RUN,
+    KFP_TASK as KFP_TASK,
+    STUDY as STUDY,
+    airflow_label as airflow_label,
+    kfp_label as kfp_label,
+)
 from trainjob._spec import for_every_node as for_every_node
 from trainjob._spec.checks import RESERVED_PREFIX as RESERVED_PREFIX, metadata_problems as metadata_problems
 from trainjob._spec.function import Function as Function
@@ -20,12 +42,6 @@ from trainjob._spec.reading import (
 from trainjob._support.control_characters import plain as plain
 from trainjob._support.kube_objects import mapping as mapping, parse_time as parse_time
 from trainjob._support.log_lines import Throttle as Throttle
-from trainjob.attempts import (
-    CancelAction as CancelAction,
-    given_up as given_up,
-    is_replaced as is_replaced,
-    try_of as try_of,
-)
 from trainjob.backends import BACKENDS as BACKENDS
 from trainjob.backends.base import Snapshot as Snapshot, TrainJob as TrainJob
 from trainjob.backends.kubernetes.credentials import Credentials as Credentials
@@ -59,13 +75,6 @@ from trainjob.fencing import suspend_failed as suspend_failed
 from trainjob.job_records import mark_delivered as mark_delivered
 from trainjob.lifecycle import AfterFailure as AfterFailure
 from trainjob.live import LiveReader as LiveReader, read_attempts as read_attempts, take_document as take_document
-from trainjob.manifest import (
-    KEY as KEY,
-    MANAGED_BY as MANAGED_BY,
-    key_hash as key_hash,
-    labels_of as labels_of,
-    render as render,
-)
 from trainjob.page import page_html as page_html
 from trainjob.progress_log import (
     PROGRESS_SECONDS as PROGRESS_SECONDS,
@@ -107,15 +116,6 @@ from trainjob.tuning import (
 from trainjob.tuning.journal import journal_location as journal_location, open_journal as open_journal
 from trainjob.tuning.pages import document_of_study as document_of_study, find_study as find_study
 from trainjob.tuning.template import check_template as check_template, spec_of as spec_of
-from trainjob.unattended import SUSPEND as SUSPEND, policy_of as policy_of, unattended_for as unattended_for
 from trainjob.waiting import attend as attend, until_hung as until_hung
-from trainjob.workflows import (
-    KFP_PIPELINE as KFP_PIPELINE,
-    KFP_RUN as KFP_RUN,
-    KFP_TASK as KFP_TASK,
-    STUDY as STUDY,
-    airflow_label as airflow_label,
-    kfp_label as kfp_label,
-)
 
 def preload() -> None: ...

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from trainjob._manifest.attempts import is_deleting, is_record, mark_of
+from trainjob._manifest.render import MANAGED_BY, JobRef
+from trainjob._manifest.unattended import MARK
 from trainjob._support.kube_objects import mapping, mappings, parse_time
-from trainjob.attempts import is_deleting, is_record, mark_of
 from trainjob.backends.base import Cluster, TrainJob
-from trainjob.manifest import MANAGED_BY, JobRef
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
-from trainjob.unattended import MARK
 
 if TYPE_CHECKING:  # imports httpx, which the local backend does without
     from trainjob.backends.kubernetes.attendance import Waiter

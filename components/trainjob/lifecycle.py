@@ -2,7 +2,7 @@
 
 The calling process may be killed at any instruction. The key is the only state between two calls: everything else is
 read from the objects of the key. A launch looks at them, creates an attempt if none is to be adopted, and looks again:
-of two processes that create an attempt at the same time, the second one sees both (`trainjob.attempts.decide`).
+of two processes that create an attempt at the same time, the second one sees both (`trainjob._manifest.attempts.decide`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from typing import Any, Literal
 
 import anyio
 
-from trainjob import checkpoint_directories, unattended
 from trainjob._diagnosis import Category, Diagnosis
-from trainjob._spec import TrainJobSpec
-from trainjob._support.side_by_side import side_by_side
-from trainjob.attempts import (
+from trainjob._manifest import checkpoint_directories, unattended
+from trainjob._manifest.attempts import (
     ADOPTED,
     LAUNCHED,
     REPLACES,
@@ -42,6 +40,21 @@ from trainjob.attempts import (
     try_of,
     version_of,
 )
+from trainjob._manifest.render import (
+    FAILURE_OF,
+    TRY,
+    JobRef,
+    check_key,
+    check_same_spec,
+    job_name,
+    key_hash,
+    labels_of,
+    render,
+    spec_hash,
+)
+from trainjob._manifest.retry_changes import Changes, changed, recorded
+from trainjob._spec import TrainJobSpec
+from trainjob._support.side_by_side import side_by_side
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.cancellation import end_attempt, request_cancel
 from trainjob.errors import (
@@ -55,19 +68,6 @@ from trainjob.errors import (
 )
 from trainjob.fencing import EarlierRanks, failure_of, lacks_capacity, suspend_failed
 from trainjob.job_records import keep_reason
-from trainjob.manifest import (
-    FAILURE_OF,
-    TRY,
-    JobRef,
-    check_key,
-    check_same_spec,
-    job_name,
-    key_hash,
-    labels_of,
-    render,
-    spec_hash,
-)
-from trainjob.retry_changes import Changes, changed, recorded
 from trainjob.status import Phase, observe
 from trainjob.verdicts import RetryVerdict
 

@@ -20,7 +20,7 @@ from functools import partial
 
 import anyio
 
-from trainjob.attempts import (
+from trainjob._manifest.attempts import (
     CANCEL_KEPT,
     CancelAction,
     adoption_of,
@@ -32,13 +32,13 @@ from trainjob.attempts import (
     recent,
     version_of,
 )
+from trainjob._manifest.render import KEY, MANAGED_BY, JobRef
+from trainjob._manifest.unattended import LABEL, MARK, policy_of, runs, unattended_for
 from trainjob.backends.base import Cluster, TrainJob
 from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.cancellation import cancelling, end_attempt
 from trainjob.errors import NotFound, Rejected, TrainJobError
-from trainjob.manifest import KEY, MANAGED_BY, JobRef
 from trainjob.status import Phase, observe
-from trainjob.unattended import LABEL, MARK, policy_of, runs, unattended_for
 
 REAPER = "trainjob-reaper"
 """Name of the CronJob that `trainjob.install` ships."""

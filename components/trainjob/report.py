@@ -15,6 +15,8 @@ from typing import Any
 
 from trainjob._diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
 from trainjob._diagnosis.stragglers import Straggler, stragglers_of
+from trainjob._manifest.attempts import given_up
+from trainjob._manifest.render import KEY, JobRef
 from trainjob._support.control_characters import one_line, plain
 from trainjob._support.kube_objects import (
     job_restarts,
@@ -26,10 +28,8 @@ from trainjob._support.kube_objects import (
     training_container,
 )
 from trainjob._support.masking import MASK, masked_lines, names_a_secret, public
-from trainjob.attempts import given_up
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import NotFound
-from trainjob.manifest import KEY, JobRef
 from trainjob.results import history_as_json, result_of
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainjob import unattended
 from trainjob._diagnosis import Category, Diagnosis
-from trainjob.attempts import (
+from trainjob._manifest import unattended
+from trainjob._manifest.attempts import (
     Cancel,
     cancel_of,
     decide,
@@ -17,9 +17,9 @@ from trainjob.attempts import (
     version_of,
     work_of,
 )
+from trainjob._manifest.render import KEY, MANAGED_BY, JobRef
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import NotFound, Rejected, TrainJobFailed
-from trainjob.manifest import KEY, MANAGED_BY, JobRef
 from trainjob.status import Observation, Phase
 from trainjob.verdicts import RetryVerdict
 

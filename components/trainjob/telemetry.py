@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from trainjob._diagnosis.stragglers import Straggler
 from trainjob._goodput import Goodput
-from trainjob.manifest import JobRef
+from trainjob._manifest.render import JobRef
 from trainjob.version import __version__
 
 _log = logging.getLogger(__name__)

@@ -30,6 +30,7 @@ import anyio.to_thread
 
 from trainjob import names
 from trainjob._goodput.history import MetricHistory
+from trainjob._manifest.workflow_labels import STUDY, Study, latest_attempts, studies
 from trainjob._support.control_characters import one_line
 from trainjob.backends.base import TrainJob
 from trainjob.client import TrainJobClient
@@ -40,7 +41,6 @@ from trainjob.page import page_html, page_json
 from trainjob.registered import Champion
 from trainjob.status import Phase, observe
 from trainjob.tuning.pages import document_of_study, find_study
-from trainjob.workflows import STUDY, Study, latest_attempts, studies
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 1.0

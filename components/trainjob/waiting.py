@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 
 import anyio
 
-from trainjob import progress, retry_changes, unattended
+from trainjob import progress
 from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose, with_change
 from trainjob._goodput.history import MetricHistory
+from trainjob._manifest import retry_changes, unattended
+from trainjob._manifest.attempts import NOT_STARTED
+from trainjob._manifest.render import JobRef
 from trainjob._support.kube_objects import mapping, parse_time
 from trainjob._support.log_lines import STATE_SECONDS, LogLine, Throttle
-from trainjob.attempts import NOT_STARTED
 from trainjob.backends.base import Backend, Snapshot, TrainJob
 from trainjob.errors import (
     BackendUnavailable,
@@ -35,7 +37,6 @@ from trainjob.errors import (
     TrainJobError,
 )
 from trainjob.job_records import record_failure
-from trainjob.manifest import JobRef
 from trainjob.results import TrainJobResult, conclude, spent_so_far
 from trainjob.stalls import StallWatch
 from trainjob.status import Observation, Phase, observe

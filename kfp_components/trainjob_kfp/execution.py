@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import ConfigurationError, Settings
+from trainjob._manifest.render import key_hash
+from trainjob._manifest.workflow_labels import KFP_PIPELINE, KFP_RUN, KFP_TASK, kfp_label
 from trainjob.lifecycle import AfterFailure
-from trainjob.manifest import key_hash
-from trainjob.workflows import KFP_PIPELINE, KFP_RUN, KFP_TASK, kfp_label
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOCAL_RUN = re.compile(r"(.+)-\d{4}(?:-\d{2}){5}-\d{6}")  # kfp.local.executor_input_utils (KFP 2.17)

@@ -9,11 +9,11 @@ from contextlib import suppress
 import anyio
 
 from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobError, cancel_key
+from trainjob._manifest.attempts import CancelAction
+from trainjob._manifest.render import KEY
 from trainjob._support.kube_objects import mapping
-from trainjob.attempts import CancelAction
 from trainjob.backends.base import TrainJob
 from trainjob.fencing import suspend_failed
-from trainjob.manifest import KEY
 from trainjob.status import observe
 from trainjob_kfp.execution import run_label
 from trainjob_kfp.sharing import SharedJobs

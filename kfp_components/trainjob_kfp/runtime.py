@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainjob import InvalidSpec, Problem, TrainJobError, TrainJobResult, TrainJobSpec
+from trainjob._manifest.attempts import CancelAction
 from trainjob._spec.parts import field_name
 from trainjob._spec.reading import check_limits
-from trainjob.attempts import CancelAction
 from trainjob.data.checks import check_options
 from trainjob.data.program import (
     STEP_RUNTIME,

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import anyio
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobError, cancel_key
-from trainjob._support.kube_objects import mapping
-from trainjob.attempts import (
+from trainjob._manifest.attempts import (
     CancelAction,
     given_up,
 )
+from trainjob._manifest.render import (
+    KEY,
+    key_hash,
+)
+from trainjob._manifest.workflow_labels import STUDY
+from trainjob._support.kube_objects import mapping
 from trainjob.backends.base import TrainJob
 from trainjob.cancellation import (
     cancelling,
     request_cancel,
 )
-from trainjob.manifest import (
-    KEY,
-    key_hash,
-)
 from trainjob.status import observe
-from trainjob.workflows import STUDY
 from trainjob_kfp.sharing import SharedJobs
 from trainjob_kfp.steplog import end_process, leave_message, write_line
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import InvalidSpec, Problem, Settings, TrainJobClient, TrainJobError, TrainJobSpec
-from trainjob.manifest import key_hash
+from trainjob._manifest.render import key_hash
+from trainjob._manifest.unattended import SUSPEND
 from trainjob.page import page_html
 from trainjob.report import rounded
 from trainjob.tuning import (
@@ -24,7 +25,6 @@ from trainjob.tuning.pages import (
     document_of_study,
     find_study,
 )
-from trainjob.unattended import SUSPEND
 from trainjob_kfp.execution import Execution, artifact_location, origin_of
 from trainjob_kfp.jobs import connect_shared, wait_options_of, workflow_of_this_pod
 from trainjob_kfp.steplog import write_line

@@ -23,7 +23,7 @@ import trainjob
 from trainjob import Backend, JobRef, Phase, TrainJobClient
 from trainjob._diagnosis import Evidence
 from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
-from trainjob.attempts import given_up
+from trainjob._manifest.attempts import given_up
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.cancellation import cancel
 from trainjob.status import observe

@@ -12,8 +12,8 @@ from airflow.sdk import DAG
 from tests.airflow.conftest import Run, python
 
 from trainjob import TrainJobClient
+from trainjob._manifest.unattended import Policy, policy_of
 from trainjob._spec.checks import metadata_problems
-from trainjob.unattended import Policy, policy_of
 from trainjob_airflow.identity import key_of, labels_of_task
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 

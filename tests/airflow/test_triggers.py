@@ -20,11 +20,11 @@ from tests.airflow.versions import serde, since
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOptions, connect
 from trainjob._diagnosis import Category, Diagnosis
 from trainjob._goodput.history import MetricHistory
+from trainjob._manifest.render import render
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel, give_up
 from trainjob.errors import BackendUnavailable
 from trainjob.lifecycle import launch
-from trainjob.manifest import render
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
 from trainjob.waiting import attend
@@ -255,7 +255,7 @@ def test_errors_are_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_waits_for_a_phase_of_a_job_that_does_not_exist_yet() -> None:
     async def scenario() -> None:
-        from trainjob.manifest import job_name
+        from trainjob._manifest.render import job_name
 
         trigger = TrainJobStateTrigger(
             trainjob_conn_id="c", namespace="default", name=job_name("later", 1), phases=["Running"], poll_interval=0.1

@@ -22,8 +22,8 @@ from tests.airflow.versions import since
 from tests.processes import wait_until
 
 from trainjob import connect
+from trainjob._manifest.render import key_hash
 from trainjob.errors import TrainJobError
-from trainjob.manifest import key_hash
 from trainjob.tuning.journal import journal_location, open_journal
 from trainjob.tuning.search import find_trials
 from trainjob_airflow.exceptions import TrainJobFatal, TrainJobTimeout

@@ -51,11 +51,11 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._manifest.render import render
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.lifecycle import launch
 from trainjob.live import LiveReader
-from trainjob.manifest import render
 
 VIEWERS = 20
 POLL = 1.0  # seconds between two requests of a page

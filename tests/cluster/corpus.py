@@ -29,11 +29,11 @@ from tests.testcluster.real_node import RealNode
 from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose
 from trainjob._diagnosis.terminations import crashes_in
+from trainjob._manifest.render import render
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import TrainJobError
 from trainjob.lifecycle import launch
-from trainjob.manifest import render
 from trainjob.status import observe
 
 _ROOT = Path(__file__).parents[2]

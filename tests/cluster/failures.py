@@ -16,7 +16,7 @@ from tests.testcluster.access import Access
 from tests.testcluster.nodes import simulate
 
 from trainjob._diagnosis import Category
-from trainjob.manifest import JobRef
+from trainjob._manifest.render import JobRef
 from trainjob.verdicts import RetryVerdict
 
 

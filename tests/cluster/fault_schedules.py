@@ -20,10 +20,10 @@ from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob._goodput import Activity
+from trainjob._manifest.render import KEY
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.cancellation import cancel
 from trainjob.lifecycle import launch
-from trainjob.manifest import KEY
 from trainjob.status import observe
 from trainjob.waiting import wait
 

@@ -24,6 +24,7 @@ from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions
 from trainjob._diagnosis import Category
+from trainjob._manifest.render import render
 from trainjob._support.log_lines import LogLine
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes import pods
@@ -43,7 +44,6 @@ from trainjob.errors import (
 )
 from trainjob.job_records import mark_delivered
 from trainjob.lifecycle import dry_run, launch
-from trainjob.manifest import render
 from trainjob.status import observe
 from trainjob.waiting import wait
 

@@ -13,12 +13,12 @@ from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobSpec, WaitOptions
 from trainjob._diagnosis.blockers import event_time
+from trainjob._manifest.render import render
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.errors import Stuck
 from trainjob.lifecycle import launch
-from trainjob.manifest import render
 from trainjob.verdicts import RetryVerdict
 from trainjob.waiting import wait
 

@@ -23,7 +23,7 @@ from tests.testcluster.access import JOBSET, Access
 from tests.testcluster.api import ApiError
 
 from trainjob import InvalidSpec, TrainJobSpec
-from trainjob.manifest import render
+from trainjob._manifest.render import render
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -18,12 +18,12 @@ from tests.testcluster.nodes import run_until_finished
 
 from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob._goodput import Activity, Goodput
+from trainjob._manifest.render import labels_of
 from trainjob._support.kube_objects import mapping
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.lifecycle import launch
-from trainjob.manifest import labels_of
 
 pytestmark = pytest.mark.anyio
 

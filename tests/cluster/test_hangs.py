@@ -30,8 +30,8 @@ from tests.testcluster.real_node import BLKIO, NAME, RealNode
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, progress
 from trainjob._diagnosis import Category
 from trainjob._goodput import Activity
+from trainjob._manifest.attempts import given_up
 from trainjob._support.kube_objects import has_trained
-from trainjob.attempts import given_up
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel, give_up

@@ -16,14 +16,14 @@ from tests.testcluster.nodes import simulate
 from tests.testcluster.slow_webhook import slow_changes
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec, cancel, cancel_key
+from trainjob._manifest.attempts import REPLACES, work_of
+from trainjob._manifest.render import labels_of
 from trainjob._support.kube_objects import name_of
-from trainjob.attempts import REPLACES, work_of
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import RanksRemain
 from trainjob.lifecycle import launch
-from trainjob.manifest import labels_of
 from trainjob.reaper import reap
 from trainjob.status import observe
 from trainjob.waiting import wait

@@ -26,10 +26,10 @@ from trainjob import (
     WaitOptions,
 )
 from trainjob._diagnosis.serialization import unpack_diagnosis
+from trainjob._manifest.render import FAILURE, FAILURE_OF
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.cancellation import cancel, give_up
 from trainjob.lifecycle import launch
-from trainjob.manifest import FAILURE, FAILURE_OF
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]

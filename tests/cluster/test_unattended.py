@@ -21,6 +21,8 @@ from tests.testcluster.access import RULES, TRAINER, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob._manifest.render import failure_record
+from trainjob._manifest.unattended import AFTER, LABEL, unattended_for
 from trainjob.backends.kubernetes.attendance import JOBS, LARGEST
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
@@ -28,10 +30,8 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.leftovers import remove_leftovers
 from trainjob.lifecycle import launch
-from trainjob.manifest import failure_record
 from trainjob.reaper import Reaped, reap
 from trainjob.status import CANCELLED, GIVEN_UP
-from trainjob.unattended import AFTER, LABEL, unattended_for
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]

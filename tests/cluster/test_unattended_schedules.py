@@ -26,6 +26,7 @@ from tests.testcluster.access import RULES, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._manifest.unattended import AFTER
 from trainjob._support.retrying import KUBERNETES
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
@@ -33,7 +34,6 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import TrainJobError
 from trainjob.lifecycle import launch
 from trainjob.reaper import Reaped, reap
-from trainjob.unattended import AFTER
 from trainjob.waiting import wait
 
 RUNS = campaigns.runs(200, 8)

@@ -18,13 +18,13 @@ import anyio.lowlevel
 
 from trainjob._diagnosis import Evidence
 from trainjob._diagnosis.terminations import crashes_in
+from trainjob._manifest.attempts import Cancel
+from trainjob._manifest.render import JobRef
 from trainjob._support.log_lines import LogLine
-from trainjob.attempts import Cancel
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.fencing import JOBSET_NAME
-from trainjob.manifest import JobRef
 
 NODE = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0) | {"name": "node"}
 

@@ -12,9 +12,9 @@ from tests.kfp.test_first_crash import EXECUTION, PARAMETERS, SPEC
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec
 from trainjob._diagnosis import Evidence
-from trainjob.attempts import REPLACES
+from trainjob._manifest.attempts import REPLACES
+from trainjob._manifest.render import TRY, render
 from trainjob.errors import RankCrashed
-from trainjob.manifest import TRY, render
 from trainjob.status import QUEUE_LABEL, observe
 from trainjob_kfp import jobs
 from trainjob_kfp.execution import Execution

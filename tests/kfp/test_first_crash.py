@@ -11,7 +11,7 @@ from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, JobRef, LogLine, Phase, TrainJobClient, TrainJobSpec
 from trainjob._diagnosis import Evidence
-from trainjob.attempts import given_up
+from trainjob._manifest.attempts import given_up
 from trainjob.errors import JobHung, QueueTimeout, RankCrashed
 from trainjob.status import QUEUE_LABEL, observe
 from trainjob_kfp import jobs, steplog

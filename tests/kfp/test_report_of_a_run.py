@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.kfp.test_steps import FAILING, RUN, document_of, script
 
-from trainjob.workflows import KFP_RUN
+from trainjob._manifest.workflow_labels import KFP_RUN
 
 if TYPE_CHECKING:
     from tests.kfp.conftest import Steps

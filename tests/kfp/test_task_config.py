@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainjob import InvalidSpec, TrainJobSpec
-from trainjob.manifest import render
+from trainjob._manifest.render import render
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import Execution
 

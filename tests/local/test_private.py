@@ -14,11 +14,11 @@ from tests.contract.processes import supervisors
 from tests.local.conftest import Jobs
 
 from trainjob import Phase, TrainJobClient, TrainJobSpec
+from trainjob._manifest.render import JobRef, render
 from trainjob.backends.base import Snapshot
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.backends.local.store import JobFiles, now
 from trainjob.errors import BackendUnavailable, ConfigurationError
-from trainjob.manifest import JobRef, render
 from trainjob.status import observe
 
 KEY = "key"

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from trainjob._manifest.render import JobRef
 from trainjob.document import observed_document
 from trainjob.errors import ConfigurationError, RegistryUnavailable
-from trainjob.manifest import JobRef
 from trainjob.registered import Champion, with_registry
 from trainjob.registry import ModelVersion, connect
 from trainjob.registry.mlflow import MlflowRegistry

@@ -34,13 +34,13 @@ import pytest
 from tests.simulation.local_processes import Machine, Process, World, run_async
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, job_records, lifecycle, waiting
+from trainjob._manifest.render import KEY
 from trainjob.backends.local import backend as local, supervisor as supervising
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.backends.local.ranks import MARKER, Rank
 from trainjob.backends.local.store import JobFiles, job_names, now, read_json
 from trainjob.cancellation import cancel_key
 from trainjob.errors import BackendUnavailable
-from trainjob.manifest import KEY
 from trainjob.status import Phase, observe
 
 NAMESPACE = "default"

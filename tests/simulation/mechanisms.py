@@ -19,10 +19,11 @@ from tests.simulation.objects import NAMESPACE
 from tests.simulation.schedules import Outcome, replay, run
 from tests.simulation.settings import DEFAULT_KEY, MIXES
 
-from trainjob import attempts, cancellation, fencing, lifecycle, reaper, successors, waiting
+from trainjob import cancellation, fencing, lifecycle, reaper, successors, waiting
+from trainjob._manifest import attempts
+from trainjob._manifest.render import JobRef, job_name
 from trainjob.backends.kubernetes import attendance
 from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.manifest import JobRef, job_name
 from trainjob.status import CANCELLED
 
 Replacement = tuple[Any, str, Any]
@@ -189,7 +190,7 @@ def _uid(job: Mapping[str, Any]) -> str:
 
 
 def _modules_with(name: str) -> list[Any]:
-    """The modules that have imported a function of `trainjob.attempts`, and that one."""
+    """The modules that have imported a function of `trainjob._manifest.attempts`, and that one."""
     modules = (attempts, cancellation, fencing, lifecycle, reaper, successors, waiting)
     return [module for module in modules if hasattr(module, name)]
 

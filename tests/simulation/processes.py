@@ -19,17 +19,17 @@ from tests.simulation.settings import Settings
 from tests.simulation.transport import Connection, Sent
 
 from trainjob import JobRef, TimedOut, TrainJobFailed, WaitOptions
-from trainjob.attempts import CancelAction, is_replaced
+from trainjob._manifest.attempts import CancelAction, is_replaced
+from trainjob._manifest.render import labels_of
+from trainjob._manifest.unattended import SUSPEND
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Access, Credentials
 from trainjob.cancellation import cancel, cancel_key, give_up
 from trainjob.errors import RankCrashed, RanksRemain
 from trainjob.job_records import mark_delivered
 from trainjob.lifecycle import launch
-from trainjob.manifest import labels_of
 from trainjob.reaper import reap
 from trainjob.status import Observation, observe
-from trainjob.unattended import SUSPEND
 from trainjob.waiting import wait
 
 LAUNCHERS = ("cli", "airflow", "kfp", "tune")

@@ -35,7 +35,7 @@ from tests.simulation.objects import (
 )
 from tests.simulation.virtual import EPOCH
 
-from trainjob.attempts import ADOPTED
+from trainjob._manifest.attempts import ADOPTED
 
 Key = tuple[str, str]
 """Plural and name of an object: all are in one namespace, or in none."""

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from trainjob._diagnosis import Category, Diagnosis
 from trainjob._diagnosis.serialization import pack_diagnosis
-from trainjob.attempts import (
+from trainjob._manifest.attempts import (
     LAUNCHED,
     REPLACES,
     Cancel,
@@ -26,7 +26,7 @@ from trainjob.attempts import (
     recorded_failure,
     work_of,
 )
-from trainjob.manifest import ATTEMPT, DELIVERED, FAILURE, FAILURE_OF, TRY, job_name, key_hash
+from trainjob._manifest.render import ATTEMPT, DELIVERED, FAILURE, FAILURE_OF, TRY, job_name, key_hash
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 

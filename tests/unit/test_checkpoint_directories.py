@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trainjob import InvalidSpec, TrainJobSpec
-from trainjob.checkpoint_directories import NOT_ASKED, asked, digest, directory, location, notice
-from trainjob.manifest import ATTEMPT, differences, key_hash, render
-from trainjob.retry_changes import Changes
+from trainjob._manifest.checkpoint_directories import NOT_ASKED, asked, digest, directory, location, notice
+from trainjob._manifest.render import ATTEMPT, differences, key_hash, render
+from trainjob._manifest.retry_changes import Changes
 
 KEY = "airflow/airflow/d/r/0/train"
 COMMAND: dict[str, Any] = {

@@ -17,12 +17,12 @@ from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobSpec, cancel_key, lifecycle as flow
 from trainjob._diagnosis import Category, Diagnosis
-from trainjob.attempts import REPLACES, cancel_of
+from trainjob._manifest.attempts import REPLACES, cancel_of
+from trainjob._manifest.render import DELIVERED, key_hash, render
+from trainjob._manifest.unattended import LABEL
 from trainjob.cancellation import give_up
 from trainjob.cli.live import LiveView
-from trainjob.manifest import DELIVERED, key_hash, render
 from trainjob.status import CANCELLED, Observation, observe
-from trainjob.unattended import LABEL
 from trainjob.verdicts import RetryVerdict
 
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})

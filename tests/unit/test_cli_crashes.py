@@ -14,7 +14,7 @@ from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobSpec, lifecycle as flow
 from trainjob._diagnosis import Evidence
-from trainjob.attempts import given_up
+from trainjob._manifest.attempts import given_up
 from trainjob.status import observe
 
 CRASHED = {

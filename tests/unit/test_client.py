@@ -12,9 +12,9 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, JobRef, Phase, TrainJobClient
+from trainjob._manifest.attempts import REPLACES
+from trainjob._manifest.render import TRY, render
 from trainjob._spec import TrainJobSpec
-from trainjob.attempts import REPLACES
-from trainjob.manifest import TRY, render
 from trainjob.status import observe
 
 THREADS = 8

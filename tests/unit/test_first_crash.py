@@ -31,8 +31,8 @@ from trainjob._diagnosis.serialization import (
     unpack_evidence,
     warning,
 )
+from trainjob._manifest.attempts import given_up
 from trainjob._support.control_characters import one_line
-from trainjob.attempts import given_up
 from trainjob.backends.kubernetes.pods import crashes_of
 from trainjob.cancellation import CrashAction, give_up
 from trainjob.errors import BackendUnavailable, NotFound, RankCrashed

@@ -13,8 +13,9 @@ import anyio
 import pytest
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._manifest.attempts import Cancel
+from trainjob._manifest.render import job_name, key_hash, render
 from trainjob._support import retrying
-from trainjob.attempts import Cancel
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Request, Timings
 from trainjob.backends.kubernetes.credentials import Credentials
@@ -29,7 +30,6 @@ from trainjob.backends.kubernetes.errors import (
 )
 from trainjob.errors import AlreadyExists, BackendUnavailable, NotFound, Rejected
 from trainjob.lifecycle import launch
-from trainjob.manifest import job_name, key_hash, render
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -16,10 +16,10 @@ from tests.unit.interleaving import Schedule, before_request, once, orders
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec, fencing, job_records, lifecycle as flow
 from trainjob._diagnosis import Category, Diagnosis
-from trainjob.attempts import LAUNCHED, REPLACES, given_up, may_run
+from trainjob._manifest.attempts import LAUNCHED, REPLACES, given_up, may_run
+from trainjob._manifest.render import TRY, job_name, key_hash, render
 from trainjob.cancellation import cancel, cancel_key, give_up, request_cancel
 from trainjob.errors import BackendUnavailable, NotFound, RanksRemain, Rejected
-from trainjob.manifest import TRY, job_name, key_hash, render
 from trainjob.reaper import reap
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, observe
 from trainjob.verdicts import RetryVerdict

@@ -30,7 +30,8 @@ from trainjob import (
 )
 from trainjob._diagnosis import Category, Diagnosis, Evidence
 from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
-from trainjob.attempts import ADOPTED, LAUNCHED, given_up
+from trainjob._manifest.attempts import ADOPTED, LAUNCHED, given_up
+from trainjob._manifest.render import DELIVERED, FAILURE, FAILURE_OF, MAX_NAME, TRY, job_name, labels_of
 from trainjob.backends.base import Snapshot
 from trainjob.cancellation import cancel, give_up
 from trainjob.errors import (
@@ -47,7 +48,6 @@ from trainjob.errors import (
     TimedOut,
 )
 from trainjob.job_records import mark_delivered
-from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, MAX_NAME, TRY, job_name, labels_of
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Blocker, observe
 from trainjob.verdicts import RetryVerdict
 

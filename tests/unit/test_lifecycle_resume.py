@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from trainjob import Phase, TrainJobClient
+from trainjob._manifest.render import JobRef
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.cancellation import request_cancel
-from trainjob.manifest import JobRef
 from trainjob.status import CANCELLED, QUEUE_LABEL, observe
 
 SLEEP: dict[str, Any] = {"runtime": "trainjob-step", "command": ["sleep", "60"]}

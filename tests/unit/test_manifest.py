@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trainjob import InvalidSpec, JobRef, TrainJobSpec
-from trainjob.checkpoint_directories import digest
-from trainjob.manifest import (
+from trainjob._manifest.checkpoint_directories import digest
+from trainjob._manifest.render import (
     ATTEMPT,
     KEY,
     MANAGED_BY,

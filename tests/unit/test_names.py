@@ -10,7 +10,8 @@ import pytest
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Settings, TrainJobClient, TrainJobSpec, names
-from trainjob.attempts import Cancel
+from trainjob._manifest.attempts import Cancel
+from trainjob._manifest.render import render
 from trainjob.backends.base import Backend
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.local.backend import LocalBackend
@@ -18,7 +19,6 @@ from trainjob.cancellation import cancel_key
 from trainjob.cli.options import job_name
 from trainjob.errors import ConfigurationError
 from trainjob.lifecycle import dry_run, launch
-from trainjob.manifest import render
 
 NO_NAMESPACE = [
     "../../x",

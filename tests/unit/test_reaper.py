@@ -12,14 +12,14 @@ from tests.unit.interleaving import once
 
 from trainjob import JobRef, TrainJobSpec, lifecycle as flow
 from trainjob._diagnosis import Category, Diagnosis
-from trainjob.attempts import LAUNCHED, REPLACES, Cancel, given_up, may_run
+from trainjob._manifest.attempts import LAUNCHED, REPLACES, Cancel, given_up, may_run
+from trainjob._manifest.render import TRY, key_hash, render
+from trainjob._manifest.unattended import MARK
 from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.cancellation import cancel_key, give_up
 from trainjob.errors import Rejected
-from trainjob.manifest import TRY, key_hash, render
 from trainjob.reaper import Reaped, reap
 from trainjob.status import CANCELLED, QUEUE_LABEL
-from trainjob.unattended import MARK
 from trainjob.verdicts import RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

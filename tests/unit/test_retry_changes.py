@@ -11,10 +11,10 @@ from hypothesis import given, settings, strategies as st
 
 from trainjob import Diagnosis, Evidence, InvalidSpec, RetryVerdict, TrainJobSpec
 from trainjob._diagnosis import ON_RETRY, Category, with_change, with_node
+from trainjob._manifest.render import SPEC_HASH, render, spec_hash
+from trainjob._manifest.retry_changes import RETRY_CHANGE, Changes, applied, changed, notice, outlook, recorded
 from trainjob._spec.on_retry import PRIORITY_LABEL, OnRetry, memory_of
 from trainjob._spec.parts import quantity_value
-from trainjob.manifest import SPEC_HASH, render, spec_hash
-from trainjob.retry_changes import RETRY_CHANGE, Changes, applied, changed, notice, outlook, recorded
 from trainjob.status import QUEUE_LABEL
 
 RULES: dict[str, Any] = {

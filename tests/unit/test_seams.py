@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from trainjob._diagnosis import Evidence
+from trainjob._manifest.render import JobRef
 from trainjob.backends.kubernetes import pods
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
-from trainjob.manifest import JobRef
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("components", "airflow_provider", "kfp_components")

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from trainjob import InvalidSpec, TrainJobSpec
+from trainjob._manifest.render import render
 from trainjob._spec import EnvVarSource, KeyRef, Resources, RuntimeRef
-from trainjob.manifest import render
 
 TRAIN = {"runtime": "torch-distributed", "command": ["torchrun", "train.py"]}
 MANIFEST: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from trainjob import InvalidSpec, TrainJobSpec
-from trainjob.manifest import render
+from trainjob._manifest.render import render
 
 RUNTIME = "torchtune-llama3.2-1b"
 NO_WEIGHTS = {"IGNORE_PATTERNS": "*.msgpack,*.h5,*.bin,*.pt,*.pth"}

@@ -14,15 +14,15 @@ from tests.unit.interleaving import once
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec, WaitOptions, waiting
 from trainjob._diagnosis import Category, Diagnosis
-from trainjob.attempts import LAUNCHED
+from trainjob._manifest.attempts import LAUNCHED
+from trainjob._manifest.render import TRY, render
+from trainjob._manifest.unattended import MARK
 from trainjob.cancellation import cancel, cancel_key, give_up
 from trainjob.errors import NotFound, QueueTimeout, Rejected
 from trainjob.lifecycle import launch
-from trainjob.manifest import TRY, render
 from trainjob.reaper import reap
 from trainjob.status import CANCELLED
 from trainjob.successors import check_verdict
-from trainjob.unattended import MARK
 from trainjob.verdicts import RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

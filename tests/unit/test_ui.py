@@ -22,12 +22,12 @@ from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient
 from trainjob._diagnosis import Evidence
+from trainjob._manifest.render import key_hash
+from trainjob._manifest.workflow_labels import STUDY
 from trainjob.cli import pages
 from trainjob.errors import BackendUnavailable, ConfigurationError
-from trainjob.manifest import key_hash
 from trainjob.tuning.journal import journal_location, open_journal
 from trainjob.ui import Documents, Server
-from trainjob.workflows import STUDY
 
 SPEC = {"runtime": "torch-distributed", "command": ["python", "train.py"]}
 SECONDS = 0.4

@@ -11,11 +11,22 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec, WaitOptions
+from trainjob._manifest.render import render, spec_hash
+from trainjob._manifest.unattended import (
+    AFTER,
+    LABEL,
+    MARK,
+    SUSPEND,
+    Policy,
+    marked,
+    policy_of,
+    resuming,
+    runs,
+    unattended_for,
+)
 from trainjob.errors import Rejected, StartTimeout
 from trainjob.lifecycle import launch
-from trainjob.manifest import render, spec_hash
 from trainjob.status import CANCELLED, observe
-from trainjob.unattended import AFTER, LABEL, MARK, SUSPEND, Policy, marked, policy_of, resuming, runs, unattended_for
 from trainjob.waiting import follow, wait
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from trainjob import InvalidSpec, TrainJobSpec
+from trainjob._manifest.render import render
 from trainjob._support import volumes
 from trainjob.data import copy, initialize, read_manifest
 from trainjob.data.program import step_command
 from trainjob.errors import ConfigurationError, UnsafePath
-from trainjob.manifest import render
 
 
 def body(**fields: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainjob.workflows import run_labels, selectors, task_labels, task_of, title_of
+from trainjob._manifest.workflow_labels import run_labels, selectors, task_labels, task_of, title_of
 
 AIRFLOW = {"dag_id": "retrain", "run_id": "manual", "task_id": "train", "try_number": "1"}
 KFP = {"pipeline/runid": "run-1", "trainjob.dev/kfp-pipeline": "digits", "trainjob.dev/kfp-task": "train"}

@@ -236,7 +236,7 @@ class TrainJobTask(ReportingTask):
         Raises:
             TrainJobFailure: The jobs cannot be listed.
         """
-        from trainjob.manifest import MANAGED_BY
+        from trainjob._manifest.render import MANAGED_BY
 
         key, ti = key_of(context), context["ti"]
         if not may_have_another_key(context, resumed=self._resumed):
@@ -273,7 +273,7 @@ class TrainJobTask(ReportingTask):
 
     def _origin(self, context: Context) -> dict[str, str]:
         """Labels that identify the task, and that have the job suspended when nothing waits for it any longer."""
-        from trainjob.unattended import SUSPEND
+        from trainjob._manifest.unattended import SUSPEND
 
         return labels_of_task(context) | labels_of_run(context) | (SUSPEND if self.on_kill_action != "keep" else {})
 

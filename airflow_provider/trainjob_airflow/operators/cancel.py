@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import TrainJobClient
-    from trainjob.attempts import CancelAction
+    from trainjob._manifest.attempts import CancelAction
     from trainjob.backends.base import TrainJob
 
 _ACTIONS = "delete", "suspend"
@@ -151,8 +151,8 @@ class TrainJobCancelOperator(StrictTemplates):
             context: Of this task.
         """
         from trainjob import JobRef
+        from trainjob._manifest.render import KEY, MANAGED_BY
         from trainjob._support.kube_objects import mapping
-        from trainjob.manifest import KEY, MANAGED_BY
         from trainjob.status import observe
 
         keys: dict[str, list[TrainJob]] = defaultdict(list, {key: [] for key in launched})

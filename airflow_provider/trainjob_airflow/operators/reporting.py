@@ -62,7 +62,7 @@ class ReportingTask(StrictTemplates):
         """
         import yaml
 
-        from trainjob.manifest import render
+        from trainjob._manifest.render import render
 
         spec, unknown = self.sample_spec()
         if unknown:

@@ -269,7 +269,7 @@ class TrainJobTuningOperator(TrainJobOperator):
     def _state(self, key: str) -> StudyState | None:
         """The study as its journal has it; None if it has none, or cannot be read now."""
         from trainjob import TrainJobError
-        from trainjob.manifest import key_hash
+        from trainjob._manifest.render import key_hash
         from trainjob.tuning.pages import find_study
 
         try:
@@ -279,7 +279,7 @@ class TrainJobTuningOperator(TrainJobOperator):
             return None
 
     def _journal(self, key: str) -> str:
-        from trainjob.manifest import key_hash
+        from trainjob._manifest.render import key_hash
         from trainjob.tuning.journal import journal_location
 
         return journal_location(key_hash(key), self.workspace)

@@ -210,7 +210,7 @@ class TrainJobTrigger(TaskTrigger):
         Without a key and a try, which an earlier version did not store, only the job.
         """
         from trainjob import cancel
-        from trainjob.attempts import try_of
+        from trainjob._manifest.attempts import try_of
         from trainjob.results import spent_so_far
         from trainjob.telemetry import record_goodput
 

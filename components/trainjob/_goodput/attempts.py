@@ -12,6 +12,7 @@ from trainjob._diagnosis import Category, Evidence
 from trainjob._goodput.history import Points
 from trainjob._goodput.spans import IDLE, Span, clipped, over, stretches_of
 from trainjob._goodput.spent import Activity, Source
+from trainjob._manifest.render import ATTEMPT
 from trainjob._support.kube_objects import (
     INITIALIZERS,
     job_restarts,
@@ -22,7 +23,6 @@ from trainjob._support.kube_objects import (
     rank_of,
     training_container,
 )
-from trainjob.manifest import ATTEMPT
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
 
 _AT_ONCE_SECONDS = 2.0  # Trainer writes the condition some 10 ms after the creation; times are whole seconds

@@ -11,7 +11,7 @@ from trainjob._support.masking import holds_secret, names_a_secret, source_holds
 from trainjob.errors import Problem
 
 RESERVED_PREFIX = "trainjob.dev/"
-"""Prefix of labels and annotations with a job's identity, which `trainjob.manifest` sets."""
+"""Prefix of labels and annotations with a job's identity, which `trainjob._manifest.render` sets."""
 
 STALL_VARIABLE = "TRAINJOB_STALL_TIMEOUT"
 """Environment variable of the ranks: ``stall_timeout`` in seconds, which `trainjob.progress` reads."""

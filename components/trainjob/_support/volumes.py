@@ -3,7 +3,7 @@
 A job mounts each PersistentVolumeClaim that a ``pvc://claim/path`` URI of its spec names.
 
 A checkpoint directory does not belong to one job: a restarted rank, a job that Kueue has preempted and the job of the
-next attempt all use the same directory (`trainjob.checkpoint_directories`).
+next attempt all use the same directory (`trainjob._manifest.checkpoint_directories`).
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainjob._diagnosis import Evidence
+from trainjob._manifest.attempts import Cancel
+from trainjob._manifest.render import JobRef
 from trainjob._support.log_lines import LogLine
-from trainjob.attempts import Cancel
-from trainjob.manifest import JobRef
 from trainjob.status import Blocker
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Backend(Protocol):
         """
 
     def attend(self, ref: JobRef) -> None:
-        """Record, until `leave`, that this process waits for the job (`trainjob.unattended`).
+        """Record, until `leave`, that this process waits for the job (`trainjob._manifest.unattended`).
 
         Returns immediately and raises nothing. The record is written soon after, and renewed until `leave`.
         """

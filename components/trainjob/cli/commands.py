@@ -21,7 +21,9 @@ import anyio
 import click
 from pydantic.alias_generators import to_camel
 
-from trainjob import cancellation, lifecycle as flow, report, telemetry, unattended, waiting
+from trainjob import cancellation, lifecycle as flow, report, telemetry, waiting
+from trainjob._manifest import unattended
+from trainjob._manifest.render import MANAGED_BY, JobRef, labels_of, render
 from trainjob._spec import TrainJobSpec
 from trainjob._spec.reading import load_spec
 from trainjob._support.kube_objects import rank_of
@@ -37,7 +39,6 @@ from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobE
 from trainjob.job_records import mark_delivered
 from trainjob.leftovers import Leftover, remove_leftovers
 from trainjob.live import take_document
-from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.page import page_html
 from trainjob.report import short
 from trainjob.results import TrainJobResult

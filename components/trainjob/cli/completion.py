@@ -64,7 +64,7 @@ def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     del param
 
     async def names(commands: Commands) -> list[str]:
-        from trainjob.manifest import KEY, MANAGED_BY  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+        from trainjob._manifest.render import KEY, MANAGED_BY  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
         found = await commands.backend.find(commands.namespace, {MANAGED_BY: "trainjob"})
         return [(job["metadata"].get("annotations") or {}).get(KEY, "") for job in found]

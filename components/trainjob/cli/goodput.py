@@ -10,13 +10,13 @@ import click
 
 from trainjob._diagnosis import Evidence
 from trainjob._goodput import Activity, Attempt, Goodput, measure, pieces_of_work, ratio_of, sums, total
+from trainjob._manifest.render import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping
 from trainjob.cli import texts
 from trainjob.cli.commands import Commands
 from trainjob.cli.output import echo
 from trainjob.errors import NotFound
-from trainjob.manifest import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob.report import short
 
 _KEY = 100  # characters

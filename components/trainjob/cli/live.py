@@ -18,13 +18,13 @@ from rich.text import Text
 
 from trainjob._diagnosis import Diagnosis, serialization
 from trainjob._goodput.history import MetricHistory, Points
+from trainjob._manifest.render import JobRef
 from trainjob._support.control_characters import colored, one_line, plain
 from trainjob._support.log_lines import LogLine
 from trainjob.cli.output import echo
 from trainjob.cli.sparklines import BLOCKS, levels_of, sparkline
 from trainjob.cli.texts import PHASE_COLORS, color_of, joined, left_text, result_text
 from trainjob.cli.views import View
-from trainjob.manifest import JobRef
 from trainjob.report import rounded, short
 from trainjob.results import TrainJobResult
 from trainjob.status import Observation, Phase

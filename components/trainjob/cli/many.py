@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable
 from contextlib import aclosing
 
+from trainjob._manifest.render import JobRef
 from trainjob.cli.commands import Commands, Interrupts
 from trainjob.cli.texts import as_json
 from trainjob.cli.views import JsonView, PlainView
 from trainjob.errors import JobHung, TimedOut, TrainJobFailed
-from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
 from trainjob.successors import JobReplaced
 from trainjob.wait_options import WaitOptions

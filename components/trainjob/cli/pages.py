@@ -20,6 +20,8 @@ import anyio.to_thread
 import click
 
 from trainjob import names
+from trainjob._manifest.render import KEY, MANAGED_BY, key_hash, labels_of
+from trainjob._manifest.workflow_labels import latest_attempts, run_labels, selectors, title_of
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping
 from trainjob.cli import texts
@@ -28,12 +30,10 @@ from trainjob.cli.output import echo
 from trainjob.client import TrainJobClient
 from trainjob.errors import ConfigurationError, NotFound, TrainJobError
 from trainjob.live import take_document
-from trainjob.manifest import KEY, MANAGED_BY, key_hash, labels_of
 from trainjob.page import page_html
 from trainjob.registered import Champion
 from trainjob.tuning.pages import document_of_study, find_study
 from trainjob.ui import LINES, Server, compared
-from trainjob.workflows import latest_attempts, run_labels, selectors, title_of
 
 if TYPE_CHECKING:
     from trainjob.backends.base import TrainJob

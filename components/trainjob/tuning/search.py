@@ -15,6 +15,8 @@ from typing import Any, TypeGuard, TypeVar
 from trainjob import cancellation, lifecycle, telemetry
 from trainjob._goodput import Goodput
 from trainjob._goodput.history import thinned
+from trainjob._manifest.render import JobRef, check_key, differences, key_hash
+from trainjob._manifest.workflow_labels import STUDY
 from trainjob._spec import TrainJobSpec
 from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob.backends.base import Backend, TrainJob
@@ -28,7 +30,6 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.manifest import JobRef, check_key, differences, key_hash
 from trainjob.results import TrainJobResult
 from trainjob.status import Observation, Phase, observe
 from trainjob.tuning import template as templates
@@ -38,7 +39,6 @@ from trainjob.tuning.study import Study
 from trainjob.tuning.trials import StudyResult, Trial, damaged, name_of, parameters_of, trial_of
 from trainjob.wait_options import WaitOptions
 from trainjob.waiting import wait
-from trainjob.workflows import STUDY
 
 _log = logging.getLogger(__name__)
 

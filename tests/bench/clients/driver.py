@@ -123,8 +123,8 @@ def main(*arguments: str) -> None:
         return connection.send("PATCH", f"{path}/{name}/status", {"status": status}, "application/merge-patch+json")
 
     if action == "create":
+        from trainjob._manifest.render import render
         from trainjob._spec import TrainJobSpec
-        from trainjob.manifest import render
 
         spec = TrainJobSpec.parse(SPEC)
         jobs = [

@@ -23,6 +23,7 @@ from typing import Any
 
 import anyio
 
+from trainjob._manifest.render import MANAGED_BY, JobRef
 from trainjob._spec import API_VERSION, KIND
 from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._spec.trainjob import LONGEST_UNATTENDED
@@ -39,7 +40,6 @@ from trainjob.backends.kubernetes.errors import (
     Transient,
 )
 from trainjob.errors import TrainJobError
-from trainjob.manifest import MANAGED_BY, JobRef
 
 _log = logging.getLogger(__name__)
 

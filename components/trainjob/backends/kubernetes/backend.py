@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 from trainjob._diagnosis import Evidence
+from trainjob._manifest.render import JobRef
+from trainjob._manifest.unattended import LABEL as UNATTENDED
 from trainjob._spec import API_VERSION
 from trainjob._support.kube_objects import mapping
 from trainjob._support.log_lines import LogLine
@@ -30,9 +32,7 @@ from trainjob.backends.kubernetes.optional_apis import OptionalApis
 from trainjob.backends.kubernetes.pod_informer import PodInformer
 from trainjob.backends.kubernetes.prepared import PreparedRequest
 from trainjob.backends.kubernetes.related import RelatedObjects
-from trainjob.manifest import JobRef
 from trainjob.status import QUEUE_LABEL, observe
-from trainjob.unattended import LABEL as UNATTENDED
 
 
 class KubernetesBackend(TrainJobObjects):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from trainjob._manifest.attempts import Cancel
 from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._support.kube_objects import mapping, parse_time
-from trainjob.attempts import Cancel
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import Conflict, Forbidden
 from trainjob.names import namespace as checked

@@ -1,6 +1,6 @@
 """Schema compatibility: TrainJobs adapted to the fields that a cluster's Trainer supports.
 
-`trainjob.manifest` writes for Trainer 2.3. Older releases lack some of its fields, and 2.1 has `podTemplateOverrides`,
+`trainjob._manifest.render` writes for Trainer 2.3. Older releases lack some of its fields, and 2.1 has `podTemplateOverrides`,
 `labels` and `annotations` in place of `runtimePatches`. A launch is one request, so the release is not determined
 first. If the server refuses unknown fields, the client reads its schema, adapts the object, sends it again and
 remembers the schema for the next launch. A field without a place in the schema is an error before the job is created;

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 
+from trainjob._manifest.render import JobRef
 from trainjob._support import retrying
 from trainjob._support.kube_objects import name_of, rank_of, training_container
 from trainjob._support.log_lines import LogLine, Splitter, latest
@@ -19,7 +20,6 @@ from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import ApiError, Transient
 from trainjob.backends.kubernetes.pod_informer import Listener, Pod
 from trainjob.backends.kubernetes.pods import KubeletLines, collection, list_pods
-from trainjob.manifest import JobRef
 
 _log = logging.getLogger(__name__)
 

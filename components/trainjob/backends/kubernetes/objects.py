@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob import names
+from trainjob._manifest.attempts import Cancel, recent
+from trainjob._manifest.render import JobRef
 from trainjob._spec import API_VERSION
 from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._support.kube_objects import mapping, mappings
-from trainjob.attempts import Cancel, recent
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes import cancels, pods
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
@@ -35,7 +36,6 @@ from trainjob.backends.kubernetes.errors import (
     Unauthorized,
 )
 from trainjob.errors import AlreadyExists, BackendUnavailable, ConfigurationError, NotFound, Rejected, RuntimeNotFound
-from trainjob.manifest import JobRef
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from trainjob._diagnosis import Evidence
 from trainjob._diagnosis.terminations import crashes_in
+from trainjob._manifest.render import JobRef
 from trainjob.backends.kubernetes.client import ApiClient
 from trainjob.backends.kubernetes.errors import Transient
 from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, gather, log_fields
 from trainjob.backends.kubernetes.reflector import Change, Reflector, Synced
 from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.errors import BackendUnavailable, TrainJobError
-from trainjob.manifest import JobRef
 
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,10 @@ import anyio.to_thread
 
 from trainjob import names
 from trainjob._diagnosis import READ_LINES, Evidence, blockers
+from trainjob._manifest.attempts import Cancel, cancel_of, work_of
+from trainjob._manifest.render import JobRef
 from trainjob._support.kube_objects import has_trained, mapping, name_of, rank_of
 from trainjob._support.log_lines import LogLine, Splitter, latest, merge, parse_cri
-from trainjob.attempts import Cancel, cancel_of, work_of
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.local import cancels, private, runtimes
 from trainjob.backends.local.ranks import MARKER
@@ -36,7 +37,6 @@ from trainjob.errors import (
     Rejected,
     RuntimeNotFound,
 )
-from trainjob.manifest import JobRef
 from trainjob.settings import Settings
 from trainjob.status import CANCELLED
 

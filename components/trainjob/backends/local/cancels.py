@@ -3,7 +3,7 @@
 ::
 
     <home>/jobs/<namespace>/.cancelled/version                 number of the latest cancel
-    <home>/jobs/<namespace>/.cancelled/<hash of the key>-<number>.json  a record, see `trainjob.attempts.Cancel`
+    <home>/jobs/<namespace>/.cancelled/<hash of the key>-<number>.json  a record, see `trainjob._manifest.attempts.Cancel`
 
 The number orders cancels and launches, so that no clock is needed.
 """
@@ -17,8 +17,8 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from trainjob._manifest.attempts import CANCEL_KEPT, Cancel, recent
 from trainjob._support.kube_objects import parse_time
-from trainjob.attempts import CANCEL_KEPT, Cancel, recent
 from trainjob.backends.local import private
 from trainjob.backends.local.store import FULL_DISK, read_json, write_json
 from trainjob.errors import Rejected

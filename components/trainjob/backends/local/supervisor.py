@@ -25,7 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainjob import progress, unattended
+from trainjob import progress
+from trainjob._manifest import unattended
 from trainjob.backends.local import runtimes
 from trainjob.backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
 from trainjob.backends.local.store import FINAL, JobFiles, Stamp, cancel_metadata, cancel_requested, now, read_json

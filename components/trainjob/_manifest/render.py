@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob import checkpoint_directories, names, returned, unattended
+from trainjob import names, returned
+from trainjob._manifest import checkpoint_directories, unattended
+from trainjob._manifest.retry_changes import RETRY_CHANGE, Changes, applied, change_annotations
 from trainjob._spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob._spec.checks import RESERVED_PREFIX, STALL_VARIABLE
 from trainjob._spec.patches import for_every_node
@@ -22,7 +24,6 @@ from trainjob._support import volumes
 from trainjob._support.control_characters import short_json
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import InvalidSpec, Problem, SpecMismatch
-from trainjob.retry_changes import RETRY_CHANGE, Changes, applied, change_annotations
 from trainjob.status import GIVEN_UP, STALL_TIMEOUT, Phase, observe
 
 MAX_NAME = 33

@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 from trainjob._diagnosis import Diagnosis
 from trainjob._diagnosis.serialization import unpack_diagnosis
+from trainjob._manifest.render import DELIVERED, FAILURE, FAILURE_OF, TRY, JobRef, key_hash
+from trainjob._manifest.unattended import MARK
 from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._support.kube_objects import mapping
-from trainjob.manifest import DELIVERED, FAILURE, FAILURE_OF, TRY, JobRef, key_hash
 from trainjob.status import CANCELLED, GIVEN_UP, Observation, Phase, observe
-from trainjob.unattended import MARK
 
 LAUNCHED = RESERVED_PREFIX + "launched"
 """Annotation of a job: version of the records of cancels when its latest launch began, or a person resumed it; missing
@@ -214,7 +214,7 @@ def ended_before_creation(observation: Observation) -> bool:
 
 
 def is_record(trainjob: Mapping[str, Any]) -> bool:
-    """Whether an object is the record of a failure (`trainjob.manifest.failure_record`), not an attempt."""
+    """Whether an object is the record of a failure (`trainjob._manifest.render.failure_record`), not an attempt."""
     return FAILURE_OF in mapping(trainjob, "metadata", "labels")
 
 
