@@ -21,7 +21,7 @@ INPUTS = {
     "test-airflow-oldest": ("constraints/airflow-oldest.txt", "airflow_provider/**/*.py"),
     "test-kfp-oldest": ("constraints/kfp-oldest.txt", "kfp_components/**/*.py"),
     "test-trainer-oldest": (
-        "components/trainjob/backends/kubernetes/*.py",
+        "components/trainjob/_backends/kubernetes/*.py",
         "components/trainjob/doctor/*.py",
         "components/trainjob/install/*.*",
         "components/trainjob/_manifest/render.py",

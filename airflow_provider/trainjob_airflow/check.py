@@ -24,8 +24,8 @@ from trainjob_airflow.templates import is_open
 
 if TYPE_CHECKING:
     from trainjob import TrainJobSpec
-    from trainjob.backends.base import TrainJob
-    from trainjob.backends.kubernetes.credentials import Credentials
+    from trainjob._backends.base import TrainJob
+    from trainjob._backends.kubernetes.credentials import Credentials
     from trainjob.doctor import Finding
     from trainjob_airflow.operators.base import TrainJobTask
 

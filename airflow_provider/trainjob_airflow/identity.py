@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import JobRef
-    from trainjob.backends.base import TrainJob
+    from trainjob._backends.base import TrainJob
     from trainjob_airflow.tasklog import Log
 
 _KEY, _JOB, _DEFERRED = "trainjob_key", "trainjob", "trainjob_deferred"

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         TrainJobSpec,
         WaitOptions,
     )
+    from trainjob._backends.base import TrainJob
     from trainjob._goodput import Goodput
     from trainjob._manifest.attempts import CancelAction
-    from trainjob.backends.base import TrainJob
     from trainjob.cancellation import CrashAction
     from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log

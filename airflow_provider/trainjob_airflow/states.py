@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainjob import Backend, JobRef, Observation
-    from trainjob.backends.base import TrainJob
+    from trainjob._backends.base import TrainJob
 
 _RECORDS = 3  # of a wait by short processes, in the time after which an unattended job is ended
 _RECORD_SECONDS = 2.0  # until the record is written

@@ -1,4 +1,6 @@
 import trainjob.wait_options
+from trainjob._backends import connect as connect
+from trainjob._backends.base import Backend as Backend
 from trainjob._diagnosis import Category as Category, Diagnosis as Diagnosis, Evidence as Evidence
 from trainjob._manifest.render import JobRef as JobRef
 from trainjob._spec import (
@@ -16,8 +18,6 @@ from trainjob._spec import (
     TrainJobSpec as TrainJobSpec,
 )
 from trainjob._support.log_lines import LogLine as LogLine
-from trainjob.backends import connect as connect
-from trainjob.backends.base import Backend as Backend
 from trainjob.cancellation import Cancelled as Cancelled, cancel as cancel, cancel_key as cancel_key
 from trainjob.client import TrainJobClient as TrainJobClient
 from trainjob.errors import (

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from trainjob import cancellation, lifecycle as flow, names, report, trained, waiting
+from trainjob._backends import connect
+from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Diagnosis
 from trainjob._manifest.render import MANAGED_BY, JobRef
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
-from trainjob.backends import connect
-from trainjob.backends.base import Backend, TrainJob
 from trainjob.cancellation import Cancelled
 from trainjob.errors import InvalidSpec, NotFound, Problem
 from trainjob.lifecycle import AfterFailure

@@ -17,4 +17,4 @@ def preload() -> None:
     import trainjob.waiting  # noqa: PLC0415 - the same
 
     with suppress(ImportError):  # of the extra `kubernetes`, which the local backend does not need
-        import trainjob.backends.kubernetes.backend  # noqa: F401, PLC0415 - the same
+        import trainjob._backends.kubernetes.backend  # noqa: F401, PLC0415 - the same

@@ -1,4 +1,9 @@
 from trainjob import names as names
+from trainjob._backends import BACKENDS as BACKENDS
+from trainjob._backends.base import Snapshot as Snapshot, TrainJob as TrainJob
+from trainjob._backends.kubernetes.credentials import Credentials as Credentials
+from trainjob._backends.kubernetes.pods import disruption_of as disruption_of
+from trainjob._backends.kubernetes.prepared import PreparedRequest as PreparedRequest
 from trainjob._diagnosis.serialization import (
     pack_diagnosis as pack_diagnosis,
     pack_evidence as pack_evidence,
@@ -42,11 +47,6 @@ from trainjob._spec.reading import (
 from trainjob._support.control_characters import plain as plain
 from trainjob._support.kube_objects import mapping as mapping, parse_time as parse_time
 from trainjob._support.log_lines import Throttle as Throttle
-from trainjob.backends import BACKENDS as BACKENDS
-from trainjob.backends.base import Snapshot as Snapshot, TrainJob as TrainJob
-from trainjob.backends.kubernetes.credentials import Credentials as Credentials
-from trainjob.backends.kubernetes.pods import disruption_of as disruption_of
-from trainjob.backends.kubernetes.prepared import PreparedRequest as PreparedRequest
 from trainjob.cancellation import (
     CrashAction as CrashAction,
     cancelling as cancelling,

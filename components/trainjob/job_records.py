@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
+from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Diagnosis
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._manifest.render import DELIVERED, FAILURE, KEY, JobRef, failure_record
-from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.status import QUEUE_LABEL
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import anyio
 
+from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Category, Diagnosis
 from trainjob._manifest import checkpoint_directories, unattended
 from trainjob._manifest.attempts import (
@@ -55,7 +56,6 @@ from trainjob._manifest.render import (
 from trainjob._manifest.retry_changes import Changes, changed, recorded
 from trainjob._spec import TrainJobSpec
 from trainjob._support.side_by_side import side_by_side
-from trainjob.backends.base import Backend, TrainJob
 from trainjob.cancellation import end_attempt, request_cancel
 from trainjob.errors import (
     AlreadyExists,

@@ -20,6 +20,8 @@ from functools import partial
 
 import anyio
 
+from trainjob._backends.base import Cluster, TrainJob
+from trainjob._backends.kubernetes.leases import Waiter
 from trainjob._manifest.attempts import (
     CANCEL_KEPT,
     CancelAction,
@@ -34,8 +36,6 @@ from trainjob._manifest.attempts import (
 )
 from trainjob._manifest.render import KEY, MANAGED_BY, JobRef
 from trainjob._manifest.unattended import LABEL, MARK, policy_of, runs, unattended_for
-from trainjob.backends.base import Cluster, TrainJob
-from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.cancellation import cancelling, end_attempt
 from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.status import Phase, observe

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
 from trainjob._diagnosis.stragglers import Straggler, stragglers_of
 from trainjob._manifest.attempts import given_up
@@ -28,7 +29,6 @@ from trainjob._support.kube_objects import (
     training_container,
 )
 from trainjob._support.masking import MASK, masked_lines, names_a_secret, public
-from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import NotFound
 from trainjob.results import history_as_json, result_of
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe

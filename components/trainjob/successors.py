@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Category, Diagnosis
 from trainjob._manifest import unattended
 from trainjob._manifest.attempts import (
@@ -18,7 +19,6 @@ from trainjob._manifest.attempts import (
     work_of,
 )
 from trainjob._manifest.render import KEY, MANAGED_BY, JobRef
-from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import NotFound, Rejected, TrainJobFailed
 from trainjob.status import Observation, Phase
 from trainjob.verdicts import RetryVerdict

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Evidence, diagnose
 from trainjob._manifest.render import KEY, JobRef, spec_hash
 from trainjob._support import volumes
 from trainjob._support.kube_objects import mapping, mappings, rank_of, training_container
-from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import ConfigurationError, NotFound, TrainJobFailed
 from trainjob.report import numeric
 from trainjob.results import TrainJobResult, result_of

@@ -29,10 +29,10 @@ import anyio
 import anyio.to_thread
 
 from trainjob import names
+from trainjob._backends.base import TrainJob
 from trainjob._goodput.history import MetricHistory
 from trainjob._manifest.workflow_labels import STUDY, Study, latest_attempts, studies
 from trainjob._support.control_characters import one_line
-from trainjob.backends.base import TrainJob
 from trainjob.client import TrainJobClient
 from trainjob.document import list_document, workflow_document
 from trainjob.errors import ConfigurationError, NotFound, TrainJobError

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob import progress
+from trainjob._backends.base import Backend, Snapshot, TrainJob
 from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose, with_change
 from trainjob._goodput.history import MetricHistory
 from trainjob._manifest import retry_changes, unattended
@@ -24,7 +25,6 @@ from trainjob._manifest.attempts import NOT_STARTED
 from trainjob._manifest.render import JobRef
 from trainjob._support.kube_objects import mapping, parse_time
 from trainjob._support.log_lines import STATE_SECONDS, LogLine, Throttle
-from trainjob.backends.base import Backend, Snapshot, TrainJob
 from trainjob.errors import (
     BackendUnavailable,
     JobHung,

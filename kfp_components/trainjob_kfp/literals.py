@@ -8,6 +8,7 @@ from typing import Any
 from kfp.dsl.pipeline_channel import PipelineChannel
 
 from trainjob import ConfigurationError, TrainJobSpec, names
+from trainjob._backends import BACKENDS
 from trainjob._spec.function import Function
 from trainjob._spec.literals import (
     check_literals,
@@ -15,7 +16,6 @@ from trainjob._spec.literals import (
 )
 from trainjob._spec.parts import field_name
 from trainjob._spec.reading import check_limits
-from trainjob.backends import BACKENDS
 from trainjob.data.checks import check_options
 from trainjob.data.program import (
     STEP_RUNTIME,

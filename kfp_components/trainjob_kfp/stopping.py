@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import anyio
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobError, cancel_key
+from trainjob._backends.base import TrainJob
 from trainjob._manifest.attempts import (
     CancelAction,
     given_up,
@@ -28,7 +29,6 @@ from trainjob._manifest.render import (
 )
 from trainjob._manifest.workflow_labels import STUDY
 from trainjob._support.kube_objects import mapping
-from trainjob.backends.base import TrainJob
 from trainjob.cancellation import (
     cancelling,
     request_cancel,
@@ -39,7 +39,7 @@ from trainjob_kfp.steplog import end_process, leave_message, write_line
 
 if TYPE_CHECKING:
     from trainjob import Cancelled
-    from trainjob.backends.kubernetes.prepared import PreparedRequest
+    from trainjob._backends.kubernetes.prepared import PreparedRequest
     from trainjob.tuning import Trial
 
 _CANCEL_SECONDS = 10.0  # kfp.local and plain pods wait that long before SIGKILL; a KFP backend waits 0.02 to 3 s
@@ -220,7 +220,7 @@ class StopWithStep:
     def _evicted(self) -> str:
         """What happens to the jobs if the cluster evicts this step's pod, as text; empty if it does not."""
         if (pod := self._pod) is not None:
-            from trainjob.backends.kubernetes.pods import disruption_of  # noqa: PLC0415 - an extra, imported by now
+            from trainjob._backends.kubernetes.pods import disruption_of  # noqa: PLC0415 - an extra, imported by now
 
             if (found := pod.read(_POD_SECONDS)) and (reason := disruption_of(found)):
                 return f"{self._kept}: its step's next pod waits for it ({reason})"

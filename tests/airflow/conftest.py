@@ -181,7 +181,7 @@ def publish(dag: DAG) -> None:
 def jobs(home: Path, namespace: str = "default") -> list[str]:
     """Names of the TrainJobs of a local backend, without cancelled ones."""
     from trainjob import Phase
-    from trainjob.backends.local.store import JobFiles
+    from trainjob._backends.local.store import JobFiles
     from trainjob.status import observe
 
     held = {path.name: JobFiles(path).read() for path in (home / "jobs" / namespace).glob("[!.]*")}

@@ -16,8 +16,8 @@ from tests.airflow.conftest import Run, jobs, python
 from tests.processes import wait_until
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._manifest.render import key_hash
-from trainjob.backends.local.backend import LocalBackend
 from trainjob.status import observe
 from trainjob_airflow.check import check_dags
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal

@@ -22,9 +22,9 @@ from tests.airflow.versions import since
 from tests.processes import wait_until
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobSpec
+from trainjob._backends.base import Snapshot
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis import Category
-from trainjob.backends.base import Snapshot
-from trainjob.backends.local.backend import LocalBackend
 from trainjob.errors import BackendUnavailable
 from trainjob.status import Blocker, observe
 from trainjob_airflow.compat import TaskDeferralError

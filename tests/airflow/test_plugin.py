@@ -19,7 +19,7 @@ from tests.airflow.versions import older_than, since
 from tests.processes import wait_until
 
 from trainjob import TrainJobClient
-from trainjob.backends.local.backend import LocalBackend
+from trainjob._backends.local.backend import LocalBackend
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.operators.tuning import TrainJobTuningOperator
 from trainjob_airflow.training import KEY

@@ -21,9 +21,9 @@ from tests.processes import wait_until
 
 import trainjob as core
 from trainjob import JobRef, Phase, RanksRemain, TrainJobClient, TrainJobSpec
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis import Category, Diagnosis
 from trainjob._manifest.render import render
-from trainjob.backends.local.backend import LocalBackend
 from trainjob.cancellation import give_up
 from trainjob.fencing import EarlierRanks
 from trainjob.status import observe

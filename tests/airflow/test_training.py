@@ -18,7 +18,7 @@ from tests.airflow.test_links import stored
 from tests.airflow.versions import since
 
 from trainjob import JobRef, Observation, Phase
-from trainjob.backends.local.backend import LocalBackend
+from trainjob._backends.local.backend import LocalBackend
 from trainjob.document import observed_document
 from trainjob_airflow import training as module
 from trainjob_airflow.operators.trainjob import TrainJobOperator

@@ -18,10 +18,10 @@ from tests.airflow.conftest import jobs, python, replaced
 from tests.airflow.versions import serde, since
 
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOptions, connect
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category, Diagnosis
 from trainjob._goodput.history import MetricHistory
 from trainjob._manifest.render import render
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel, give_up
 from trainjob.errors import BackendUnavailable
 from trainjob.lifecycle import launch
@@ -362,7 +362,7 @@ def test_a_restarted_triggerer_continues(airflow_home: Path) -> None:
 
 
 def test_logs_that_fail_do_not_fail_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainjob.backends.local.backend import LocalBackend
+    from trainjob._backends.local.backend import LocalBackend
 
     async def broken(*_: Any, **__: Any) -> AsyncIterator[Any]:
         raise OSError("no logs today")
@@ -473,7 +473,7 @@ class Presence:
     """Records for which jobs a process waits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from trainjob.backends.local.backend import LocalBackend
+        from trainjob._backends.local.backend import LocalBackend
 
         self.jobs: list[str] = []
         self.all: list[str] = []

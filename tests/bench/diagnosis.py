@@ -30,11 +30,11 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.pods import MAX_TAILS
 from trainjob._diagnosis import READ_LINES, Evidence, diagnose, hangs
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.pods import MAX_TAILS
 from trainjob.lifecycle import launch
 from trainjob.stalls import StallWatch
 from trainjob.status import Observation

@@ -44,8 +44,8 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import why_unsupported
 
 from trainjob import JobRef, TrainJobSpec, WaitOptions
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import give_up
 from trainjob.errors import RankCrashed
 from trainjob.lifecycle import launch

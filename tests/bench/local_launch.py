@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from trainjob import TrainJobClient
-from trainjob.backends.local.backend import LocalBackend
+from trainjob._backends.local.backend import LocalBackend
 
 COMMANDS = {
     "sh": ["sh", "-c", "date +%s%N"],

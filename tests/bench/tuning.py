@@ -36,8 +36,8 @@ import psutil
 import yaml
 
 from trainjob import TrainJobClient, TrainJobSpec
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._manifest.render import key_hash
-from trainjob.backends.local.backend import LocalBackend
 from trainjob.tuning import Study, Trial, tune
 from trainjob.tuning.journal import open_journal
 from trainjob.tuning.sampling import Sampling

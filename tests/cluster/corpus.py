@@ -27,11 +27,11 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import RealNode
 
 from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose
 from trainjob._diagnosis.terminations import crashes_in
 from trainjob._manifest.render import render
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import TrainJobError
 from trainjob.lifecycle import launch
 from trainjob.status import observe

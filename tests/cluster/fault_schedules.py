@@ -19,9 +19,9 @@ from tests.testcluster.access import TRAINER
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
+from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._goodput import Activity
 from trainjob._manifest.render import KEY
-from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.cancellation import cancel
 from trainjob.lifecycle import launch
 from trainjob.status import observe

@@ -23,14 +23,14 @@ from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions
+from trainjob._backends.base import TrainJob
+from trainjob._backends.kubernetes import pods
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category
 from trainjob._manifest.render import render
 from trainjob._support.log_lines import LogLine
-from trainjob.backends.base import TrainJob
-from trainjob.backends.kubernetes import pods
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.errors import (
     ConfigurationError,
@@ -539,7 +539,7 @@ async def test_lists_of_several_pages_are_complete(
     cluster: Access, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("client", "reflector"):
-        monkeypatch.setattr(f"trainjob.backends.kubernetes.{module}.PAGE", 2)
+        monkeypatch.setattr(f"trainjob._backends.kubernetes.{module}.PAGE", 2)
     backends = [KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=yes) for yes in (False, True)]
     refs = [await launch(backends[0], spec(suspend=True), f"page-{number}", namespace=namespace) for number in range(5)]
     path = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs"

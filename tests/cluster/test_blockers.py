@@ -12,10 +12,10 @@ from tests.testcluster.access import RULES, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobSpec, WaitOptions
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis.blockers import event_time
 from trainjob._manifest.render import render
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.errors import Stuck
 from trainjob.lifecycle import launch

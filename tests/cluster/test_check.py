@@ -18,8 +18,8 @@ from tests.processes import wait_until
 from tests.testcluster import kueue
 from tests.testcluster.access import TRAINER, Access, condition
 
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.doctor import Level
 from trainjob.doctor.cluster import examine_jobs
 from trainjob.install import objects

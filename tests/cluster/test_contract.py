@@ -19,9 +19,9 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.credentials import Credentials
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

@@ -21,8 +21,8 @@ import pytest
 import yaml
 from tests.testcluster.access import Access
 
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.errors import ConfigurationError
 
 pytestmark = pytest.mark.timeout(400)
@@ -33,8 +33,8 @@ VERSIONS = ("27.2.0", "31.0.0", "36.0.1", "37.0.2")
 LOOK = """
 import asyncio, json, sys, warnings
 import kubernetes
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 assert kubernetes.__version__ == sys.argv[1], (kubernetes.__version__, kubernetes.__file__)
 for credentials in json.loads(sys.argv[2]):
     backend = KubernetesBackend(Credentials(**credentials))

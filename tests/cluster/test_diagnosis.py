@@ -17,9 +17,9 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import TrainJobSpec
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category, diagnose
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import RuntimeNotFound
 from trainjob.install import objects
 from trainjob.lifecycle import launch

@@ -32,10 +32,10 @@ from tests.testcluster.nodes import simulate
 from tests.unit.test_install import STOCK
 
 from trainjob import JobRef, TrainJobSpec
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import Timings
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.errors import Forbidden
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import Timings
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.errors import Forbidden
 from trainjob.cancellation import cancel
 from trainjob.doctor import Finding, Level, cluster as doctor, pipelines
 from trainjob.doctor.permissions import PERMISSIONS, Permission

@@ -17,10 +17,10 @@ from tests.testcluster.access import RULES, Access
 from tests.testcluster.api import write_kubeconfig
 
 from trainjob import TrainJobFailed
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import Timings
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._support.retrying import KUBERNETES
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import Timings
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import BackendUnavailable, Rejected
 from trainjob.lifecycle import launch
 from trainjob.waiting import wait

@@ -21,10 +21,10 @@ from tests.testcluster.access import TRAINER
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import Timings
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._support.retrying import KUBERNETES
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import Timings
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.errors import BackendUnavailable, SpecMismatch
 from trainjob.lifecycle import launch

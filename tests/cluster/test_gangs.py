@@ -20,8 +20,8 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import GPU, simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobSpec
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.lifecycle import launch
 from trainjob.waiting import follow

@@ -17,11 +17,11 @@ from tests.testcluster.access import Access
 from tests.testcluster.nodes import run_until_finished
 
 from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._goodput import Activity, Goodput
 from trainjob._manifest.render import labels_of
 from trainjob._support.kube_objects import mapping
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.lifecycle import launch
 

@@ -28,12 +28,12 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import BLKIO, NAME, RealNode
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, progress
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category
 from trainjob._goodput import Activity
 from trainjob._manifest.attempts import given_up
 from trainjob._support.kube_objects import has_trained
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel, give_up
 from trainjob.errors import JobHung
 from trainjob.lifecycle import launch

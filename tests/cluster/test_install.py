@@ -19,8 +19,8 @@ from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.api import Api, write_kubeconfig
 
 from trainjob import Phase, TrainJobSpec, install
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.doctor.cluster import examine
 from trainjob.job_records import mark_delivered

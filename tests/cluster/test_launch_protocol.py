@@ -16,12 +16,12 @@ from tests.testcluster.nodes import simulate
 from tests.testcluster.slow_webhook import slow_changes
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec, cancel, cancel_key
+from trainjob._backends.base import TrainJob
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._manifest.attempts import REPLACES, work_of
 from trainjob._manifest.render import labels_of
 from trainjob._support.kube_objects import name_of
-from trainjob.backends.base import TrainJob
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import RanksRemain
 from trainjob.lifecycle import launch
 from trainjob.reaper import reap

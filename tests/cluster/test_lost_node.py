@@ -13,8 +13,8 @@ from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import Observation, Phase, TrainJobSpec, WaitOptions
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.errors import RunTimeout
 from trainjob.lifecycle import launch
 from trainjob.waiting import wait

@@ -33,9 +33,9 @@ from tests.testcluster.access import Access
 from tests.testcluster.control_plane import Cluster
 
 from trainjob import JobRef, TrainJobResult, TrainJobSpec
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._goodput import Activity
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.lifecycle import launch
 from trainjob.waiting import wait

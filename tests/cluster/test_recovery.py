@@ -22,8 +22,8 @@ from tests.testcluster.manifests import load
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobSpec
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.install import objects
 from trainjob.lifecycle import launch
 from trainjob.waiting import follow, wait

@@ -19,9 +19,9 @@ from tests.testcluster.access import TRAINER, Access, trainjob
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import Phase, TrainJobSpec, launch
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cli import texts
 from trainjob.document import training_document
 from trainjob.errors import NotFound

@@ -25,9 +25,9 @@ from trainjob import (
     TrainJobSpec,
     WaitOptions,
 )
+from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._diagnosis.serialization import unpack_diagnosis
 from trainjob._manifest.render import FAILURE, FAILURE_OF
-from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.cancellation import cancel, give_up
 from trainjob.lifecycle import launch
 from trainjob.waiting import wait

@@ -16,8 +16,8 @@ from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import TrainJobSpec, WaitOptions, report
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.errors import Stuck
 from trainjob.lifecycle import launch

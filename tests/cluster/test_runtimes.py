@@ -27,9 +27,9 @@ from tests.testcluster.manifests import load
 from tests.testcluster.nodes import GPU, annotation, simulate
 
 from trainjob import TrainJobClient
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.local.runtimes import FRAMEWORKS
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.local.runtimes import FRAMEWORKS
 from trainjob.errors import Rejected
 
 _TIMEOUT = 400  # seconds; 20 on an idle machine

@@ -26,9 +26,9 @@ from tests.testcluster.access import TRAINER
 from tests.testcluster.control_plane import Cluster
 
 from trainjob import TrainJobClient, TrainJobFailed
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._manifest.render import KEY, job_name
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.data import content
 from trainjob.data.program import step_command
 

@@ -17,8 +17,8 @@ from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.lifecycle import launch
 from trainjob.waiting import wait
 

@@ -14,8 +14,8 @@ from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import run_until_finished
 
 from trainjob import TrainJobSpec
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.tuning import Study, StudyResult, tune
 from trainjob.tuning.journal import open_journal
 from trainjob.tuning.search import TRIAL

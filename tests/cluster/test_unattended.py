@@ -21,12 +21,12 @@ from tests.testcluster.access import RULES, TRAINER, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import Timings
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.leases import JOBS, LARGEST
 from trainjob._manifest.render import failure_record
 from trainjob._manifest.unattended import AFTER, LABEL, unattended_for
-from trainjob.backends.kubernetes.attendance import JOBS, LARGEST
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import Timings
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cancellation import cancel
 from trainjob.leftovers import remove_leftovers
 from trainjob.lifecycle import launch

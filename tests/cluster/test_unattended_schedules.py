@@ -26,11 +26,11 @@ from tests.testcluster.access import RULES, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import Timings
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._manifest.unattended import AFTER
 from trainjob._support.retrying import KUBERNETES
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import Timings
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import TrainJobError
 from trainjob.lifecycle import launch
 from trainjob.reaper import Reaped, reap
@@ -264,7 +264,7 @@ async def test_only_unattended_jobs_are_ended(
     cluster: Access, authority: Authority, monkeypatch: pytest.MonkeyPatch, record_property: campaigns.Record
 ) -> None:
     campaigns.begin(record_property, RUNS)
-    monkeypatch.setattr("trainjob.backends.kubernetes.client.datetime", Skewed)
+    monkeypatch.setattr("trainjob._backends.kubernetes.client.datetime", Skewed)
     pair = authority.issue("proxy", addresses=["127.0.0.1"])
     kubeconfig = cluster.kubeconfig_for([*RULES, LEASES], cluster_wide=True)
     token = str(yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"])

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import anyio
 
 from trainjob import JobRef, Observation, Phase, WaitOptions
-from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob.status import observe
 from trainjob.waiting import wait
 

@@ -13,9 +13,9 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._backends.base import Backend, TrainJob
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._manifest.render import render
-from trainjob.backends.base import Backend, TrainJob
-from trainjob.backends.local.backend import LocalBackend
 
 
 @dataclass

@@ -16,13 +16,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from trainjob._backends.base import Snapshot, TrainJob
+from trainjob._backends.kubernetes.leases import Waiter
 from trainjob._diagnosis import Evidence
 from trainjob._diagnosis.terminations import crashes_in
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import JobRef
 from trainjob._support.log_lines import LogLine
-from trainjob.backends.base import Snapshot, TrainJob
-from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.fencing import JOBSET_NAME
 

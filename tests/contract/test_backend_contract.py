@@ -15,10 +15,10 @@ import pytest
 from tests.contract.conftest import Harness
 
 from trainjob import JobRef, LogLine, Phase, TrainJobFailed, trained
+from trainjob._backends.base import TrainJob
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import KEY, MANAGED_BY, labels_of, spec_hash
 from trainjob._support.kube_objects import rank_of
-from trainjob.backends.base import TrainJob
 from trainjob.cancellation import cancel
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.live import take_document

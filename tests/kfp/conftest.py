@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from trainjob import TrainJobClient
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._manifest.render import JobRef
-from trainjob.backends.local.backend import LocalBackend
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "dags_examples" / "kfp"

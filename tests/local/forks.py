@@ -12,7 +12,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "trainjob.client",
-        "trainjob.backends.local.backend",
+        "trainjob._backends.local.backend",
         "trainjob.data.__main__",
         "trainjob.data.stores.huggingface",
         "trainjob.data.stores.object_stores",

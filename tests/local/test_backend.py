@@ -21,10 +21,10 @@ from tests.local.conftest import Jobs
 from tests.processes import eventually
 
 from trainjob import JobRef, LogLine, Observation, Phase, TrainJobClient, TrainJobFailed, WaitOptions
+from trainjob._backends.local.backend import LocalBackend
+from trainjob._backends.local.ranks import MARKER, _kill_by_psutil
+from trainjob._backends.local.store import JobFiles, _tombstone
 from trainjob._diagnosis import Category
-from trainjob.backends.local.backend import LocalBackend
-from trainjob.backends.local.ranks import MARKER, _kill_by_psutil
-from trainjob.backends.local.store import JobFiles, _tombstone
 from trainjob.errors import NotFound, Rejected, RuntimeNotFound, RunTimeout
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict

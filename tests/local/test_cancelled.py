@@ -16,9 +16,9 @@ from tests.processes import eventually
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
+from trainjob._backends.local.store import read_json, write_json
 from trainjob._diagnosis import Category
 from trainjob._manifest.unattended import AFTER
-from trainjob.backends.local.store import read_json, write_json
 from trainjob.cancellation import cancel_key, request_cancel
 from trainjob.errors import RanksRemain
 from trainjob.lifecycle import launch

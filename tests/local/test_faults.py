@@ -14,7 +14,7 @@ from tests.local.conftest import Jobs, kill
 from tests.processes import eventually
 
 from trainjob import TrainJobClient
-from trainjob.backends.local.backend import LocalBackend
+from trainjob._backends.local.backend import LocalBackend
 from trainjob.errors import Rejected, TrainJobFailed
 from trainjob.status import observe
 

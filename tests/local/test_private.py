@@ -14,10 +14,10 @@ from tests.contract.processes import supervisors
 from tests.local.conftest import Jobs
 
 from trainjob import Phase, TrainJobClient, TrainJobSpec
+from trainjob._backends.base import Snapshot
+from trainjob._backends.local.backend import LocalBackend
+from trainjob._backends.local.store import JobFiles, now
 from trainjob._manifest.render import JobRef, render
-from trainjob.backends.base import Snapshot
-from trainjob.backends.local.backend import LocalBackend
-from trainjob.backends.local.store import JobFiles, now
 from trainjob.errors import BackendUnavailable, ConfigurationError
 from trainjob.status import observe
 

@@ -12,7 +12,7 @@ import pytest
 from tests.local.conftest import Jobs
 
 from trainjob import TrainJobClient, TrainJobResult
-from trainjob.backends.local.backend import LocalBackend
+from trainjob._backends.local.backend import LocalBackend
 from trainjob.errors import Rejected
 
 TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")

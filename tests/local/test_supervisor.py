@@ -17,8 +17,8 @@ from tests.local.conftest import Jobs, kill
 from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TrainJobFailed
+from trainjob._backends.local.store import JobFiles
 from trainjob._diagnosis import Category
-from trainjob.backends.local.store import JobFiles
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
 
@@ -63,7 +63,7 @@ def test_the_launcher_is_killed(jobs: Jobs, tmp_path: Path, moment: str) -> None
     program = f"""
 import os, subprocess
 from trainjob import TrainJobClient
-from trainjob.backends.local import backend, store
+from trainjob._backends.local import backend, store
 
 def die(*_, **__):
     os.kill(os.getpid(), 9)
@@ -235,7 +235,7 @@ def test_a_second_supervisor_does_nothing(jobs: Jobs) -> None:
     jobs.starts(ref)
     before = {process.pid for process in jobs.supervisors(ref)}
     for _ in range(3):
-        command = [sys.executable, "-m", "trainjob.backends.local.supervisor", str(jobs.directory(ref))]
+        command = [sys.executable, "-m", "trainjob._backends.local.supervisor", str(jobs.directory(ref))]
         assert subprocess.run(command, check=False).returncode == 0
     eventually(lambda: {process.pid for process in jobs.supervisors(ref)} == before)
     assert jobs.lines(ref) == ["on"]

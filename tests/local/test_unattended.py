@@ -11,9 +11,9 @@ from tests.local.conftest import Jobs
 from tests.processes import eventually
 
 from trainjob import JobRef, Phase
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._manifest.unattended import AFTER
 from trainjob._spec import TrainJobSpec
-from trainjob.backends.local.backend import LocalBackend
 from trainjob.lifecycle import launch
 from trainjob.status import CANCELLED, observe
 from trainjob.waiting import wait

@@ -34,11 +34,11 @@ import pytest
 from tests.simulation.local_processes import Machine, Process, World, run_async
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, job_records, lifecycle, waiting
+from trainjob._backends.local import backend as local, supervisor as supervising
+from trainjob._backends.local.backend import LocalBackend
+from trainjob._backends.local.ranks import MARKER, Rank
+from trainjob._backends.local.store import JobFiles, job_names, now, read_json
 from trainjob._manifest.render import KEY
-from trainjob.backends.local import backend as local, supervisor as supervising
-from trainjob.backends.local.backend import LocalBackend
-from trainjob.backends.local.ranks import MARKER, Rank
-from trainjob.backends.local.store import JobFiles, job_names, now, read_json
 from trainjob.cancellation import cancel_key
 from trainjob.errors import BackendUnavailable
 from trainjob.status import Phase, observe
@@ -225,7 +225,7 @@ class Local(World):
             caller.stop("supervisor", waits=True)
 
     def _supervisor(self, process: Process, directory: Path) -> None:
-        """`trainjob.backends.local.supervisor.main` without its forks."""
+        """`trainjob._backends.local.supervisor.main` without its forks."""
         files = JobFiles.opened(directory)
         lock = supervising._locked(files)
         trainjob = files.read()
@@ -239,7 +239,7 @@ class Local(World):
         supervising.Supervisor(files, trainjob, read_json(files.start) or {}).run()
 
     def _guard(self, directory: str) -> None:
-        """`trainjob.backends.local.supervisor._guard`, after the end of the supervisor."""
+        """`trainjob._backends.local.supervisor._guard`, after the end of the supervisor."""
         files = JobFiles(Path(directory))
         if not files.finished() and files.supervise(wait_seconds=5) is not None:
             supervising.record_loss(files)
@@ -423,7 +423,7 @@ def world(seed: int, directory: Path) -> Iterator[Local]:
         patch.setattr(supervising, "sweep", made.sweep)
         patch.setattr(supervising, "_free_port", lambda: 29_500)
         patch.setattr(supervising, "_child_exits", lambda: 0)
-        patch.setattr("trainjob.backends.local.supervisor.selectors.DefaultSelector", _NoOutput)
+        patch.setattr("trainjob._backends.local.supervisor.selectors.DefaultSelector", _NoOutput)
         patch.setattr(supervising.Supervisor, "_wait", lambda _, seconds: made.machine.sleep(seconds, "tick"))
         # A twentieth of the looks, which are the same: a second is as long for all of them.
         for module, name in ((supervising, "_TICK"), (local, "_POLL"), (local, "_CHECK")):

@@ -20,10 +20,10 @@ from tests.simulation.schedules import Outcome, replay, run
 from tests.simulation.settings import DEFAULT_KEY, MIXES
 
 from trainjob import cancellation, fencing, lifecycle, reaper, successors, waiting
+from trainjob._backends.kubernetes import leases
+from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._manifest import attempts
 from trainjob._manifest.render import JobRef, job_name
-from trainjob.backends.kubernetes import attendance
-from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.status import CANCELLED
 
 Replacement = tuple[Any, str, Any]
@@ -382,7 +382,7 @@ MECHANISMS = (
         "the reaper leaves what they wait for",
         "reaped",
         scripts.ATTENDED_FOR_HOURS,
-        ((attendance.Attendance, "attend", lambda attendance, ref: None),),
+        ((leases.Attendance, "attend", lambda attendance, ref: None),),
     ),
 )
 

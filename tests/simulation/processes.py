@@ -19,11 +19,11 @@ from tests.simulation.settings import Settings
 from tests.simulation.transport import Connection, Sent
 
 from trainjob import JobRef, TimedOut, TrainJobFailed, WaitOptions
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Access, Credentials
 from trainjob._manifest.attempts import CancelAction, is_replaced
 from trainjob._manifest.render import labels_of
 from trainjob._manifest.unattended import SUSPEND
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Access, Credentials
 from trainjob.cancellation import cancel, cancel_key, give_up
 from trainjob.errors import RankCrashed, RanksRemain
 from trainjob.job_records import mark_delivered

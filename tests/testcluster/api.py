@@ -1,6 +1,6 @@
 """A small client of the Kubernetes API, for the setup of clusters and tests.
 
-The client under test is `trainjob.backends.kubernetes`.
+The client under test is `trainjob._backends.kubernetes`.
 """
 
 from __future__ import annotations

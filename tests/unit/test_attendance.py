@@ -18,12 +18,11 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from trainjob import JobRef
-from trainjob.backends.kubernetes import attendance
-from trainjob.backends.kubernetes.attendance import JOBS, Attendance, Waiter, waiters
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.errors import (
+from trainjob._backends.kubernetes import leases
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.errors import (
     ApiError,
     Conflict,
     Forbidden,
@@ -31,6 +30,7 @@ from trainjob.backends.kubernetes.errors import (
     ObjectNotFound,
     Unreachable,
 )
+from trainjob._backends.kubernetes.leases import JOBS, Attendance, Waiter, waiters
 from trainjob.errors import ConfigurationError, TrainJobError
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class Server:
         found: dict[str, list[str | None]] = {}
         for lease in self.leases.values():
             jobs = json.loads(lease["metadata"]["annotations"][JOBS])
-            assert len(jobs) <= attendance.LARGEST
+            assert len(jobs) <= leases.LARGEST
             for uid, at in jobs.items():
                 found.setdefault(uid, []).append(at)
         return found

@@ -20,10 +20,10 @@ from tests.contract.memory import MemoryBackend
 from tests.processes import eventually
 from tests.serving import serving
 
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.local.runtimes import FRAMEWORKS
 from trainjob._spec import TrainJobSpec
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.local.runtimes import FRAMEWORKS
 from trainjob.cli import completion
 from trainjob.cli.program import program
 from trainjob.lifecycle import launch

@@ -17,10 +17,10 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, Settings, TrainJobClient
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis import Evidence, diagnose
 from trainjob._manifest.render import JobRef, labels_of, render
 from trainjob._spec import TrainJobSpec
-from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import main
 from trainjob.cli.output import fitted
 from trainjob.errors import ConfigurationError

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.schemas import recorded
 
 from trainjob import TrainJobSpec
+from trainjob._backends.kubernetes.trainer_releases import SchemaCompatibility, adapt, release_of
 from trainjob._manifest.render import render
 from trainjob._manifest.retry_changes import Changes
-from trainjob.backends.kubernetes.compat import SchemaCompatibility, adapt, release_of
 
 SCHEMAS = {release: SchemaCompatibility(recorded(release)) for release in ("2.1", "2.2", "2.3")}
 SIDECAR = {"name": "sidecar", "env": [{"name": "A", "value": "1"}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]}

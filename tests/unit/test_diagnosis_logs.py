@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.errors import Forbidden, ServerError, Unreachable
+from trainjob._backends.kubernetes.pods import gather
 from trainjob._diagnosis import diagnose
 from trainjob._support.retrying import Backoff
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.errors import Forbidden, ServerError, Unreachable
-from trainjob.backends.kubernetes.pods import gather
 from trainjob.status import Observation, Phase
 
 pytestmark = pytest.mark.anyio
@@ -125,7 +125,7 @@ async def test_number_of_logs_read_is_limited() -> None:
 async def test_unreadable_logs_are_reported_once(
     refusal: Exception, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainjob.backends.kubernetes.pods._TAIL_SECONDS", 0.5)
+    monkeypatch.setattr("trainjob._backends.kubernetes.pods._TAIL_SECONDS", 0.5)
     client = Logs(1, "", refusal)
     evidence = await gather(client, [pod(rank) for rank in range(PODS)], None)
     assert len(client.read) <= most
@@ -155,7 +155,7 @@ async def test_log_of_the_second_run_replaces_a_removed_first_run(late: int) -> 
 
 
 async def test_a_log_that_the_node_has_removed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.backends.kubernetes.pods._REMOVED_SECONDS", 0.1)
+    monkeypatch.setattr("trainjob._backends.kubernetes.pods._REMOVED_SECONDS", 0.1)
     restarted = pod(0)
     (status,) = restarted["status"]["containerStatuses"]
     status |= {"state": {"running": {}}, "lastState": status["state"]}
@@ -166,7 +166,7 @@ async def test_a_log_that_the_node_has_removed_is_reported(monkeypatch: pytest.M
 
 
 async def test_an_empty_log_is_requested_twice_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.backends.kubernetes.pods._EMPTY_SECONDS", 0.01)
+    monkeypatch.setattr("trainjob._backends.kubernetes.pods._EMPTY_SECONDS", 0.01)
     client = Runs(sys.maxsize, "")
     crashed = pod(0)
     (status,) = crashed["status"]["containerStatuses"]
@@ -179,7 +179,7 @@ async def test_an_empty_log_is_requested_twice_more(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("late", [1, 4])
 async def test_a_log_that_a_busy_node_writes_late_is_read(monkeypatch: pytest.MonkeyPatch, late: int) -> None:
     """A first look finds neither the line of the run that crashed nor that of a later one."""
-    monkeypatch.setattr("trainjob.backends.kubernetes.pods._EMPTY_SECONDS", 0.01)
+    monkeypatch.setattr("trainjob._backends.kubernetes.pods._EMPTY_SECONDS", 0.01)
 
     class Late(Runs):
         async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:

@@ -21,9 +21,9 @@ import yaml
 from click.testing import CliRunner, Result
 from tests.serving import serving
 
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.local import runtimes
-from trainjob.backends.local.backend import LocalBackend
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.local import runtimes
+from trainjob._backends.local.backend import LocalBackend
 from trainjob.cli import clusters
 from trainjob.cli.program import program
 from trainjob.doctor import Finding, Level, cluster, local, permissions, server

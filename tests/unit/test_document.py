@@ -17,12 +17,12 @@ from tests.unit import generated_histories
 from tests.unit.generated_histories import BEGIN, Run, pods_of
 from tests.unit.test_report import FAILED, HOSTILE, NOW, REF, SECRET, failed, trainjob
 
+from trainjob._backends.base import Usage
 from trainjob._diagnosis import Evidence
 from trainjob._goodput.history import CHECKPOINT, MetricHistory
 from trainjob._manifest.render import JobRef, render
 from trainjob._spec import TrainJobSpec
 from trainjob._support.masking import MASK
-from trainjob.backends.base import Usage
 from trainjob.document import (
     MAX_POINTS,
     list_document,

@@ -17,11 +17,11 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.test_first_crash import crashed
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, WaitOptions, lifecycle as flow, results, telemetry, waiting
+from trainjob._backends.base import Snapshot
 from trainjob._diagnosis import Evidence
 from trainjob._goodput import Activity, Goodput, measure
 from trainjob._goodput.history import MetricHistory
 from trainjob._support.log_lines import LogLine
-from trainjob.backends.base import Snapshot
 from trainjob.cancellation import cancel
 from trainjob.errors import (
     BackendUnavailable,

@@ -22,6 +22,7 @@ from trainjob import (
     lifecycle as flow,
     waiting,
 )
+from trainjob._backends.kubernetes.pods import crashes_of
 from trainjob._diagnosis import Category, Evidence, diagnose, log_tails
 from trainjob._diagnosis.serialization import (
     LINE_CHARACTERS,
@@ -33,7 +34,6 @@ from trainjob._diagnosis.serialization import (
 )
 from trainjob._manifest.attempts import given_up
 from trainjob._support.control_characters import one_line
-from trainjob.backends.kubernetes.pods import crashes_of
 from trainjob.cancellation import CrashAction, give_up
 from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Observation, observe

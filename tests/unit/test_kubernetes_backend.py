@@ -13,13 +13,10 @@ import anyio
 import pytest
 
 from trainjob import JobRef, TrainJobSpec
-from trainjob._manifest.attempts import Cancel
-from trainjob._manifest.render import job_name, key_hash, render
-from trainjob._support import retrying
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import Request, Timings
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.errors import (
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import Request, Timings
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.errors import (
     ApiError,
     Conflict,
     Forbidden,
@@ -28,6 +25,9 @@ from trainjob.backends.kubernetes.errors import (
     ServerError,
     Unreachable,
 )
+from trainjob._manifest.attempts import Cancel
+from trainjob._manifest.render import job_name, key_hash, render
+from trainjob._support import retrying
 from trainjob.errors import AlreadyExists, BackendUnavailable, NotFound, Rejected
 from trainjob.lifecycle import launch
 

@@ -13,9 +13,9 @@ from hypothesis import given, strategies as st
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._backends.base import Cluster, TrainJob
+from trainjob._backends.kubernetes.leases import Waiter
 from trainjob._manifest.render import failure_record, render
-from trainjob.backends.base import Cluster, TrainJob
-from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.leftovers import KEEP_FOR, Leftover, leftover, remove_leftovers
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
 

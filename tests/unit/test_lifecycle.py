@@ -28,11 +28,11 @@ from trainjob import (
     lifecycle as flow,
     waiting,
 )
+from trainjob._backends.base import Snapshot
 from trainjob._diagnosis import Category, Diagnosis, Evidence
 from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob._manifest.attempts import ADOPTED, LAUNCHED, given_up
 from trainjob._manifest.render import DELIVERED, FAILURE, FAILURE_OF, MAX_NAME, TRY, job_name, labels_of
-from trainjob.backends.base import Snapshot
 from trainjob.cancellation import cancel, give_up
 from trainjob.errors import (
     AlreadyExists,

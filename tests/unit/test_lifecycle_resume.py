@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from trainjob import Phase, TrainJobClient
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._manifest.render import JobRef
-from trainjob.backends.local.backend import LocalBackend
 from trainjob.cancellation import request_cancel
 from trainjob.status import CANCELLED, QUEUE_LABEL, observe
 

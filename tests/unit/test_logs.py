@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from hypothesis import given, strategies as st
 
+from trainjob._backends.kubernetes.pods import KubeletLines
 from trainjob._support.log_lines import MAX_LINE, LogLine, Splitter, Throttle, cri_line, latest, merge, parse_cri
-from trainjob.backends.kubernetes.pods import KubeletLines
 
 T = "2026-11-21T10:00:00.00000000{}Z"
 

@@ -10,11 +10,11 @@ import pytest
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Settings, TrainJobClient, TrainJobSpec, names
+from trainjob._backends.base import Backend
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import render
-from trainjob.backends.base import Backend
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.local.backend import LocalBackend
 from trainjob.cancellation import cancel_key
 from trainjob.cli.options import job_name
 from trainjob.errors import ConfigurationError

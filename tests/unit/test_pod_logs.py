@@ -15,10 +15,10 @@ import pytest
 from tests.serving import EndsConnections, serving
 
 from trainjob import JobRef, LogLine
-from trainjob.backends.kubernetes.client import ApiClient
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.logs import RankLogs
-from trainjob.backends.kubernetes.pods import list_pods, tails_of
+from trainjob._backends.kubernetes.client import ApiClient
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.logs import RankLogs
+from trainjob._backends.kubernetes.pods import list_pods, tails_of
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.anyio]
 

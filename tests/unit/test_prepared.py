@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request, Timings
-from trainjob.backends.kubernetes.credentials import Access
-from trainjob.backends.kubernetes.pods import disruption_of
-from trainjob.backends.kubernetes.prepared import PreparedRequest
+from trainjob._backends.kubernetes.client import MERGE_PATCH, ApiClient, Request, Timings
+from trainjob._backends.kubernetes.credentials import Access
+from trainjob._backends.kubernetes.pods import disruption_of
+from trainjob._backends.kubernetes.prepared import PreparedRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -190,7 +190,7 @@ async def test_a_read_without_a_timely_response_returns_none(server: Server) -> 
 async def test_dry_runs_measure_the_time_of_a_patch(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [0.3, 0.1, 0.3, 0.2, 0.4]  # the server's time for each
     clock = SimpleNamespace(monotonic=lambda: sum(seconds[: len(server.asked)]))
-    monkeypatch.setattr("trainjob.backends.kubernetes.prepared.time", clock)
+    monkeypatch.setattr("trainjob._backends.kubernetes.prepared.time", clock)
     prepared = server.prepared_request()
     shortest = []
     for _ in seconds:

@@ -65,7 +65,7 @@ def test_importing_does_not_slow_down_a_dag_file() -> None:
 
 def test_a_supervisor_imports_the_standard_library_only() -> None:
     program = (
-        "import sys; before = set(sys.modules); import trainjob.backends.local.supervisor; "
+        "import sys; before = set(sys.modules); import trainjob._backends.local.supervisor; "
         "new = {m.split('.')[0] for m in set(sys.modules) - before}; "
         "print(sorted(new - set(sys.stdlib_module_names) - {'trainjob'}))"
     )

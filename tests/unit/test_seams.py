@@ -1,4 +1,4 @@
-"""Callers use the protocol of `trainjob.backends.base` and never check the class of a backend."""
+"""Callers use the protocol of `trainjob._backends.base` and never check the class of a backend."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from trainjob._backends.kubernetes import pods
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob._diagnosis import Evidence
 from trainjob._manifest.render import JobRef
-from trainjob.backends.kubernetes import pods
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("components", "airflow_provider", "kfp_components")
@@ -45,7 +45,7 @@ def test_callers_do_not_check_the_class_of_a_backend() -> None:
         if inside not in path.parents
         for line in checks(path.read_text(encoding="utf-8"))
     ]
-    assert not found, f"use a method of trainjob.backends.base instead of the class: {', '.join(found)}"
+    assert not found, f"use a method of trainjob._backends.base instead of the class: {', '.join(found)}"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from trainjob import Settings, connect
-from trainjob.backends.local.backend import LocalBackend
+from trainjob._backends.local.backend import LocalBackend
 from trainjob.errors import ConfigurationError
 
 

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trainjob import InvalidSpec, TrainJobSpec, progress
+from trainjob._backends.local.ranks import expand
 from trainjob._manifest.render import _literal, render
 from trainjob._spec import Function
 from trainjob._spec.checks import secret_texts
-from trainjob.backends.local.ranks import expand
 from trainjob.progress import Report
 
 LIMIT = 3

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import example, given, strategies as st
 
 from trainjob import InvalidSpec, TrainJobSpec
+from trainjob._backends.local.ranks import expand
 from trainjob._manifest.render import render
 from trainjob._spec import LoraConfig, TorchTuneConfig
-from trainjob.backends.local.ranks import expand
 
 TUNE: dict[str, Any] = {"runtime": "torchtune-llama3.2-1b", "torchtune": {}}
 LORA = ["model.lora_attn_modules=[q_proj,v_proj,output_proj]"]

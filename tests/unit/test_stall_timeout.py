@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from trainjob._backends.kubernetes.job_informer import projection
 from trainjob._manifest.render import render, spec_hash
 from trainjob._spec import TrainJobSpec
-from trainjob.backends.kubernetes.job_informer import projection
 from trainjob.errors import InvalidSpec
 from trainjob.status import STALL_TIMEOUT, observe
 

@@ -19,7 +19,7 @@ HEAVY = (
 
 PROGRAM = f"""
 import sys
-import trainjob.cli.program, trainjob.cli.commands, trainjob.cli.many, trainjob.backends.kubernetes.backend
+import trainjob.cli.program, trainjob.cli.commands, trainjob.cli.many, trainjob._backends.kubernetes.backend
 print([name for name in {HEAVY} if name in sys.modules])
 """
 
@@ -34,14 +34,14 @@ def test_a_waiter_imports_no_heavy_package() -> None:
 
 def test_httpx_works_and_its_command_line_can_be_imported() -> None:
     program = (
-        "import trainjob.backends.kubernetes.client, httpx; httpx.Client().close(); import httpx._main; print('yes')"
+        "import trainjob._backends.kubernetes.client, httpx; httpx.Client().close(); import httpx._main; print('yes')"
     )
     assert printed(program) == "yes"
 
 
 def test_an_already_imported_httpx_is_used() -> None:
     program = (
-        "import httpx; main = httpx.main; from trainjob.backends.kubernetes.lean_httpx import httpx as ours; "
+        "import httpx; main = httpx.main; from trainjob._backends.kubernetes.lean_httpx import httpx as ours; "
         "print(ours is httpx and httpx.main is main)"
     )
     assert printed(program) == "True"

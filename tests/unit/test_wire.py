@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainjob.backends.kubernetes.client import decode_list
+from trainjob._backends.kubernetes.client import decode_list
 
 META: dict[str, Any] = {
     "name": "a",

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import TrainJobClient
+    from trainjob._backends.base import TrainJob
     from trainjob._manifest.attempts import CancelAction
-    from trainjob.backends.base import TrainJob
 
 _ACTIONS = "delete", "suspend"
 

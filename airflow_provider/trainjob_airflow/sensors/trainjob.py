@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import Diagnosis, JobRef, Observation, TrainJobClient
-    from trainjob.backends.base import TrainJob
+    from trainjob._backends.base import TrainJob
     from trainjob.stalls import StallWatch
 
 

@@ -17,7 +17,7 @@ from trainjob_airflow.triggers.base import event_of, load
 
 if TYPE_CHECKING:
     from trainjob import Backend, Observation
-    from trainjob.backends.base import Snapshot
+    from trainjob._backends.base import Snapshot
 
 
 class TrainJobStateTrigger(BaseTrigger):

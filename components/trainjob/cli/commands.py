@@ -22,15 +22,15 @@ import click
 from pydantic.alias_generators import to_camel
 
 from trainjob import cancellation, lifecycle as flow, report, telemetry, waiting
+from trainjob._backends import connect
+from trainjob._backends.base import Backend, TrainJob
+from trainjob._backends.local.store import leftovers
 from trainjob._manifest import unattended
 from trainjob._manifest.render import MANAGED_BY, JobRef, labels_of, render
 from trainjob._spec import TrainJobSpec
 from trainjob._spec.reading import load_spec
 from trainjob._support.kube_objects import rank_of
 from trainjob._support.log_lines import STATE_SECONDS, TERMINAL_SECONDS, Throttle
-from trainjob.backends import connect
-from trainjob.backends.base import Backend, TrainJob
-from trainjob.backends.local.store import leftovers
 from trainjob.cancellation import CrashAction
 from trainjob.cli import stops, texts
 from trainjob.cli.output import echo, redrawn

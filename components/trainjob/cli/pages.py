@@ -36,7 +36,7 @@ from trainjob.tuning.pages import document_of_study, find_study
 from trainjob.ui import LINES, Server, compared
 
 if TYPE_CHECKING:
-    from trainjob.backends.base import TrainJob
+    from trainjob._backends.base import TrainJob
     from trainjob.cli.commands import Commands
     from trainjob.cli.target import Target
 

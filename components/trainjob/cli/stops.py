@@ -12,10 +12,10 @@ import anyio
 import click
 
 from trainjob import cancellation, report
+from trainjob._backends.base import Backend, TrainJob
 from trainjob._manifest.attempts import LAUNCHED, decide, may_run, version_of, work_of
 from trainjob._manifest.render import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob._support.kube_objects import mapping
-from trainjob.backends.base import Backend, TrainJob
 from trainjob.cli import texts
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.status import CANCELLED, GIVEN_UP, Phase, observe

@@ -11,9 +11,9 @@ from typing import Any
 import click
 import yaml
 
+from trainjob._backends.base import TrainJob
 from trainjob._manifest.render import KEY, JobRef
 from trainjob._support.control_characters import escaped_json, is_safe, one_line
-from trainjob.backends.base import TrainJob
 from trainjob.cli.output import fitted
 from trainjob.report import Event, Rank, Report, facts, rounded, seconds_of, short
 from trainjob.results import TrainJobResult

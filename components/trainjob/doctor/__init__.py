@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from trainjob.doctor.findings import Finding, Level
 
 if TYPE_CHECKING:
-    from trainjob.backends.base import Backend
+    from trainjob._backends.base import Backend
 
 __all__ = ["Finding", "Level", "examine"]
 
@@ -41,7 +41,7 @@ async def examine(
         queue: LocalQueue that jobs are to name.
     """
     if backend.home is not None:
-        from trainjob.backends.local.backend import LocalBackend  # noqa: PLC0415 - a cluster does without it
+        from trainjob._backends.local.backend import LocalBackend  # noqa: PLC0415 - a cluster does without it
         from trainjob.doctor import local  # noqa: PLC0415 - as above
 
         for finding in local.examine(LocalBackend(backend.home), runtimes, queue):

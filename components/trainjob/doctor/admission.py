@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import secrets
 
+from trainjob._backends.base import Backend, TrainJob
+from trainjob._backends.kubernetes.errors import ApiError
 from trainjob._manifest.render import render
 from trainjob._spec import RuntimeRef, TrainJobSpec
-from trainjob.backends.base import Backend, TrainJob
-from trainjob.backends.kubernetes.errors import ApiError
 from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import BackendUnavailable, LaunchError, RuntimeNotFound
 from trainjob.status import QUEUE_LABEL

@@ -10,15 +10,15 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from trainjob._backends.base import TrainJob
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound, Transient, Unauthorized
+from trainjob._backends.kubernetes.trainer_releases import release_of, spec_schema
 from trainjob._spec import API_VERSION, KIND, RuntimeRef
 from trainjob._support import retrying
 from trainjob._support.kube_objects import mapping, mappings, parse_time
-from trainjob.backends.base import TrainJob
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
-from trainjob.backends.kubernetes.compat import release_of, spec_schema
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound, Transient, Unauthorized
 from trainjob.data.program import STEP_RUNTIME
 from trainjob.doctor import admission, permissions, pipelines, queues, secrets, server
 from trainjob.doctor.findings import Finding, Level

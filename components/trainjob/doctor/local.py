@@ -14,8 +14,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainjob.backends.local import private, runtimes
-from trainjob.backends.local.backend import LocalBackend
+from trainjob._backends.local import permissions, runtimes
+from trainjob._backends.local.backend import LocalBackend
 from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import ConfigurationError
 
@@ -54,7 +54,7 @@ def _home(home: Path) -> Iterator[Finding]:
     if not existing.is_dir():
         yield Finding("home", Level.FAILURE, f"{home}: {existing} is not a directory", advice)
         return
-    if problem := private.refusal(home, link=True):
+    if problem := permissions.refusal(home, link=True):
         yield Finding("home", Level.FAILURE, problem)
         return
     try:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._support.kube_objects import mapping
-from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.doctor.findings import Finding, Level
 
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob._support.kube_objects import mapping
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob.doctor.findings import Finding, Level
 from trainjob.install import objects
 

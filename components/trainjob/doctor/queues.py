@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainjob._backends.base import Backend
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
+from trainjob._backends.kubernetes.trainer_releases import kueue_needs_patches
 from trainjob._spec import RuntimeRef
 from trainjob._support.kube_objects import mapping, mappings
-from trainjob.backends.base import Backend
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.compat import kueue_needs_patches
-from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob.doctor.admission import try_job
 from trainjob.doctor.findings import Finding, Level
 from trainjob.status import QUEUE_LABEL

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob.doctor.findings import Finding, Level
 
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import anyio.to_thread
 
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.errors import ApiError, Transient, Unauthorized
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.errors import ApiError, Transient, Unauthorized
 from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import ConfigurationError, TrainJobError
 from trainjob.verdicts import RetryVerdict

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from typing import Any, TypeGuard, TypeVar
 
 from trainjob import cancellation, lifecycle, telemetry
+from trainjob._backends.base import Backend, TrainJob
 from trainjob._goodput import Goodput
 from trainjob._goodput.history import thinned
 from trainjob._manifest.render import JobRef, check_key, differences, key_hash
 from trainjob._manifest.workflow_labels import STUDY
 from trainjob._spec import TrainJobSpec
 from trainjob._spec.checks import RESERVED_PREFIX
-from trainjob.backends.base import Backend, TrainJob
 from trainjob.errors import (
     InvalidStudy,
     Problem,

@@ -17,7 +17,7 @@ from tests.airflow.versions import since
 from tests.processes import wait_until
 
 from trainjob import TrainJobClient
-from trainjob.backends.local.backend import LocalBackend
+from trainjob._backends.local.backend import LocalBackend
 
 if TYPE_CHECKING:
     from playwright.sync_api import FrameLocator, Page

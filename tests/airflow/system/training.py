@@ -15,7 +15,7 @@ from tests.airflow.system.airflow import Airflow
 from tests.processes import wait_until
 
 from trainjob import Phase, TrainJobClient
-from trainjob.backends.local.backend import LocalBackend
+from trainjob._backends.local.backend import LocalBackend
 from trainjob.status import observe
 
 MODES = ("worker", "deferred")

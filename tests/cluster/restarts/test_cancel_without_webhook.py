@@ -10,7 +10,7 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import Phase, TrainJobSpec, cancel_key
-from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob.lifecycle import launch
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]

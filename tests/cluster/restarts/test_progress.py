@@ -24,8 +24,8 @@ from tests.testcluster.nodes import simulate
 from tests.testcluster.real_node import why_unsupported
 
 from trainjob import JobRef, Observation, Phase, TrainJobClient, progress
-from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.waiting import wait
 
 pytestmark = pytest.mark.timeout(400)

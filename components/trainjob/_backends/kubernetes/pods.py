@@ -13,6 +13,16 @@ from typing import Any
 import anyio
 
 from trainjob import names
+from trainjob._backends.base import TrainJob
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.errors import (
+    ApiError,
+    BadRequest,
+    Forbidden,
+    ObjectNotFound,
+    Transient,
+    Unreachable,
+)
 from trainjob._diagnosis import READ_LINES, Evidence, log_tails
 from trainjob._diagnosis.log_tails import Tail
 from trainjob._diagnosis.terminations import Crash, crashes_in, in_order, pod_crashes
@@ -20,9 +30,6 @@ from trainjob._manifest.render import JobRef
 from trainjob._support import retrying
 from trainjob._support.kube_objects import name_of, rank_of, training_container
 from trainjob._support.log_lines import MAX_LINE, LogLine, Splitter, latest
-from trainjob.backends.base import TrainJob
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient, Unreachable
 
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 MAX_TAILS = 64

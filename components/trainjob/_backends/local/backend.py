@@ -19,16 +19,16 @@ import anyio
 import anyio.to_thread
 
 from trainjob import names
+from trainjob._backends.base import Snapshot, TrainJob
+from trainjob._backends.local import cancels, permissions, runtimes
+from trainjob._backends.local.ranks import MARKER
+from trainjob._backends.local.store import JobFiles, cancel_metadata, job_names, now
+from trainjob._backends.local.supervisor import record_loss
 from trainjob._diagnosis import READ_LINES, Evidence, blockers
 from trainjob._manifest.attempts import Cancel, cancel_of, work_of
 from trainjob._manifest.render import JobRef
 from trainjob._support.kube_objects import has_trained, mapping, name_of, rank_of
 from trainjob._support.log_lines import LogLine, Splitter, latest, merge, parse_cri
-from trainjob.backends.base import Snapshot, TrainJob
-from trainjob.backends.local import cancels, private, runtimes
-from trainjob.backends.local.ranks import MARKER
-from trainjob.backends.local.store import JobFiles, cancel_metadata, job_names, now
-from trainjob.backends.local.supervisor import record_loss
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
@@ -398,10 +398,10 @@ def _supervise(files: JobFiles) -> None:
     for _ in range(_STARTS):
         if files.begun() or not files.object.exists():
             return
-        with suppress(FileNotFoundError), open(log, "ab", opener=private.opener) as output:
+        with suppress(FileNotFoundError), open(log, "ab", opener=permissions.opener) as output:
             subprocess.run(
                 # -P: the working directory, which may be another user's, is not searched for modules.
-                [sys.executable, "-P", "-m", "trainjob.backends.local.supervisor", str(files.directory)],
+                [sys.executable, "-P", "-m", "trainjob._backends.local.supervisor", str(files.directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

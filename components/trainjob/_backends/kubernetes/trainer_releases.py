@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainjob._backends.base import TrainJob
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.errors import ApiError, BadRequest, ObjectNotFound, Transient
 from trainjob._spec import API_VERSION, KIND
 from trainjob._support.kube_objects import mapping
-from trainjob.backends.base import TrainJob
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.errors import ApiError, BadRequest, ObjectNotFound, Transient
 from trainjob.errors import Problem, Rejected
 from trainjob.status import QUEUE_LABEL
 

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from trainjob._backends.local import permissions
+from trainjob._backends.local.store import now
 from trainjob._support.log_lines import MAX_LINE, cri_line
-from trainjob.backends.local import private
-from trainjob.backends.local.store import now
 
 MARKER = "TRAINJOB_LOCAL_UID"
 """Environment variable of every process of a job: finds processes that are left, also after their parents ended."""
@@ -113,7 +113,7 @@ class Rank:
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str], cwd: str) -> None:
         """Start the process; if that fails, the rank terminates with ``StartError``, as a container does."""
-        self._log = open(self._log_path, "ab", opener=private.opener)  # noqa: SIM115 - open until the rank ends
+        self._log = open(self._log_path, "ab", opener=permissions.opener)  # noqa: SIM115 - open until the rank ends
         self.started = now()
         self.termination_log.unlink(missing_ok=True)  # of an earlier start; the script may have replaced it by anything
         self.termination_log.touch(0o600)

@@ -1,6 +1,6 @@
 """One detached process per job: starts its ranks, writes its status, and outlives the process that launched the job.
 
-``python -m trainjob.backends.local.supervisor <job directory>`` returns as soon as a supervisor has the lock, this one
+``python -m trainjob._backends.local.supervisor <job directory>`` returns as soon as a supervisor has the lock, this one
 or another. Processes that may be killed:
 
 * the launcher: the supervisor has a separate session and is not affected;
@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import progress
+from trainjob._backends.local import runtimes
+from trainjob._backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
+from trainjob._backends.local.store import FINAL, JobFiles, Stamp, cancel_metadata, cancel_requested, now, read_json
 from trainjob._manifest import unattended
-from trainjob.backends.local import runtimes
-from trainjob.backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
-from trainjob.backends.local.store import FINAL, JobFiles, Stamp, cancel_metadata, cancel_requested, now, read_json
 from trainjob.status import CANCELLED
 
 GRACE_SECONDS = 5.0

@@ -16,9 +16,9 @@ from trainjob.status import Blocker
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from trainjob.backends.kubernetes.attendance import Waiter
-    from trainjob.backends.kubernetes.credentials import Credentials
-    from trainjob.backends.kubernetes.prepared import PreparedRequest
+    from trainjob._backends.kubernetes.credentials import Credentials
+    from trainjob._backends.kubernetes.leases import Waiter
+    from trainjob._backends.kubernetes.prepared import PreparedRequest
 
 TrainJob = Mapping[str, Any]
 """A TrainJob object as JSON."""

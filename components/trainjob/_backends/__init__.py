@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainjob.backends.base import Backend
-    from trainjob.backends.kubernetes.credentials import Credentials
+    from trainjob._backends.base import Backend
+    from trainjob._backends.kubernetes.credentials import Credentials
 
 
 BACKENDS = ("kubernetes", "local")
@@ -39,13 +39,13 @@ def connect(
 
     name = backend or Settings().backend
     if name == "local":
-        from trainjob.backends.local.backend import LocalBackend  # noqa: PLC0415
+        from trainjob._backends.local.backend import LocalBackend  # noqa: PLC0415
 
         return LocalBackend()
     if name == "kubernetes":
         try:
-            from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx, an extra
-            from trainjob.backends.kubernetes.client import Timings  # noqa: PLC0415 - needs httpx, an extra
+            from trainjob._backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx, an extra
+            from trainjob._backends.kubernetes.client import Timings  # noqa: PLC0415 - needs httpx, an extra
         except ImportError as error:
             needed = missing(
                 "a cluster (TRAINJOB_BACKEND=kubernetes, the default)", error.name or "httpx", "kubernetes"

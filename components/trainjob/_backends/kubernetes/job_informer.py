@@ -18,16 +18,16 @@ from contextlib import aclosing
 from functools import lru_cache
 from typing import Any
 
+from trainjob._backends.base import Snapshot, TrainJob
+from trainjob._backends.kubernetes.blockers import RelatedObjects
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.errors import Forbidden, Transient
+from trainjob._backends.kubernetes.reflector import Change, Outage, Reflector, Synced
 from trainjob._diagnosis import ON_RETRY
 from trainjob._manifest.attempts import LAUNCHED
 from trainjob._manifest.render import ATTEMPT, TRY, JobRef
 from trainjob._manifest.retry_changes import RETRY_CHANGE
 from trainjob._manifest.unattended import LABEL as UNATTENDED
-from trainjob.backends.base import Snapshot, TrainJob
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.errors import Forbidden, Transient
-from trainjob.backends.kubernetes.reflector import Change, Outage, Reflector, Synced
-from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, STALL_TIMEOUT, Blocker, Phase, observe
 

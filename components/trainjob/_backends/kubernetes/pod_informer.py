@@ -10,14 +10,14 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from trainjob._backends.kubernetes.blockers import RelatedObjects
+from trainjob._backends.kubernetes.client import ApiClient
+from trainjob._backends.kubernetes.errors import Transient
+from trainjob._backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, gather, log_fields
+from trainjob._backends.kubernetes.reflector import Change, Reflector, Synced
 from trainjob._diagnosis import Evidence
 from trainjob._diagnosis.terminations import crashes_in
 from trainjob._manifest.render import JobRef
-from trainjob.backends.kubernetes.client import ApiClient
-from trainjob.backends.kubernetes.errors import Transient
-from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, gather, log_fields
-from trainjob.backends.kubernetes.reflector import Change, Reflector, Synced
-from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.errors import BackendUnavailable, TrainJobError
 
 _log = logging.getLogger(__name__)

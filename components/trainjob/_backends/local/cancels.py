@@ -17,10 +17,10 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from trainjob._backends.local import permissions
+from trainjob._backends.local.store import FULL_DISK, read_json, write_json
 from trainjob._manifest.attempts import CANCEL_KEPT, Cancel, recent
 from trainjob._support.kube_objects import parse_time
-from trainjob.backends.local import private
-from trainjob.backends.local.store import FULL_DISK, read_json, write_json
 from trainjob.errors import Rejected
 
 
@@ -78,7 +78,7 @@ def _locked(directory: Path) -> Iterator[Path]:
     """Exclude other writers of the records of a namespace."""
     records = directory / ".cancelled"
     for level in (directory.parents[1], directory.parent, directory, records):
-        private.make(level, link=level == directory.parents[1])
-    with open(records / "lock", "ab", opener=private.opener) as lock:
+        permissions.make(level, link=level == directory.parents[1])
+    with open(records / "lock", "ab", opener=permissions.opener) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield records

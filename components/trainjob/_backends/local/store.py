@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import names
+from trainjob._backends.local import permissions
 from trainjob._support import durable
 from trainjob._support.kube_objects import name_of, rank_of
-from trainjob.backends.local import private
 from trainjob.progress import MAX_BYTES
 
 DELETED = ".deleted"
@@ -65,7 +65,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         ConfigurationError: Another user can have written it.
     """
     try:
-        loaded: dict[str, Any] = json.loads(private.read(path))
+        loaded: dict[str, Any] = json.loads(permissions.read(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     return loaded
@@ -74,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace `path` atomically; the content is on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w", encoding="utf-8", opener=private.opener) as file:
+    with open(temporary, "w", encoding="utf-8", opener=permissions.opener) as file:
         json.dump(value, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
@@ -112,14 +112,14 @@ class JobFiles:
             ConfigurationError: Other users can access the directories above.
         """
         for level in _levels(directory)[:-1]:
-            private.make(level, link=level == _home(directory))
+            permissions.make(level, link=level == _home(directory))
         draft = cls(directory.with_name(f".new-{uuid.uuid4().hex}"))
         try:
             for part in (".", "logs", "termination", "tmp"):
                 (draft.directory / part).mkdir(mode=0o700)
             write_json(draft.object, trainjob)
             write_json(draft.start, start)
-            with open(draft._spare, "wb", opener=private.opener) as spare:
+            with open(draft._spare, "wb", opener=permissions.opener) as spare:
                 spare.write(os.urandom(_SPARE))  # random: file systems may compress other content
             if _tombstone(directory).exists():
                 raise FileExistsError(directory)
@@ -205,7 +205,7 @@ class JobFiles:
     @contextmanager
     def editing(self) -> Iterator[None]:
         """Exclude other writers of `object`; FileNotFoundError if the job does not exist."""
-        with open(self.directory / "edit.lock", "ab", opener=private.opener) as lock:
+        with open(self.directory / "edit.lock", "ab", opener=permissions.opener) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -213,7 +213,7 @@ class JobFiles:
         """Delete the job; its name cannot be used again."""
         self._spare.unlink(missing_ok=True)  # the file that records the used name needs space as well
         tombstone = _tombstone(self.directory)
-        private.make(tombstone.parent)
+        permissions.make(tombstone.parent)
         tombstone.touch(0o600)
         durable.sync(tombstone.parent)
         removed = tombstone.with_name(f".{self.directory.name}.{uuid.uuid4().hex}")
@@ -224,7 +224,7 @@ class JobFiles:
     def wait(self) -> int | None:
         """Register this process as a waiter: an open file descriptor to keep, or None if the job does not exist."""
         try:
-            descriptor = private.opener(str(self._waiters), os.O_RDWR | os.O_CREAT)
+            descriptor = permissions.opener(str(self._waiters), os.O_RDWR | os.O_CREAT)
         except OSError:  # no job, or no space for a file: the job counts as unattended from now on
             return None
         fcntl.flock(descriptor, fcntl.LOCK_SH)  # `waited_for` holds the lock for some microseconds
@@ -251,7 +251,7 @@ class JobFiles:
     def supervise(self, *, wait_seconds: float = 0.0) -> int | None:
         """Become the only writer of `status`: an open file descriptor to keep, or None while another process is."""
         try:
-            descriptor = private.opener(str(self.directory / "supervisor.lock"), os.O_RDWR | os.O_CREAT)
+            descriptor = permissions.opener(str(self.directory / "supervisor.lock"), os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             return None
         deadline = time.monotonic() + wait_seconds
@@ -316,7 +316,7 @@ def check_levels(directory: Path) -> None:
         ConfigurationError: Other users can access one of them.
     """
     for level in _levels(directory):
-        if not private.check(level, link=level == _home(directory)):
+        if not permissions.check(level, link=level == _home(directory)):
             return
 
 

@@ -8,14 +8,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainjob._backends.base import TrainJob
+from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
+from trainjob._backends.kubernetes.pods import JOBSET_NAME, collection
 from trainjob._diagnosis import blockers
 from trainjob._manifest.render import JobRef
 from trainjob._spec import API_VERSION
 from trainjob._support.kube_objects import INITIALIZERS, has_trained, mapping
-from trainjob.backends.base import TrainJob
-from trainjob.backends.kubernetes.client import ApiClient, Request
-from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
-from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection
 from trainjob.status import Blocker, Phase, observe
 
 _NEEDS_RUNTIME = (Phase.SUSPENDED, Phase.QUEUED, Phase.NOT_STARTED)

@@ -16,8 +16,8 @@ from typing import Any
 
 import anyio
 
-from trainjob.backends.kubernetes.client import PAGE, ApiClient, Request, decode_list
-from trainjob.backends.kubernetes.errors import (
+from trainjob._backends.kubernetes.client import PAGE, ApiClient, Request, decode_list
+from trainjob._backends.kubernetes.errors import (
     ApiError,
     Expired,
     Forbidden,

@@ -23,13 +23,8 @@ from typing import Any
 
 import anyio
 
-from trainjob._manifest.render import MANAGED_BY, JobRef
-from trainjob._spec import API_VERSION, KIND
-from trainjob._spec.checks import RESERVED_PREFIX
-from trainjob._spec.trainjob import LONGEST_UNATTENDED
-from trainjob._support.kube_objects import mapping, mappings, parse_time
-from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
-from trainjob.backends.kubernetes.errors import (
+from trainjob._backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
+from trainjob._backends.kubernetes.errors import (
     ApiError,
     BadRequest,
     Conflict,
@@ -39,6 +34,11 @@ from trainjob.backends.kubernetes.errors import (
     TooLarge,
     Transient,
 )
+from trainjob._manifest.render import MANAGED_BY, JobRef
+from trainjob._spec import API_VERSION, KIND
+from trainjob._spec.checks import RESERVED_PREFIX
+from trainjob._spec.trainjob import LONGEST_UNATTENDED
+from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.errors import TrainJobError
 
 _log = logging.getLogger(__name__)

@@ -10,28 +10,28 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from trainjob._backends.base import Snapshot, TrainJob, Usage
+from trainjob._backends.kubernetes import leases, pods
+from trainjob._backends.kubernetes.blockers import RelatedObjects
+from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
+from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.kubernetes.errors import (
+    Forbidden,
+    ObjectNotFound,
+)
+from trainjob._backends.kubernetes.job_informer import JobInformer
+from trainjob._backends.kubernetes.leases import Attendance, Waiter
+from trainjob._backends.kubernetes.logs import RankLogs
+from trainjob._backends.kubernetes.objects import TrainJobObjects, collection, deleting, patching
+from trainjob._backends.kubernetes.optional_apis import OptionalApis
+from trainjob._backends.kubernetes.pod_informer import PodInformer
+from trainjob._backends.kubernetes.prepared import PreparedRequest
 from trainjob._diagnosis import Evidence
 from trainjob._manifest.render import JobRef
 from trainjob._manifest.unattended import LABEL as UNATTENDED
 from trainjob._spec import API_VERSION
 from trainjob._support.kube_objects import mapping
 from trainjob._support.log_lines import LogLine
-from trainjob.backends.base import Snapshot, TrainJob, Usage
-from trainjob.backends.kubernetes import attendance, pods
-from trainjob.backends.kubernetes.attendance import Attendance, Waiter
-from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
-from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.errors import (
-    Forbidden,
-    ObjectNotFound,
-)
-from trainjob.backends.kubernetes.job_informer import JobInformer
-from trainjob.backends.kubernetes.logs import RankLogs
-from trainjob.backends.kubernetes.objects import TrainJobObjects, collection, deleting, patching
-from trainjob.backends.kubernetes.optional_apis import OptionalApis
-from trainjob.backends.kubernetes.pod_informer import PodInformer
-from trainjob.backends.kubernetes.prepared import PreparedRequest
-from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.status import QUEUE_LABEL, observe
 
 
@@ -256,14 +256,14 @@ class KubernetesBackend(TrainJobObjects):
 
     async def waiters(self, namespace: str) -> list[Waiter]:
         """The processes that wait or waited for jobs of a namespace, according to their Leases."""
-        found = await self.retry(lambda: attendance.waiters(self._client, namespace))
+        found = await self.retry(lambda: leases.waiters(self._client, namespace))
         own = self._attendances[namespace].names if namespace in self._attendances else set()
         return [replace(waiter, own=waiter.lease in own) for waiter in found]
 
     async def forget(self, namespace: str, waiter: Waiter) -> None:
         """Delete the Lease of a process that has ended."""
         with suppress(ObjectNotFound):
-            await self.retry(lambda: self._client.send(attendance.deletion(namespace, waiter.lease)))
+            await self.retry(lambda: self._client.send(leases.deletion(namespace, waiter.lease)))
 
     def now(self) -> datetime:
         """The current time by the API server's clock."""

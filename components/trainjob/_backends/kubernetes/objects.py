@@ -15,16 +15,10 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob import names
-from trainjob._manifest.attempts import Cancel, recent
-from trainjob._manifest.render import JobRef
-from trainjob._spec import API_VERSION
-from trainjob._spec.checks import RESERVED_PREFIX
-from trainjob._support.kube_objects import mapping, mappings
-from trainjob.backends.base import TrainJob
-from trainjob.backends.kubernetes import cancels, pods
-from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
-from trainjob.backends.kubernetes.compat import AdaptingClient
-from trainjob.backends.kubernetes.errors import (
+from trainjob._backends.base import TrainJob
+from trainjob._backends.kubernetes import cancels, pods
+from trainjob._backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
+from trainjob._backends.kubernetes.errors import (
     ApiError,
     Conflict,
     Expired,
@@ -35,6 +29,12 @@ from trainjob.backends.kubernetes.errors import (
     Transient,
     Unauthorized,
 )
+from trainjob._backends.kubernetes.trainer_releases import AdaptingClient
+from trainjob._manifest.attempts import Cancel, recent
+from trainjob._manifest.render import JobRef
+from trainjob._spec import API_VERSION
+from trainjob._spec.checks import RESERVED_PREFIX
+from trainjob._support.kube_objects import mapping, mappings
 from trainjob.errors import AlreadyExists, BackendUnavailable, ConfigurationError, NotFound, Rejected, RuntimeNotFound
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict

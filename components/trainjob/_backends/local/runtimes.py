@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainjob.backends.local import private
+from trainjob._backends.local import permissions
 
 FRAMEWORKS = {
     "trainjob-step": "plain",
@@ -98,7 +98,7 @@ def environment(trainjob: Mapping[str, Any], rank: int, port: int, directory: Pa
 def write_hostfile(trainjob: Mapping[str, Any], directory: Path) -> None:
     """Write the list of hosts for mpirun: all slots are on this machine."""
     processes = (trainjob["spec"].get("trainer") or {}).get("numProcPerNode") or 1
-    with open(directory / "hostfile", "w", opener=private.opener) as file:
+    with open(directory / "hostfile", "w", opener=permissions.opener) as file:
         file.write(f"localhost slots={num_nodes(trainjob) * processes}\n")
 
 

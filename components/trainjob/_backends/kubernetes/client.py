@@ -19,10 +19,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from trainjob._support import retrying
-from trainjob._support.retrying import Preset
-from trainjob.backends.kubernetes.credentials import Access, Credentials
-from trainjob.backends.kubernetes.errors import (
+from trainjob._backends.kubernetes.credentials import Access, Credentials
+from trainjob._backends.kubernetes.errors import (
     ApiError,
     NoConnection,
     ServerError,
@@ -30,7 +28,9 @@ from trainjob.backends.kubernetes.errors import (
     Unreachable,
     error_of,
 )
-from trainjob.backends.kubernetes.lean_httpx import httpx
+from trainjob._backends.kubernetes.lean_httpx import httpx
+from trainjob._support import retrying
+from trainjob._support.retrying import Preset
 from trainjob.errors import ConfigurationError
 from trainjob.version import __version__
 
