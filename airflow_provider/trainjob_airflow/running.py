@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     )
     from trainjob._backends.base import TrainJob
     from trainjob._goodput import Goodput
+    from trainjob._jobs.cancellation import CrashAction
     from trainjob._manifest.attempts import CancelAction
-    from trainjob.cancellation import CrashAction
     from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log
     from trainjob_airflow.training import TaskTraining
@@ -339,7 +339,7 @@ class RunningJob:
         Args:
             hangs: Whether it has been found that the job hangs.
         """
-        from trainjob.results import measured
+        from trainjob._jobs.results import measured
 
         evidence, history = self.read_evidence(), self.training.history if self.training is not None else None
         if self.ref is None or evidence is None:
@@ -348,7 +348,7 @@ class RunningJob:
 
     def start_measuring(self) -> Future[Goodput] | None:
         """The same in the background, while the job is being cancelled."""
-        from trainjob.results import spent_so_far
+        from trainjob._jobs.results import spent_so_far
 
         ref, client, history = self.ref, self.client, self.training.history if self.training is not None else None
         return None if ref is None else client.start(lambda: spent_so_far(client.backend, ref, history))
@@ -373,7 +373,7 @@ class RunningJob:
 
     def give_up(self, ref: JobRef, diagnosis: Diagnosis, action: CrashAction) -> str:
         """Apply `action` to a job that failed its task; return what was done."""
-        from trainjob.cancellation import give_up
+        from trainjob._jobs.cancellation import give_up
 
         client = self.client
         return client.call(lambda: give_up(client.backend, ref, diagnosis, action))

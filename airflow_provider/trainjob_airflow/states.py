@@ -68,7 +68,7 @@ class Wanted:
 
 
 class Wait:
-    """The wait for one job: what `trainjob.waiting.follow` does, for a state that need not be the end of the job.
+    """The wait for one job: what `trainjob._jobs.waiting.follow` does, for a state that need not be the end of the job.
 
     While the job may run, this process counts as one that waits for it, so that it is not unattended. A suspension that
     is older than the latest launch, or that happened because nothing waited, is undone. A wait for a suspension does
@@ -102,14 +102,14 @@ class Wait:
             JobReplaced: The job is gone or was given up, and another attempt of its key counts.
             TrainJobFailed: Another process has given up the job, or its end is that of another job.
         """
-        from trainjob._manifest.unattended import policy_of
-        from trainjob.status import observe
-        from trainjob.successors import (
+        from trainjob._jobs.successors import (
             check_given_up,
             check_verdict,
             last_observation,
             resume_if_stale,
         )
+        from trainjob._manifest.unattended import policy_of
+        from trainjob.status import observe
 
         if self._sought.is_suspension:
             self._latest = observe(trainjob, self._latest, blocker)

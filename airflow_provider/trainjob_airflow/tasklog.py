@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from trainjob import Observation, Phase
-    from trainjob.progress_log import ProgressLogger
+    from trainjob._jobs.progress_log import ProgressLogger
     from trainjob.tuning import Trial
 
 
@@ -52,8 +52,8 @@ def write_group(log: Log, title: str, lines: Iterable[str]) -> None:
 
 def progress_logger(log: Log) -> ProgressLogger:
     """Create a logger that writes a job's progress and its ranks' log lines to `log`, the log of a task."""
+    from trainjob._jobs.progress_log import PROGRESS_SECONDS, LogSink, ProgressLogger, phase_text
     from trainjob._support.control_characters import plain
-    from trainjob.progress_log import PROGRESS_SECONDS, LogSink, ProgressLogger, phase_text
 
     class Sink(LogSink):
         """Writes a group for each phase."""
@@ -75,8 +75,8 @@ def write_result(log: Log, result: Mapping[str, Any]) -> None:
         log: The log of a task.
         result: What `trainjob.TrainJobResult.as_dict` returns.
     """
+    from trainjob._jobs.report import rounded, short
     from trainjob._support.control_characters import plain
-    from trainjob.report import rounded, short
 
     values = {part: {name: rounded(value) for name, value in result[part].items()} for part in ("metrics", "outputs")}
     lines = [f"{name}: {text}" for texts in values.values() for name, text in texts.items()]
@@ -113,8 +113,8 @@ class StudyLog:
                 write("%s", _text(self._line(trial)))
 
     def _line(self, trial: Trial) -> str:
+        from trainjob._jobs.report import rounded
         from trainjob._support.control_characters import plain
-        from trainjob.report import rounded
 
         parts = [f"trial {trial.number} is {trial.state}"]
         if trial.ended and trial.value is not None:
@@ -132,8 +132,8 @@ def write_study(log: Log, result: Mapping[str, Any]) -> None:
         log: The log of a task.
         result: What `trainjob.tuning.StudyResult.summary` returns.
     """
+    from trainjob._jobs.report import rounded
     from trainjob._support.control_characters import plain
-    from trainjob.report import rounded
 
     best = result["best"]
     counts = ", ".join(f"{count} {state}" for state, count in result["counts"].items())

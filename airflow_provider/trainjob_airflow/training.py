@@ -234,8 +234,8 @@ class TaskTraining(Training):
         attempts: Sequence[Evidence] = (),
         notes: Sequence[str] = (),
     ) -> None:
+        from trainjob._jobs.report import examine
         from trainjob.document import training_document
-        from trainjob.report import examine
         from trainjob.status import observe
 
         with self._xcom.logged():

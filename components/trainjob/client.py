@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from trainjob import cancellation, lifecycle as flow, names, report, trained, waiting
+from trainjob import names
 from trainjob._backends import connect
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Diagnosis
+from trainjob._jobs import cancellation, launching as flow, models, report, waiting
+from trainjob._jobs.cancellation import Cancelled
+from trainjob._jobs.launching import AfterFailure
+from trainjob._jobs.report import Report
+from trainjob._jobs.results import TrainJobResult
 from trainjob._manifest.render import MANAGED_BY, JobRef
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
-from trainjob.cancellation import Cancelled
 from trainjob.errors import InvalidSpec, NotFound, Problem
-from trainjob.lifecycle import AfterFailure
-from trainjob.report import Report
-from trainjob.results import TrainJobResult
 from trainjob.settings import Settings
 from trainjob.status import Observation
 from trainjob.wait_options import WaitOptions
@@ -96,7 +97,7 @@ class TrainJobClient:
         after_failure: AfterFailure = "retry",
         origin: Mapping[str, str] | None = None,
     ) -> JobRef:
-        """Create the job of `key`, or adopt the existing one, as `trainjob.lifecycle.launch` does.
+        """Create the job of `key`, or adopt the existing one, as `trainjob._jobs.launching.launch` does.
 
         Args:
             spec: What to run: a `TrainJobSpec`, a mapping, YAML text or the path of a YAML file.
@@ -144,7 +145,7 @@ class TrainJobClient:
         on_crash: Callable[[Diagnosis], None] | None = None,
         on_follow: Callable[[JobRef], None] | None = None,
     ) -> TrainJobResult:
-        """Wait until a job ends, and return its result, as `trainjob.waiting.wait` does.
+        """Wait until a job ends, and return its result, as `trainjob._jobs.waiting.wait` does.
 
         If the job is gone or was given up, and another attempt of its key counts, that one is waited for.
 
@@ -196,14 +197,14 @@ class TrainJobClient:
             name: Name of the model in the registry.
             output: Output of the job that is the model.
             source: The model's path on this machine, if the output is a path in the pods of a cluster.
-            **options: Further arguments of `trainjob.trained.export`.
+            **options: Further arguments of `trainjob._jobs.models.export`.
 
         Raises:
             NotFound: no such job.
         """
         ref = JobRef(self.namespace, job, "") if isinstance(job, str) else job
-        model = self.call(lambda: trained.find(self.backend, ref, output, source=source))
-        return trained.export(model, target, name=name, **options)
+        model = self.call(lambda: models.find(self.backend, ref, output, source=source))
+        return models.export(model, target, name=name, **options)
 
     def cancel(self, ref: JobRef, action: Literal["delete", "suspend"] = "delete") -> bool:
         """Stop a job, and wait until none of its ranks is running. A job that has ended is not changed.

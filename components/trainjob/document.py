@@ -20,14 +20,14 @@ from trainjob._backends.base import TrainJob, Usage
 from trainjob._diagnosis import Category, Diagnosis, Evidence
 from trainjob._goodput import Activity, Attempt, Goodput, Segment, Source, measure, pieces_of_work, ratio_of, sums
 from trainjob._goodput.history import CHECKPOINT, METHOD, MetricHistory, Points, thinned
+from trainjob._jobs.models import sources_of
+from trainjob._jobs.report import Report, examine, iso, short_text, shown_lines
 from trainjob._manifest import checkpoint_directories
 from trainjob._manifest.render import ATTEMPT, KEY, JobRef
 from trainjob._manifest.workflow_labels import task_of, title_of
 from trainjob._support.kube_objects import mapping
 from trainjob._support.masking import public
-from trainjob.report import Report, examine, iso, short_text, shown_lines
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
-from trainjob.trained import sources_of
 from trainjob.verdicts import RetryVerdict
 
 VERSION = 1

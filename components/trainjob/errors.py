@@ -198,7 +198,7 @@ class TimedOut(TrainJobError):
     Attributes:
         goodput: How the time of the attempt was spent until then, as in `trainjob.TrainJobResult`; empty if it is
             unknown.
-        spent: The same with its segments, for `trainjob.telemetry`; None if it was not measured.
+        spent: The same with its segments, for `trainjob._jobs.telemetry`; None if it was not measured.
     """
 
     retry = RetryVerdict.INFRASTRUCTURE
@@ -253,10 +253,10 @@ class RankCrashed(TrainJobFailed):
     """A rank crashed, and ``fail_on_first_crash`` is set.
 
     The job keeps running, and its runtime may restart the rank. The caller decides about the job, see
-    `trainjob.lifecycle.give_up`.
+    `trainjob._jobs.launching.give_up`.
 
     Attributes:
-        spent: `goodput` with its segments, for `trainjob.telemetry`; None if it was not measured.
+        spent: `goodput` with its segments, for `trainjob._jobs.telemetry`; None if it was not measured.
     """
 
     spent: Goodput | None = None

@@ -12,6 +12,44 @@ from trainjob._diagnosis.serialization import (
 )
 from trainjob._goodput import Goodput as Goodput
 from trainjob._goodput.history import MetricHistory as MetricHistory
+from trainjob._jobs.cancellation import (
+    CrashAction as CrashAction,
+    cancelling as cancelling,
+    give_up as give_up,
+    request_cancel as request_cancel,
+)
+from trainjob._jobs.fencing import suspend_failed as suspend_failed
+from trainjob._jobs.launching import AfterFailure as AfterFailure
+from trainjob._jobs.progress_log import (
+    PROGRESS_SECONDS as PROGRESS_SECONDS,
+    LogSink as LogSink,
+    ProgressLogger as ProgressLogger,
+    phase_text as phase_text,
+)
+from trainjob._jobs.records import mark_delivered as mark_delivered
+from trainjob._jobs.report import (
+    examine as examine,
+    numeric as numeric,
+    rounded as rounded,
+    short as short,
+    spent_text as spent_text,
+)
+from trainjob._jobs.results import (
+    conclude as conclude,
+    measured as measured,
+    result_of as result_of,
+    spent_so_far as spent_so_far,
+)
+from trainjob._jobs.stalls import StallWatch as StallWatch
+from trainjob._jobs.successors import (
+    JobReplaced as JobReplaced,
+    check_given_up as check_given_up,
+    check_verdict as check_verdict,
+    last_observation as last_observation,
+    resume_if_stale as resume_if_stale,
+)
+from trainjob._jobs.telemetry import record_goodput as record_goodput
+from trainjob._jobs.waiting import attend as attend, until_hung as until_hung
 from trainjob._manifest.attempts import (
     CancelAction as CancelAction,
     given_up as given_up,
@@ -47,12 +85,6 @@ from trainjob._spec.reading import (
 from trainjob._support.control_characters import plain as plain
 from trainjob._support.kube_objects import mapping as mapping, parse_time as parse_time
 from trainjob._support.log_lines import Throttle as Throttle
-from trainjob.cancellation import (
-    CrashAction as CrashAction,
-    cancelling as cancelling,
-    give_up as give_up,
-    request_cancel as request_cancel,
-)
 from trainjob.data.checks import check_options as check_options
 from trainjob.data.locations import parse_store as parse_store
 from trainjob.data.program import STEP_RUNTIME as STEP_RUNTIME, Step as Step, step_command as step_command
@@ -71,40 +103,9 @@ from trainjob.document import (
     with_segments as with_segments,
     workflow_document as workflow_document,
 )
-from trainjob.fencing import suspend_failed as suspend_failed
-from trainjob.job_records import mark_delivered as mark_delivered
-from trainjob.lifecycle import AfterFailure as AfterFailure
 from trainjob.live import LiveReader as LiveReader, read_attempts as read_attempts, take_document as take_document
 from trainjob.page import page_html as page_html
-from trainjob.progress_log import (
-    PROGRESS_SECONDS as PROGRESS_SECONDS,
-    LogSink as LogSink,
-    ProgressLogger as ProgressLogger,
-    phase_text as phase_text,
-)
-from trainjob.report import (
-    examine as examine,
-    numeric as numeric,
-    rounded as rounded,
-    short as short,
-    spent_text as spent_text,
-)
-from trainjob.results import (
-    conclude as conclude,
-    measured as measured,
-    result_of as result_of,
-    spent_so_far as spent_so_far,
-)
-from trainjob.stalls import StallWatch as StallWatch
 from trainjob.status import observe as observe
-from trainjob.successors import (
-    JobReplaced as JobReplaced,
-    check_given_up as check_given_up,
-    check_verdict as check_verdict,
-    last_observation as last_observation,
-    resume_if_stale as resume_if_stale,
-)
-from trainjob.telemetry import record_goodput as record_goodput
 from trainjob.tuning import (
     Study as Study,
     StudyResult as StudyResult,
@@ -116,6 +117,5 @@ from trainjob.tuning import (
 from trainjob.tuning.journal import journal_location as journal_location, open_journal as open_journal
 from trainjob.tuning.pages import document_of_study as document_of_study, find_study as find_study
 from trainjob.tuning.template import check_template as check_template, spec_of as spec_of
-from trainjob.waiting import attend as attend, until_hung as until_hung
 
 def preload() -> None: ...

@@ -15,7 +15,7 @@ from trainjob._support.masking import masked_lines, public
 
 if TYPE_CHECKING:
     from trainjob._diagnosis import Diagnosis
-    from trainjob.results import TrainJobResult
+    from trainjob._jobs.results import TrainJobResult
 
 _LONGEST = 300  # characters of a text
 _LINE = 500  # characters of a line of a log

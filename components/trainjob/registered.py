@@ -8,12 +8,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from trainjob._jobs.report import short_text
 from trainjob.document import with_comparison, with_lineage
 from trainjob.errors import ModelNotFound, TrainJobError
 from trainjob.registry import Registry, connect
 from trainjob.registry.base import ModelVersion, check_alias, check_name
 from trainjob.registry.provenance import PREFIX
-from trainjob.report import short_text
 
 _SECONDS = 60.0  # age at which the registry is read again
 

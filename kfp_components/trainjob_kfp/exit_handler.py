@@ -10,10 +10,10 @@ import anyio
 
 from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobError, cancel_key
 from trainjob._backends.base import TrainJob
+from trainjob._jobs.fencing import suspend_failed
 from trainjob._manifest.attempts import CancelAction
 from trainjob._manifest.render import KEY
 from trainjob._support.kube_objects import mapping
-from trainjob.fencing import suspend_failed
 from trainjob.status import observe
 from trainjob_kfp.execution import run_label
 from trainjob_kfp.sharing import SharedJobs

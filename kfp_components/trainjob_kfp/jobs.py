@@ -33,17 +33,17 @@ from trainjob import (
     connect as connect_backend,
 )
 from trainjob._goodput.history import MetricHistory
-from trainjob._manifest.unattended import SUSPEND
-from trainjob.cancellation import give_up
-from trainjob.live import take_document
-from trainjob.page import page_html
-from trainjob.progress_log import (
+from trainjob._jobs.cancellation import give_up
+from trainjob._jobs.progress_log import (
     PROGRESS_SECONDS,
     LogSink,
     ProgressLogger,
 )
-from trainjob.report import spent_text
-from trainjob.telemetry import record_goodput
+from trainjob._jobs.report import spent_text
+from trainjob._jobs.telemetry import record_goodput
+from trainjob._manifest.unattended import SUSPEND
+from trainjob.live import take_document
+from trainjob.page import page_html
 from trainjob_kfp.execution import Execution, origin_of
 from trainjob_kfp.steplog import write_line
 from trainjob_kfp.stopping import StopWithStep, command_of

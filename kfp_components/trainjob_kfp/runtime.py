@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainjob import InvalidSpec, Problem, TrainJobError, TrainJobResult, TrainJobSpec
+from trainjob._jobs.report import numeric
 from trainjob._manifest.attempts import CancelAction
 from trainjob._spec.parts import field_name
 from trainjob._spec.reading import check_limits
@@ -26,7 +27,6 @@ from trainjob.data.program import (
     step_command,
 )
 from trainjob.document import with_evaluation
-from trainjob.report import numeric
 from trainjob.tuning import Study
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location

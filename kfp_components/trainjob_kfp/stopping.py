@@ -19,6 +19,10 @@ import anyio
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobError, cancel_key
 from trainjob._backends.base import TrainJob
+from trainjob._jobs.cancellation import (
+    cancelling,
+    request_cancel,
+)
 from trainjob._manifest.attempts import (
     CancelAction,
     given_up,
@@ -29,10 +33,6 @@ from trainjob._manifest.render import (
 )
 from trainjob._manifest.workflow_labels import STUDY
 from trainjob._support.kube_objects import mapping
-from trainjob.cancellation import (
-    cancelling,
-    request_cancel,
-)
 from trainjob.status import observe
 from trainjob_kfp.sharing import SharedJobs
 from trainjob_kfp.steplog import end_process, leave_message, write_line

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import InvalidSpec, Problem, Settings, TrainJobClient, TrainJobError, TrainJobSpec
+from trainjob._jobs.report import rounded
 from trainjob._manifest.render import key_hash
 from trainjob._manifest.unattended import SUSPEND
 from trainjob.page import page_html
-from trainjob.report import rounded
 from trainjob.tuning import (
     Study,
     StudyResult,

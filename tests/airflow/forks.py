@@ -48,7 +48,13 @@ MODULES = (
     *(f"trainjob_airflow.operators.{name}" for name in ("data", "trainjob")),
     *("trainjob_airflow.decorators.trainjob", "trainjob_airflow.sensors.trainjob", "trainjob_airflow.links"),
     *("trainjob_airflow.triggers.trainjob", "trainjob_airflow.triggers.assets", "trainjob_airflow.lineage"),
-    *("trainjob", "trainjob.waiting", "trainjob.lifecycle", "trainjob._diagnosis", "trainjob._backends.local.backend"),
+    *(
+        "trainjob",
+        "trainjob._jobs.waiting",
+        "trainjob._jobs.launching",
+        "trainjob._diagnosis",
+        "trainjob._backends.local.backend",
+    ),
     *("trainjob._backends.kubernetes.backend", "psycopg2", "httpx", "uvicorn", "a2wsgi"),
 )
 SERVER_MODULES = (

@@ -24,8 +24,8 @@ from trainjob import Backend, JobRef, Phase, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis import Evidence
 from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
+from trainjob._jobs.cancellation import cancel
 from trainjob._manifest.attempts import given_up
-from trainjob.cancellation import cancel
 from trainjob.status import observe
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook

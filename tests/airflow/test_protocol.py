@@ -23,9 +23,9 @@ import trainjob as core
 from trainjob import JobRef, Phase, RanksRemain, TrainJobClient, TrainJobSpec
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._jobs.cancellation import give_up
+from trainjob._jobs.fencing import EarlierRanks
 from trainjob._manifest.render import render
-from trainjob.cancellation import give_up
-from trainjob.fencing import EarlierRanks
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
 from trainjob_airflow import identity

@@ -20,7 +20,7 @@ from tests.airflow.test_triggers import UNATTENDED, Presence, waits
 from tests.airflow.versions import since
 
 from trainjob import JobRef, TrainJobClient, TrainJobFailed
-from trainjob.cancellation import give_up
+from trainjob._jobs.cancellation import give_up
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
 from trainjob_airflow.states import Wait, Wanted

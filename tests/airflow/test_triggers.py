@@ -21,13 +21,13 @@ from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOpti
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category, Diagnosis
 from trainjob._goodput.history import MetricHistory
+from trainjob._jobs.cancellation import cancel, give_up
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import attend
 from trainjob._manifest.render import render
-from trainjob.cancellation import cancel, give_up
 from trainjob.errors import BackendUnavailable
-from trainjob.lifecycle import launch
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
-from trainjob.waiting import attend
 from trainjob_airflow import events
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.training import Task, Training
@@ -182,7 +182,7 @@ def test_the_event_has_the_phases_for_the_goodput(home: Path, monkeypatch: pytes
 
 
 def test_a_flood_of_lines_is_bounded(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.progress_log.MAX_LINES_SECONDS", 600.0)
+    monkeypatch.setattr("trainjob._jobs.progress_log.MAX_LINES_SECONDS", 600.0)
     caplog.set_level(logging.INFO, logger="tests.trigger")
     asyncio.run(_ends("import time\ntime.sleep(1)\nfor i in range(9000): print(i)"))
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("[node-0]")]
@@ -319,7 +319,7 @@ def test_killed_by_a_person(
     airflow_home: Path, monkeypatch: pytest.MonkeyPatch, action: str, phase: Phase, pause: float
 ) -> None:
     recorded: list[tuple[JobRef, Any]] = []
-    monkeypatch.setattr("trainjob.telemetry.record_goodput", lambda *given: recorded.append(given))
+    monkeypatch.setattr("trainjob._jobs.telemetry.record_goodput", lambda *given: recorded.append(given))
 
     async def scenario() -> None:
         from airflow.jobs.triggerer_job_runner import _USER_ACTION_CANCEL_MSG

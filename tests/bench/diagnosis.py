@@ -35,12 +35,12 @@ from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.pods import MAX_TAILS
 from trainjob._diagnosis import READ_LINES, Evidence, diagnose, hangs
-from trainjob.lifecycle import launch
-from trainjob.stalls import StallWatch
+from trainjob._jobs.launching import launch
+from trainjob._jobs.stalls import StallWatch
 from trainjob.status import Observation
 
 EVENTS = 5000
-CHATTY = 2000  # the most lines of each rank that `trainjob.stalls` reads
+CHATTY = 2000  # the most lines of each rank that `trainjob._jobs.stalls` reads
 SETTLE = 20  # seconds until the controllers, on the same machine, have processed the ends of 1,000 pods
 TIMES = 7
 LINE = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.88.0.7]:4711"

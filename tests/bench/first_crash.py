@@ -8,7 +8,7 @@ Starts the test cluster with its real node (root) and runs TrainJobs of two node
 ``torch-distributed``. Rank 1 logs the time and exits with 3 at once. Kubernetes restarts it in place; the job fails
 when six restarts have failed, too.
 
-* ours: `trainjob.waiting.wait` with ``fail_on_first_crash``: from the time that the process logged (its end, without
+* ours: `trainjob._jobs.waiting.wait` with ``fail_on_first_crash``: from the time that the process logged (its end, without
   the exit of Python), from the container's ``finishedAt`` (whole seconds), and from the moment at which another
   client's watch shows it in the API server, to the raised error;
 * the SDK: ``TrainerClient().wait_for_job_status`` on another job that crashes in the same way, in a separate
@@ -46,10 +46,10 @@ from tests.testcluster.real_node import why_unsupported
 from trainjob import JobRef, TrainJobSpec, WaitOptions
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob.cancellation import give_up
+from trainjob._jobs.cancellation import give_up
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob.errors import RankCrashed
-from trainjob.lifecycle import launch
-from trainjob.waiting import wait
 
 SDK = ROOT / ".venv-sdk" / "bin" / "python"
 CLIENT = Path(__file__).parent / "clients" / "sdk.py"

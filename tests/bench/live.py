@@ -53,8 +53,8 @@ from tests.testcluster.nodes import simulate
 from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._jobs.launching import launch
 from trainjob._manifest.render import render
-from trainjob.lifecycle import launch
 from trainjob.live import LiveReader
 
 VIEWERS = 20

@@ -31,9 +31,9 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose
 from trainjob._diagnosis.terminations import crashes_in
+from trainjob._jobs.launching import launch
 from trainjob._manifest.render import render
 from trainjob.errors import TrainJobError
-from trainjob.lifecycle import launch
 from trainjob.status import observe
 
 _ROOT = Path(__file__).parents[2]

@@ -21,11 +21,11 @@ from tests.testcluster.nodes import simulate
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._goodput import Activity
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import KEY
-from trainjob.cancellation import cancel
-from trainjob.lifecycle import launch
 from trainjob.status import observe
-from trainjob.waiting import wait
 
 SECONDS = 240.0
 """Time limit of one schedule. Without faults it takes 5 s, more if many run at once."""

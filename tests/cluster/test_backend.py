@@ -29,9 +29,12 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import dry_run, launch
+from trainjob._jobs.records import mark_delivered
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import render
 from trainjob._support.log_lines import LogLine
-from trainjob.cancellation import cancel
 from trainjob.errors import (
     ConfigurationError,
     NotFound,
@@ -42,10 +45,7 @@ from trainjob.errors import (
     SpecMismatch,
     Stuck,
 )
-from trainjob.job_records import mark_delivered
-from trainjob.lifecycle import dry_run, launch
 from trainjob.status import observe
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

@@ -15,12 +15,12 @@ from trainjob import JobRef, Observation, Phase, TrainJobSpec, WaitOptions
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis.blockers import event_time
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import render
-from trainjob.cancellation import cancel
 from trainjob.errors import Stuck
-from trainjob.lifecycle import launch
 from trainjob.verdicts import RetryVerdict
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

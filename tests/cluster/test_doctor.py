@@ -36,14 +36,14 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import Forbidden
-from trainjob.cancellation import cancel
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
+from trainjob._jobs.records import mark_delivered
+from trainjob._jobs.waiting import wait
 from trainjob.doctor import Finding, Level, cluster as doctor, pipelines
 from trainjob.doctor.permissions import PERMISSIONS, Permission
 from trainjob.errors import Rejected
 from trainjob.install import STEP_IMAGE, objects
-from trainjob.job_records import mark_delivered
-from trainjob.lifecycle import launch
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

@@ -20,10 +20,10 @@ from trainjob import TrainJobFailed
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob._support.retrying import KUBERNETES
 from trainjob.errors import BackendUnavailable, Rejected
-from trainjob.lifecycle import launch
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

@@ -24,11 +24,11 @@ from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult,
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import follow, wait
 from trainjob._support.retrying import KUBERNETES
-from trainjob.cancellation import cancel
 from trainjob.errors import BackendUnavailable, SpecMismatch
-from trainjob.lifecycle import launch
-from trainjob.waiting import follow, wait
 
 pytestmark = [
     pytest.mark.anyio,

@@ -32,12 +32,12 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Evidence, diagnose
-from trainjob.cancellation import cancel, give_up
+from trainjob._jobs.cancellation import cancel, give_up
+from trainjob._jobs.launching import launch
+from trainjob._jobs.report import diagnose as report_of
+from trainjob._jobs.waiting import wait
 from trainjob.errors import RankCrashed
-from trainjob.lifecycle import launch
-from trainjob.report import diagnose as report_of
 from trainjob.status import Observation, observe
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 

@@ -22,9 +22,9 @@ from tests.testcluster.nodes import GPU, simulate
 from trainjob import JobRef, Observation, Phase, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob.cancellation import cancel
-from trainjob.lifecycle import launch
-from trainjob.waiting import follow
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import follow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

@@ -20,10 +20,10 @@ from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._goodput import Activity, Goodput
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
 from trainjob._manifest.render import labels_of
 from trainjob._support.kube_objects import mapping
-from trainjob.cancellation import cancel
-from trainjob.lifecycle import launch
 
 pytestmark = pytest.mark.anyio
 

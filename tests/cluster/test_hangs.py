@@ -32,13 +32,13 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category
 from trainjob._goodput import Activity
+from trainjob._jobs.cancellation import cancel, give_up
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import given_up
 from trainjob._support.kube_objects import has_trained
-from trainjob.cancellation import cancel, give_up
 from trainjob.errors import JobHung
-from trainjob.lifecycle import launch
 from trainjob.verdicts import RetryVerdict
-from trainjob.waiting import wait
 
 pytestmark = pytest.mark.anyio
 
@@ -218,7 +218,7 @@ async def test_hangs_are_noticed_and_healthy_jobs_raise_no_alarm(
     record_property: campaigns.Record,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trainjob.stalls._COMPARED_PER_SECOND", 100.0)  # for short timeouts of several jobs
+    monkeypatch.setattr("trainjob._jobs.stalls._COMPARED_PER_SECOND", 100.0)  # for short timeouts of several jobs
     campaigns.begin(record_property, HANGS + HEALTHY + SLOW)
     limiter = anyio.CapacityLimiter(AT_ONCE)
     with real_node.namespace("hangs", real=True) as namespace:

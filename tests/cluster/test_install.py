@@ -21,12 +21,12 @@ from tests.testcluster.api import Api, write_kubeconfig
 from trainjob import Phase, TrainJobSpec, install
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob.cancellation import cancel
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
+from trainjob._jobs.records import mark_delivered
+from trainjob._jobs.waiting import wait
 from trainjob.doctor.cluster import examine
-from trainjob.job_records import mark_delivered
-from trainjob.lifecycle import launch
 from trainjob.status import observe
-from trainjob.waiting import wait
 
 INSTALL = Path(install.__file__).parent
 EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"

@@ -19,14 +19,14 @@ from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec, cancel, cancel
 from trainjob._backends.base import TrainJob
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._jobs.launching import launch
+from trainjob._jobs.reaper import reap
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import REPLACES, work_of
 from trainjob._manifest.render import labels_of
 from trainjob._support.kube_objects import name_of
 from trainjob.errors import RanksRemain
-from trainjob.lifecycle import launch
-from trainjob.reaper import reap
 from trainjob.status import observe
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

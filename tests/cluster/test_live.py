@@ -22,8 +22,8 @@ from trainjob._backends.kubernetes import optional_apis
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._jobs.launching import launch
 from trainjob.install import objects
-from trainjob.lifecycle import launch
 from trainjob.live import LiveReader
 
 (ROLE,) = [each for each in objects("rbac") if each["kind"] == "Role"]

@@ -15,9 +15,9 @@ from tests.testcluster.nodes import simulate
 from trainjob import Observation, Phase, TrainJobSpec, WaitOptions
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob.errors import RunTimeout
-from trainjob.lifecycle import launch
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

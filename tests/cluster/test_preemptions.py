@@ -36,9 +36,9 @@ from trainjob import JobRef, TrainJobResult, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._goodput import Activity
-from trainjob.cancellation import cancel
-from trainjob.lifecycle import launch
-from trainjob.waiting import wait
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 
 pytestmark = pytest.mark.anyio
 

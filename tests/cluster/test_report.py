@@ -22,11 +22,11 @@ from trainjob import Phase, TrainJobSpec, launch
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category
+from trainjob._jobs.report import Report, diagnose
 from trainjob.cli import texts
 from trainjob.document import training_document
 from trainjob.errors import NotFound
 from trainjob.page import page_html
-from trainjob.report import Report, diagnose
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

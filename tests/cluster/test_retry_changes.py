@@ -27,10 +27,10 @@ from trainjob import (
 )
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._diagnosis.serialization import unpack_diagnosis
+from trainjob._jobs.cancellation import cancel, give_up
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import FAILURE, FAILURE_OF
-from trainjob.cancellation import cancel, give_up
-from trainjob.lifecycle import launch
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 

@@ -15,13 +15,14 @@ from tests.processes import read_until, wait_until
 from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import run_until_finished, simulate
 
-from trainjob import TrainJobSpec, WaitOptions, report
+from trainjob import TrainJobSpec, WaitOptions
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob.cancellation import cancel
+from trainjob._jobs import report
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob.errors import Stuck
-from trainjob.lifecycle import launch
-from trainjob.waiting import wait
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -31,10 +31,10 @@ from tests.unit.schemas import cut, recorded
 from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob.cancellation import cancel
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
 from trainjob.doctor import Level
 from trainjob.errors import Rejected
-from trainjob.lifecycle import launch
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

@@ -19,8 +19,8 @@ from tests.testcluster.nodes import simulate
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob.lifecycle import launch
-from trainjob.waiting import wait
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

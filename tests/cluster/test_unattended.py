@@ -25,14 +25,14 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.leases import JOBS, LARGEST
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.launching import launch
+from trainjob._jobs.leftovers import remove_leftovers
+from trainjob._jobs.reaper import Reaped, reap
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import failure_record
 from trainjob._manifest.unattended import AFTER, LABEL, unattended_for
-from trainjob.cancellation import cancel
-from trainjob.leftovers import remove_leftovers
-from trainjob.lifecycle import launch
-from trainjob.reaper import Reaped, reap
 from trainjob.status import CANCELLED, GIVEN_UP
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

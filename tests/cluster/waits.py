@@ -9,8 +9,8 @@ import anyio
 
 from trainjob import JobRef, Observation, Phase, WaitOptions
 from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._jobs.waiting import wait
 from trainjob.status import observe
-from trainjob.waiting import wait
 
 
 async def until(condition: Callable[[], object], seconds: float = 240) -> None:

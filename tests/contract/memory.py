@@ -20,11 +20,11 @@ from trainjob._backends.base import Snapshot, TrainJob
 from trainjob._backends.kubernetes.leases import Waiter
 from trainjob._diagnosis import Evidence
 from trainjob._diagnosis.terminations import crashes_in
+from trainjob._jobs.fencing import JOBSET_NAME
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import JobRef
 from trainjob._support.log_lines import LogLine
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
-from trainjob.fencing import JOBSET_NAME
 
 NODE = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0) | {"name": "node"}
 

@@ -1,4 +1,4 @@
-"""The behavior that `trainjob.lifecycle` requires of every backend."""
+"""The behavior that `trainjob._jobs.launching` requires of every backend."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import anyio
 import pytest
 from tests.contract.conftest import Harness
 
-from trainjob import JobRef, LogLine, Phase, TrainJobFailed, trained
+from trainjob import JobRef, LogLine, Phase, TrainJobFailed
 from trainjob._backends.base import TrainJob
+from trainjob._jobs import models
+from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import KEY, MANAGED_BY, labels_of, spec_hash
 from trainjob._support.kube_objects import rank_of
-from trainjob.cancellation import cancel
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.live import take_document
 from trainjob.status import observe
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -640,7 +641,7 @@ async def test_the_model_of_a_finished_job_is_found(shell: Harness) -> None:
     )
     ref = await shell.run(f"echo '{message}' > ${{TRAINJOB_TERMINATION_LOG:-/dev/termination-log}}")
     await ended(shell, ref)
-    found = await trained.find(shell.backend, JobRef(ref.namespace, ref.name, ""))
+    found = await models.find(shell.backend, JobRef(ref.namespace, ref.name, ""))
     assert (found.ref, found.source, found.metrics) == (ref, "s3://models/1", {"accuracy": 0.97})
     on_this_machine = shell.backend.home is not None
     assert (bool(found.target), "images" not in found.provenance) == (on_this_machine, on_this_machine)

@@ -41,7 +41,13 @@ def runnable(page: Path) -> list[tuple[str, str]]:
     ]
 
 
-CORE = ["trainjob.cli", "trainjob.client", "trainjob.lifecycle", "trainjob.waiting", "trainjob._backends.local.backend"]
+CORE = [
+    "trainjob.cli",
+    "trainjob.client",
+    "trainjob._jobs.launching",
+    "trainjob._jobs.waiting",
+    "trainjob._backends.local.backend",
+]
 MLFLOW = ["trainjob.registry.mlflow", "mlflow.tracking", "mlflow.store.model_registry.sqlalchemy_store"]
 AIRFLOW = ["airflow.__main__", "airflow.cli.cli_parser", "airflow.cli.commands.dag_command", "airflow.sdk"]
 

@@ -17,12 +17,12 @@ from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._jobs.cancellation import give_up
+from trainjob._jobs.leftovers import leftover
 from trainjob._manifest.attempts import given_up, is_stale
 from trainjob._manifest.render import key_hash, render
 from trainjob._manifest.workflow_labels import KFP_RUN, STUDY
-from trainjob.cancellation import give_up
 from trainjob.errors import Rejected
-from trainjob.leftovers import leftover
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, observe
 from trainjob.tuning import Trial
 from trainjob.verdicts import RetryVerdict

@@ -18,12 +18,12 @@ from tests.unit.test_cli import exit_of
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob._backends.local.store import read_json, write_json
 from trainjob._diagnosis import Category
+from trainjob._jobs.cancellation import cancel_key, request_cancel
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.unattended import AFTER
-from trainjob.cancellation import cancel_key, request_cancel
 from trainjob.errors import RanksRemain
-from trainjob.lifecycle import launch
 from trainjob.status import observe
-from trainjob.waiting import wait
 
 REPORTING = (
     "import time; from trainjob import progress; print('epoch 1'); "

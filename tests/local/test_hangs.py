@@ -128,7 +128,7 @@ def test_a_slow_rank_of_a_synchronous_training_is_named(
     jobs: Jobs, tmp_path: Path, record_property: campaigns.Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its steps take as long as those of all others, which wait for it."""
-    monkeypatch.setattr("trainjob.stalls._COMPARED_PER_SECOND", 100.0)  # for short timeouts of several jobs
+    monkeypatch.setattr("trainjob._jobs.stalls._COMPARED_PER_SECOND", 100.0)  # for short timeouts of several jobs
     campaigns.begin(record_property, SLOW)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = [*pool.map(lambda run: one_slow(jobs, tmp_path, run), range(SLOW))]

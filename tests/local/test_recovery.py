@@ -16,8 +16,8 @@ from tests.local.conftest import Jobs
 from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobFailed
+from trainjob._jobs.records import mark_delivered
 from trainjob.errors import Rejected
-from trainjob.job_records import mark_delivered
 from trainjob.verdicts import RetryVerdict
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"

@@ -12,11 +12,11 @@ from tests.processes import eventually
 
 from trainjob import JobRef, Phase
 from trainjob._backends.local.backend import LocalBackend
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.unattended import AFTER
 from trainjob._spec import TrainJobSpec
-from trainjob.lifecycle import launch
 from trainjob.status import CANCELLED, observe
-from trainjob.waiting import wait
 
 SLEEP = "echo on; sleep 60"
 

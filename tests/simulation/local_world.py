@@ -33,13 +33,14 @@ import anyio.to_thread
 import pytest
 from tests.simulation.local_processes import Machine, Process, World, run_async
 
-from trainjob import JobRef, TrainJobFailed, TrainJobSpec, job_records, lifecycle, waiting
+from trainjob import JobRef, TrainJobFailed, TrainJobSpec
 from trainjob._backends.local import backend as local, supervisor as supervising
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.ranks import MARKER, Rank
 from trainjob._backends.local.store import JobFiles, job_names, now, read_json
+from trainjob._jobs import launching, records, waiting
+from trainjob._jobs.cancellation import cancel_key
 from trainjob._manifest.render import KEY
-from trainjob.cancellation import cancel_key
 from trainjob.errors import BackendUnavailable
 from trainjob.status import Phase, observe
 
@@ -167,13 +168,13 @@ class Local(World):
         if call.kind in ("cancel", "suspend"):
             action: Any = "delete" if call.kind == "cancel" else "suspend"
             return await cancel_key(backend, call.key, namespace=NAMESPACE, action=action)
-        ref = await lifecycle.launch(backend, SPEC, call.key, namespace=NAMESPACE)
+        ref = await launching.launch(backend, SPEC, call.key, namespace=NAMESPACE)
         call.stage = "wait"
         if call.kind == "launch":
             return ref
         result = await waiting.wait(backend, ref)
         done = JobRef(result.namespace, result.name, result.uid, result.attempt)
-        await job_records.mark_delivered(backend, done)
+        await records.mark_delivered(backend, done)
         return done
 
     def _step(self, process: Process) -> None:

@@ -19,9 +19,9 @@ from tests.simulation.objects import NAMESPACE
 from tests.simulation.schedules import Outcome, replay, run
 from tests.simulation.settings import DEFAULT_KEY, MIXES
 
-from trainjob import cancellation, fencing, lifecycle, reaper, successors, waiting
 from trainjob._backends.kubernetes import leases
 from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._jobs import cancellation, fencing, launching, reaper, successors, waiting
 from trainjob._manifest import attempts
 from trainjob._manifest.render import JobRef, job_name
 from trainjob.status import CANCELLED
@@ -82,10 +82,10 @@ def _returns(value: Any) -> Callable[..., Awaitable[Any]]:
 
 
 _look, _end, _create, _adopt = (
-    lifecycle._Launch._look,
-    lifecycle._Launch._end,
-    lifecycle._Launch._create,
-    lifecycle._Launch._adopt,
+    launching._Launch._look,
+    launching._Launch._end,
+    launching._Launch._create,
+    launching._Launch._adopt,
 )
 _stop, _run_cancel_key, _patch = cancellation._Stop._stop, cancellation.cancel_key, KubernetesBackend.patch
 _decide, _request_cancel, _ranks_ended = attempts.decide, cancellation.request_cancel, fencing.EarlierRanks.ended
@@ -137,7 +137,7 @@ async def _run_without_ending_others(launch: Any) -> JobRef:
         return JobRef.of(counts)
 
 
-_launch_run = lifecycle._Launch.run
+_launch_run = launching._Launch.run
 
 
 def _recorded(trainjob: Mapping[str, Any], _: Any) -> list[str]:
@@ -206,8 +206,8 @@ MECHANISMS = (
         "overlap",
         scripts.LAUNCH_AFTER_A_DELETION,
         (
-            (lifecycle._Launch, "_begin", _begin_without_jobs),
-            (lifecycle._Launch, "_is_fenced", _returns(True)),
+            (launching._Launch, "_begin", _begin_without_jobs),
+            (launching._Launch, "_is_fenced", _returns(True)),
         ),
     ),
     Mechanism(
@@ -216,8 +216,8 @@ MECHANISMS = (
         "twice",
         scripts.FROZEN_CREATE,
         (
-            (lifecycle._Launch, "_create", _create_without_look),
-            (lifecycle._Launch, "_look", _look_unless_created),
+            (launching._Launch, "_create", _create_without_look),
+            (launching._Launch, "_look", _look_unless_created),
         ),
     ),
     Mechanism(
@@ -226,8 +226,8 @@ MECHANISMS = (
         "twice",
         scripts.LAUNCH_AFTER_A_KILLED_CREATE,
         (
-            (lifecycle._Launch, "_end", _end_own_only),
-            (lifecycle._Launch, "run", _run_without_ending_others),
+            (launching._Launch, "_end", _end_own_only),
+            (launching._Launch, "run", _run_without_ending_others),
         ),
     ),
     Mechanism(
@@ -270,7 +270,7 @@ MECHANISMS = (
         "a launch adopts a result that was delivered since it began",
         "lost",
         scripts.DELIVERED_WHILE_FROZEN,
-        ((lifecycle._Launch, "_look", _look_at_deliveries),),
+        ((launching._Launch, "_look", _look_at_deliveries),),
     ),
     Mechanism(
         "a name is never used again",
@@ -312,7 +312,7 @@ MECHANISMS = (
         "so that a request with the version before loses",
         "reaped",
         scripts.ADOPTED_BEFORE_THE_REAPER,
-        ((lifecycle._Launch, "_adopt", _adopt_without_a_change),),
+        ((launching._Launch, "_adopt", _adopt_without_a_change),),
     ),
     Mechanism(
         "marks name the cancel",

@@ -10,11 +10,12 @@ import pytest
 from tests.contract.memory import MemoryCluster
 from tests.unit.interleaving import once
 
-from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec, lifecycle as flow
+from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._jobs import launching as flow
+from trainjob._jobs.cancellation import cancel, cancel_key, give_up, request_cancel
 from trainjob._manifest.attempts import LAUNCHED, Cancel, given_up, is_stale
 from trainjob._manifest.render import key_hash, render
-from trainjob.cancellation import cancel, cancel_key, give_up, request_cancel
 from trainjob.errors import BackendUnavailable, NotFound, Rejected
 from trainjob.status import CANCELLED, QUEUE_LABEL, observe
 from trainjob.verdicts import RetryVerdict

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from trainjob import __version__
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._jobs.report import numeric, rounded, short
 from trainjob._manifest.render import JobRef
 from trainjob._support.log_lines import LogLine
 from trainjob.cli import main
@@ -41,7 +42,6 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.report import numeric, rounded, short
 from trainjob.status import Observation, Phase
 from trainjob.verdicts import RetryVerdict
 

@@ -15,12 +15,13 @@ import pytest
 from tests.contract.memory import MemoryBackend, now
 from tests.unit.test_cli import exit_of
 
-from trainjob import JobRef, Phase, TrainJobSpec, cancel_key, lifecycle as flow
+from trainjob import JobRef, Phase, TrainJobSpec, cancel_key
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._jobs import launching as flow
+from trainjob._jobs.cancellation import give_up
 from trainjob._manifest.attempts import REPLACES, cancel_of
 from trainjob._manifest.render import DELIVERED, key_hash, render
 from trainjob._manifest.unattended import LABEL
-from trainjob.cancellation import give_up
 from trainjob.cli.live import LiveView
 from trainjob.status import CANCELLED, Observation, observe
 from trainjob.verdicts import RetryVerdict
@@ -211,7 +212,7 @@ def test_ranks_that_are_still_terminating_are_reported(
     async def cancel(*words: Any, **given: Any) -> Any:
         return await cancel_key(*words, **given, timeout_seconds=0.1)
 
-    monkeypatch.setattr("trainjob.cancellation.cancel_key", cancel)
+    monkeypatch.setattr("trainjob._jobs.cancellation.cancel_key", cancel)
     code, out, _ = exit_of(capsys, "cancel", "--key", "key")
     assert code == 4
     assert out.startswith(f"cancelled {ref}, but its last ranks are still terminating")

@@ -13,8 +13,9 @@ import pytest
 from tests.contract.memory import MemoryBackend
 from tests.unit.test_cli import exit_of
 
-from trainjob import JobRef, LogLine, TrainJobSpec, lifecycle as flow
+from trainjob import JobRef, LogLine, TrainJobSpec
 from trainjob._diagnosis import Evidence
+from trainjob._jobs import launching as flow
 from trainjob.errors import BackendUnavailable
 
 

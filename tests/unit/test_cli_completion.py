@@ -23,10 +23,10 @@ from tests.serving import serving
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.local.runtimes import FRAMEWORKS
+from trainjob._jobs.launching import launch
 from trainjob._spec import TrainJobSpec
 from trainjob.cli import completion
 from trainjob.cli.program import program
-from trainjob.lifecycle import launch
 
 SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
 SHELLS = ("bash", "zsh", "fish")

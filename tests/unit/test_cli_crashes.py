@@ -12,8 +12,9 @@ import pytest
 from tests.contract.memory import MemoryBackend
 from tests.unit.test_cli import exit_of
 
-from trainjob import JobRef, Phase, TrainJobSpec, lifecycle as flow
+from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob._diagnosis import Evidence
+from trainjob._jobs import launching as flow
 from trainjob._manifest.attempts import given_up
 from trainjob.status import observe
 

@@ -19,12 +19,12 @@ from tests.contract.memory import MemoryBackend
 from trainjob import InvalidSpec, Settings, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis import Evidence, diagnose
+from trainjob._jobs.launching import dry_run, launch
 from trainjob._manifest.render import JobRef, labels_of, render
 from trainjob._spec import TrainJobSpec
 from trainjob.cli import main
 from trainjob.cli.output import fitted
 from trainjob.errors import ConfigurationError
-from trainjob.lifecycle import dry_run, launch
 
 STEP = ("--runtime", "trainjob-step")
 SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})

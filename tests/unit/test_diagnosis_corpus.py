@@ -10,8 +10,9 @@ import pytest
 from tests.cluster import corpus
 from tests.cluster.failures import FAILURES, Failure
 
-from trainjob import Phase, report
+from trainjob import Phase
 from trainjob._diagnosis import Category, blockers, diagnose
+from trainjob._jobs import report
 from trainjob.status import observe
 
 # Paths and hosts of this machine, of a person's machine, or of build services.

@@ -20,6 +20,7 @@ from tests.unit.test_report import FAILED, HOSTILE, NOW, REF, SECRET, failed, tr
 from trainjob._backends.base import Usage
 from trainjob._diagnosis import Evidence
 from trainjob._goodput.history import CHECKPOINT, MetricHistory
+from trainjob._jobs.report import examine
 from trainjob._manifest.render import JobRef, render
 from trainjob._spec import TrainJobSpec
 from trainjob._support.masking import MASK
@@ -39,7 +40,6 @@ from trainjob.document import (
 from trainjob.evaluation.comparison import compare
 from trainjob.evaluation.gate import Gate
 from trainjob.evaluation.scores import Scores
-from trainjob.report import examine
 from trainjob.status import QUEUE_LABEL, Observation, Phase
 from trainjob.tuning import Trial
 

@@ -16,13 +16,14 @@ from hypothesis import given, strategies as st
 from tests.contract.memory import MemoryBackend
 from tests.unit.test_first_crash import crashed
 
-from trainjob import JobRef, TrainJobFailed, TrainJobSpec, WaitOptions, lifecycle as flow, results, telemetry, waiting
+from trainjob import JobRef, TrainJobFailed, TrainJobSpec, WaitOptions
 from trainjob._backends.base import Snapshot
 from trainjob._diagnosis import Evidence
 from trainjob._goodput import Activity, Goodput, measure
 from trainjob._goodput.history import MetricHistory
+from trainjob._jobs import launching as flow, results, telemetry, waiting
+from trainjob._jobs.cancellation import cancel
 from trainjob._support.log_lines import LogLine
-from trainjob.cancellation import cancel
 from trainjob.errors import (
     BackendUnavailable,
     JobHung,

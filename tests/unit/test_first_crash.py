@@ -19,8 +19,6 @@ from trainjob import (
     TrainJobFailed,
     TrainJobSpec,
     WaitOptions,
-    lifecycle as flow,
-    waiting,
 )
 from trainjob._backends.kubernetes.pods import crashes_of
 from trainjob._diagnosis import Category, Evidence, diagnose, log_tails
@@ -32,9 +30,13 @@ from trainjob._diagnosis.serialization import (
     unpack_evidence,
     warning,
 )
+from trainjob._jobs import (
+    launching as flow,
+    waiting,
+)
+from trainjob._jobs.cancellation import CrashAction, give_up
 from trainjob._manifest.attempts import given_up
 from trainjob._support.control_characters import one_line
-from trainjob.cancellation import CrashAction, give_up
 from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Observation, observe
 

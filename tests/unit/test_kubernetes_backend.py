@@ -25,11 +25,11 @@ from trainjob._backends.kubernetes.errors import (
     ServerError,
     Unreachable,
 )
+from trainjob._jobs.launching import launch
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import job_name, key_hash, render
 from trainjob._support import retrying
 from trainjob.errors import AlreadyExists, BackendUnavailable, NotFound, Rejected
-from trainjob.lifecycle import launch
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -14,13 +14,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.contract.memory import MemoryCluster, now, remaining_pod
 from tests.unit.interleaving import Schedule, before_request, once, orders
 
-from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec, fencing, job_records, lifecycle as flow
+from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._jobs import fencing, launching as flow, records
+from trainjob._jobs.cancellation import cancel, cancel_key, give_up, request_cancel
+from trainjob._jobs.reaper import reap
 from trainjob._manifest.attempts import LAUNCHED, REPLACES, given_up, may_run
 from trainjob._manifest.render import TRY, job_name, key_hash, render
-from trainjob.cancellation import cancel, cancel_key, give_up, request_cancel
 from trainjob.errors import BackendUnavailable, NotFound, RanksRemain, Rejected
-from trainjob.reaper import reap
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, observe
 from trainjob.verdicts import RetryVerdict
 
@@ -161,7 +162,7 @@ async def was_given_up(backend: Recorded) -> None:
 async def delivered(backend: Recorded) -> None:
     ref = await launch(backend)
     backend.end(ref)
-    await job_records.mark_delivered(backend, ref)
+    await records.mark_delivered(backend, ref)
 
 
 async def runs(backend: Recorded) -> None:
@@ -296,7 +297,7 @@ async def test_the_next_launch_repairs_what_a_killed_launcher_left(
 
 async def finishes(backend: Recorded, ref: JobRef) -> None:
     backend.end(ref)
-    await job_records.mark_delivered(backend, ref)
+    await records.mark_delivered(backend, ref)
 
 
 @pytest.mark.parametrize("at", ["remaining_pods", "is_free", "create"])

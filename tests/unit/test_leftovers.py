@@ -15,8 +15,8 @@ from tests.unit.test_cli import exit_of
 from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.base import Cluster, TrainJob
 from trainjob._backends.kubernetes.leases import Waiter
+from trainjob._jobs.leftovers import KEEP_FOR, Leftover, leftover, remove_leftovers
 from trainjob._manifest.render import failure_record, render
-from trainjob.leftovers import KEEP_FOR, Leftover, leftover, remove_leftovers
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
 
 pytestmark = pytest.mark.anyio
@@ -354,7 +354,7 @@ def test_reap_removes_leftovers_on_request(
     async def nothing(*_: object, **__: object) -> list[object]:
         return []
 
-    monkeypatch.setattr("trainjob.reaper.reap", nothing)
+    monkeypatch.setattr("trainjob._jobs.reaper.reap", nothing)
     assert exit_of(capsys, "reap")[:2] == (0, "")
     assert exit_of(capsys, "reap", "--keep-for", "P41D")[:2] == (0, "")
     assert len(fake.jobs) == 2

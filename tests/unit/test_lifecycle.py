@@ -24,16 +24,19 @@ from trainjob import (
     TrainJobFailed,
     TrainJobSpec,
     WaitOptions,
-    fencing,
-    lifecycle as flow,
-    waiting,
 )
 from trainjob._backends.base import Snapshot
 from trainjob._diagnosis import Category, Diagnosis, Evidence
 from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
+from trainjob._jobs import (
+    fencing,
+    launching as flow,
+    waiting,
+)
+from trainjob._jobs.cancellation import cancel, give_up
+from trainjob._jobs.records import mark_delivered
 from trainjob._manifest.attempts import ADOPTED, LAUNCHED, given_up
 from trainjob._manifest.render import DELIVERED, FAILURE, FAILURE_OF, MAX_NAME, TRY, job_name, labels_of
-from trainjob.cancellation import cancel, give_up
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
@@ -47,7 +50,6 @@ from trainjob.errors import (
     Stuck,
     TimedOut,
 )
-from trainjob.job_records import mark_delivered
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Blocker, observe
 from trainjob.verdicts import RetryVerdict
 

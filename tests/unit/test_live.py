@@ -12,11 +12,11 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob import live
+from trainjob._jobs.launching import launch
 from trainjob._manifest.render import JobRef
 from trainjob._spec import TrainJobSpec
 from trainjob.document import training_document
 from trainjob.errors import BackendUnavailable, NotFound
-from trainjob.lifecycle import launch
 from trainjob.live import LiveReader, take_document
 from trainjob.status import QUEUE_LABEL
 

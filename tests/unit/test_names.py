@@ -13,12 +13,12 @@ from trainjob import JobRef, Settings, TrainJobClient, TrainJobSpec, names
 from trainjob._backends.base import Backend
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.local.backend import LocalBackend
+from trainjob._jobs.cancellation import cancel_key
+from trainjob._jobs.launching import dry_run, launch
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import render
-from trainjob.cancellation import cancel_key
 from trainjob.cli.options import job_name
 from trainjob.errors import ConfigurationError
-from trainjob.lifecycle import dry_run, launch
 
 NO_NAMESPACE = [
     "../../x",

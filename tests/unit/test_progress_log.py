@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from trainjob import Diagnosis, LogLine, Observation, Phase, RetryVerdict, progress_log
+from trainjob import Diagnosis, LogLine, Observation, Phase, RetryVerdict
 from trainjob._diagnosis import Category
-from trainjob.progress_log import LogSink, ProgressLogger
+from trainjob._jobs import progress_log
+from trainjob._jobs.progress_log import LogSink, ProgressLogger
 
 OSC = "\x1b]52;c;ZXZpbA==\x07"
 
@@ -22,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr("trainjob.progress_log.time.monotonic", lambda: now)
+    monkeypatch.setattr("trainjob._jobs.progress_log.time.monotonic", lambda: now)
     return move
 
 

@@ -10,15 +10,16 @@ import pytest
 from tests.contract.memory import MemoryCluster
 from tests.unit.interleaving import once
 
-from trainjob import JobRef, TrainJobSpec, lifecycle as flow
+from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.kubernetes.leases import Waiter
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._jobs import launching as flow
+from trainjob._jobs.cancellation import cancel_key, give_up
+from trainjob._jobs.reaper import Reaped, reap
 from trainjob._manifest.attempts import LAUNCHED, REPLACES, Cancel, given_up, may_run
 from trainjob._manifest.render import TRY, key_hash, render
 from trainjob._manifest.unattended import MARK
-from trainjob.cancellation import cancel_key, give_up
 from trainjob.errors import Rejected
-from trainjob.reaper import Reaped, reap
 from trainjob.status import CANCELLED, QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 

@@ -13,7 +13,7 @@ import pytest
 from trainjob import JobRef, Observation, Phase, TrainJobResult
 from trainjob._diagnosis import Evidence
 from trainjob._goodput.history import MetricHistory
-from trainjob.results import conclude, result_of
+from trainjob._jobs.results import conclude, result_of
 
 
 def pod(message: object, *, rank: int = 0, job: str = "node", created: int = 10) -> dict[str, Any]:

@@ -17,14 +17,14 @@ from tests.contract.memory import MemoryBackend, now
 from trainjob import JobHung, JobRef, TrainJobResult
 from trainjob._diagnosis import Category
 from trainjob._diagnosis.stragglers import Straggler, annotation
+from trainjob._jobs.cancellation import give_up
+from trainjob._jobs.launching import launch
+from trainjob._jobs.stalls import _Limit
+from trainjob._jobs.waiting import follow, until_hung, wait
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
-from trainjob.cancellation import give_up
 from trainjob.errors import Rejected
-from trainjob.lifecycle import launch
-from trainjob.stalls import _Limit
 from trainjob.status import QUEUE_LABEL, Phase, observe
-from trainjob.waiting import follow, until_hung, wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -33,7 +33,7 @@ TIMEOUT = 1.0  # the shortest of a spec; pauses of a loaded machine must stay be
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
-    monkeypatch.setattr("trainjob.stalls._limit", _Limit())  # not what other tests have used
+    monkeypatch.setattr("trainjob._jobs.stalls._limit", _Limit())  # not what other tests have used
     return MemoryBackend()
 
 
@@ -197,7 +197,7 @@ async def test_after_the_first_step_log_lines_are_no_progress(backend: MemoryBac
 async def test_markers_that_other_lines_have_displaced_do_not_make_a_hang(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainjob.stalls._TAIL_LINES", 5)
+    monkeypatch.setattr("trainjob._jobs.stalls._TAIL_LINES", 5)
     ref = await running(backend)
     marker(backend, 0, count=3, step=3)
     marker(backend, 1, count=3, step=3)
@@ -374,7 +374,7 @@ def works(backend: MemoryBackend, *own: float) -> Callable[[int], None]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.stalls._COMPARED_PER_SECOND", 1000.0)
+    monkeypatch.setattr("trainjob._jobs.stalls._COMPARED_PER_SECOND", 1000.0)
 
 
 SLOW = "node-1 is slower than the other ranks: 2 s of work per step, the median is 1 s."
@@ -435,7 +435,7 @@ async def test_of_many_stragglers_a_few_are_reported(backend: MemoryBackend) -> 
 
 def test_all_jobs_of_a_process_share_the_reads_that_compare_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     limit, now = _Limit(), 1000.0
-    monkeypatch.setattr("trainjob.stalls.time.monotonic", lambda: now)
+    monkeypatch.setattr("trainjob._jobs.stalls.time.monotonic", lambda: now)
     assert limit.allows(4)
     assert not limit.allows(1)
     now += 1.9

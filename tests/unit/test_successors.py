@@ -12,17 +12,18 @@ import pytest
 from tests.contract.memory import MemoryCluster
 from tests.unit.interleaving import once
 
-from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec, WaitOptions, waiting
+from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec, WaitOptions
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._jobs import waiting
+from trainjob._jobs.cancellation import cancel, cancel_key, give_up
+from trainjob._jobs.launching import launch
+from trainjob._jobs.reaper import reap
+from trainjob._jobs.successors import check_verdict
 from trainjob._manifest.attempts import LAUNCHED
 from trainjob._manifest.render import TRY, render
 from trainjob._manifest.unattended import MARK
-from trainjob.cancellation import cancel, cancel_key, give_up
 from trainjob.errors import NotFound, QueueTimeout, Rejected
-from trainjob.lifecycle import launch
-from trainjob.reaper import reap
 from trainjob.status import CANCELLED
-from trainjob.successors import check_verdict
 from trainjob.verdicts import RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

@@ -11,10 +11,11 @@ import pytest
 from tests.contract.memory import MemoryBackend
 from tests.registry.fake import FakeRegistry
 
-from trainjob import JobRef, TrainJobClient, trained
+from trainjob import JobRef, TrainJobClient
+from trainjob._jobs import models
+from trainjob._jobs.models import TrainedModel
 from trainjob.errors import ConfigurationError
 from trainjob.registry import connect
-from trainjob.trained import TrainedModel
 
 SHA = "ab" * 32
 
@@ -43,7 +44,7 @@ def _trained(client: TrainJobClient, backend: MemoryBackend, reported: Any, key:
 
 
 def _find(client: TrainJobClient, ref: JobRef, output: str = "model", source: str | None = None) -> TrainedModel:
-    return client.call(lambda: trained.find(client.backend, ref, output, source=source))
+    return client.call(lambda: models.find(client.backend, ref, output, source=source))
 
 
 def test_provenance_of_a_cluster_job_is_collected(client: TrainJobClient, backend: MemoryBackend) -> None:

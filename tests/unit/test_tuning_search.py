@@ -16,9 +16,9 @@ from tests.unit.simulated_trials import SPACE, STEPS, TEMPLATE, Launcher, Memory
 
 from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions, cancel_key
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._jobs.records import mark_delivered
 from trainjob._manifest.render import ATTEMPT, labels_of, render
 from trainjob.errors import BackendUnavailable, InvalidStudy, RankCrashed, Rejected, StoreUnavailable, StudyFailed
-from trainjob.job_records import mark_delivered
 from trainjob.status import observe
 from trainjob.tuning import StudyResult, Trial, cancel_trials, read_study, search, tune
 from trainjob.tuning.sampling import Sampling

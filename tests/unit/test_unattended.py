@@ -11,6 +11,8 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec, WaitOptions
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import follow, wait
 from trainjob._manifest.render import render, spec_hash
 from trainjob._manifest.unattended import (
     AFTER,
@@ -25,9 +27,7 @@ from trainjob._manifest.unattended import (
     unattended_for,
 )
 from trainjob.errors import Rejected, StartTimeout
-from trainjob.lifecycle import launch
 from trainjob.status import CANCELLED, observe
-from trainjob.waiting import follow, wait
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 

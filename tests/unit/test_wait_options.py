@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import trainjob
-from trainjob import TrainJobClient, WaitOptions, wait_options, waiting
+from trainjob import TrainJobClient, WaitOptions, wait_options
+from trainjob._jobs import waiting
 from trainjob.cli.program import program
 from trainjob.cli.target import Target
 from trainjob.wait_options import InvalidWaitOptions, option_names

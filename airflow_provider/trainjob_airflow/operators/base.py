@@ -142,7 +142,7 @@ class TrainJobTask(ReportingTask):
         from trainjob import JobRef, RankCrashed, TrainJobFailed
         from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
         from trainjob._goodput.history import MetricHistory
-        from trainjob.results import conclude
+        from trainjob._jobs.results import conclude
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
         with self._connected(context, ref.namespace, event.get("key") or key_of(context), ref) as running:

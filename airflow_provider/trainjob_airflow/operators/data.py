@@ -308,7 +308,7 @@ class ModelExportOperator(DataOperator):
 
     def metrics_of(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
         """The metrics that the model was exported with."""
-        from trainjob.report import numeric
+        from trainjob._jobs.report import numeric
 
         del result
         if _job(self.evaluation) and isinstance(self.evaluation, Mapping):

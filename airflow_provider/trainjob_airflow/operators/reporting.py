@@ -102,7 +102,7 @@ class ReportingTask(StrictTemplates):
             running: The job.
             spent: How its time was spent; None if that is unknown.
         """
-        from trainjob.telemetry import record_goodput
+        from trainjob._jobs.telemetry import record_goodput
 
         if running.ref is not None and spent is not None:
             record_goodput(running.ref, spent)
@@ -110,7 +110,7 @@ class ReportingTask(StrictTemplates):
 
     def _publish_end(self, context: Context, running: RunningJob, spent: Mapping[str, Any]) -> None:
         """Publish how the time of a job was spent whose try fails: in the log, as metrics and to OpenLineage."""
-        from trainjob.report import spent_text
+        from trainjob._jobs.report import spent_text
 
         ref = running.ref
         if ref is not None and spent:
@@ -191,7 +191,7 @@ class ReportingTask(StrictTemplates):
     def acknowledge(self) -> None:
         """Mark the job as delivered: another launch with its key then starts a new job."""
         from trainjob import TrainJobError
-        from trainjob.job_records import mark_delivered
+        from trainjob._jobs.records import mark_delivered
 
         ref = self._delivered
         if ref is None:

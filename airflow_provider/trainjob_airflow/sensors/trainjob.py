@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from trainjob import Diagnosis, JobRef, Observation, TrainJobClient
     from trainjob._backends.base import TrainJob
-    from trainjob.stalls import StallWatch
+    from trainjob._jobs.stalls import StallWatch
 
 
 class TrainJobSensor(StrictTemplates, BaseSensorOperator):
@@ -187,7 +187,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
             TrainJobFailed: Another process has given up the job.
         """
         from trainjob import JobRef
-        from trainjob.successors import JobReplaced
+        from trainjob._jobs.successors import JobReplaced
 
         if self._wait is not None and sought.name:  # perhaps another attempt than the one of that name
             ref = self._wait.ref
@@ -247,7 +247,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     def _check_progress(self, client: TrainJobClient, trainjob: TrainJob, observation: Observation) -> None:
         """Fail if no rank made progress for the job's ``stall_timeout``, by what pokes of this process have seen."""
         from trainjob import JobHung, JobRef
-        from trainjob.stalls import StallWatch
+        from trainjob._jobs.stalls import StallWatch
 
         ref = JobRef.of(trainjob)
         if observation.stall_timeout is None or self.mode != "poke":
@@ -268,7 +268,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     def _result(self, namespace: str, name: str) -> dict[str, Any] | None:
         """What the job has reported so far; None if it no longer exists."""
         from trainjob import JobRef
-        from trainjob.results import result_of
+        from trainjob._jobs.results import result_of
         from trainjob.status import observe
 
         async def read(client: TrainJobClient) -> dict[str, Any] | None:

@@ -92,7 +92,7 @@ class TrainJobStateTrigger(BaseTrigger):
 
     async def _wait(self, backend: Backend, namespace: str) -> dict[str, Any]:
         from trainjob import JobRef
-        from trainjob.successors import JobReplaced
+        from trainjob._jobs.successors import JobReplaced
 
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
         while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - no event reports it
@@ -114,7 +114,7 @@ class TrainJobStateTrigger(BaseTrigger):
         Raises:
             JobReplaced: Another attempt of the key counts.
         """
-        from trainjob.waiting import until_hung
+        from trainjob._jobs.waiting import until_hung
 
         ref, progress, latest = wait.ref, progress_logger(self.log), None
 

@@ -18,7 +18,7 @@ from trainjob_airflow.triggers.state import TrainJobStateTrigger
 
 if TYPE_CHECKING:
     from trainjob import Backend, Evidence, JobRef, Observation
-    from trainjob.progress_log import ProgressLogger
+    from trainjob._jobs.progress_log import ProgressLogger
 
 # An earlier version stored triggers of sensors under the path of this module.
 __all__ = ["TrainJobStateTrigger", "TrainJobTrigger"]
@@ -37,7 +37,7 @@ class TrainJobTrigger(TaskTrigger):
     with the identity of the attempt that counts at the end (``followed`` if that is another one), and status
 
     * ``complete`` or ``failed``: the job ended; ``final`` is its last observation and ``crash`` the evidence of its
-      first crash, from which `trainjob.results.conclude` makes a result or a diagnosis,
+      first crash, from which `trainjob._jobs.results.conclude` makes a result or a diagnosis,
     * ``crashed``: a rank crashed, `fail_on_first_crash` is set, and the job keeps running; ``diagnosis`` has the cause,
     * ``given_up``: another process has given up the job; ``diagnosis`` has the recorded cause,
     * ``timeout``: a timeout expired and the job keeps running,
@@ -163,7 +163,7 @@ class TrainJobTrigger(TaskTrigger):
 
     async def _wait(self, backend: Backend, training: Training | None) -> tuple[Observation, Evidence | None]:
         from trainjob import BackendUnavailable
-        from trainjob.waiting import attend
+        from trainjob._jobs.waiting import attend
 
         progress = progress_logger(self.log)
         read = (lambda job: self._read(backend, progress, job)) if self.get_logs else None
@@ -210,9 +210,9 @@ class TrainJobTrigger(TaskTrigger):
         Without a key and a try, which an earlier version did not store, only the job.
         """
         from trainjob import cancel
+        from trainjob._jobs.results import spent_so_far
+        from trainjob._jobs.telemetry import record_goodput
         from trainjob._manifest.attempts import try_of
-        from trainjob.results import spent_so_far
-        from trainjob.telemetry import record_goodput
 
         action: Literal["delete", "suspend"] = "suspend" if self.on_kill_action == "suspend" else "delete"
         ref, history = self._ref(), self._page.history if self._page is not None else None

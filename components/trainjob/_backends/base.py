@@ -1,4 +1,4 @@
-"""The protocol of backends. `trainjob.lifecycle` and `trainjob.waiting` use nothing else of a backend."""
+"""The protocol of backends. `trainjob._jobs.launching` and `trainjob._jobs.waiting` use nothing else of a backend."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class Backend(Protocol):
 
 
 class Cluster(Backend, Protocol):
-    """A backend on a cluster: also what `trainjob.reaper`, `trainjob.doctor` and steps that run in a pod need."""
+    """A backend on a cluster: also what `trainjob._jobs.reaper`, `trainjob.doctor` and steps that run in a pod need."""
 
     @property
     def credentials(self) -> Credentials:

@@ -195,7 +195,7 @@ def render(
         key: Name of the piece of work.
         attempt: Number of the attempt, from 1.
         namespace: Kubernetes namespace.
-        origin: Labels in addition to those of the spec, see `trainjob.lifecycle.launch`.
+        origin: Labels in addition to those of the spec, see `trainjob._jobs.launching.launch`.
         changes: What this attempt changes of the spec, by `on_retry`. The hash of the spec remains that of `spec`.
         earlier: Earlier attempts of the key. After a complete one, the checkpoints are in a new directory.
 

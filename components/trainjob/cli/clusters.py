@@ -15,13 +15,13 @@ from typing import Any
 import click
 
 from trainjob import install as package
+from trainjob._jobs.leftovers import KEEP_FOR, Leftover, remove_leftovers
 from trainjob.cli import texts
 from trainjob.cli.commands import Commands
 from trainjob.cli.output import echo
 from trainjob.cli.target import Target
 from trainjob.doctor import Finding, Level, examine
 from trainjob.errors import ConfigurationError
-from trainjob.leftovers import KEEP_FOR, Leftover, remove_leftovers
 from trainjob.settings import Settings
 from trainjob.version import __version__
 
@@ -90,7 +90,7 @@ async def reap(commands: Commands, keep_for: timedelta | None) -> int:
     cluster = commands.backend.cluster
     if cluster is None:
         raise click.UsageError("on this machine each job ends by itself when nobody waits for it")
-    from trainjob import reaper  # noqa: PLC0415 - needs httpx, which the local backend does without
+    from trainjob._jobs import reaper  # noqa: PLC0415 - needs httpx, which the local backend does without
 
     def show(reaped: reaper.Reaped | Leftover) -> None:
         echo(json.dumps(reaped.as_dict()) if commands.as_json else str(reaped))

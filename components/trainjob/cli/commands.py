@@ -21,27 +21,27 @@ import anyio
 import click
 from pydantic.alias_generators import to_camel
 
-from trainjob import cancellation, lifecycle as flow, report, telemetry, waiting
 from trainjob._backends import connect
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._backends.local.store import leftovers
+from trainjob._jobs import cancellation, launching as flow, report, telemetry, waiting
+from trainjob._jobs.cancellation import CrashAction
+from trainjob._jobs.leftovers import Leftover, remove_leftovers
+from trainjob._jobs.records import mark_delivered
+from trainjob._jobs.report import short
+from trainjob._jobs.results import TrainJobResult
 from trainjob._manifest import unattended
 from trainjob._manifest.render import MANAGED_BY, JobRef, labels_of, render
 from trainjob._spec import TrainJobSpec
 from trainjob._spec.reading import load_spec
 from trainjob._support.kube_objects import rank_of
 from trainjob._support.log_lines import STATE_SECONDS, TERMINAL_SECONDS, Throttle
-from trainjob.cancellation import CrashAction
 from trainjob.cli import stops, texts
 from trainjob.cli.output import echo, redrawn
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
 from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed
-from trainjob.job_records import mark_delivered
-from trainjob.leftovers import Leftover, remove_leftovers
 from trainjob.live import take_document
 from trainjob.page import page_html
-from trainjob.report import short
-from trainjob.results import TrainJobResult
 from trainjob.settings import Settings
 from trainjob.status import observe
 from trainjob.wait_options import WaitOptions

@@ -18,6 +18,8 @@ from rich.text import Text
 
 from trainjob._diagnosis import Diagnosis, serialization
 from trainjob._goodput.history import MetricHistory, Points
+from trainjob._jobs.report import rounded, short
+from trainjob._jobs.results import TrainJobResult
 from trainjob._manifest.render import JobRef
 from trainjob._support.control_characters import colored, one_line, plain
 from trainjob._support.log_lines import LogLine
@@ -25,8 +27,6 @@ from trainjob.cli.output import echo
 from trainjob.cli.sparklines import BLOCKS, levels_of, sparkline
 from trainjob.cli.texts import PHASE_COLORS, color_of, joined, left_text, result_text
 from trainjob.cli.views import View
-from trainjob.report import rounded, short
-from trainjob.results import TrainJobResult
 from trainjob.status import Observation, Phase
 
 LOG_LINES = 10

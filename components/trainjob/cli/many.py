@@ -8,15 +8,15 @@ import time
 from collections.abc import Iterable
 from contextlib import aclosing
 
+from trainjob._jobs.successors import JobReplaced
+from trainjob._jobs.waiting import follow, until_hung
 from trainjob._manifest.render import JobRef
 from trainjob.cli.commands import Commands, Interrupts
 from trainjob.cli.texts import as_json
 from trainjob.cli.views import JsonView, PlainView
 from trainjob.errors import JobHung, TimedOut, TrainJobFailed
 from trainjob.status import Observation, Phase
-from trainjob.successors import JobReplaced
 from trainjob.wait_options import WaitOptions
-from trainjob.waiting import follow, until_hung
 
 FAILED, TIMEOUT, NOT_FOUND = 1, 4, 5
 _SLICE = 100  # waits started in one turn of the event loop, which has to serve a connection meanwhile

@@ -58,7 +58,7 @@ from trainjob.verdicts import RetryVerdict
 from trainjob.version import __version__
 
 if TYPE_CHECKING:
-    from trainjob.cancellation import CrashAction
+    from trainjob._jobs.cancellation import CrashAction
     from trainjob.install import Part
     from trainjob.wait_options import WaitOptions
 

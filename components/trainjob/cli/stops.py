@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from trainjob import cancellation, report
 from trainjob._backends.base import Backend, TrainJob
+from trainjob._jobs import cancellation, report
 from trainjob._manifest.attempts import LAUNCHED, decide, may_run, version_of, work_of
 from trainjob._manifest.render import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob._support.kube_objects import mapping

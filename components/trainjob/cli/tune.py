@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Self
 
+from trainjob._jobs.report import rounded, short
 from trainjob._manifest import unattended
 from trainjob._manifest.render import key_hash
 from trainjob._spec import TrainJobSpec
@@ -20,7 +21,6 @@ from trainjob.cli.commands import Interrupts, name_of, slug_of
 from trainjob.cli.output import echo, redrawn
 from trainjob.cli.views import drop_stdout
 from trainjob.errors import InvalidSpec, InvalidStudy, Problem
-from trainjob.report import rounded, short
 from trainjob.tuning import Study, StudyResult, Trial, cancel_trials, tune
 from trainjob.tuning.journal import journal_location, open_journal
 from trainjob.tuning.template import unused

@@ -12,12 +12,12 @@ from typing import Any, Self
 import click
 
 from trainjob._diagnosis import Diagnosis, serialization
+from trainjob._jobs.progress_log import ProgressLogger
+from trainjob._jobs.results import TrainJobResult
 from trainjob._manifest.render import JobRef
 from trainjob._support.log_lines import STATE_SECONDS, LogLine
 from trainjob.cli.output import echo
 from trainjob.cli.texts import as_json, color_of, joined, phase_styled, progress_text, result_text
-from trainjob.progress_log import ProgressLogger
-from trainjob.results import TrainJobResult
 from trainjob.status import Observation, Phase
 
 

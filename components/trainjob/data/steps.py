@@ -213,7 +213,7 @@ def export(
         allow_pickle: Accept all formats, including pickles and others that can run code when they are loaded.
         sign: Path of a private key to sign the model with (``model.sig`` of OpenSSF Model Signing, beside it).
             Default: ``TRAINJOB_SIGN_KEY``.
-        history: Metrics over time for that run, in the form of `trainjob.results.TrainJobResult`.
+        history: Metrics over time for that run, in the form of `trainjob._jobs.results.TrainJobResult`.
         evaluation: Directory or file of the report of `trainjob.data.evaluate.evaluate` about this model. Its metrics
             replace ``metrics``, and its gate decides alone about the alias: ``metric`` and ``min_improvement`` must be
             left out. The alias also stays if another version has become the champion since the evaluation.

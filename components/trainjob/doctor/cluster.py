@@ -16,6 +16,7 @@ from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound, Transient, Unauthorized
 from trainjob._backends.kubernetes.trainer_releases import release_of, spec_schema
+from trainjob._jobs.reaper import REAPER
 from trainjob._spec import API_VERSION, KIND, RuntimeRef
 from trainjob._support import retrying
 from trainjob._support.kube_objects import mapping, mappings, parse_time
@@ -24,7 +25,6 @@ from trainjob.doctor import admission, permissions, pipelines, queues, secrets, 
 from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.install import STEP_IMAGE
-from trainjob.reaper import REAPER
 from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 

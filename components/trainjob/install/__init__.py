@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
-from trainjob.leftovers import KEEP_FOR
+from trainjob._jobs.leftovers import KEEP_FOR
 from trainjob.version import __version__
 
 Part = Literal["runtimes", "rbac", "reaper", "kfp", "policy"]

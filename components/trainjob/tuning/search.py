@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeGuard, TypeVar
 
-from trainjob import cancellation, lifecycle, telemetry
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._goodput import Goodput
 from trainjob._goodput.history import thinned
+from trainjob._jobs import cancellation, launching, telemetry
+from trainjob._jobs.results import TrainJobResult
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import JobRef, check_key, differences, key_hash
 from trainjob._manifest.workflow_labels import STUDY
 from trainjob._spec import TrainJobSpec
@@ -30,7 +32,6 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.results import TrainJobResult
 from trainjob.status import Observation, Phase, observe
 from trainjob.tuning import template as templates
 from trainjob.tuning.journal import Journal
@@ -38,7 +39,6 @@ from trainjob.tuning.sampling import Sampling
 from trainjob.tuning.study import Study
 from trainjob.tuning.trials import StudyResult, Trial, damaged, name_of, parameters_of, trial_of
 from trainjob.wait_options import WaitOptions
-from trainjob.waiting import wait
 
 _log = logging.getLogger(__name__)
 
@@ -408,7 +408,7 @@ class _Search:
             tries += 1
             try:
                 # A launcher that starts again finds the failure of an attempt that its predecessor did not record.
-                ref = ref or await lifecycle.launch(
+                ref = ref or await launching.launch(
                     self.backend,
                     spec,
                     f"{self.key}/{number}",

@@ -11,7 +11,7 @@ from tests.testcluster.nodes import simulate
 
 from trainjob import Phase, TrainJobSpec, cancel_key
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob.lifecycle import launch
+from trainjob._jobs.launching import launch
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

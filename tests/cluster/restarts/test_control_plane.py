@@ -21,9 +21,9 @@ from tests.testcluster.nodes import simulate
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob.lifecycle import launch
+from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob.status import observe
-from trainjob.waiting import wait
 
 pytestmark = pytest.mark.timeout(400)
 

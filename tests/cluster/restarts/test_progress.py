@@ -26,7 +26,7 @@ from tests.testcluster.real_node import why_unsupported
 from trainjob import JobRef, Observation, Phase, TrainJobClient, progress
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob.waiting import wait
+from trainjob._jobs.waiting import wait
 
 pytestmark = pytest.mark.timeout(400)
 

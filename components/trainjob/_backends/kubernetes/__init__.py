@@ -4,5 +4,5 @@ Modules, from below: `credentials` (how a client authenticates), `errors` (HTTP 
 (requests and connections), `compat` (fields that the cluster's Trainer supports), `reflector` (LIST and WATCH, and how
 they recover), `pods` (logs, terminations), `related` (blockers of jobs), `job_informer` and `pod_informer` (one
 reflector shared by many waiters), `prepared` (requests that are sent while a process is terminated), `backend` (the
-`Backend` that `trainjob.lifecycle` and `trainjob.waiting` use).
+`Backend` that `trainjob._jobs.launching` and `trainjob._jobs.waiting` use).
 """

@@ -11,17 +11,18 @@ from typing import Any
 
 import anyio
 
-from trainjob import progress, telemetry
+from trainjob import progress
 from trainjob._backends.base import Backend
 from trainjob._diagnosis import ON_RETRY, Evidence, diagnose
 from trainjob._diagnosis.stragglers import stragglers_of
 from trainjob._goodput import Attempt, Goodput, measure
 from trainjob._goodput.history import CHECKPOINT, MetricHistory, thinned
+from trainjob._jobs import telemetry
+from trainjob._jobs.records import record_failure
 from trainjob._manifest.render import ATTEMPT, JobRef
 from trainjob._support import volumes
 from trainjob._support.kube_objects import mapping, mappings, rank_of
 from trainjob.errors import TrainJobFailed
-from trainjob.job_records import record_failure
 from trainjob.status import Observation, Phase, observe
 
 _log = logging.getLogger(__name__)

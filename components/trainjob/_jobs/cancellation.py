@@ -20,6 +20,7 @@ import anyio
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Diagnosis
 from trainjob._diagnosis.serialization import pack_diagnosis
+from trainjob._jobs.records import keep_reason
 from trainjob._manifest.attempts import (
     Cancel,
     CancelAction,
@@ -36,7 +37,6 @@ from trainjob._manifest.attempts import (
 from trainjob._manifest.render import FAILURE, KEY, JobRef, key_hash, labels_of
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import NotFound, Rejected, TrainJobError
-from trainjob.job_records import keep_reason
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, Phase, observe
 
 CANCEL_SECONDS = 60.0

@@ -20,6 +20,10 @@ from trainjob import progress
 from trainjob._backends.base import Backend, Snapshot, TrainJob
 from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose, with_change
 from trainjob._goodput.history import MetricHistory
+from trainjob._jobs.records import record_failure
+from trainjob._jobs.results import TrainJobResult, conclude, spent_so_far
+from trainjob._jobs.stalls import StallWatch
+from trainjob._jobs.successors import JobReplaced, check_given_up, check_verdict, last_observation, resume_if_stale
 from trainjob._manifest import retry_changes, unattended
 from trainjob._manifest.attempts import NOT_STARTED
 from trainjob._manifest.render import JobRef
@@ -36,11 +40,7 @@ from trainjob.errors import (
     TimedOut,
     TrainJobError,
 )
-from trainjob.job_records import record_failure
-from trainjob.results import TrainJobResult, conclude, spent_so_far
-from trainjob.stalls import StallWatch
 from trainjob.status import Observation, Phase, observe
-from trainjob.successors import JobReplaced, check_given_up, check_verdict, last_observation, resume_if_stale
 from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from typing import Any
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Category, Diagnosis, Evidence, blockers, diagnose as diagnosis_of
 from trainjob._diagnosis.stragglers import Straggler, stragglers_of
+from trainjob._jobs.results import history_as_json, result_of
 from trainjob._manifest.attempts import given_up
 from trainjob._manifest.render import KEY, JobRef
 from trainjob._support.control_characters import one_line, plain
@@ -30,7 +31,6 @@ from trainjob._support.kube_objects import (
 )
 from trainjob._support.masking import MASK, masked_lines, names_a_secret, public
 from trainjob.errors import NotFound
-from trainjob.results import history_as_json, result_of
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
 
 _LONGEST = 2000  # characters of a line of a log or of a message
@@ -108,10 +108,10 @@ class Report:
         spec: Its spec in short.
         metrics: Metrics that the training reported.
         outputs: Name -> URI, other text, a number or a bool.
-        history: Metric -> its values over time, see `trainjob.results.TrainJobResult`; empty until rank 0 has finished.
+        history: Metric -> its values over time, see `trainjob._jobs.results.TrainJobResult`; empty until rank 0 has finished.
         ranks: Its pods.
         events: Its Events, the latest last.
-        given_up: Whether the job was suspended at its first crash, see `trainjob.lifecycle.give_up`.
+        given_up: Whether the job was suspended at its first crash, see `trainjob._jobs.launching.give_up`.
         job_restarts: Restarts of all ranks together, by JobSet.
         evidence: What was read of the job.
         checkpoints: Steps and Unix times of the checkpoints that the training reported; empty as `history`.

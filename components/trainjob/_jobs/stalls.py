@@ -22,12 +22,12 @@ from typing import Any
 import anyio
 from anyio.lowlevel import RunVar
 
-from trainjob import telemetry
 from trainjob._backends.base import Backend
 from trainjob._diagnosis import Diagnosis, hangs, with_change, with_node
 from trainjob._diagnosis.hangs import Process, RankState
 from trainjob._diagnosis.log_tails import of_training
 from trainjob._diagnosis.stragglers import Stragglers, annotation, stragglers_of
+from trainjob._jobs import telemetry
 from trainjob._manifest.render import JobRef
 from trainjob._support.kube_objects import INITIALIZERS, mapping, rank_of
 from trainjob.errors import JobHung, TrainJobError

@@ -22,6 +22,7 @@ import anyio
 
 from trainjob._backends.base import Cluster, TrainJob
 from trainjob._backends.kubernetes.leases import Waiter
+from trainjob._jobs.cancellation import cancelling, end_attempt
 from trainjob._manifest.attempts import (
     CANCEL_KEPT,
     CancelAction,
@@ -36,7 +37,6 @@ from trainjob._manifest.attempts import (
 )
 from trainjob._manifest.render import KEY, MANAGED_BY, JobRef
 from trainjob._manifest.unattended import LABEL, MARK, policy_of, runs, unattended_for
-from trainjob.cancellation import cancelling, end_attempt
 from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.status import Phase, observe
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Evidence, diagnose
+from trainjob._jobs.report import numeric
+from trainjob._jobs.results import TrainJobResult, result_of
 from trainjob._manifest.render import KEY, JobRef, spec_hash
 from trainjob._support import volumes
 from trainjob._support.kube_objects import mapping, mappings, rank_of, training_container
 from trainjob.errors import ConfigurationError, NotFound, TrainJobFailed
-from trainjob.report import numeric
-from trainjob.results import TrainJobResult, result_of
 from trainjob.status import Observation, Phase, observe
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class TrainedModel:
         export_id: Unique to this output of this job; the same for all its exports.
         metrics: The job's final metrics that are finite numbers.
         provenance: Provenance that the job records, for `trainjob.data.export`.
-        history: The job's metrics over time, see `trainjob.results.TrainJobResult`.
+        history: The job's metrics over time, see `trainjob._jobs.results.TrainJobResult`.
         target: Directory of all models of this machine; empty for a job on a cluster.
     """
 

@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from trainjob._diagnosis.serialization import warning
+from trainjob._jobs.report import rounded
 from trainjob._support.control_characters import plain
-from trainjob.report import rounded
 
 if TYPE_CHECKING:
     from trainjob._diagnosis import Diagnosis

@@ -13,10 +13,10 @@ import anyio
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Diagnosis, diagnose
 from trainjob._diagnosis.serialization import pack_diagnosis
+from trainjob._jobs.cancellation import end_attempt
 from trainjob._manifest.attempts import NOT_STARTED, is_deleting, recorded_failure, version_of
 from trainjob._manifest.render import JobRef, job_name
 from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of
-from trainjob.cancellation import end_attempt
 from trainjob.errors import NotFound, RanksRemain, Rejected
 from trainjob.status import GIVEN_UP, Phase, observe
 

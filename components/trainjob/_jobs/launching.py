@@ -18,6 +18,9 @@ import anyio
 
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import Category, Diagnosis
+from trainjob._jobs.cancellation import end_attempt, request_cancel
+from trainjob._jobs.fencing import EarlierRanks, failure_of, lacks_capacity, suspend_failed
+from trainjob._jobs.records import keep_reason
 from trainjob._manifest import checkpoint_directories, unattended
 from trainjob._manifest.attempts import (
     ADOPTED,
@@ -56,7 +59,6 @@ from trainjob._manifest.render import (
 from trainjob._manifest.retry_changes import Changes, changed, recorded
 from trainjob._spec import TrainJobSpec
 from trainjob._support.side_by_side import side_by_side
-from trainjob.cancellation import end_attempt, request_cancel
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
@@ -66,8 +68,6 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.fencing import EarlierRanks, failure_of, lacks_capacity, suspend_failed
-from trainjob.job_records import keep_reason
 from trainjob.status import Phase, observe
 from trainjob.verdicts import RetryVerdict
 
