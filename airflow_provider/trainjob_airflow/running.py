@@ -319,7 +319,7 @@ class RunningJob:
         import anyio
 
         from trainjob import TrainJobError
-        from trainjob.live import read_attempts
+        from trainjob._pages.live import read_attempts
 
         async def read(ref: JobRef) -> Sequence[Evidence] | None:
             with anyio.move_on_after(_EVIDENCE_SECONDS):

@@ -65,7 +65,7 @@ class StudyPage:
         return StudyState(self.key, self.namespace, fields, trials)
 
     def _made(self, state: StudyState, importances: Mapping[str, float]) -> dict[str, Any]:
-        from trainjob.tuning.pages import document_of_study
+        from trainjob._pages.study import document_of_study
 
         document = bounded(document_of_study(state, importances=False))
         document["importances"] = dict(importances)

@@ -72,6 +72,23 @@ from trainjob._manifest.workflow_labels import (
     airflow_label as airflow_label,
     kfp_label as kfp_label,
 )
+from trainjob._pages.document import (
+    merge_documents as merge_documents,
+    observed_document as observed_document,
+    training_document as training_document,
+    with_comparison as with_comparison,
+    with_evaluation as with_evaluation,
+    with_lineage as with_lineage,
+    with_segments as with_segments,
+    workflow_document as workflow_document,
+)
+from trainjob._pages.live import (
+    LiveReader as LiveReader,
+    read_attempts as read_attempts,
+    take_document as take_document,
+)
+from trainjob._pages.page import page_html as page_html
+from trainjob._pages.study import document_of_study as document_of_study, find_study as find_study
 from trainjob._spec import for_every_node as for_every_node
 from trainjob._spec.checks import RESERVED_PREFIX as RESERVED_PREFIX, metadata_problems as metadata_problems
 from trainjob._spec.function import Function as Function
@@ -93,18 +110,6 @@ from trainjob.data.selection import as_patterns as as_patterns
 from trainjob.data.stores.opening import open_writable as open_writable
 from trainjob.doctor import Finding as Finding, Level as Level
 from trainjob.doctor.cluster import examine_jobs as examine_jobs
-from trainjob.document import (
-    merge_documents as merge_documents,
-    observed_document as observed_document,
-    training_document as training_document,
-    with_comparison as with_comparison,
-    with_evaluation as with_evaluation,
-    with_lineage as with_lineage,
-    with_segments as with_segments,
-    workflow_document as workflow_document,
-)
-from trainjob.live import LiveReader as LiveReader, read_attempts as read_attempts, take_document as take_document
-from trainjob.page import page_html as page_html
 from trainjob.status import observe as observe
 from trainjob.tuning import (
     Study as Study,
@@ -115,7 +120,6 @@ from trainjob.tuning import (
     tune as tune,
 )
 from trainjob.tuning.journal import journal_location as journal_location, open_journal as open_journal
-from trainjob.tuning.pages import document_of_study as document_of_study, find_study as find_study
 from trainjob.tuning.template import check_template as check_template, spec_of as spec_of
 
 def preload() -> None: ...

@@ -42,8 +42,8 @@ from trainjob._jobs.progress_log import (
 from trainjob._jobs.report import spent_text
 from trainjob._jobs.telemetry import record_goodput
 from trainjob._manifest.unattended import SUSPEND
-from trainjob.live import take_document
-from trainjob.page import page_html
+from trainjob._pages.live import take_document
+from trainjob._pages.page import page_html
 from trainjob_kfp.execution import Execution, origin_of
 from trainjob_kfp.steplog import write_line
 from trainjob_kfp.stopping import StopWithStep, command_of

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from trainjob import InvalidSpec, Problem, TrainJobError, TrainJobResult, TrainJobSpec
 from trainjob._jobs.report import numeric
 from trainjob._manifest.attempts import CancelAction
+from trainjob._pages.document import with_evaluation
 from trainjob._spec.parts import field_name
 from trainjob._spec.reading import check_limits
 from trainjob.data.checks import check_options
@@ -26,7 +27,6 @@ from trainjob.data.program import (
     Step,
     step_command,
 )
-from trainjob.document import with_evaluation
 from trainjob.tuning import Study
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location

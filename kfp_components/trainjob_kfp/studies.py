@@ -10,7 +10,11 @@ from trainjob import InvalidSpec, Problem, Settings, TrainJobClient, TrainJobErr
 from trainjob._jobs.report import rounded
 from trainjob._manifest.render import key_hash
 from trainjob._manifest.unattended import SUSPEND
-from trainjob.page import page_html
+from trainjob._pages.page import page_html
+from trainjob._pages.study import (
+    document_of_study,
+    find_study,
+)
 from trainjob.tuning import (
     Study,
     StudyResult,
@@ -20,10 +24,6 @@ from trainjob.tuning import (
 from trainjob.tuning.journal import (
     journal_location,
     open_journal,
-)
-from trainjob.tuning.pages import (
-    document_of_study,
-    find_study,
 )
 from trainjob_kfp.execution import Execution, artifact_location, origin_of
 from trainjob_kfp.jobs import connect_shared, wait_options_of, workflow_of_this_pod

@@ -19,7 +19,7 @@ from tests.airflow.versions import since
 
 from trainjob import JobRef, Observation, Phase
 from trainjob._backends.local.backend import LocalBackend
-from trainjob.document import observed_document
+from trainjob._pages.document import observed_document
 from trainjob_airflow import training as module
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.training import KEY, Task, Training, Writer, bounded

@@ -55,7 +55,7 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.launching import launch
 from trainjob._manifest.render import render
-from trainjob.live import LiveReader
+from trainjob._pages.live import LiveReader
 
 VIEWERS = 20
 POLL = 1.0  # seconds between two requests of a page

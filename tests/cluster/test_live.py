@@ -23,8 +23,8 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.launching import launch
+from trainjob._pages.live import LiveReader
 from trainjob.install import objects
-from trainjob.live import LiveReader
 
 (ROLE,) = [each for each in objects("rbac") if each["kind"] == "Role"]
 

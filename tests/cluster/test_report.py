@@ -23,10 +23,10 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category
 from trainjob._jobs.report import Report, diagnose
+from trainjob._pages.document import training_document
+from trainjob._pages.page import page_html
 from trainjob.cli import texts
-from trainjob.document import training_document
 from trainjob.errors import NotFound
-from trainjob.page import page_html
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

@@ -21,9 +21,9 @@ from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import KEY, MANAGED_BY, labels_of, spec_hash
+from trainjob._pages.live import take_document
 from trainjob._support.kube_objects import rank_of
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
-from trainjob.live import take_document
 from trainjob.status import observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.page import documents
 
-from trainjob.page import page_html
+from trainjob._pages.page import page_html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

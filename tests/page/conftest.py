@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from tests.serving import EndsConnections, serving
 
-from trainjob.page import page_html
+from trainjob._pages.page import page_html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

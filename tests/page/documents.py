@@ -1,4 +1,4 @@
-"""Documents of trainings, a list, a workflow and studies, as `trainjob.document` makes them, one for each state."""
+"""Documents of trainings, a list, a workflow and studies, as `trainjob._pages.document` makes them, one for each state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from trainjob.document import study_document, with_evaluation
+from trainjob._pages.document import study_document, with_evaluation
 
 Document = dict[str, Any]
 TAKEN = datetime(2026, 11, 26, 2, 0, tzinfo=UTC)

@@ -11,7 +11,7 @@ from tests.page import documents
 from tests.page.conftest import SCREENSHOTS, Server, Show
 from tests.processes import wait_until
 
-from trainjob.page import page_html
+from trainjob._pages.page import page_html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

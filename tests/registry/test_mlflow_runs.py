@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from trainjob._manifest.render import JobRef
-from trainjob.document import observed_document
+from trainjob._pages.document import observed_document
+from trainjob._pages.registered import Champion, with_registry
 from trainjob.errors import ConfigurationError, RegistryUnavailable
-from trainjob.registered import Champion, with_registry
 from trainjob.registry import ModelVersion, connect
 from trainjob.registry.mlflow import MlflowRegistry
 from trainjob.registry.runs import run_of
@@ -294,7 +294,7 @@ def test_the_champion_is_read_once_per_minute(file: str, uid: str, monkeypatch: 
     champion = Champion(version.name, file)
     document = observed_document(JobRef("ml", "digits-2", f"other-{uid}"), Observation(Phase.RUNNING))
     assert [each["name"] for each in champion.add(document)["compare"]] == [f"{version.name} 1"]
-    monkeypatch.setattr("trainjob.registered.with_registry", None)
+    monkeypatch.setattr("trainjob._pages.registered.with_registry", None)
     assert champion.add(document | {"phase": "Complete"})["phase"] == "Complete"
     assert [each["label"] for each in champion.add(document)["compare"]] == ["champion"]
 
@@ -307,7 +307,7 @@ def test_an_unreachable_registry_is_a_note_on_the_page(file: str, uid: str, monk
     def away(*_: object) -> None:
         raise RegistryUnavailable("the registry is away")
 
-    monkeypatch.setattr("trainjob.registered.with_registry", away)
+    monkeypatch.setattr("trainjob._pages.registered.with_registry", away)
     (note,) = champion.add({**document, "uid": "another"})["notes"]
     assert note == "The registry cannot be read: the registry is away"
     with pytest.raises(ConfigurationError, match="is not a valid alias"):

@@ -22,9 +22,7 @@ from trainjob._diagnosis import Evidence
 from trainjob._goodput.history import CHECKPOINT, MetricHistory
 from trainjob._jobs.report import examine
 from trainjob._manifest.render import JobRef, render
-from trainjob._spec import TrainJobSpec
-from trainjob._support.masking import MASK
-from trainjob.document import (
+from trainjob._pages.document import (
     MAX_POINTS,
     list_document,
     merge_documents,
@@ -37,6 +35,8 @@ from trainjob.document import (
     with_segments,
     workflow_document,
 )
+from trainjob._spec import TrainJobSpec
+from trainjob._support.masking import MASK
 from trainjob.evaluation.comparison import compare
 from trainjob.evaluation.gate import Gate
 from trainjob.evaluation.scores import Scores

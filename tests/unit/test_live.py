@@ -11,13 +11,13 @@ import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
 
-from trainjob import live
 from trainjob._jobs.launching import launch
 from trainjob._manifest.render import JobRef
+from trainjob._pages import live
+from trainjob._pages.document import training_document
+from trainjob._pages.live import LiveReader, take_document
 from trainjob._spec import TrainJobSpec
-from trainjob.document import training_document
 from trainjob.errors import BackendUnavailable, NotFound
-from trainjob.live import LiveReader, take_document
 from trainjob.status import QUEUE_LABEL
 
 pytestmark = pytest.mark.anyio
@@ -86,7 +86,7 @@ async def test_viewers_share_a_document(backend: Counting, monkeypatch: pytest.M
         made.append("document")
         return make(*arguments, **options)
 
-    monkeypatch.setattr("trainjob.live.training_document", counted)
+    monkeypatch.setattr("trainjob._pages.live.training_document", counted)
     reader = LiveReader(backend)
     for tail in (0, 10):
         made.clear()

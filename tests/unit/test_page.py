@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.page import documents
 
-from trainjob.page import page_html
+from trainjob._pages.page import page_html
 from trainjob.version import __version__
 
 TEXTS = st.text() | st.sampled_from(documents.HOSTILE) | st.sampled_from(["\ud800", "\x00\x1b[2J", "\u202e"])

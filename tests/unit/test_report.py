@@ -17,10 +17,10 @@ from trainjob._diagnosis import Category, Evidence
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._jobs.report import Report, examine
 from trainjob._manifest.render import JobRef
+from trainjob._pages.document import training_document
+from trainjob._pages.page import page_html
 from trainjob._support.masking import MASK
 from trainjob.cli import texts
-from trainjob.document import training_document
-from trainjob.page import page_html
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase
 
 NOW = datetime(2026, 11, 21, 10, 10, tzinfo=UTC)

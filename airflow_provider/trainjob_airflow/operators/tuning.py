@@ -270,7 +270,7 @@ class TrainJobTuningOperator(TrainJobOperator):
         """The study as its journal has it; None if it has none, or cannot be read now."""
         from trainjob import TrainJobError
         from trainjob._manifest.render import key_hash
-        from trainjob.tuning.pages import find_study
+        from trainjob._pages.study import find_study
 
         try:
             return find_study(key_hash(key), self.workspace)

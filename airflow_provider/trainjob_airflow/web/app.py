@@ -21,8 +21,8 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from trainjob.document import merge_documents, with_comparison, with_lineage, workflow_document
-from trainjob.page import page_html
+from trainjob._pages.document import merge_documents, with_comparison, with_lineage, workflow_document
+from trainjob._pages.page import page_html
 from trainjob_airflow.addresses import root
 from trainjob_airflow.web import stored
 from trainjob_airflow.web.live import LiveJobs, LiveStudies, Unavailable

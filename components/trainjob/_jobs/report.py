@@ -1,6 +1,6 @@
 """The state of a job at one moment, as one value: `trainjob status` and `diagnose` print it as text or JSON.
 
-`trainjob.document` makes the document of a page of it. It has only the names of environment variables, and all secrets
+`trainjob._pages.document` makes the document of a page of it. It has only the names of environment variables, and all secrets
 are masked.
 """
 

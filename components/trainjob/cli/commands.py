@@ -32,6 +32,8 @@ from trainjob._jobs.report import short
 from trainjob._jobs.results import TrainJobResult
 from trainjob._manifest import unattended
 from trainjob._manifest.render import MANAGED_BY, JobRef, labels_of, render
+from trainjob._pages.live import take_document
+from trainjob._pages.page import page_html
 from trainjob._spec import TrainJobSpec
 from trainjob._spec.reading import load_spec
 from trainjob._support.kube_objects import rank_of
@@ -40,8 +42,6 @@ from trainjob.cli import stops, texts
 from trainjob.cli.output import echo, redrawn
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
 from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed
-from trainjob.live import take_document
-from trainjob.page import page_html
 from trainjob.settings import Settings
 from trainjob.status import observe
 from trainjob.wait_options import WaitOptions

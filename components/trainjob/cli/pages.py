@@ -22,6 +22,11 @@ import click
 from trainjob import names
 from trainjob._manifest.render import KEY, MANAGED_BY, key_hash, labels_of
 from trainjob._manifest.workflow_labels import latest_attempts, run_labels, selectors, title_of
+from trainjob._pages.live import take_document
+from trainjob._pages.page import page_html
+from trainjob._pages.registered import Champion
+from trainjob._pages.server import LINES, Server, compared
+from trainjob._pages.study import document_of_study, find_study
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping
 from trainjob.cli import texts
@@ -29,11 +34,6 @@ from trainjob.cli.options import output_file
 from trainjob.cli.output import echo
 from trainjob.client import TrainJobClient
 from trainjob.errors import ConfigurationError, NotFound, TrainJobError
-from trainjob.live import take_document
-from trainjob.page import page_html
-from trainjob.registered import Champion
-from trainjob.tuning.pages import document_of_study, find_study
-from trainjob.ui import LINES, Server, compared
 
 if TYPE_CHECKING:
     from trainjob._backends.base import TrainJob

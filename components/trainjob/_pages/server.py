@@ -32,15 +32,15 @@ from trainjob import names
 from trainjob._backends.base import TrainJob
 from trainjob._goodput.history import MetricHistory
 from trainjob._manifest.workflow_labels import STUDY, Study, latest_attempts, studies
+from trainjob._pages.document import list_document, workflow_document
+from trainjob._pages.live import SECONDS, LiveReader
+from trainjob._pages.page import page_html, page_json
+from trainjob._pages.registered import Champion
+from trainjob._pages.study import document_of_study, find_study
 from trainjob._support.control_characters import one_line
 from trainjob.client import TrainJobClient
-from trainjob.document import list_document, workflow_document
 from trainjob.errors import ConfigurationError, NotFound, TrainJobError
-from trainjob.live import SECONDS, LiveReader
-from trainjob.page import page_html, page_json
-from trainjob.registered import Champion
 from trainjob.status import Phase, observe
-from trainjob.tuning.pages import document_of_study, find_study
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 1.0

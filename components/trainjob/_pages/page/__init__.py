@@ -1,6 +1,6 @@
 """The page that shows a training, a list of trainings, a workflow or a study: one HTML file without external resources.
 
-Its input is the JSON document of `trainjob.document`. All texts of the document are hostile: names, logs and URIs can
+Its input is the JSON document of `trainjob._pages.document`. All texts of the document are hostile: names, logs and URIs can
 contain markup. Therefore the document is embedded as JSON without any character that could end the element, and the
 page's script sets texts, never markup. The page's Content Security Policy allows only the embedded scripts, by hash.
 """

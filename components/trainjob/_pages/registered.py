@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainjob._jobs.report import short_text
-from trainjob.document import with_comparison, with_lineage
+from trainjob._pages.document import with_comparison, with_lineage
 from trainjob.errors import ModelNotFound, TrainJobError
 from trainjob.registry import Registry, connect
 from trainjob.registry.base import ModelVersion, check_alias, check_name

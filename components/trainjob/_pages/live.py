@@ -21,8 +21,8 @@ from trainjob._jobs.report import examine, last_ranks
 from trainjob._jobs.results import result_of
 from trainjob._manifest.render import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob._manifest.workflow_labels import run_labels, task_labels
+from trainjob._pages.document import list_document, training_document, with_comparison, with_lineage
 from trainjob._support.kube_objects import mapping, rank_of
-from trainjob.document import list_document, training_document, with_comparison, with_lineage
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.status import QUEUE_LABEL, Phase, observe
 
