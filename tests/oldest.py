@@ -22,8 +22,8 @@ INPUTS = {
     "test-kfp-oldest": ("constraints/kfp-oldest.txt", "kfp_components/**/*.py"),
     "test-trainer-oldest": (
         "components/trainjob/_backends/kubernetes/*.py",
-        "components/trainjob/doctor/*.py",
-        "components/trainjob/install/*.*",
+        "components/trainjob/_doctor/*.py",
+        "components/trainjob/_install/*.*",
         "components/trainjob/_manifest/render.py",
         "components/trainjob/_spec/*.py",
         "tests/testcluster/modules/*/go.mod",

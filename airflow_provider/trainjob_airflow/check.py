@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainjob import TrainJobSpec
     from trainjob._backends.base import TrainJob
     from trainjob._backends.kubernetes.credentials import Credentials
-    from trainjob.doctor import Finding
+    from trainjob._doctor import Finding
     from trainjob_airflow.operators.base import TrainJobTask
 
 _MAPPED = 20
@@ -189,7 +189,7 @@ def _object(job: _Job, spec: TrainJobSpec, namespace: str) -> TrainJob:
 
 
 async def _examined(credentials: Credentials, namespace: str, jobs: Mapping[str, TrainJob]) -> dict[str, list[Finding]]:
-    from trainjob.doctor.cluster import examine_jobs
+    from trainjob._doctor.cluster import examine_jobs
 
     findings: dict[str, list[Finding]] = {}
     async with aclosing(examine_jobs(credentials, namespace, jobs)) as examined:
@@ -199,7 +199,7 @@ async def _examined(credentials: Credentials, namespace: str, jobs: Mapping[str,
 
 
 def _with_findings(checked: Checked, findings: list[Finding]) -> Checked:
-    from trainjob.doctor import Level
+    from trainjob._doctor import Level
 
     texts: dict[Level, list[str]] = {level: [] for level in Level}
     for each in findings:

@@ -10,6 +10,8 @@ from trainjob._diagnosis.serialization import (
     unpack_diagnosis as unpack_diagnosis,
     unpack_evidence as unpack_evidence,
 )
+from trainjob._doctor import Finding as Finding, Level as Level
+from trainjob._doctor.cluster import examine_jobs as examine_jobs
 from trainjob._goodput import Goodput as Goodput
 from trainjob._goodput.history import MetricHistory as MetricHistory
 from trainjob._jobs.cancellation import (
@@ -108,8 +110,6 @@ from trainjob.data.program import STEP_RUNTIME as STEP_RUNTIME, Step as Step, st
 from trainjob.data.promotion import Evaluation as Evaluation
 from trainjob.data.selection import as_patterns as as_patterns
 from trainjob.data.stores.opening import open_writable as open_writable
-from trainjob.doctor import Finding as Finding, Level as Level
-from trainjob.doctor.cluster import examine_jobs as examine_jobs
 from trainjob.status import observe as observe
 from trainjob.tuning import (
     Study as Study,

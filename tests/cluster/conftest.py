@@ -24,7 +24,7 @@ from xdist import is_xdist_controller
 
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob.install import objects
+from trainjob._install import objects
 
 KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"
 SHARED = "TRAINJOB_TEST_CLUSTER"

@@ -15,7 +15,7 @@ from tests.testcluster import kueue
 from tests.testcluster.access import TRAINER, Access, condition, trainjob
 from tests.testcluster.nodes import GPU, simulate
 
-from trainjob.install import objects
+from trainjob._install import objects
 
 _TIMEOUT = 200  # seconds for each step; the whole test took 310 at a load of 25
 pytestmark = pytest.mark.timeout(5 * _TIMEOUT)

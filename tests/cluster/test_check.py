@@ -20,9 +20,9 @@ from tests.testcluster.access import TRAINER, Access, condition
 
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob.doctor import Level
-from trainjob.doctor.cluster import examine_jobs
-from trainjob.install import objects
+from trainjob._doctor import Level
+from trainjob._doctor.cluster import examine_jobs
+from trainjob._install import objects
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

@@ -20,9 +20,9 @@ from trainjob import TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis import Category, diagnose
+from trainjob._install import objects
 from trainjob._jobs.launching import launch
 from trainjob.errors import RuntimeNotFound
-from trainjob.install import objects
 
 pytestmark = pytest.mark.timeout(1200)
 

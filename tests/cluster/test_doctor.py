@@ -36,14 +36,14 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import Forbidden
+from trainjob._doctor import Finding, Level, cluster as doctor, pipelines
+from trainjob._doctor.permissions import PERMISSIONS, Permission
+from trainjob._install import STEP_IMAGE, objects
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.records import mark_delivered
 from trainjob._jobs.waiting import wait
-from trainjob.doctor import Finding, Level, cluster as doctor, pipelines
-from trainjob.doctor.permissions import PERMISSIONS, Permission
 from trainjob.errors import Rejected
-from trainjob.install import STEP_IMAGE, objects
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

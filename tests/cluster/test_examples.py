@@ -12,7 +12,7 @@ from tests.testcluster.access import Access
 from trainjob import TrainJobClient
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob.install import objects
+from trainjob._install import objects
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"
 Object = dict[str, Any]

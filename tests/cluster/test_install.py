@@ -18,17 +18,17 @@ from tests.testcluster import step_image as steps
 from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.api import Api, write_kubeconfig
 
-from trainjob import Phase, TrainJobSpec, install
+from trainjob import Phase, TrainJobSpec, _install
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._doctor.cluster import examine
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.records import mark_delivered
 from trainjob._jobs.waiting import wait
-from trainjob.doctor.cluster import examine
 from trainjob.status import observe
 
-INSTALL = Path(install.__file__).parent
+INSTALL = Path(_install.__file__).parent
 EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

@@ -33,7 +33,7 @@ from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.slow_webhook import slow_changes
 
-from trainjob.install import objects
+from trainjob._install import objects
 from trainjob.status import CANCELLED
 
 pytestmark = pytest.mark.timeout(400)

@@ -22,9 +22,9 @@ from trainjob._backends.kubernetes import optional_apis
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._install import objects
 from trainjob._jobs.launching import launch
 from trainjob._pages.live import LiveReader
-from trainjob.install import objects
 
 (ROLE,) = [each for each in objects("rbac") if each["kind"] == "Role"]
 

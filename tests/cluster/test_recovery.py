@@ -24,9 +24,9 @@ from tests.testcluster.nodes import simulate
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._install import objects
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import follow, wait
-from trainjob.install import objects
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

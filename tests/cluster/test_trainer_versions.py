@@ -31,9 +31,9 @@ from tests.unit.schemas import cut, recorded
 from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._doctor import Level
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
-from trainjob.doctor import Level
 from trainjob.errors import Rejected
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]

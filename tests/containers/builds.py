@@ -29,13 +29,13 @@ _ACCESS_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "ti
 
 def step() -> str:
     """Build the step image from its Dockerfile, on Debian's Python."""
-    return _build(STEP, "components/trainjob/install/Dockerfile", BASE=_python())
+    return _build(STEP, "components/trainjob/_install/Dockerfile", BASE=_python())
 
 
 def step_with_optuna() -> str:
     """Build the step image for the component ``tune``."""
     return _build(
-        STEP_WITH_OPTUNA, "components/trainjob/install/Dockerfile", BASE=_python(), PACKAGES="step-image-tune"
+        STEP_WITH_OPTUNA, "components/trainjob/_install/Dockerfile", BASE=_python(), PACKAGES="step-image-tune"
     )
 
 

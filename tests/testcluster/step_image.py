@@ -1,4 +1,4 @@
-"""The step image for the real node: as from `components/trainjob/install/Dockerfile`, without Docker or a registry.
+"""The step image for the real node: as from `components/trainjob/_install/Dockerfile`, without Docker or a registry.
 
 Three layers: Debian with Python, the dependencies, and the source of this checkout. The dependencies are stored beside
 the programs, by their pins; the source changes with every edit and is small. The image also contains JAX and the

@@ -24,10 +24,10 @@ from tests.serving import serving
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.local import runtimes
 from trainjob._backends.local.backend import LocalBackend
+from trainjob._doctor import Finding, Level, cluster, local, permissions, server
+from trainjob._install import objects
 from trainjob.cli import clusters
 from trainjob.cli.program import program
-from trainjob.doctor import Finding, Level, cluster, local, permissions, server
-from trainjob.install import objects
 from trainjob.verdicts import RetryVerdict
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainjob.doctor.secrets import Needed, needed
+from trainjob._doctor.secrets import Needed, needed
 
 
 def pod(**fields: Any) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import yaml
 from click.testing import CliRunner
 
 import trainjob
+from trainjob._install import STEP_IMAGE, STORAGE, images, objects
 from trainjob.cli.program import program
 from trainjob.data.program import STEP_RUNTIME
-from trainjob.install import STEP_IMAGE, STORAGE, images, objects
 
 INSTALL = Path(trainjob.__file__).parent / "install"
 

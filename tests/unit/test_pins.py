@@ -54,7 +54,7 @@ def test_images_have_all_requirements_of_their_extras(name: str, extras: list[st
 
 
 def test_images_install_only_hashed_packages() -> None:
-    for file in ("components/trainjob/install/Dockerfile", "dags_examples/cluster/Dockerfile"):
+    for file in ("components/trainjob/_install/Dockerfile", "dags_examples/cluster/Dockerfile"):
         installs = [line for line in (ROOT / file).read_text().splitlines() if "pip install" in line]
         assert installs
         for line in installs:

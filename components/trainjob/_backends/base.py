@@ -215,7 +215,7 @@ class Backend(Protocol):
 
 
 class Cluster(Backend, Protocol):
-    """A backend on a cluster: also what `trainjob._jobs.reaper`, `trainjob.doctor` and steps that run in a pod need."""
+    """A backend on a cluster: also what `trainjob._jobs.reaper`, `trainjob._doctor` and steps that run in a pod need."""
 
     @property
     def credentials(self) -> Credentials:

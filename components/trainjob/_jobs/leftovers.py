@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imports httpx, which the local backend does without
     from trainjob._backends.kubernetes.leases import Waiter
 
 KEEP_FOR = timedelta(days=30)
-"""How long the CronJob of `trainjob.install` keeps leftovers by default."""
+"""How long the CronJob of `trainjob._install` keeps leftovers by default."""
 
 _FIELD_MANAGER = "trainjob"  # of the requests of this package
 _DEAD = timedelta(days=1)  # a Lease that was not renewed for so long belongs to a process that has ended

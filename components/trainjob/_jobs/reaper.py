@@ -41,7 +41,7 @@ from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.status import Phase, observe
 
 REAPER = "trainjob-reaper"
-"""Name of the CronJob that `trainjob.install` ships."""
+"""Name of the CronJob that `trainjob._install` ships."""
 
 GRACE = 90.0
 """Seconds: three renewals of a Lease; a request on a broken connection takes 40 s to fail, and is repeated after 10."""

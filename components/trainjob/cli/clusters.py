@@ -14,13 +14,13 @@ from typing import Any
 
 import click
 
-from trainjob import install as package
+from trainjob import _install as package
+from trainjob._doctor import Finding, Level, examine
 from trainjob._jobs.leftovers import KEEP_FOR, Leftover, remove_leftovers
 from trainjob.cli import texts
 from trainjob.cli.commands import Commands
 from trainjob.cli.output import echo
 from trainjob.cli.target import Target
-from trainjob.doctor import Finding, Level, examine
 from trainjob.errors import ConfigurationError
 from trainjob.settings import Settings
 from trainjob.version import __version__

@@ -58,8 +58,8 @@ from trainjob.verdicts import RetryVerdict
 from trainjob.version import __version__
 
 if TYPE_CHECKING:
+    from trainjob._install import Part
     from trainjob._jobs.cancellation import CrashAction
-    from trainjob.install import Part
     from trainjob.wait_options import WaitOptions
 
 _PERMANENT = frozenset(

@@ -16,7 +16,7 @@ from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.step_image import runtime
 
-from trainjob.install import objects
+from trainjob._install import objects
 
 pytestmark = pytest.mark.timeout(120)
 

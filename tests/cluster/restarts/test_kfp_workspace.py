@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[3]
 MOUNTED = "/kfp-workspace"
-USER = 65532  # the user of components/trainjob/install/Dockerfile; the image of the tests sets no user
+USER = 65532  # the user of components/trainjob/_install/Dockerfile; the image of the tests sets no user
 Object = dict[str, Any]
 
 

@@ -9,7 +9,7 @@ from tests.cluster.waits import until
 from tests.testcluster import step_image as steps
 from tests.testcluster.access import TRAINER, Access, condition, trainjob
 
-from trainjob.install import objects
+from trainjob._install import objects
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

@@ -7,9 +7,9 @@ import secrets
 
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._backends.kubernetes.errors import ApiError
+from trainjob._doctor.findings import Finding, Level
 from trainjob._manifest.render import render
 from trainjob._spec import RuntimeRef, TrainJobSpec
-from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import BackendUnavailable, LaunchError, RuntimeNotFound
 from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict

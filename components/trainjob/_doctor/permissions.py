@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._doctor.findings import Finding, Level
 from trainjob._support.kube_objects import mapping
-from trainjob.doctor.findings import Finding, Level
 
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _USER = "system:serviceaccount:"
@@ -90,7 +90,7 @@ PERMISSIONS = (
         Level.WARNING,
     ),
 )
-"""The permissions of the Role in `trainjob.install`, with the use of each."""
+"""The permissions of the Role in `trainjob._install`, with the use of each."""
 
 
 async def check(client: ApiClient, namespace: str, user: str, *, queues: bool) -> list[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
-from trainjob.doctor.findings import Finding, Level
+from trainjob._doctor.findings import Finding, Level
 
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _REFERENCES = {

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainjob._backends.local import permissions, runtimes
 from trainjob._backends.local.backend import LocalBackend
-from trainjob.doctor.findings import Finding, Level
+from trainjob._doctor.findings import Finding, Level
 from trainjob.errors import ConfigurationError
 
 _ROOM = 1 << 30  # bytes; logs and models of a small training

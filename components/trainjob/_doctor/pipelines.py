@@ -8,9 +8,9 @@ import yaml
 
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
+from trainjob._doctor.findings import Finding, Level
+from trainjob._install import objects
 from trainjob._support.kube_objects import mapping
-from trainjob.doctor.findings import Finding, Level
-from trainjob.install import objects
 
 CONFIG = "workflow-controller-configmap"
 _WORKFLOWS = "/apis/argoproj.io/v1alpha1"

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from trainjob.doctor.findings import Finding, Level
+from trainjob._doctor.findings import Finding, Level
 
 if TYPE_CHECKING:
     from trainjob._backends.base import Backend
@@ -42,12 +42,12 @@ async def examine(
     """
     if backend.home is not None:
         from trainjob._backends.local.backend import LocalBackend  # noqa: PLC0415 - a cluster does without it
-        from trainjob.doctor import local  # noqa: PLC0415 - as above
+        from trainjob._doctor import local  # noqa: PLC0415 - as above
 
         for finding in local.examine(LocalBackend(backend.home), runtimes, queue):
             yield finding
     if backend.cluster is not None:
-        from trainjob.doctor import cluster  # noqa: PLC0415 - needs httpx, which the local backend does without
+        from trainjob._doctor import cluster  # noqa: PLC0415 - needs httpx, which the local backend does without
 
         async with aclosing(cluster.examine(backend.cluster.credentials, namespace, runtimes, queue)) as found:
             async for finding in found:

@@ -10,10 +10,10 @@ from trainjob._backends.base import Backend
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob._backends.kubernetes.trainer_releases import kueue_needs_patches
+from trainjob._doctor.admission import try_job
+from trainjob._doctor.findings import Finding, Level
 from trainjob._spec import RuntimeRef
 from trainjob._support.kube_objects import mapping, mappings
-from trainjob.doctor.admission import try_job
-from trainjob.doctor.findings import Finding, Level
 from trainjob.status import QUEUE_LABEL
 
 GROUP = "kueue.x-k8s.io"

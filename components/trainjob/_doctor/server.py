@@ -13,7 +13,7 @@ import anyio.to_thread
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import ApiError, Transient, Unauthorized
-from trainjob.doctor.findings import Finding, Level
+from trainjob._doctor.findings import Finding, Level
 from trainjob.errors import ConfigurationError, TrainJobError
 from trainjob.verdicts import RetryVerdict
 
