@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainjob.data import content
+from trainjob.data import file_manifest
 
 
 def tree(folder: Path, files: Mapping[str, bytes]) -> Path:
@@ -19,5 +19,5 @@ def tree(folder: Path, files: Mapping[str, bytes]) -> Path:
 def files(folder: Path) -> dict[str, bytes]:
     """All files below a folder, without the manifest."""
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    found.pop(content.NAME, None)
+    found.pop(file_manifest.NAME, None)
     return found

@@ -29,7 +29,7 @@ from trainjob import TrainJobClient, TrainJobFailed
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._manifest.render import KEY, job_name
-from trainjob.data import content
+from trainjob.data import file_manifest
 from trainjob.data.program import step_command
 
 pytestmark = pytest.mark.timeout(400)
@@ -106,7 +106,7 @@ class Platform:
         assert [each["state"] for each in artifacts] == ["LIVE"]
         return versions[0], artifacts[0]
 
-    def stored(self, uri: str) -> content.ContentManifest:
+    def stored(self, uri: str) -> file_manifest.ContentManifest:
         """The manifest in the bucket at `uri`; all files are compared with it."""
         prefix = uri.removeprefix(self.s3.uri()).rstrip("/")
         assert prefix != uri
@@ -115,7 +115,7 @@ class Platform:
             data: bytes = self.s3.client.get_object(Bucket=self.s3.bucket, Key=f"{prefix}/{path}")["Body"].read()
             return data
 
-        manifest = content.parse(read("MANIFEST.json"), uri)
+        manifest = file_manifest.parse(read("MANIFEST.json"), uri)
         assert manifest.files
         for file in manifest.files:
             assert hashlib.sha256(read(file.path)).hexdigest() == file.sha256
@@ -367,7 +367,7 @@ def test_the_step_image_replaces_trainers_initializers(platform: Platform, step_
         jobs = {key: client.launch({**read, "initializer": asked}, key) for key, asked in initializers.items()}
 
         result = client.wait(jobs["both"])
-        manifest = content.parse((tmp_path / "both" / "model" / "MANIFEST.json").read_bytes(), "model")
+        manifest = file_manifest.parse((tmp_path / "both" / "model" / "MANIFEST.json").read_bytes(), "model")
         expected = {**model, "digits.csv.gz": DIGITS.read_bytes()}
         del expected["pytorch_model.bin"]  # excluded by default, as by Trainer's initializer
         found = {Path(name).name: digest for name, digest in result.outputs.items() if "MANIFEST" not in name}
@@ -433,7 +433,7 @@ def test_pvcs_are_mounted_in_steps_and_trainings(platform: Platform, namespace: 
         version, artifact = platform.version("digits-claim")
         assert exported.outputs["uri"] == artifact["uri"]
         path = claims / "models" / artifact["uri"].removeprefix("pvc://models/")
-        manifest = content.parse((path / "MANIFEST.json").read_bytes(), str(path))
+        manifest = file_manifest.parse((path / "MANIFEST.json").read_bytes(), str(path))
         assert manifest.digest == properties(version)["trainjob.digest"] == exported.outputs["digest"]
         for name in ("config.json", "model.safetensors"):
             assert (path / name).read_bytes() == (claims / "scratch" / "model" / name).read_bytes()

@@ -32,7 +32,7 @@ from tests.registry.fake_store import Store
 from tests.seaweedfs import SeaweedFS
 from tests.unit.huggingface.fake import Hub
 
-from trainjob.data import content, copy, read_manifest
+from trainjob.data import copy, file_manifest, read_manifest
 from trainjob.data.__main__ import main
 from trainjob.registry import connect
 
@@ -138,8 +138,8 @@ class Place(Protocol):
 
 def manifest_of(files: Content) -> bytes:
     """The manifest of a copy of these files."""
-    return content.build(
-        content.File(path, len(data), hashlib.sha256(data).hexdigest()) for path, data in files.items()
+    return file_manifest.build(
+        file_manifest.File(path, len(data), hashlib.sha256(data).hexdigest()) for path, data in files.items()
     ).to_json()
 
 
@@ -163,14 +163,14 @@ class Folder:
         return str(self.root / name)
 
     def put(self, uri: str, files: Content) -> None:
-        for path, data in {**files, content.NAME: manifest_of(files)}.items():
+        for path, data in {**files, file_manifest.NAME: manifest_of(files)}.items():
             Path(uri, path).parent.mkdir(parents=True, exist_ok=True)
             Path(uri, path).write_bytes(data)
 
     def held(self, uri: str) -> Content | None:
         folder = Path(uri)
         try:
-            manifest = (folder / content.NAME).read_bytes()
+            manifest = (folder / file_manifest.NAME).read_bytes()
         except FileNotFoundError:
             return None
         return _named(manifest, lambda path: (folder / path).read_bytes())
@@ -201,14 +201,14 @@ class Bucket:
         return f"{uri.removeprefix(self.uri(''))}/{path}"
 
     def put(self, uri: str, files: Content) -> None:
-        for path, data in {**files, content.NAME: manifest_of(files)}.items():
+        for path, data in {**files, file_manifest.NAME: manifest_of(files)}.items():
             self._client.put_object(Bucket=self._server.bucket, Key=self._at(uri, path), Body=data)
 
     def held(self, uri: str) -> Content | None:
         def read(path: str) -> bytes:
             return bytes(self._client.get_object(Bucket=self._server.bucket, Key=self._at(uri, path))["Body"].read())
 
-        return _named(read(content.NAME), read) if content.NAME in self.left(uri) else None
+        return _named(read(file_manifest.NAME), read) if file_manifest.NAME in self.left(uri) else None
 
     def left(self, uri: str) -> set[str]:
         prefix = self._at(uri)
@@ -246,7 +246,7 @@ class Images:
 
     def left(self, uri: str) -> set[str]:
         manifest = read_manifest(self._direct(uri))
-        return {content.NAME, *(file.path for file in manifest.files)} if manifest else set()
+        return {file_manifest.NAME, *(file.path for file in manifest.files)} if manifest else set()
 
 
 class Repositories:
@@ -267,11 +267,11 @@ class Repositories:
         return {path.removeprefix(prefix): data for path, data in files.items() if path.startswith(prefix)}
 
     def put(self, uri: str, files: Content) -> None:
-        self._hub.repo(uri.removeprefix("hf://")).commit({**files, content.NAME: manifest_of(files)})
+        self._hub.repo(uri.removeprefix("hf://")).commit({**files, file_manifest.NAME: manifest_of(files)})
 
     def held(self, uri: str) -> Content | None:
         files = self._files(uri)
-        return _named(files[content.NAME], files.__getitem__) if content.NAME in files else None
+        return _named(files[file_manifest.NAME], files.__getitem__) if file_manifest.NAME in files else None
 
     def left(self, uri: str) -> set[str]:
         return set(self._files(uri)) - {".gitattributes"}

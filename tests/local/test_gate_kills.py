@@ -20,7 +20,7 @@ from tests.local.killing import Content, Folder, Kubeflow, Mlflow, Records, Trap
 from tests.local.test_kills import Happened, _weights, _written
 from tests.registry import fake as registries
 
-from trainjob.data import content
+from trainjob.data import file_manifest
 from trainjob.data.promotion import Evaluation
 from trainjob.evaluation import Gate, Scores, compare
 from trainjob.registry import connect
@@ -32,7 +32,7 @@ EACH = -(-campaigns.runs(300, 10) // len(REGISTRIES))
 
 NEW: Content = {"model.safetensors": _weights(1, 90_000), "config.json": b"{}"}
 OLD: Content = {"model.safetensors": _weights(2, 90_000), "config.json": b"{}"}
-NEW_DIGEST, OLD_DIGEST = (content.parse(manifest_of(files), "").digest for files in (NEW, OLD))
+NEW_DIGEST, OLD_DIGEST = (file_manifest.parse(manifest_of(files), "").digest for files in (NEW, OLD))
 GATE = Gate.read({"metrics": {"acc": {"min_improvement": 0}}})
 
 
@@ -60,7 +60,7 @@ class Evaluated:
         report = compare(*scores, models=models, dataset={"uri": "file:///test", "digest": "sha256:" + "d" * 64})
         folder.mkdir(parents=True)
         decision = GATE.decide(report) if self.gate else None
-        (folder / content.EVALUATION).write_bytes(Evaluation(uri, report, decision).as_json())
+        (folder / file_manifest.EVALUATION).write_bytes(Evaluation(uri, report, decision).as_json())
         return uri
 
 
@@ -89,11 +89,11 @@ def _check(records: Records, evaluated: Evaluated, target: Path) -> str:
     for version in versions[1:]:
         assert version.digest == NEW_DIGEST
         assert version.metrics == {"acc": evaluated.accuracy}, "not that of the evaluation"
-        report = json.loads((target / content.EVALUATION).read_text())
+        report = json.loads((target / file_manifest.EVALUATION).read_text())
         passed = report["decision"] and str(report["decision"]["passed"]).lower()
         assert version.tags.get("trainjob.evaluation.passed") == passed, "the tag contradicts the report"
     if champion.version == "1":
-        return f"{records.rows() - 1} version, not promoted" if (target / content.NAME).exists() else "no model"
+        return f"{records.rows() - 1} version, not promoted" if (target / file_manifest.NAME).exists() else "no model"
     assert evaluated.promoted
     assert champion.digest == NEW_DIGEST
     return "promoted"

@@ -46,7 +46,7 @@ from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 from tests.unit.huggingface.fake import Hub
 
-from trainjob.data import content
+from trainjob.data import file_manifest
 from trainjob.data.transfer import scan
 from trainjob.errors import CorruptData, ModelNotFound, SourceNotFound
 from trainjob.registry import connect
@@ -80,7 +80,7 @@ OLD: Content = {
     "sub/1/config.json": b"one",
     "gone": b"x",
 }
-NEW_DIGEST, OLD_DIGEST = (content.parse(manifest_of(files), "").digest for files in (NEW, OLD))
+NEW_DIGEST, OLD_DIGEST = (file_manifest.parse(manifest_of(files), "").digest for files in (NEW, OLD))
 
 
 # ------------------------------------------------------------ servers
@@ -210,7 +210,7 @@ class Initialize:
 
     def finish(self) -> None:
         assert self._place.held(self._target) == NEW
-        assert self._place.left(self._target) == {*NEW, content.NAME}
+        assert self._place.left(self._target) == {*NEW, file_manifest.NAME}
 
 
 class Export:
@@ -261,8 +261,8 @@ class Export:
         assert self._records.rows() == 1 + self._champion
         assert self.found() == "everything"
         left = self._place.left(self._target)
-        assert left >= {*NEW, content.NAME}
-        assert not any(path.startswith(content.WORK) for path in left)
+        assert left >= {*NEW, file_manifest.NAME}
+        assert not any(path.startswith(file_manifest.WORK) for path in left)
 
 
 # ------------------------------------------------------------ the kills

@@ -12,7 +12,7 @@ from tests.local.zeros import Zeros
 from tests.serving import serving
 from tests.unit.measured import COPY, SCAN, peak
 
-from trainjob.data import content
+from trainjob.data import file_manifest
 
 GIB = 1 << 30
 LIMIT = 200_000_000
@@ -42,9 +42,9 @@ def test_a_large_sparse_file(server: Zeros, tmp_path: Path) -> None:
     used = peak(COPY, source, "s3://zeros/there", environment=unsigned)
     print(f"{size // GIB} GiB to S3: {used / 1e6:.0f} MB")
     assert server.held["there/big"] == size
-    manifest = server.held[f"there/{content.NAME}"]
+    manifest = server.held[f"there/{file_manifest.NAME}"]
     assert isinstance(manifest, bytes)
-    assert content.parse(manifest, "").size == size
+    assert file_manifest.parse(manifest, "").size == size
     assert used < LIMIT
 
 
@@ -90,6 +90,6 @@ def test_ten_thousand_small_files(server: Zeros, tmp_path: Path) -> None:
         print(f"10 000 files from {here.partition(':')[0]} to {there.partition(':')[0]}: {used / 1e6:.0f} MB")
         assert used < LIMIT
     for name in ("copy", "back"):
-        files = content.parse((tmp_path / name / content.NAME).read_bytes(), "").files
+        files = file_manifest.parse((tmp_path / name / file_manifest.NAME).read_bytes(), "").files
         assert len(files) == 10_000
         assert all((tmp_path / name / file.path).read_bytes() == (source / file.path).read_bytes() for file in files)

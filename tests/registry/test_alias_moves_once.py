@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.registry.test_mlflow_steps import _model
 
-from trainjob.data import content, export, transfer
+from trainjob.data import export, file_manifest, transfer
 from trainjob.data.promotion import Evaluation
 from trainjob.evaluation import Gate, Scores, compare
 from trainjob.registry import Registry, connect
@@ -271,5 +271,5 @@ def _evaluation(folder: Path, source: str, accuracy: float, champion: str) -> st
             dataset={"uri": "file:///test", "digest": DIGEST},
         )
         decision = Gate.read({"metrics": {"acc": {"min": 0.2}}}).decide(report)
-        (folder / content.EVALUATION).write_bytes(Evaluation(str(folder), report, decision).as_json())
+        (folder / file_manifest.EVALUATION).write_bytes(Evaluation(str(folder), report, decision).as_json())
     return str(folder)

@@ -15,7 +15,7 @@ from tests.keys import key_pair
 from tests.registry.test_mlflow_steps import _model
 
 from trainjob import progress
-from trainjob.data import content, export, initialize
+from trainjob.data import export, file_manifest, initialize
 from trainjob.data.__main__ import TRY_AGAIN, main
 from trainjob.data.evaluate import CommandFailed, Evaluated, Function, evaluate
 from trainjob.data.promotion import Evaluation
@@ -131,26 +131,30 @@ def test_the_report_stands_beside_the_model(work: Work) -> None:
     kept = Evaluation.read(str(folder))
     assert (kept.report, kept.decision) == (evaluated.report, evaluated.decision)
     assert kept.report.code["revision"] == "c" * 40
-    statement = json.loads((folder / content.TEST_RESULT).read_text())
+    statement = json.loads((folder / file_manifest.TEST_RESULT).read_text())
     assert statement["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
     assert statement["subject"][0]["digest"]["sha256"] == exported.digest.removeprefix("sha256:")
     assert statement["predicate"]["result"] == "PASSED"
-    assert [each["name"] for each in statement["predicate"]["configuration"]] == ["dataset", "code", content.EVALUATION]
+    assert [each["name"] for each in statement["predicate"]["configuration"]] == [
+        "dataset",
+        "code",
+        file_manifest.EVALUATION,
+    ]
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     again = work.export(5, evaluated)
     assert (again.version, again.promoted) == ("1", True)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     initialize(exported.uri, str(work.directory / "copy"))
-    assert not (work.directory / "copy" / content.EVALUATION).exists(), "it is not a part of the model"
+    assert not (work.directory / "copy" / file_manifest.EVALUATION).exists(), "it is not a part of the model"
 
 
 def test_the_signature_covers_the_evaluation(work: Work) -> None:
     private, public = key_pair(work.directory)
     exported = work.export(5, work.evaluate(5), sign=str(private))
     initialize(exported.uri, str(work.directory / "copy"), verify_key=str(public))
-    report = Path(exported.uri.removeprefix("file://")) / content.EVALUATION
+    report = Path(exported.uri.removeprefix("file://")) / file_manifest.EVALUATION
     report.write_bytes(report.read_bytes().replace(b'"candidate": 0.5', b'"candidate": 0.9'))
-    with pytest.raises(Exception, match=content.EVALUATION):
+    with pytest.raises(Exception, match=file_manifest.EVALUATION):
         initialize(exported.uri, str(work.directory / "copy2"), verify_key=str(public))
 
 
@@ -244,7 +248,7 @@ def test_a_missing_or_damaged_evaluation_is_refused(work: Work) -> None:
     with pytest.raises(SourceNotFound):
         work.export(5, str(work.directory / "nothing"))
     evaluated = work.evaluate(5)
-    path = Path(evaluated.uri.removeprefix("file://")) / content.EVALUATION
+    path = Path(evaluated.uri.removeprefix("file://")) / file_manifest.EVALUATION
     good = path.read_text()
     for bad in ("", "{}", good[:-20], good.replace('"passed": true', '"passed": false', 1)):
         path.write_text(bad)

@@ -15,7 +15,7 @@ from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient
 from trainjob.cli import main
-from trainjob.data import content
+from trainjob.data import file_manifest
 from trainjob.data.evaluate import evaluate
 from trainjob.errors import ConfigurationError, NotFound
 from trainjob.registry import Registry, connect
@@ -96,7 +96,7 @@ def test_the_model_of_a_job_is_exported_with_metrics_and_provenance(
     curve = MlflowClient(f"sqlite:///{database}").get_metric_history(version.run_id, "accuracy")
     assert [(point.step, point.value) for point in curve] == [(1, 0.5), (2, 0.97)]
     folder = Path(done["uri"].removeprefix("file://"))
-    predicate = json.loads((folder / content.PROVENANCE).read_text())["predicate"]
+    predicate = json.loads((folder / file_manifest.PROVENANCE).read_text())["predicate"]
     assert predicate["buildDefinition"]["resolvedDependencies"] == [
         {"name": "dataset data", "uri": "s3://data/digits"},
         {"name": "base model start", "uri": "models:/digits@champion"},
@@ -104,7 +104,7 @@ def test_the_model_of_a_job_is_exported_with_metrics_and_provenance(
     metadata = predicate["runDetails"]["metadata"]
     assert metadata["invocationId"] == "airflow/here/dag/run/-1/train"
     assert metadata["startedOn"] <= metadata["finishedOn"]
-    card = (folder / content.CARD).read_text()
+    card = (folder / file_manifest.CARD).read_text()
     for row in (f"uid `{trained.uid}`", "| Runtime | `trainjob-step` |", f"| Finished | `{recorded['finished']}` |"):
         assert row in card
 
@@ -202,7 +202,7 @@ def test_an_evaluation_takes_the_place_of_the_metrics(
     assert (code, json.loads(out)["promoted"]) == (0, False), err
     assert json.loads(out)["reason"].startswith("'champion' stays: metrics.accuracy.min: accuracy is 0.4")
     assert export(*words, f"{tmp_path}/failed")[1] == out, "the same again is the same version"
-    report = f"{evaluated('passed', passes)}/{content.EVALUATION}"
+    report = f"{evaluated('passed', passes)}/{file_manifest.EVALUATION}"
     code, out, err = export(*words, report, "--export-id", "passed")
     assert (code, json.loads(out)["promoted"]) == (0, True), err
     versions = registry.list("digits")

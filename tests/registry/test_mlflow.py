@@ -17,7 +17,7 @@ from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict,
 from trainjob.registry import Registry, connect
 from trainjob.registry.alias_claims import Claim
 from trainjob.registry.mlflow import MlflowRegistry
-from trainjob.registry.quiet import without_warnings
+from trainjob.registry.mlflow_environment import without_warnings
 
 DIGEST = "sha256:" + "a" * 64
 

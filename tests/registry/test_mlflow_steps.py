@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.keys import key_pair
 
-from trainjob.data import content, export, initialize, read_manifest
+from trainjob.data import export, file_manifest, initialize, read_manifest
 from trainjob.data.__main__ import TRY_AGAIN, main
 from trainjob.errors import (
     ChecksumMismatch,
@@ -64,7 +64,7 @@ def test_export_twice_gives_one_version(registry: Registry, tmp_path: Path) -> N
     assert (version.uri, version.digest, version.metrics) == (first.uri, first.digest, {"accuracy": 0.97})
     assert version.tags["trainjob.provenance.run"] == "dag/run 1"
     folder = Path(first.uri.removeprefix("file://"))
-    statement = json.loads((folder / content.PROVENANCE).read_text())
+    statement = json.loads((folder / file_manifest.PROVENANCE).read_text())
     assert statement["subject"][0]["digest"]["sha256"] == first.digest.removeprefix("sha256:")
     built = statement["predicate"]["buildDefinition"]
     assert built["resolvedDependencies"] == [
@@ -72,7 +72,7 @@ def test_export_twice_gives_one_version(registry: Registry, tmp_path: Path) -> N
         {"name": "base model", "uri": "hf://b"},
     ]
     assert built["internalParameters"]["trainjob"]["uid"] == "u"
-    assert "# digits" in (folder / content.CARD).read_text()
+    assert "# digits" in (folder / file_manifest.CARD).read_text()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     again = export(source, str(tmp_path / "models"), **options)
     assert (again.uri, again.digest, again.version, again.promoted) == (first.uri, first.digest, "1", True)
@@ -216,11 +216,11 @@ def test_an_initialized_model_can_be_exported(registry: Registry, tmp_path: Path
 
 def test_the_card_of_an_author_is_part_of_the_model(registry: Registry, tmp_path: Path) -> None:
     source = _model(tmp_path / "out")
-    (tmp_path / "out" / content.CARD).write_text("mine")
+    (tmp_path / "out" / file_manifest.CARD).write_text("mine")
     done = export(source, str(tmp_path / "models"), name="m", export_id="a")
-    assert (Path(done.uri.removeprefix("file://")) / content.CARD).read_text() == "mine"
+    assert (Path(done.uri.removeprefix("file://")) / file_manifest.CARD).read_text() == "mine"
     got = initialize("models:/m/1", str(tmp_path / "in"))
-    assert (tmp_path / "in" / content.CARD).read_text() == "mine"
+    assert (tmp_path / "in" / file_manifest.CARD).read_text() == "mine"
     assert export(got.uri, str(tmp_path / "models"), name="m", export_id="b").digest == done.digest
     # A model without a card replaces it in the same directory: no file of the former model remains.
     plain = export(_model(tmp_path / "plain", 1), str(tmp_path / "models"), name="m", export_id="c")
@@ -230,7 +230,7 @@ def test_the_card_of_an_author_is_part_of_the_model(registry: Registry, tmp_path
 
 def test_card_and_provenance_are_removed_when_another_model_replaces_theirs(registry: Registry, tmp_path: Path) -> None:
     folder = Path(export(_model(tmp_path / "out"), str(tmp_path), name="m", export_id="a").uri.removeprefix("file://"))
-    assert {content.PROVENANCE, content.CARD} <= {path.name for path in folder.iterdir()}
+    assert {file_manifest.PROVENANCE, file_manifest.CARD} <= {path.name for path in folder.iterdir()}
     initialize(_model(tmp_path / "other", 1), str(folder))
     assert {path.name for path in folder.iterdir()} == {"MANIFEST.json", "config.json", "model.safetensors"}
 

@@ -130,7 +130,7 @@ def test_too_long_values_are_shortened(kind: str, request: pytest.FixtureRequest
     provenance = {"datasets": datasets, "note": "NUL \0, half a pair \ud800", "plain": "x"}
     tags: dict[str, str]
     if kind == "server":  # refuses local files, so only its tags are checked
-        from trainjob.data.record import public
+        from trainjob.data.provenance import public
         from trainjob.registry.provenance import tags as made
 
         made_tags = made(public(provenance))

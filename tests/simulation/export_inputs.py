@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainjob.data import content, transfer
+from trainjob.data import file_manifest, transfer
 from trainjob.data.promotion import Evaluation
 from trainjob.evaluation import Gate, Scores, compare
 
@@ -83,5 +83,5 @@ class Inputs:
                 dataset={"uri": "s3://b/test", "digest": OLD_DIGEST},
             )
             decision = Gate.read({"metrics": {"acc": {"min": 0.1}}}).decide(report)
-            (folder / content.EVALUATION).write_bytes(Evaluation(str(folder), report, decision).as_json())
+            (folder / file_manifest.EVALUATION).write_bytes(Evaluation(str(folder), report, decision).as_json())
         return str(folder)

@@ -20,9 +20,9 @@ from tests.trees import files, tree
 from tests.unit.fake_clouds import Clouds
 from tests.unit.huggingface.fake import Hub
 
-from trainjob.data import content
+from trainjob.data import file_manifest
 
-MANIFEST = content.NAME
+MANIFEST = file_manifest.NAME
 
 
 class Store(ABC):

@@ -20,7 +20,7 @@ from tests.stores.conftest import MakeStore
 from tests.stores.kinds import MANIFEST, Store
 from tests.trees import files, tree
 
-from trainjob.data import content, copy, read_manifest, transfer
+from trainjob.data import copy, file_manifest, read_manifest, transfer
 from trainjob.data.ranges import PART
 from trainjob.data.stores.base import CHUNK
 from trainjob.errors import ChecksumMismatch, CorruptData, SourceNotFound, UnsafePath
@@ -40,7 +40,7 @@ every = pytest.mark.parametrize
 
 def only_marks(found: Iterable[str]) -> bool:
     """Whether none of the content is there."""
-    return all(path.startswith(f"{content.WORK}/") for path in found)
+    return all(path.startswith(f"{file_manifest.WORK}/") for path in found)
 
 
 def moved(store: Store) -> int:
@@ -59,7 +59,7 @@ def test_upload_and_download(store: Store, name: str, given: dict[str, bytes], t
         path: (len(data), hashlib.sha256(data).hexdigest()) for path, data in given.items()
     }
     held = store.held(name)
-    assert content.parse(held.pop(MANIFEST), name).files == there.files
+    assert file_manifest.parse(held.pop(MANIFEST), name).files == there.files
     assert held == given
     found = read_manifest(store.uri(name))
     assert found is not None

@@ -13,7 +13,7 @@ from tests.stores.faulty import Fault, FaultyStore, faulty_store, sha256
 from tests.trees import files, tree
 
 from trainjob._support import retrying
-from trainjob.data import content, copy, read_manifest
+from trainjob.data import copy, file_manifest, read_manifest
 from trainjob.data.transfer import scan
 from trainjob.errors import (
     ConfigurationError,
@@ -93,7 +93,7 @@ def test_a_lasting_fault_of_reads_is_reported(
     with pytest.raises(StoreUnavailable):
         copy(store.uri("big"), str(target))
     assert store.matched <= 2 * retrying.STORE().failures * 6
-    assert files(target).keys() <= {".trainjob/lock", content.MARK}
+    assert files(target).keys() <= {".trainjob/lock", file_manifest.MARK}
     assert read_manifest(str(target)) is None
     store.on_read(lambda number: {})
     copy(store.uri("big"), str(target), digest=sha256(BIG))
@@ -163,10 +163,10 @@ def test_a_failed_upload_is_incomplete_and_can_be_repeated(
         store.on_write(lambda number: fault)
     with pytest.raises(error):
         copy(str(source), store.uri())
-    assert content.NAME not in store.held()
+    assert file_manifest.NAME not in store.held()
     store.on_write(lambda number: {})
     there = copy(str(source), store.uri())
-    assert store.held() == {"big": BIG, "a": b"a", content.NAME: there.to_json()}
+    assert store.held() == {"big": BIG, "a": b"a", file_manifest.NAME: there.to_json()}
 
 
 @pytest.mark.parametrize("store", ["s3"], indirect=True)
@@ -222,7 +222,7 @@ def test_a_full_temporary_directory_of_an_upload(
     with pytest.raises(OutOfSpace, match="no space left for"):
         copy(str(tree(tmp_path / "source", {"big": BIG})), store.uri())
     assert not list(small_disk.iterdir())
-    assert content.NAME not in store.held()
+    assert file_manifest.NAME not in store.held()
 
 
 # ------------------------------------------------------------ names
@@ -298,6 +298,6 @@ def test_unicode_forms_are_different_names(store: FaultyStore, target: Path, tmp
     given = {f"{form}/{form}": form.encode() + b"%d" % number for number, form in enumerate(FORMS)}
     source = tree(tmp_path / "source", given)
     there = copy(str(source), store.uri())
-    assert store.held() == given | {content.NAME: there.to_json()}
+    assert store.held() == given | {file_manifest.NAME: there.to_json()}
     assert copy(store.uri(), str(target)).digest == there.digest
     assert files(target) == given

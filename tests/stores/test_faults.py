@@ -21,7 +21,7 @@ import pytest
 from tests.seaweedfs import SeaweedFS
 
 from trainjob._support import retrying
-from trainjob.data import content, copy, ranges, read_manifest, transfer
+from trainjob.data import copy, file_manifest, ranges, read_manifest, transfer
 from trainjob.data.locations import Location, parse_store
 from trainjob.data.stores import opening
 from trainjob.data.stores.base import CHUNK
@@ -273,7 +273,7 @@ def test_a_killed_download_is_resumed(bucket: Any, proxy: _Proxy, tmp_path: Path
     proxy.decide, proxy.down = lambda head: {}, 0
     copy("s3://faults/d/", str(target))
     assert (target / "big").read_bytes() == data
-    assert not (target / content.WORK).exists()
+    assert not (target / file_manifest.WORK).exists()
     assert proxy.down < len(data) - 2 * BLOCK, f"{proxy.down} of {len(data)} bytes were sent again"
 
 
@@ -290,11 +290,11 @@ def test_a_killed_upload_starts_again(bucket: Any, proxy: _Proxy, tmp_path: Path
 
     proxy.decide = slow
     _killed_after([str(tmp_path / "source"), "s3://faults/up"], begun.is_set, signal.SIGKILL)
-    assert [each.key for each in bucket.objects.filter(Prefix="up/")] == [f"up/{content.MARK}"]
+    assert [each.key for each in bucket.objects.filter(Prefix="up/")] == [f"up/{file_manifest.MARK}"]
     proxy.decide = lambda head: {}
     there = copy(str(tmp_path / "source"), "s3://faults/up")
     assert transfer.scan("s3://faults/up").digest == there.digest
-    assert {each.key for each in bucket.objects.filter(Prefix="up/")} == {"up/big", f"up/{content.NAME}"}
+    assert {each.key for each in bucket.objects.filter(Prefix="up/")} == {"up/big", f"up/{file_manifest.NAME}"}
 
 
 @pytest.mark.parametrize("damage", ["bytes", "note", "shorter", "longer", "other state", "no note"])

@@ -12,14 +12,14 @@ import pytest
 from tests.stores.kinds import MANIFEST, Store
 from tests.trees import tree
 
-from trainjob.data import content, copy, read_manifest
-from trainjob.data.content import ContentManifest, File
+from trainjob.data import copy, file_manifest, read_manifest
+from trainjob.data.file_manifest import ContentManifest, File
 from trainjob.errors import ChecksumMismatch, CorruptData, UnsafePath
 
 STORES = ["file", "s3", "oci", "hf"]
 
 ONE, TWO = File("a", 3, hashlib.sha256(b"one").hexdigest()), File("sub/b", 3, hashlib.sha256(b"two").hexdigest())
-GOOD = json.loads(content.build([ONE, TWO]).to_json())
+GOOD = json.loads(file_manifest.build([ONE, TWO]).to_json())
 
 
 def _made(*files: File) -> bytes:

@@ -13,7 +13,7 @@ from tests.keys import key_pair
 from tests.registry.fake import FakeRegistry
 from tests.seaweedfs import SeaweedFS
 
-from trainjob.data import content, copy, export, initialize, read_manifest
+from trainjob.data import copy, export, file_manifest, initialize, read_manifest
 from trainjob.errors import (
     ChecksumMismatch,
     CorruptData,
@@ -57,7 +57,7 @@ def test_to_s3_and_back(bucket: Any, tmp_path: Path) -> None:
     source = _tree(tmp_path / "source", FILES)
     there = copy(str(source), "s3://own-bucket/x/y")
     objects = _objects(bucket, "x/y/")
-    assert objects.pop(content.NAME) == there.to_json()
+    assert objects.pop(file_manifest.NAME) == there.to_json()
     assert objects == FILES
     lines: list[str] = []
     assert copy(str(source), "s3://own-bucket/x/y/", progress=lines.append) == there
@@ -87,7 +87,7 @@ def test_a_single_object(bucket: Any, tmp_path: Path) -> None:
     assert [(file.path, file.sha256) for file in manifest.files] == [("x.csv", digest)]
     with pytest.raises(ChecksumMismatch):
         copy("s3://own-bucket/d/x.csv", "s3://own-bucket/e", digest="0" * 64)
-    assert _objects(bucket, "e/").keys() == {content.MARK}
+    assert _objects(bucket, "e/").keys() == {file_manifest.MARK}
 
 
 def test_a_failed_upload_leaves_only_its_mark(bucket: Any, tmp_path: Path) -> None:
@@ -95,14 +95,14 @@ def test_a_failed_upload_leaves_only_its_mark(bucket: Any, tmp_path: Path) -> No
     source = _tree(tmp_path / "source", {"x.gz": data})
     with pytest.raises(CorruptData, match="truncated"):
         copy(str(source), "s3://own-bucket/cut")
-    assert _objects(bucket, "cut/").keys() == {content.MARK}
+    assert _objects(bucket, "cut/").keys() == {file_manifest.MARK}
     uploads = bucket.meta.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
     assert not uploads
     with pytest.raises(CorruptData, match="is incomplete"):
         copy("s3://own-bucket/cut", str(tmp_path / "t"))
     (source / "x.gz").write_bytes(gzip.compress(BIG, compresslevel=0))
     copy(str(source), "s3://own-bucket/cut")
-    assert _objects(bucket, "cut/").keys() == {"x.gz", content.NAME}
+    assert _objects(bucket, "cut/").keys() == {"x.gz", file_manifest.NAME}
 
 
 def test_tampering_is_detected(bucket: Any, tmp_path: Path) -> None:

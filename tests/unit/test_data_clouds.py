@@ -16,7 +16,7 @@ from tests.serving import serving
 from tests.unit.fake_clouds import Clouds
 
 from trainjob._support import retrying
-from trainjob.data import content, copy
+from trainjob.data import copy, file_manifest
 from trainjob.data.locations import parse_store
 from trainjob.data.stores import clouds
 from trainjob.data.stores.opening import open_store, open_writable
@@ -65,7 +65,7 @@ def test_upload_and_download_preserve_content(scheme: str, clouds_server: Clouds
     bucket = f"{scheme}://models" + "@acc.dfs.core.windows.net" * (scheme == "abfss")
     there = copy(str(tmp_path / "source"), f"{bucket}/x/y")
     held = dict(clouds_server.buckets["models"])
-    assert held.pop(f"x/y/{content.NAME}") == there.to_json()
+    assert held.pop(f"x/y/{file_manifest.NAME}") == there.to_json()
     assert held == {f"x/y/{name}": data for name, data in files.items()}
     assert any("partNumber" in each or "blockid" in each for each in clouds_server.requests), (
         "large files are uploaded in parts"

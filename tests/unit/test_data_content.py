@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob.data import content
-from trainjob.data.content import ContentManifest, File
+from trainjob.data import file_manifest
+from trainjob.data.file_manifest import ContentManifest, File
 from trainjob.errors import CorruptData, UnsafePath
 
 _name = st.text("abc.-_ é", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))
@@ -28,10 +28,10 @@ _paths = st.sets(_path, max_size=8).filter(_no_conflict)
 
 @given(_paths, st.binary(max_size=4))
 def test_manifest_is_canonical_and_can_be_parsed(paths: set[str], data: bytes) -> None:
-    one = content.build([_file(path, data) for path in sorted(paths)], "origin")
-    two = content.build([_file(path, data) for path in sorted(paths, reverse=True)], "origin")
+    one = file_manifest.build([_file(path, data) for path in sorted(paths)], "origin")
+    two = file_manifest.build([_file(path, data) for path in sorted(paths, reverse=True)], "origin")
     assert one.to_json() == two.to_json()
-    assert content.parse(one.to_json(), "here") == one
+    assert file_manifest.parse(one.to_json(), "here") == one
     assert one.size == len(paths) * len(data)
 
 
@@ -42,19 +42,19 @@ def test_digest_equals_that_of_model_signing(paths: set[str]) -> None:
     total = hashlib.sha256()
     for file in sorted(files, key=lambda each: PurePosixPath(each.path)):
         total.update(bytes.fromhex(file.sha256))
-    assert content.build(files).digest == f"sha256:{total.hexdigest()}"
+    assert file_manifest.build(files).digest == f"sha256:{total.hexdigest()}"
 
 
 def test_digest_of_a_recorded_tree() -> None:
     # Subject digest of the statement that model-signing 1.1.1 signs over files a/b = "1" and a.b = "2".
-    manifest = content.build([_file("a.b", b"2"), _file("a/b", b"1")])
+    manifest = file_manifest.build([_file("a.b", b"2"), _file("a/b", b"1")])
     assert [file.path for file in manifest.files] == ["a/b", "a.b"]
     assert manifest.digest == "sha256:4295f72eeb1e3507b8461e240e3b8d18c1e7bd2f1122b11fc9ec40a65894031a"
 
 
 @given(_paths.filter(bool), st.data())
 def test_any_change_of_a_manifest_is_detected(paths: set[str], data: st.DataObject) -> None:
-    value = json.loads(content.build([_file(path) for path in paths]).to_json())
+    value = json.loads(file_manifest.build([_file(path) for path in paths]).to_json())
     file = data.draw(st.sampled_from(value["files"]))
     change = data.draw(st.sampled_from(["sha256", "size", "drop", "double"]))
     if change == "sha256":
@@ -66,7 +66,7 @@ def test_any_change_of_a_manifest_is_detected(paths: set[str], data: st.DataObje
     else:
         value["files"].append(file)
     with pytest.raises(CorruptData):
-        content.parse(json.dumps(value).encode(), "here")
+        file_manifest.parse(json.dumps(value).encode(), "here")
 
 
 @pytest.mark.parametrize(
@@ -84,20 +84,20 @@ def test_any_change_of_a_manifest_is_detected(paths: set[str], data: st.DataObje
 )
 def test_invalid_manifests_are_rejected(data: bytes) -> None:
     with pytest.raises(CorruptData):
-        content.parse(data, "here")
+        file_manifest.parse(data, "here")
 
 
 def test_unsafe_paths_in_a_manifest_are_rejected() -> None:
     manifest = ContentManifest((_file("../../etc/cron.d/x"),))
     with pytest.raises(UnsafePath):
-        content.parse(manifest.to_json(), "here")
+        file_manifest.parse(manifest.to_json(), "here")
 
 
 @pytest.mark.parametrize("paths", [["MANIFEST.json"], [".trainjob/lock"], ["a", "a/b"], ["a/b/c", "a"]])
 def test_reserved_and_conflicting_paths_are_rejected(paths: list[str]) -> None:
     with pytest.raises(UnsafePath):
-        content.check_paths(paths)
+        file_manifest.check_paths(paths)
 
 
 def test_reserved_names_are_allowed_below_the_root() -> None:
-    content.check_paths(["a/MANIFEST.json", "a/.trainjob/x"])
+    file_manifest.check_paths(["a/MANIFEST.json", "a/.trainjob/x"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.registry.fake import FakeRegistry
 
-from trainjob.data import content, copy, export, initialize, read_manifest
+from trainjob.data import copy, export, file_manifest, initialize, read_manifest
 from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, TrainJobError
 from trainjob.registry import Registry, connect
 
@@ -36,7 +36,7 @@ def _files(folder: Path) -> set[str]:
     return {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
-        if path.is_file() and content.WORK not in path.relative_to(folder).parts
+        if path.is_file() and file_manifest.WORK not in path.relative_to(folder).parts
     }
 
 
@@ -92,7 +92,7 @@ def test_changed_directories_do_not_match_the_digest(
         initialize(str(source), str(target), digest=right)
     assert read_manifest(str(target)) is None
     # An attacker who can change files can also change the manifest.
-    (source / content.NAME).unlink(missing_ok=True)
+    (source / file_manifest.NAME).unlink(missing_ok=True)
     copy(str(source), str(tmp_path / "again"))
     with pytest.raises(ChecksumMismatch):
         initialize(str(tmp_path / "again"), str(target), digest=right)
@@ -152,7 +152,7 @@ def test_digest_of_a_registered_version_is_verified(registry: Registry, tmp_path
         initialize("models:/m/1", str(tmp_path / "no"), digest=_WRONG)
     (place / "sub/more.txt").write_text("y")
     assert_rejected()
-    (place / content.NAME).unlink()
+    (place / file_manifest.NAME).unlink()
     assert_rejected()
     shutil.rmtree(place)
     copy(str(_tree(tmp_path / "other", "y")), str(place))

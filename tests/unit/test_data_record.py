@@ -8,11 +8,11 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
-from trainjob.data import content
+from trainjob.data import file_manifest
 from trainjob.data.card import card
-from trainjob.data.content import File
+from trainjob.data.file_manifest import File
 from trainjob.data.models import ModelFacts
-from trainjob.data.record import Record, public, statement
+from trainjob.data.provenance import Record, public, statement
 from trainjob.errors import ConfigurationError
 
 _SHA, _COMMIT = "ab" * 32, "cd" * 20
@@ -28,7 +28,7 @@ _GIVEN: dict[str, Any] = {
 
 
 def _record(given: Any, files: tuple[str, ...] = ("a|b", "c"), **more: Any) -> Record:
-    manifest = content.build(File(path, 3, _SHA) for path in files)
+    manifest = file_manifest.build(File(path, 3, _SHA) for path in files)
     facts = ModelFacts(12_345, (".safetensors",))
     values: dict[str, Any] = {"name": "digits", "export_id": "run 7", "metrics": {"accuracy": 0.97}} | more
     return Record(**values, uri="s3://models/digits/1", manifest=manifest, facts=facts, provenance=public(given))

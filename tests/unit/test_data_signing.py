@@ -17,7 +17,7 @@ from tests.keys import PEM, key_pair
 from tests.registry.fake import FakeRegistry
 from tests.warm import Warm
 
-from trainjob.data import content, copy, export, initialize, read_manifest
+from trainjob.data import copy, export, file_manifest, initialize, read_manifest
 from trainjob.data.__main__ import main
 from trainjob.data.signing import signer
 from trainjob.data.stores.files import FileStore
@@ -77,11 +77,11 @@ def test_model_signing_verifies_an_export(official: Warm, tmp_path: Path, curve:
     assert _verified(official, folder, public)
     assert not _verified(official, folder, key_pair(tmp_path, "other", curve)[1])
     statement = json.loads(base64.b64decode(json.loads((folder / "model.sig").read_bytes())["dsseEnvelope"]["payload"]))
-    complete = copy(str(folder), str(tmp_path / "all"), exclude=[content.NAME, content.SIGNATURE])
+    complete = copy(str(folder), str(tmp_path / "all"), exclude=[file_manifest.NAME, file_manifest.SIGNATURE])
     assert [each["name"] for each in statement["predicate"]["resources"]] == [file.path for file in complete.files]
-    assert {content.PROVENANCE, content.CARD} <= {file.path for file in complete.files}
+    assert {file_manifest.PROVENANCE, file_manifest.CARD} <= {file.path for file in complete.files}
     assert statement["subject"] == [{"name": "m", "digest": {"sha256": complete.digest.removeprefix("sha256:")}}]
-    for name in ("config.json", content.PROVENANCE, content.CARD):
+    for name in ("config.json", file_manifest.PROVENANCE, file_manifest.CARD):
         before = (folder / name).read_bytes()
         (folder / name).write_bytes(before + b" ")
         assert not _verified(official, folder, public)
@@ -111,7 +111,7 @@ def test_only_signed_content_is_downloaded(tmp_path: Path, keys: tuple[str, str]
     with pytest.raises(ChecksumMismatch, match="signature"):
         initialize("models:/m@champion", str(tmp_path / "in3"), verify_key=key_pair(tmp_path, "other")[1])
     # An attacker who can write to the store replaces the model and its manifest.
-    beside = {name: (folder / name).read_bytes() for name in content.SIDECARS if (folder / name).exists()}
+    beside = {name: (folder / name).read_bytes() for name in file_manifest.SIDECARS if (folder / name).exists()}
     shutil.rmtree(folder)
     copy(_model(tmp_path / "evil", 7), str(folder))
     with pytest.raises(ChecksumMismatch, match="not signed"):
@@ -128,7 +128,7 @@ def test_only_signed_content_is_downloaded(tmp_path: Path, keys: tuple[str, str]
     assert not (tmp_path / "in3").exists()
 
 
-@pytest.mark.parametrize("name", [content.PROVENANCE, content.CARD])
+@pytest.mark.parametrize("name", [file_manifest.PROVENANCE, file_manifest.CARD])
 @pytest.mark.parametrize("what", ["changed", "removed"])
 def test_provenance_and_card_are_signed(tmp_path: Path, keys: tuple[str, str], name: str, what: str) -> None:
     folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=keys[0], provenance={"code": "x"})
@@ -150,11 +150,11 @@ def test_provenance_and_card_are_signed(tmp_path: Path, keys: tuple[str, str], n
 
 
 def test_a_card_of_the_author_is_signed_as_a_file(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
-    source = _model(tmp_path / "out", more={content.CARD: b"mine"})
+    source = _model(tmp_path / "out", more={file_manifest.CARD: b"mine"})
     folder = _export(source, tmp_path / "models", sign=keys[0])
     assert _verified(official, folder, keys[1])
     assert initialize(str(folder), str(tmp_path / "in"), verify_key=keys[1]).files == 5
-    (folder / content.CARD).write_bytes(b"his.")
+    (folder / file_manifest.CARD).write_bytes(b"his.")
     with pytest.raises(ChecksumMismatch):
         initialize(str(folder), str(tmp_path / "in2"), verify_key=keys[1])
 
@@ -189,10 +189,10 @@ def test_a_killed_export_leaves_no_signature_of_other_content(
         # The retry has another provenance, and signs if the first did not.
         again = _export(source, target, name=name, sign=keys[0] if not signed else None, provenance={"seed": instant})
         assert again == place
-        assert (place / content.SIGNATURE).exists() is not signed
+        assert (place / file_manifest.SIGNATURE).exists() is not signed
         if not signed:
             initialize(str(place), str(tmp_path / "in" / name), verify_key=keys[1])
-    assert written == [content.MARK, content.PROVENANCE, content.CARD]
+    assert written == [file_manifest.MARK, file_manifest.PROVENANCE, file_manifest.CARD]
 
 
 def test_a_signature_without_provenance_is_accepted_and_reported(tmp_path: Path, keys: tuple[str, str]) -> None:
@@ -200,12 +200,12 @@ def test_a_signature_without_provenance_is_accepted_and_reported(tmp_path: Path,
     folder = _export(_model(tmp_path / "out"), tmp_path / "models")
     manifest = read_manifest(str(folder))
     assert manifest is not None
-    (folder / content.SIGNATURE).write_bytes(signer(keys[0])(manifest, "m", {}))
-    (folder / content.PROVENANCE).write_bytes(b"{}")
+    (folder / file_manifest.SIGNATURE).write_bytes(signer(keys[0])(manifest, "m", {}))
+    (folder / file_manifest.PROVENANCE).write_bytes(b"{}")
     lines: list[str] = []
     initialize("models:/m/1", str(tmp_path / "in"), verify_key=keys[1], progress=lines.append)
     (message,) = [line for line in lines if "not covered" in line]
-    assert f"covers its 4 files; not covered: {content.CARD}, {content.PROVENANCE}" in message
+    assert f"covers its 4 files; not covered: {file_manifest.CARD}, {file_manifest.PROVENANCE}" in message
     (folder / "config.json").write_text("[]")
     with pytest.raises(ChecksumMismatch):
         initialize("models:/m/1", str(tmp_path / "in2"), verify_key=keys[1])
@@ -219,10 +219,12 @@ def test_signatures_of_other_tools_are_verified(official: Warm, tmp_path: Path, 
     # model-signing ignores git's files; unsigned files are rejected.
     with pytest.raises(ChecksumMismatch, match="gitattributes"):
         initialize(str(folder), str(tmp_path / "in"), verify_key=public)
-    assert not [path for path in (tmp_path / "in").rglob("*") if path.is_file() and content.WORK not in path.parts]
+    assert not [
+        path for path in (tmp_path / "in").rglob("*") if path.is_file() and file_manifest.WORK not in path.parts
+    ]
     target = tmp_path / "in"
     assert initialize(str(folder), str(target), exclude=[".git*"], verify_key=public).files == 5
-    assert _verified(official, target, public, "--ignore-paths", target / content.NAME), (
+    assert _verified(official, target, public, "--ignore-paths", target / file_manifest.NAME), (
         "the signature is downloaded, too"
     )
     # A target from a download without a key does not count as verified.
@@ -266,7 +268,7 @@ def test_a_changed_payload_invalidates_the_signature(tmp_path: Path, keys: tuple
     bundle = json.loads((folder / "model.sig").read_bytes())
     payload = base64.b64decode(bundle["dsseEnvelope"]["payload"])
     (folder / "config.json").write_text("[]")
-    copy(str(folder), str(tmp_path / "evil"), exclude=[content.NAME, *content.SIDECARS])
+    copy(str(folder), str(tmp_path / "evil"), exclude=[file_manifest.NAME, *file_manifest.SIDECARS])
     evil = read_manifest(str(tmp_path / "evil"))
     assert evil is not None
     statement = json.loads(payload)

@@ -13,7 +13,7 @@ import pytest
 from tests.trees import files, tree
 from tests.unit.measured import COPY, peak
 
-from trainjob.data import content, copy, read_manifest, transfer
+from trainjob.data import copy, file_manifest, read_manifest, transfer
 from trainjob.data.stores.files import FileStore
 from trainjob.data.transfer import scan
 from trainjob.errors import (
@@ -26,7 +26,7 @@ from trainjob.errors import (
     UnsafePath,
 )
 
-LEFT = {".trainjob/lock", content.MARK}
+LEFT = {".trainjob/lock", file_manifest.MARK}
 FILES = {"a.txt": b"one", "sub/b.bin": bytes(range(256)) * 9000, "sub/deep/c": b"", "ünï cödé %20": b"x"}
 
 
@@ -74,7 +74,7 @@ def test_the_manifest_is_written_after_the_files_are_on_the_disk(
     replace = os.replace
 
     def note_replace(old: str, new: str, **places: int) -> None:
-        if Path(new).name == content.NAME:
+        if Path(new).name == file_manifest.NAME:
             replaced.append(len(synced))
         replace(old, new, **places)
 
@@ -100,17 +100,17 @@ def test_a_copy_in_replacement_is_incomplete(source: Path, target: Path, monkeyp
 
 
 def test_sidecars_are_removed_with_their_content(source: Path, target: Path) -> None:
-    transfer.copy(str(source), str(target), sidecars=lambda _: {content.CARD: b"about one"})
-    assert (target / content.CARD).read_bytes() == b"about one"
+    transfer.copy(str(source), str(target), sidecars=lambda _: {file_manifest.CARD: b"about one"})
+    assert (target / file_manifest.CARD).read_bytes() == b"about one"
     (source / "a.txt").write_bytes(b"two")
     copy(str(source), str(target))
-    assert not (target / content.CARD).exists()
+    assert not (target / file_manifest.CARD).exists()
 
 
 def test_a_source_file_with_the_name_of_a_sidecar_is_content(source: Path, target: Path) -> None:
-    (source / content.CARD).write_bytes(b"of the author")
+    (source / file_manifest.CARD).write_bytes(b"of the author")
     copy(str(source), str(target))
-    assert (target / content.CARD).read_bytes() == b"of the author"
+    assert (target / file_manifest.CARD).read_bytes() == b"of the author"
 
 
 def test_reported_bytes_add_up_to_the_size(source: Path, target: Path) -> None:
@@ -125,21 +125,21 @@ def test_copy_writes_only_missing_files(source: Path, target: Path, tmp_path: Pa
     first = tmp_path / "first"
     copy(str(source), str(first))
     copy(str(first), str(target))
-    kept = {name: (target / name).stat().st_ino for name in (*FILES, content.NAME)}
+    kept = {name: (target / name).stat().st_ino for name in (*FILES, file_manifest.NAME)}
     copy(str(first), str(target))
     assert {name: (target / name).stat().st_ino for name in kept} == kept, "the target is complete"
     (target / "a.txt").write_bytes(b"longer")  # the first file
-    (target / content.NAME).unlink()
+    (target / file_manifest.NAME).unlink()
     copy(str(first), str(target))
     assert files(target) == FILES
-    del kept["a.txt"], kept[content.NAME]
+    del kept["a.txt"], kept[file_manifest.NAME]
     assert {name: (target / name).stat().st_ino for name in kept} == kept, "the other files are correct"
 
 
 def test_manifest_of_the_source_is_checked_before_writing(source: Path, target: Path, tmp_path: Path) -> None:
     copy(str(source), str(tmp_path / "first"))
 
-    def refuse(manifest: content.ContentManifest) -> None:
+    def refuse(manifest: file_manifest.ContentManifest) -> None:
         raise ChecksumMismatch(f"{len(manifest.files)} files are not signed")
 
     with pytest.raises(ChecksumMismatch, match="4 files are not signed"):
@@ -154,7 +154,7 @@ def test_a_complete_copy_is_checked_again(source: Path, target: Path) -> None:
     assert transfer.copy(str(source), str(target), check=lambda manifest: checked.append(manifest.digest)) == first
     assert checked == [first.digest]
 
-    def refuse(_: content.ContentManifest) -> None:
+    def refuse(_: file_manifest.ContentManifest) -> None:
         raise ChecksumMismatch("not signed")
 
     with pytest.raises(ChecksumMismatch, match="not signed"):
@@ -214,7 +214,7 @@ def test_unneeded_files_of_a_killed_copy_are_removed(source: Path, target: Path,
     with pytest.raises(CorruptData):
         copy(str(source), str(target))
     tree(target, {"old/1": b"of an even older try", "notes.txt": b"not ours"})
-    mark = target / content.MARK
+    mark = target / file_manifest.MARK
     mark.write_text(json.dumps([*json.loads(mark.read_text()), "old/1"]))
     other = tree(tmp_path / "other", {"a.txt": b"other"})
     copy(str(other), str(target))
@@ -225,7 +225,7 @@ def test_unneeded_files_of_a_killed_copy_are_removed(source: Path, target: Path,
     "listed", [b"", b"{", b"[1]", b'["../outside"]', b'["/etc/passwd"]', b'["MANIFEST.json"]', b"null"]
 )
 def test_unsafe_entries_of_a_mark_are_ignored(source: Path, target: Path, tmp_path: Path, listed: bytes) -> None:
-    tree(tmp_path, {"outside": b"x", f"target/{content.MARK}": listed})
+    tree(tmp_path, {"outside": b"x", f"target/{file_manifest.MARK}": listed})
     copy(str(source), str(target))
     assert (tmp_path / "outside").exists()
     assert files(target) == FILES
@@ -233,9 +233,9 @@ def test_unsafe_entries_of_a_mark_are_ignored(source: Path, target: Path, tmp_pa
 
 def test_work_files_of_a_writer_killed_at_the_end_are_removed(source: Path, target: Path) -> None:
     manifest = copy(str(source), str(target))
-    tree(target, {content.MARK: b"[]", ".trainjob/lock": b""})
+    tree(target, {file_manifest.MARK: b"[]", ".trainjob/lock": b""})
     assert copy(str(source), str(target)) == manifest
-    assert not (target / content.WORK).exists()
+    assert not (target / file_manifest.WORK).exists()
 
 
 def test_patterns_select_files(source: Path, target: Path) -> None:

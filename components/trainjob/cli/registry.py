@@ -151,13 +151,13 @@ def register(
 
     Idempotent: the same command again shows the same version.
     """
-    from trainjob.data import content, transfer
+    from trainjob.data import file_manifest, transfer
     from trainjob.errors import ConfigurationError
     from trainjob.registry import connect
     from trainjob.registry.base import check_metrics
 
     place = _place(location)
-    known = content.check_digest(digest)
+    known = file_manifest.check_digest(digest)
     if known is None:
         manifest = transfer.read_manifest(place)
         if manifest is None:

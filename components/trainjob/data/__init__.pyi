@@ -1,4 +1,4 @@
-from trainjob.data.content import ContentManifest as ContentManifest
+from trainjob.data.file_manifest import ContentManifest as ContentManifest
 from trainjob.data.steps import (
     Exported as Exported,
     Initialized as Initialized,

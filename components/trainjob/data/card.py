@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from trainjob.data import content
-from trainjob.data.record import Record
+from trainjob.data import file_manifest
+from trainjob.data.provenance import Record
 from trainjob.version import __version__
 
 _SHOWN = 100  # files; a checkpoint of many shards has a few hundred, a dataset exported as a model many more
@@ -35,7 +35,7 @@ def _lines(record: Record) -> Iterator[str]:
     manifest, facts = record.manifest, record.facts
     yield f"# {_plain(record.name)}"
     yield ""
-    yield f"Exported by trainjob {__version__}. `{content.PROVENANCE}` has the provenance for programs."
+    yield f"Exported by trainjob {__version__}. `{file_manifest.PROVENANCE}` has the provenance for programs."
     summary = [("Export", _code(record.export_id)), ("Location", _code(record.uri)), ("Digest", _code(manifest.digest))]
     number = len(manifest.files)
     summary.append(("Size", f"{manifest.size:,} bytes in {number:,} file{'s' * (number != 1)}"))
@@ -54,7 +54,7 @@ def _lines(record: Record) -> Iterator[str]:
     files = [(_code(file.path), f"{file.size:,}", _code(file.sha256)) for file in manifest.files]
     yield from _table("Files", ("Path", "Bytes", "SHA-256"), files[:_SHOWN])
     if len(files) > _SHOWN:
-        yield f"\n… and {len(files) - _SHOWN:,} more, in `{content.NAME}`."
+        yield f"\n… and {len(files) - _SHOWN:,} more, in `{file_manifest.NAME}`."
 
 
 def _training(record: Record) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainjob.data import content
+from trainjob.data import file_manifest
 from trainjob.data.locations import Location, ModelRef, parse, parse_store, parse_target
 from trainjob.data.program import Step
 from trainjob.data.promotion import GATE_DECIDES
@@ -41,7 +41,7 @@ def check_options(step: Step, options: Mapping[str, Any]) -> None:
     if step == "evaluate":
         _check_evaluate(options, given)
         return
-    content.check_digest(given.get("digest"))
+    file_manifest.check_digest(given.get("digest"))
     if "source" in given:
         check_if_missing(given.get("if_missing", "fail"), parse(given["source"]))
 
@@ -55,7 +55,7 @@ def check_if_missing(if_missing: str, source: Location | ModelRef) -> None:
 
 
 def _check_evaluate(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    content.check_digest(given.get("dataset_digest"))
+    file_manifest.check_digest(given.get("dataset_digest"))
     for name in ("candidate", "dataset"):
         if name in given:
             parse_store(given[name])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainjob.data import content, strict, transfer
+from trainjob.data import file_manifest, strict, transfer
 from trainjob.data.locations import Location, ModelRef, parse, parse_target
 from trainjob.data.promotion import Evaluation
 from trainjob.data.steps import Initialized, initialize
@@ -137,7 +137,7 @@ def evaluate(
         decision = rules.decide(report) if rules is not None else None
         made = work / "report"
         made.mkdir()
-        (made / content.EVALUATION).write_bytes(Evaluation(target, report, decision).as_json())
+        (made / file_manifest.EVALUATION).write_bytes(Evaluation(target, report, decision).as_json())
         transfer.copy(str(made), target, progress=None)
     if decision is not None:
         notify(f"the gate {'passed' if decision.passed else 'failed'}: {decision.rule}: {decision.reason}")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainjob.data import content, strict
-from trainjob.data.content import ContentManifest
+from trainjob.data import file_manifest, strict
+from trainjob.data.file_manifest import ContentManifest
 from trainjob.data.locations import join, parse_store
 from trainjob.data.stores.opening import opened
 from trainjob.errors import ConfigurationError, CorruptData, ModelNotFound
@@ -44,7 +44,7 @@ class Evaluation:
             SourceNotFound: There is no evaluation.
             CorruptData: The file is not an evaluation report.
         """
-        folder, name = parse_store(uri), content.EVALUATION
+        folder, name = parse_store(uri), file_manifest.EVALUATION
         if folder.name.endswith(".json") and not folder.directory:
             folder, name = replace(folder, path=folder.path.rpartition("/")[0]), folder.name
             uri = folder.uri
@@ -66,7 +66,7 @@ class Evaluation:
 
     def stands_in(self, beside: Mapping[str, Iterable[bytes]]) -> bool:
         """Whether this evaluation is among the files beside a model, with all versions that the store has."""
-        return self.as_json() in beside.get(content.EVALUATION, ())
+        return self.as_json() in beside.get(file_manifest.EVALUATION, ())
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -99,7 +99,7 @@ class Evaluation:
 
     def sidecars(self, uri: str, manifest: ContentManifest) -> dict[str, bytes]:
         """The files beside the model: the report, and an in-toto statement about it."""
-        return {content.EVALUATION: self.as_json(), content.TEST_RESULT: self.statement(uri, manifest)}
+        return {file_manifest.EVALUATION: self.as_json(), file_manifest.TEST_RESULT: self.statement(uri, manifest)}
 
     def statement(self, uri: str, manifest: ContentManifest) -> bytes:
         """The decision as an in-toto statement (https://in-toto.io/attestation/test-result/v0.1)."""
@@ -107,7 +107,7 @@ class Evaluation:
         result = "PASSED" if self.decision is None or self.decision.passed else "FAILED"
         parts = [("dataset", self.report.dataset), ("champion", self.report.champion), ("code", self.report.code)]
         configuration = [_resource(name, part) for name, part in parts if part]
-        report = {"name": content.EVALUATION, "digest": {"sha256": self.report.digest.removeprefix("sha256:")}}
+        report = {"name": file_manifest.EVALUATION, "digest": {"sha256": self.report.digest.removeprefix("sha256:")}}
         predicate = {
             "result": result,
             "configuration": [*configuration, report],

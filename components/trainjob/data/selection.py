@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from trainjob.data import content
-from trainjob.data.content import ContentManifest
+from trainjob.data import file_manifest
+from trainjob.data.file_manifest import ContentManifest
 from trainjob.data.locations import public
 from trainjob.data.stores.base import Entry, ReadableStore
 from trainjob.errors import CorruptData, SourceNotFound, UnsafePath
@@ -57,50 +57,50 @@ def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str])
             )
         return Selection((single,), None, _origin(store, [single]), single=True)
     entries = {entry.path: entry for entry in store.list()}
-    working = [path for path in entries if path.split("/")[0] == content.WORK]
+    working = [path for path in entries if path.split("/")[0] == file_manifest.WORK]
     promised = None
-    if content.NAME in entries and content.NAME not in exclude:
-        if entries[content.NAME].size > content.longest(entries):  # reading it could fill the memory
+    if file_manifest.NAME in entries and file_manifest.NAME not in exclude:
+        if entries[file_manifest.NAME].size > file_manifest.longest(entries):  # reading it could fill the memory
             raise CorruptData(
-                f"{where} has a {content.NAME} of {entries[content.NAME].size} bytes for {len(entries)} files, too many"
-                f" for a manifest of trainjob; if it belongs to the data, exclude {content.NAME!r}"
+                f"{where} has a {file_manifest.NAME} of {entries[file_manifest.NAME].size} bytes for {len(entries)} files, too many"
+                f" for a manifest of trainjob; if it belongs to the data, exclude {file_manifest.NAME!r}"
             )
         promised = manifest_of(store)
     elif working:
         raise CorruptData(f"{where} is incomplete: the step that writes it has not finished; run that step again")
-    for path in (*working, content.NAME):
+    for path in (*working, file_manifest.NAME):
         entries.pop(path, None)
     if promised is not None:
         named = {file.path for file in promised.files}
-        for path in set(content.SIDECARS) - named:
+        for path in set(file_manifest.SIDECARS) - named:
             entries.pop(path, None)
         _compare(store, promised, entries)
     if not entries:
         raise SourceNotFound(f"{where} does not exist or is empty")
     chosen = sorted(
         (entry for path, entry in entries.items() if wanted(path, include, exclude)),
-        key=lambda entry: content.in_order(entry.path),
+        key=lambda entry: file_manifest.in_order(entry.path),
     )
     if not chosen:
         raise SourceNotFound(
             f"none of the {len(entries)} files at {where} matches include={list(include)} exclude={list(exclude)}"
         )
-    content.check_paths(entry.path for entry in chosen)
+    file_manifest.check_paths(entry.path for entry in chosen)
     if promised is not None:
         names = {entry.path for entry in chosen}
-        promised = content.build(file for file in promised.files if file.path in names)
+        promised = file_manifest.build(file for file in promised.files if file.path in names)
     return Selection(tuple(chosen), promised, _origin(store, chosen))
 
 
 def manifest_of(store: ReadableStore) -> ContentManifest | None:
     """Read the manifest at the root of ``store``; None without one. Raises CorruptData if it is not from trainjob."""
     try:
-        data = b"".join(store.read(content.NAME))
+        data = b"".join(store.read(file_manifest.NAME))
     except SourceNotFound:
         return None
     except UnsafePath:
         return None  # a component of the path is a file
-    return content.parse(data, store.location.child(content.NAME).uri)
+    return file_manifest.parse(data, store.location.child(file_manifest.NAME).uri)
 
 
 def _single(store: ReadableStore) -> Entry | None:
@@ -120,7 +120,7 @@ def _single(store: ReadableStore) -> Entry | None:
         raise SourceNotFound(
             f"{location} is not a file; from web servers only single files can be read, so write the URL of one"
         )
-    content.check_paths([location.name])
+    file_manifest.check_paths([location.name])
     return Entry(location.name, entry.size, entry.etag)
 
 
@@ -128,15 +128,15 @@ def _compare(store: ReadableStore, promised: ContentManifest, entries: dict[str,
     listed = {file.path: file for file in promised.files}
     for path in sorted(listed.keys() | entries.keys()):
         if path not in entries:
-            raise CorruptData(f"{store.location} lacks {path!r}, which its {content.NAME} lists; write it again")
+            raise CorruptData(f"{store.location} lacks {path!r}, which its {file_manifest.NAME} lists; write it again")
         if path not in listed:
             raise CorruptData(
-                f"{store.location} has {path!r}, which its {content.NAME} does not list; remove that file, or exclude"
-                f" {content.NAME!r} to copy all files without verification"
+                f"{store.location} has {path!r}, which its {file_manifest.NAME} does not list; remove that file, or exclude"
+                f" {file_manifest.NAME!r} to copy all files without verification"
             )
         if listed[path].size != entries[path].size:
             raise CorruptData(
-                f"{store.location}: {path!r} has {entries[path].size} bytes, but its {content.NAME} states"
+                f"{store.location}: {path!r} has {entries[path].size} bytes, but its {file_manifest.NAME} states"
                 f" {listed[path].size}; write it again"
             )
 

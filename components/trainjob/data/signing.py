@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from trainjob.data import content
-from trainjob.data.content import ContentManifest, File
+from trainjob.data import file_manifest
+from trainjob.data.file_manifest import ContentManifest, File
 from trainjob.errors import ChecksumMismatch, ConfigurationError, missing
 
 Wanted = Callable[[str], bool]
@@ -36,7 +36,7 @@ class Verify(Protocol):
         Args:
             manifest: The existing files. Each of them must be signed, except ``model.sig``; also those that the
                 signature lists as ignored.
-            beside: Files of `trainjob.data.content.SIDECARS` with their contents, including ``model.sig``. Of several
+            beside: Files of `trainjob.data.file_manifest.SIDECARS` with their contents, including ``model.sig``. Of several
                 versions of a file, one must be signed.
             where: Location for the error message.
             wanted: Whether a signed file must be in `manifest`.
@@ -66,10 +66,10 @@ def signer(key: str) -> Callable[[ContentManifest, str, Mapping[str, bytes]], by
 
     def sign(manifest: ContentManifest, name: str, beside: Mapping[str, bytes]) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, content.SIGNATURE)
+            file = Path(folder, file_manifest.SIGNATURE)
             own = {each.path for each in manifest.files}
             files = [*manifest.files, *(_beside(path, data) for path, data in beside.items() if path not in own)]
-            files.sort(key=lambda each: content.in_order(each.path))
+            files.sort(key=lambda each: file_manifest.in_order(each.path))
             config.set_hashing_config(_digests(files)).sign(PurePosixPath(name), file)
             return file.read_bytes()
 
@@ -93,13 +93,13 @@ def verifier(key: str) -> Verify:
         manifest: ContentManifest, beside: Mapping[str, Sequence[bytes]], where: str, wanted: Wanted
     ) -> Collection[str]:
         failures = []
-        for signature in beside[content.SIGNATURE]:
+        for signature in beside[file_manifest.SIGNATURE]:
             try:
                 files, uncovered = _compared(manifest, beside, signature, wanted)
                 config.set_hashing_config(_digests(files))
                 with tempfile.TemporaryDirectory() as folder:
-                    Path(folder, content.SIGNATURE).write_bytes(signature)
-                    config.verify(PurePosixPath("model"), Path(folder, content.SIGNATURE))
+                    Path(folder, file_manifest.SIGNATURE).write_bytes(signature)
+                    config.verify(PurePosixPath("model"), Path(folder, file_manifest.SIGNATURE))
                 return uncovered
             except Exception as error:  # noqa: BLE001 - a dozen types, of four libraries; none may accept a model
                 failures.append(" ".join(str(error).split()) or "it was made with another key, or modified")
@@ -153,14 +153,14 @@ def _compared(
     versions = {
         path: [_beside(path, data) for data in contents]
         for path, contents in beside.items()
-        if path not in own and path != content.SIGNATURE
+        if path not in own and path != file_manifest.SIGNATURE
     }
-    files = [file for path, file in own.items() if path != content.SIGNATURE]
+    files = [file for path, file in own.items() if path != file_manifest.SIGNATURE]
     for path in versions.keys() & signed.keys():
         known = [file for file in versions[path] if file.sha256 == signed[path].sha256]
         files += known[:1] or versions[path][:1]
     # Files that were left out are compared with themselves.
-    there = {file.path for file in files} | {content.PROVENANCE, content.CARD}
+    there = {file.path for file in files} | {file_manifest.PROVENANCE, file_manifest.CARD}
     files += [file for path, file in signed.items() if path not in there and not wanted(path)]
     return files, sorted(versions.keys() - signed.keys())
 
@@ -175,7 +175,7 @@ def _digests(files: Iterable[File]) -> Any:
         for file in files
     ]
     # The files beside them, so that other tools ignore these when they verify.
-    beside = sorted({content.NAME, *content.SIDECARS} - {file.path for file in files})
+    beside = sorted({file_manifest.NAME, *file_manifest.SIDECARS} - {file.path for file in files})
     parameters = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": beside}
 
     class Known(hashing.Config):  # type: ignore[misc]

@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainjob.data import content, record, signing, transfer
+from trainjob.data import file_manifest, provenance, signing, transfer
 from trainjob.data.card import card
 from trainjob.data.checks import check_if_missing
-from trainjob.data.content import ContentManifest
+from trainjob.data.file_manifest import ContentManifest
 from trainjob.data.locations import ModelRef, join, parse, parse_store, parse_target
 from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
 from trainjob.data.promotion import GATE_DECIDES, Evaluation
-from trainjob.data.record import Record
+from trainjob.data.provenance import Record
 from trainjob.data.selection import as_patterns, select, wanted
 from trainjob.data.stores.opening import opened
 from trainjob.data.transfer import Check
@@ -131,7 +131,7 @@ def initialize(
     location = parse(source)
     include, exclude = as_patterns(include), as_patterns(exclude)
     into = parse_target(target).uri
-    expected = content.check_digest(digest)
+    expected = file_manifest.check_digest(digest)
     key = verify_key or Settings().verify_key
     verify = signing.verifier(key) if key else None
     check_if_missing(if_missing, location)
@@ -152,7 +152,7 @@ def initialize(
     if include or exclude:
         # A part of the model has another digest than the registered one; the source's manifest verifies each file.
         held = transfer.read_manifest(found.uri)
-        if found.digest and (held is None or not content.matches(held, found.digest)):
+        if found.digest and (held is None or not file_manifest.matches(held, found.digest)):
             raise ChecksumMismatch(
                 f"{found.uri} changed since it was registered as version {found.version} of {found.name!r}"
             )
@@ -240,8 +240,10 @@ def export(
     signer = signing.signer(key) if key else None
     records = _registry(registry)
     uri = _location(target, name, export_id)
-    facts, checked = _check_files(source, allow_pickle, {content.PROVENANCE, *([content.SIGNATURE] if signer else [])})
-    origin = record.public(provenance or {})
+    facts, checked = _check_files(
+        source, allow_pickle, {file_manifest.PROVENANCE, *([file_manifest.SIGNATURE] if signer else [])}
+    )
+    origin = provenance.public(provenance or {})
     tags = {"trainjob.parameters": str(facts.parameters), **provenance_tags(origin)}
     tags |= evaluated.tags if evaluated is not None else {}
     registered = records.check(name, uri, export_id=export_id, metrics=measured, tags=tags)
@@ -250,12 +252,12 @@ def export(
         if manifest.origin != checked:
             raise CorruptData(f"{source} changed while it was exported; export it again when nothing writes to it")
         known = Record(name, export_id, uri, manifest, facts, measured, origin)
-        files = {content.PROVENANCE: record.statement(known), content.CARD: card(known)}
+        files = {file_manifest.PROVENANCE: provenance.statement(known), file_manifest.CARD: card(known)}
         if evaluated is not None:
             evaluated.check_model(source, manifest.digest)
             files |= evaluated.sidecars(uri, manifest)
         # The signature is last, since it covers the others. An author's card is one of the model's files.
-        return files | ({content.SIGNATURE: signer(manifest, name, files)} if signer else {})
+        return files | ({file_manifest.SIGNATURE: signer(manifest, name, files)} if signer else {})
 
     _refuse_other_content(source, uri, export_id, registered, signed=signer is not None, evaluated=evaluated)
     manifest = transfer.copy(source, uri, progress=progress, sidecars=sidecars)
@@ -340,9 +342,9 @@ def _signed(
     """Make the check of the signature of `source`, which reports files that it does not cover."""
     if verify is None:
         return None
-    beside = _beside(source, content.SIDECARS)
-    if content.SIGNATURE not in beside:
-        raise ChecksumMismatch(f"{source} is not signed: {content.SIGNATURE} does not exist")
+    beside = _beside(source, file_manifest.SIDECARS)
+    if file_manifest.SIGNATURE not in beside:
+        raise ChecksumMismatch(f"{source} is not signed: {file_manifest.SIGNATURE} does not exist")
     reported: set[str] = set()
 
     def check(manifest: ContentManifest) -> None:
@@ -407,12 +409,12 @@ def _refuse_other_content(
         if evaluated is not None and parse_store(source).on_disk:
             evaluated.check_model(source, transfer.scan(source).digest)
         return
-    if signed and not _beside(uri, [content.SIGNATURE]):
+    if signed and not _beside(uri, [file_manifest.SIGNATURE]):
         raise RegistryConflict(
             f"{export_id!r} was used to export {uri} without a signature; use a new export_id to sign it"
         )
-    if evaluated is not None and evaluated.as_json() not in _beside(uri, [content.EVALUATION]).get(
-        content.EVALUATION, ()
+    if evaluated is not None and evaluated.as_json() not in _beside(uri, [file_manifest.EVALUATION]).get(
+        file_manifest.EVALUATION, ()
     ):
         raise RegistryConflict(
             f"{export_id!r} was used to export {uri} without this evaluation; use a new export_id to export it with the"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
-from trainjob.data import content, ranges
-from trainjob.data.content import File, matches
+from trainjob.data import file_manifest, ranges
+from trainjob.data.file_manifest import File, matches
 from trainjob.data.gzips import GzipCheck
 from trainjob.data.locations import public
 from trainjob.data.meter import Meter
@@ -108,7 +108,7 @@ class Stream:
             )
         if gzip is not None:
             gzip.finish()
-        if self._expected not in ("", self.digest) and not matches(content.build([self.file]), self._expected):
+        if self._expected not in ("", self.digest) and not matches(file_manifest.build([self.file]), self._expected):
             raise ChecksumMismatch(f"{self._where()} has SHA-256 {self.digest}, not {self._expected}")
 
     def _where(self) -> str:

@@ -10,8 +10,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from trainjob.data import content
-from trainjob.data.content import ContentManifest, File, matches
+from trainjob.data import file_manifest
+from trainjob.data.file_manifest import ContentManifest, File, matches
 from trainjob.data.locations import Location, parse_store, parse_target
 from trainjob.data.meter import Meter, Moved, Notify
 from trainjob.data.parallel import for_each
@@ -82,7 +82,7 @@ def copy(
         ConfigurationError: A location, a credential or an extra is wrong or missing.
     """
     notify = progress or _silent
-    wanted = content.check_digest(digest)
+    wanted = file_manifest.check_digest(digest)
     location, at = parse_store(source), parse_target(target)
     with opened(location) as store, opened_writable(at) as into:
         _refuse_overlap(store.location, into.location)
@@ -159,7 +159,7 @@ def _complete(
     if not same:
         return None
     sizes = {entry.path: entry.size for entry in into.list()}
-    if without_leftovers and any(path.startswith(f"{content.WORK}/") for path in sizes):
+    if without_leftovers and any(path.startswith(f"{file_manifest.WORK}/") for path in sizes):
         return None
     return held if all(sizes.get(file.path) == file.size for file in held.files) else None
 
@@ -177,7 +177,7 @@ def _write(  # noqa: PLR0917 - the state of `copy`
     correct = _correct_files(into, selection, previous)
     stale, again = _announce(into, selection, previous)
     if previous is not None:
-        into.delete(content.NAME)
+        into.delete(file_manifest.NAME)
     expected = {file.path: file.sha256 for file in selection.promised.files} if selection.promised else {}
     if wanted and len(selection.entries) == 1:
         # Verified before the file appears, so that a wrong file never appears.
@@ -215,7 +215,7 @@ def _write(  # noqa: PLR0917 - the state of `copy`
     for path in stale:
         into.delete(path)
     _write_sidecars(into, manifest, sidecars(manifest) if sidecars else {}, replaced=previous is not None or again)
-    into.write_small(content.NAME, manifest.to_json())
+    into.write_small(file_manifest.NAME, manifest.to_json())
     return manifest
 
 
@@ -224,7 +224,7 @@ def _write_sidecars(
 ) -> None:
     """Write the sidecars, and remove older ones, which describe other content."""
     own = {file.path for file in manifest.files}
-    for path in content.SIDECARS:
+    for path in file_manifest.SIDECARS:
         if replaced and path not in own and path not in files:
             into.delete(path)
     for path, data in files.items():
@@ -243,13 +243,13 @@ def _announce(into: WritableStore, selection: Selection, previous: ContentManife
     earlier = {file.path for file in previous.files} if previous else set()
     again = False
     try:
-        listed = json.loads(b"".join(into.read(content.MARK)))
+        listed = json.loads(b"".join(into.read(file_manifest.MARK)))
         again = True
-        content.check_paths(listed)
+        file_manifest.check_paths(listed)
         earlier |= set(listed)
     except (SourceNotFound, UnsafePath, ValueError, TypeError, AttributeError):
         pass  # there is no list, or not one of trainjob: nothing is removed
-    into.write_small(content.MARK, json.dumps(sorted(coming | earlier)).encode())
+    into.write_small(file_manifest.MARK, json.dumps(sorted(coming | earlier)).encode())
     return earlier - coming, again
 
 
@@ -292,4 +292,4 @@ def _each(selection: Selection, meter: Meter, one: Callable[[Entry], File]) -> C
     files: list[File] = []
     at_once = min(_FILES_AT_A_TIME, max(AT_A_TIME, _BYTES_AT_A_TIME // max(1, largest)))
     for_each(lambda entry: files.append(one(entry)), selection.entries, at_once, meter.stop)
-    return content.build(files, selection.origin)
+    return file_manifest.build(files, selection.origin)

@@ -38,8 +38,8 @@ from trainjob.registry.base import (
     check_name,
     check_tags,
 )
+from trainjob.registry.mlflow_environment import open_client, without_warnings
 from trainjob.registry.mlflow_promotions import MlflowPromotions
-from trainjob.registry.quiet import open_client, without_warnings
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)

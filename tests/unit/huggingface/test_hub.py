@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.huggingface.fake import Hub
 
-from trainjob.data import content, copy, read_manifest
+from trainjob.data import copy, file_manifest, read_manifest
 from trainjob.data.locations import parse_store
 from trainjob.data.stores.opening import open_store
 from trainjob.errors import ConfigurationError, CorruptData, DataError, SourceNotFound, StoreUnavailable, UnsafePath
@@ -32,7 +32,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != content.NAME
+        if path.is_file() and path.name != file_manifest.NAME
     }
 
 
@@ -42,7 +42,7 @@ def test_upload_and_download_preserve_content(hub: Hub, source: Path, tmp_path: 
     held = hub.repos[repo.partition("@")[0]]
     branch = repo.partition("@")[2] or "main"
     assert held.private
-    assert set(held.commits[held.branches[branch]]) == {*FILES, content.NAME, ".gitattributes"}
+    assert set(held.commits[held.branches[branch]]) == {*FILES, file_manifest.NAME, ".gitattributes"}
     assert hub.asked("POST .*/commit/") == 1
     assert copy(str(source), f"hf://{repo}") == there
     assert hub.asked("POST .*/commit/") == 1
@@ -193,7 +193,7 @@ def test_upload_replaces_changed_files(hub: Hub, source: Path, tmp_path: Path) -
     (source / "empty").unlink()
     copy(str(source), "hf://org/model")
     repo = hub.repos["org/model"]
-    assert set(repo.commits[repo.branches["main"]]) == {*FILES, content.NAME, ".gitattributes"} - {"empty"}
+    assert set(repo.commits[repo.branches["main"]]) == {*FILES, file_manifest.NAME, ".gitattributes"} - {"empty"}
     copy("hf://org/model", str(tmp_path / "t"))
     assert (tmp_path / "t/config.json").read_bytes() == b"[]"
 

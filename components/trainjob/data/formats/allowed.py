@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 
-from trainjob.data.formats import pickled, tables, tensors, texts, wires
+from trainjob.data.formats import onnx, pickled, tables, tensors, texts
 from trainjob.data.formats.candidates import Candidate, Refused
 from trainjob.data.parallel import for_each
 from trainjob.data.stores.base import Entry, ReadableStore
@@ -60,9 +60,9 @@ FORMS: Mapping[str, Check] = {
     ".gguf": tensors.gguf,
     ".npy": tensors.npy,
     ".npz": tensors.npz,
-    ".onnx": wires.onnx,
-    ".msgpack": wires.msgpack,
-    **dict.fromkeys((".model", ".spm"), _text_or(wires.sentencepiece)),
+    ".onnx": onnx.onnx,
+    ".msgpack": onnx.msgpack,
+    **dict.fromkeys((".model", ".spm"), _text_or(onnx.sentencepiece)),
     **dict.fromkeys((".ubj", ".xgb"), _starts(_XGBOOST)),
     **dict.fromkeys((".cbm", ".cb"), _starts(rb"CBM1")),
     ".tflite": _starts(rb"TFL3", at=4),
@@ -179,7 +179,7 @@ class _Folder:
         return FORMS[kind]
 
     def _onnx(self, candidate: Candidate) -> None:
-        for location in wires.onnx(candidate):
+        for location in onnx.onnx(candidate):
             path = str(PurePosixPath(candidate.path).parent / location)
             if path not in self._files:
                 raise Refused(f"refers to the file {location[:200]!a}, which does not exist")

@@ -92,7 +92,7 @@ class ReadableStore(ABC):
         return False
 
     def sidecar_versions(self, path: str) -> Iterator[bytes]:
-        """All versions of a file beside a model (`trainjob.data.content.SIDECARS`), the latest first.
+        """All versions of a file beside a model (`trainjob.data.file_manifest.SIDECARS`), the latest first.
 
         Empty where the store does not keep versions; then `read` returns the only one.
         """

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from trainjob._support import durable
-from trainjob.data.content import WORK
+from trainjob.data.file_manifest import WORK
 from trainjob.data.locations import Location
 from trainjob.data.parallel import for_each
 from trainjob.data.stores.base import CHUNK, Entry, Resumable, WritableStore

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from trainjob._support import retrying
-from trainjob.data.content import NAME, WORK
+from trainjob.data.file_manifest import NAME, WORK
 from trainjob.data.locations import Location, at_revision, hub_parts
 from trainjob.data.stores.base import Entry, WritableStore, retry
 from trainjob.data.stores.files import os_errors

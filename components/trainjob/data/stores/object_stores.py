@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock
 from typing import Any
 
-from trainjob.data.content import MARK
 from trainjob.data.feeding import fed
+from trainjob.data.file_manifest import MARK
 from trainjob.data.locations import Location, safe_path
 from trainjob.data.stores.base import CHUNK, Entry, WritableStore
 from trainjob.data.stores.clouds import errors, open_bucket

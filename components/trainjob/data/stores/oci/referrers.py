@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from trainjob.data import content
+from trainjob.data import file_manifest
 from trainjob.data.locations import Location
 from trainjob.data.stores.oci import manifests
 from trainjob.data.stores.oci.client import Client, retry
@@ -20,7 +20,7 @@ from trainjob.errors import CorruptData, SourceNotFound
 
 IN_TOTO = "application/vnd.in-toto+json"
 """Artifact type of an in-toto statement, such as SLSA provenance."""
-_TYPES = {content.PROVENANCE: IN_TOTO, content.CARD: "text/markdown"}
+_TYPES = {file_manifest.PROVENANCE: IN_TOTO, file_manifest.CARD: "text/markdown"}
 _LIMIT = 4 * 1024 * 1024
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 
-from trainjob.data import content
-from trainjob.data.content import ContentManifest
+from trainjob.data import file_manifest
+from trainjob.data.file_manifest import ContentManifest
 from trainjob.data.locations import Location, safe_path
 from trainjob.data.stores.base import CHUNK, Entry, Rereadable, WritableStore
 from trainjob.data.stores.oci import manifests, referrers, tars
@@ -82,7 +82,7 @@ class OciStore(WritableStore):
 
         Files beside a model (`content.SIDECARS`) can be read too, although they are not in the image.
         """
-        if path == content.MARK:
+        if path == file_manifest.MARK:
             raise SourceNotFound(f"{self._location} has no {path}")  # an unfinished write is not visible
         if etag and self.stat(path).etag != etag:
             raise CorruptData(f"{self._location.child(path)} changed while it was read; run the step again")
@@ -90,7 +90,7 @@ class OciStore(WritableStore):
         try:
             chunks = image.read(path, start, length)
         except SourceNotFound:
-            data = next(iter(self.sidecar_versions(path)), None) if path in content.SIDECARS else None
+            data = next(iter(self.sidecar_versions(path)), None) if path in file_manifest.SIDECARS else None
             if data is None:
                 raise
             chunks = iter((data[start:] if length is None else data[start : start + length],))
@@ -138,9 +138,9 @@ class OciStore(WritableStore):
 
     def write_small(self, path: str, data: bytes) -> None:
         """Write a small file. ``MANIFEST.json`` makes all files visible; others become referrers of the image."""
-        if path == content.NAME:
-            self._commit(content.parse(data, self._location.child(path).uri))
-        elif path != content.MARK:
+        if path == file_manifest.NAME:
+            self._commit(file_manifest.parse(data, self._location.child(path).uri))
+        elif path != file_manifest.MARK:
             self._sidecars[path] = data
 
     def delete(self, path: str) -> None:
@@ -180,14 +180,16 @@ class OciStore(WritableStore):
         Without that file, the layers of small files must be read to list their content.
         """
         image = self._image()
-        if image is None or content.NAME not in image.layers:
+        if image is None or file_manifest.NAME not in image.layers:
             return {}
         with self._lock:
             if self._entries is None or self._entries[0] is not image:
-                where = self._location.child(content.NAME).uri
-                manifest = content.parse(b"".join(image.read(content.NAME, 0, None)), where)
+                where = self._location.child(file_manifest.NAME).uri
+                manifest = file_manifest.parse(b"".join(image.read(file_manifest.NAME, 0, None)), where)
                 entries = {file.path: Entry(file.path, file.size, file.sha256) for file in manifest.files}
-                entries[content.NAME] = Entry(content.NAME, image.layers[content.NAME].length, manifest.digest)
+                entries[file_manifest.NAME] = Entry(
+                    file_manifest.NAME, image.layers[file_manifest.NAME].length, manifest.digest
+                )
                 self._entries = (image, entries)
             return self._entries[1]
 
@@ -246,8 +248,8 @@ class OciStore(WritableStore):
                 layers.append(self._pushed(bundle, kind))
         # Without the origin, where it was copied from: the same content becomes the same image.
         data = ContentManifest(manifest.files).to_json()
-        own = tars.archive([(manifests.ROOT + content.NAME, Data(data))])
-        return [*layers, self._pushed(own, "doc", content.NAME, len(data))]
+        own = tars.archive([(manifests.ROOT + file_manifest.NAME, Data(data))])
+        return [*layers, self._pushed(own, "doc", file_manifest.NAME, len(data))]
 
     def _pushed(self, payload: Payload, kind: str, path: str = "", length: int = 0) -> Layer:
         digest = digest_of(payload.open(0, payload.size))

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from trainjob._support.kube_objects import parse_time
 from trainjob._support.masking import holds_secret, names_a_secret
-from trainjob.data.content import ContentManifest
+from trainjob.data.file_manifest import ContentManifest
 from trainjob.data.locations import ACCOUNT, ACCOUNTS, BUCKETS
 from trainjob.data.models import ModelFacts
 from trainjob.errors import ConfigurationError
