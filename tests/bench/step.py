@@ -39,9 +39,9 @@ def look(frames: int) -> float:
     """Seconds of one look at a stack of so many frames."""
     if frames:
         return look(frames - 1)
-    from trainjob import progress
+    from trainjob.progress.watchdog import Places
 
-    places, main = progress._Places(), threading.main_thread().ident or 0
+    places, main = Places(), threading.main_thread().ident or 0
     began = time.perf_counter()
     for _ in range(LOOKS):
         places.of(sys._current_frames().get(main))

@@ -28,17 +28,16 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import BLKIO, NAME, RealNode
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, progress
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._diagnosis import Category
-from trainjob._goodput import Activity
 from trainjob._jobs.cancellation import cancel, give_up
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import given_up
 from trainjob._support.kube_objects import has_trained
 from trainjob.errors import JobHung
-from trainjob.verdicts import RetryVerdict
+from trainjob.goodput import Activity
+from trainjob.verdicts import Category, RetryVerdict
 
 pytestmark = pytest.mark.anyio
 
@@ -56,10 +55,12 @@ BYTES_PER_SECOND = 40  # a page then takes 100 s
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A directory for pods, with the script, and the module of `trainjob` that the script needs."""
+    """A directory for pods, with the script, and the package of `trainjob` that the script needs."""
     (tmp_path / "trainjob").mkdir()
     (tmp_path / "trainjob" / "__init__.py").touch()
-    shutil.copy(progress.__file__, tmp_path / "trainjob")
+    shutil.copytree(
+        Path(progress.__file__).parent, tmp_path / "trainjob" / "progress", ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copy(hanging.__file__, tmp_path)
     return tmp_path
 

@@ -38,12 +38,12 @@ arguments = TrainingArguments(
 )
 callback = ProgressCallback()
 Trainer(Model(), arguments, train_dataset=data, eval_dataset=data, callbacks=[callback]).train()
-counted = progress._counter.count, progress._counter.number()
+counted = reporting._counter.count, reporting._counter.number()
 another_rank = SimpleNamespace(is_world_process_zero=False, global_step=99, max_steps=100)
 callback.on_step_end(None, another_rank, None)
 callback.on_log(None, another_rank, None, {"loss": 1e9})
 callback.on_train_end(None, another_rank, None)
-assert progress._counter.number() == {"step": 99}, "another rank counts its steps, too"
+assert reporting._counter.number() == {"step": 99}, "another rank counts its steps, too"
 assert counted[0] >= 6 and counted[1] == {"step": 6}, counted
 """
 
@@ -77,12 +77,12 @@ LightningTrainer(
     max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
     enable_model_summary=False, default_root_dir="out", callbacks=[callback],
 ).fit(Model(), data, data)
-counted = progress._counter.count, progress._counter.number()
+counted = reporting._counter.count, reporting._counter.number()
 another_rank = SimpleNamespace(
     is_global_zero=False, global_step=99, estimated_stepping_batches=100, callback_metrics={"loss": 1e9}
 )
 callback.on_train_batch_end(another_rank)
-assert progress._counter.number() == {"step": 99}, "another rank counts its steps, too"
+assert reporting._counter.number() == {"step": 99}, "another rank counts its steps, too"
 assert counted[0] >= 6 and counted[1] == {"step": 6}, counted
 callback.on_train_epoch_end(another_rank)
 callback.on_train_end(another_rank)
@@ -99,6 +99,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer as LightningTrainer
 from transformers import Trainer, TrainingArguments
 from trainjob import progress
+from trainjob.progress import reporting
 
 for script, log in zip(sys.argv[1::2], sys.argv[2::2]):
     if os.fork() == 0:
@@ -117,7 +118,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, progress.Repo
     place = tmp_path_factory.mktemp("callbacks")
     scripts = {"huggingface": HUGGINGFACE, "lightning": LIGHTNING}
     env = {k: v for k, v in os.environ.items() if not k.startswith(("KUBEFLOW_", "TRAINJOB_"))}
-    components = str(Path(progress.__file__).parents[1])
+    components = str(Path(progress.__file__).parents[2])
     env |= {"PYTHONPATH": components, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     words = [word for name, script in scripts.items() for word in (script, str(place / name))]
     ended = subprocess.run(

@@ -22,8 +22,7 @@ from tests.local import hanging
 from tests.local.conftest import Jobs
 
 from trainjob import JobHung, JobRef, TrainJobFailed, progress
-from trainjob._diagnosis import Category
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, RetryVerdict
 
 TIMEOUT = 5.0 if campaigns.FULL else 3.0
 AT_ONCE = 6
@@ -191,7 +190,7 @@ def test_a_slow_and_a_hanging_rank_of_pytorch_with_gloo(jobs: Jobs, tmp_path: Pa
     script = tmp_path / "train.py"
     script.write_text(TORCH)
     begin = tmp_path / "begin"
-    components = str(Path(progress.__file__).parents[1])
+    components = str(Path(progress.__file__).parents[2])
     ref = jobs.launch(
         command=[TORCH_PYTHON, "-m", "torch.distributed.run", str(script), fault, str(begin)],
         runtime="torch-distributed",

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 import ssl
 import subprocess
 import sys
@@ -22,9 +23,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.serving import serving
 
 from trainjob import progress
-from trainjob.progress import Report, read, report
+from trainjob.progress import Report, message, read, report, reporter, reporting, trainer_api
+from trainjob.progress.message import RESERVED, history_of, text_of, value_of
 
-SOURCE = Path(progress.__file__)
+SOURCE = Path(progress.__file__).parent
 ENVIRONMENT = (
     *(f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN")),
     *("TRAINJOB_TERMINATION_LOG", "KUBERNETES_SERVICE_HOST", "LOCAL_RANK", "RANK", "JAX_PROCESS_ID"),
@@ -36,15 +38,15 @@ ENVIRONMENT = (
 def _new_reporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
-    reporter = progress._Reporter()
-    monkeypatch.setattr(progress, "_reporter", reporter)
+    new = reporter.Reporter()
+    monkeypatch.setattr(reporting, "_reporter", new)
     yield
 
     def end() -> bool:
         return threading.Event().wait()
 
     # A thread that still retries would post to the next test's server. It cannot raise: pytest would report that.
-    vars(reporter.poster).update(_send=end, _warn=lambda *_: None)
+    vars(new.poster).update(_send=end, _warn=lambda *_: None)
 
 
 @pytest.fixture
@@ -69,10 +71,10 @@ def written(path: Path) -> Report:
 def test_message_has_all_fields(log: Path) -> None:
     report(progress=40.9, metrics={"loss": 0.25, "step": 7, "phase": "warm-up"}, remaining_seconds=89.2)
     report(outputs={"model": "file:///m"})
-    message = json.loads(log.read_text())
-    assert datetime.fromisoformat(message.pop("lastUpdatedTime")).tzinfo is not None
-    assert list(progress.history_of(message.pop("history"))) == ["loss", "step"]
-    assert message == {
+    content = json.loads(log.read_text())
+    assert datetime.fromisoformat(content.pop("lastUpdatedTime")).tzinfo is not None
+    assert list(history_of(content.pop("history"))) == ["loss", "step"]
+    assert content == {
         "trainjob": 1,
         "progressPercentage": 40,
         "estimatedRemainingSeconds": 90,
@@ -130,7 +132,7 @@ def test_numbers_keep_type_and_value(log: Path, value: Any, text: str) -> None:
     report(metrics={"m": value})
     assert json.loads(log.read_text())["metrics"] == [{"name": "m", "value": text}]
     read_back = written(log).metrics["m"]
-    assert progress.text_of(read_back) == text
+    assert text_of(read_back) == text
     assert type(read_back) is (bool if text in ("true", "false") else int if text.isdecimal() else float)
 
 
@@ -151,7 +153,7 @@ def test_outputs_keep_their_type(log: Path, given: Any, expected: object) -> Non
 
 
 NAMES = st.text(min_size=1, max_size=64)
-METRIC_NAMES = NAMES.filter(lambda name: not name.startswith(progress.RESERVED))
+METRIC_NAMES = NAMES.filter(lambda name: not name.startswith(RESERVED))
 VALUES = st.one_of(st.floats(), st.integers(-(10**60), 10**60), st.text(min_size=1, max_size=64), st.booleans())
 OUTPUTS = st.one_of(st.text(min_size=1, max_size=80), st.booleans(), st.integers(-(10**30), 10**30))
 
@@ -173,7 +175,7 @@ OUTPUTS = st.one_of(st.text(min_size=1, max_size=80), st.booleans(), st.integers
     )
 )
 def test_any_report_fits_and_reads_back(log: Path, calls: list[dict[str, Any]]) -> None:
-    progress._reporter = progress._Reporter()
+    reporting._reporter = reporter.Reporter()
     expected_progress: int | None = None
     outputs: dict[str, Any] = {}
     metrics: dict[str, str] = {}
@@ -187,12 +189,12 @@ def test_any_report_fits_and_reads_back(log: Path, calls: list[dict[str, Any]]) 
             expected_progress = int(call["progress"])
         outputs |= call.get("outputs", {})
         for name, value in call.get("metrics", {}).items():
-            metrics[name] = progress.text_of(value)
+            metrics[name] = text_of(value)
         answer = written(log)
         assert answer.progress == expected_progress
         assert answer.outputs == outputs
         for name, value in answer.metrics.items():
-            assert progress.text_of(value) == progress.text_of(progress.value_of(metrics[name]))
+            assert text_of(value) == text_of(value_of(metrics[name]))
         if len(answer.metrics) < len(metrics):
             worst = min(len(json.dumps({"name": n, "value": v})) for n, v in metrics.items() if n not in answer.metrics)
             assert len(log.read_bytes()) + worst > 3800, "no metric is dropped that would have fitted"
@@ -212,7 +214,8 @@ def test_the_oldest_then_the_largest_metrics_are_dropped_first(log: Path) -> Non
 def test_number_of_metrics_is_limited_as_in_trainer() -> None:
     for i in range(300):
         report(metrics={f"m{i}": i})
-    assert list(progress._reporter._metrics) == [f"m{i}" for i in range(44, 300)]
+    assert reporting._reporter is not None
+    assert list(reporting._reporter._metrics) == [f"m{i}" for i in range(44, 300)]
 
 
 def test_outputs_that_do_not_fit_are_rejected(log: Path) -> None:
@@ -282,7 +285,7 @@ def test_one_process_per_node_writes(
 
 def test_default_termination_log_is_used_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "termination-log"
-    monkeypatch.setattr(progress, "_DEFAULT_LOG", str(path))
+    monkeypatch.setattr(message, "_DEFAULT_LOG", str(path))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     report(progress=1)
     assert not path.exists(), "the kubelet creates the file; without it, nothing reads the message"
@@ -343,7 +346,7 @@ from trainjob import progress
 progress.report(progress=10)
 held, go = threading.Event(), threading.Event()
 def hold():
-    with progress._reporter._lock:
+    with progress.reporting._reporter._lock:
         held.set(); go.wait()
 threading.Thread(target=hold).start()
 held.wait()
@@ -426,17 +429,19 @@ def test_report_is_immutable_and_comparable() -> None:
         one.progress = 7  # type: ignore[misc, unused-ignore]
 
 
-# --- a single small file -------------------------------------------------------------------------------------------
+# --- a copied folder -----------------------------------------------------------------------------------------------
 
 
-def test_a_copied_file_works_without_the_package(tmp_path: Path) -> None:
-    (tmp_path / "progress.py").write_bytes(SOURCE.read_bytes())
+def test_a_copied_folder_works_without_the_package(tmp_path: Path) -> None:
+    shutil.copytree(SOURCE, tmp_path / "progress", ignore=shutil.ignore_patterns("__pycache__"))
     code = """
 import sys
 before = set(sys.modules)
 import progress
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
 progress.report(progress=50)
+progress.report_returned([7])
+assert "progress.watchdog" in sys.modules
 assert "trainjob" not in sys.modules
 assert loaded <= set(sys.stdlib_module_names) | {"progress"}, loaded
 heavy = {"json", "typing", "dataclasses", "ssl", "http", "datetime", "inspect"} & loaded
@@ -446,10 +451,10 @@ assert not heavy, heavy
     subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"],
         check=True,
-        env={"TRAINJOB_TERMINATION_LOG": str(log)},
+        env={"TRAINJOB_TERMINATION_LOG": str(log), "TRAINJOB_STALL_TIMEOUT": "60"},
         timeout=30,
     )
-    assert written(log).progress == 50
+    assert (written(log).progress, written(log).returned) == (50, [7])
 
 
 # --- Trainer's status API ------------------------------------------------------------------------------------------
@@ -553,7 +558,7 @@ def test_post_has_trainers_format(server: Server, capsys: pytest.CaptureFixture[
 def test_posts_are_limited_and_have_the_latest_values(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_POST_INTERVAL", 0.3)
+    monkeypatch.setattr(trainer_api, "_POST_INTERVAL", 0.3)
     report(progress=0)
     server.wait(1)
     (tmp_path / "token").write_text("secret-2")  # the kubelet renewed the token
@@ -612,19 +617,20 @@ INTERRUPTED = """
 import os, signal, sys
 sys.path.insert(0, {path!r})
 import progress
+from progress import reporter
 
 def handle(number, frame):
     {handler}
 
 signal.signal(signal.SIGTERM, handle)
-write, signals = progress._write, [signal.SIGTERM]
+write, signals = reporter.write, [signal.SIGTERM]
 
 def interrupted(path, message):
     while signals:
         signal.raise_signal(signals.pop())
     write(path, message)
 
-progress._write = interrupted
+reporter.write = interrupted
 progress.report(progress=10, metrics={{"loss": 0.5}})
 sys.exit(3)
 """
@@ -646,9 +652,9 @@ def test_a_signal_handler_may_report_in_the_middle_of_a_report(
     script = INTERRUPTED.format(path=str(SOURCE.parent), handler=handler)
     done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (code, "")
-    message = json.loads((tmp_path / "message").read_text())
-    assert message["progressPercentage"] == percentage
-    assert {each["name"] for each in message["metrics"]} >= {"loss"} | ({"other"} if percentage == 20 else set())
+    content = json.loads((tmp_path / "message").read_text())
+    assert content["progressPercentage"] == percentage
+    assert {each["name"] for each in content["metrics"]} >= {"loss"} | ({"other"} if percentage == 20 else set())
     assert server.statuses()[-1]["progressPercentage"] == percentage
 
 
@@ -673,7 +679,7 @@ def test_the_last_post_is_retried(server: Server) -> None:
 
 
 def test_a_failed_post_is_retried_during_the_training(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_POST_INTERVAL", 0.05)
+    monkeypatch.setattr(trainer_api, "_POST_INTERVAL", 0.05)
     server.answers = [500, 403]
     report(progress=5)
     server.wait(3)
@@ -683,7 +689,7 @@ def test_a_failed_post_is_retried_during_the_training(server: Server, monkeypatc
 def test_a_rejected_post_is_not_retried(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_POST_INTERVAL", 0.05)
+    monkeypatch.setattr(trainer_api, "_POST_INTERVAL", 0.05)
     server.answers = [422]
     report(progress=5)
     server.wait(1)
@@ -729,21 +735,21 @@ def test_errors_of_the_api_do_not_fail_the_training(
 def test_a_silent_server_does_not_block_report(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
-    monkeypatch.setattr(progress, "_FLUSH_TIMEOUT", 0.3)
+    monkeypatch.setattr(trainer_api, "_FLUSH_TIMEOUT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"https://localhost:{silent.getsockname()[1]}/status")
         start = time.monotonic()
         for percent in range(50):
             report(progress=percent)
         progress.flush()
-        assert time.monotonic() - start < progress._POST_TIMEOUT, "report waited for a post"
+        assert time.monotonic() - start < trainer_api._POST_TIMEOUT, "report waited for a post"
 
 
 def test_the_exit_is_not_delayed(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also with a name server that does not respond, to which no socket timeout applies."""
-    monkeypatch.setattr(progress, "_FLUSH_TIMEOUT", 0.3)
+    monkeypatch.setattr(trainer_api, "_FLUSH_TIMEOUT", 0.3)
     released = threading.Event()
 
     def silent(*_: object) -> Any:
@@ -761,7 +767,7 @@ def test_the_exit_is_not_delayed(
 
 
 def test_a_busy_server_gets_fewer_posts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_POST_INTERVAL", 0.01)
+    monkeypatch.setattr(trainer_api, "_POST_INTERVAL", 0.01)
     server.delay = 0.02
     for percent in range(3):
         report(progress=percent)

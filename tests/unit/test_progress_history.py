@@ -18,7 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from trainjob import progress
-from trainjob.progress import Report, flush, history_of, read, report
+from trainjob.progress import Report, flush, read, report, reporter, reporting
+from trainjob.progress.message import history_of
+from trainjob.progress.reporter import Reporter
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +28,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("LOCAL_RANK", "RANK", "KUBEFLOW_TRAINER_SERVER_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(tmp_path / "message"))
-    monkeypatch.setattr(progress, "_reporter", progress._Reporter())
+    monkeypatch.setattr(reporting, "_reporter", Reporter())
     return tmp_path / "message"
 
 
@@ -83,7 +85,7 @@ def test_a_long_training_keeps_first_last_lowest_and_highest_within_the_message(
     metrics=st.integers(1, 80),
 )
 def test_limits_hold_for_any_values(log: Path, values: list[float], metrics: int) -> None:
-    progress._reporter = progress._Reporter()
+    reporting._reporter = Reporter()
     for step, value in enumerate(values):
         report(step=step, metrics={"m": value})
     report(step=len(values), metrics={f"n{i}": i for i in range(metrics - 1)})
@@ -113,14 +115,14 @@ def test_other_fields_have_priority_over_the_history(log: Path) -> None:
 def test_a_full_message_is_not_thinned_at_each_report(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thinning most points takes 20 ms, and a training may report 1,000 times per second."""
     calls: list[int] = []
-    thinned = progress._Reporter._thinned
+    thinned = Reporter._thinned
 
-    def counted(self: progress._Reporter, room: int) -> str:
+    def counted(self: Reporter, room: int) -> str:
         calls.append(room)
         return thinned(self, room)
 
-    monkeypatch.setattr(progress, "_HISTORY_INTERVAL", math.inf)
-    monkeypatch.setattr(progress._Reporter, "_thinned", counted)
+    monkeypatch.setattr(reporter, "_HISTORY_INTERVAL", math.inf)
+    monkeypatch.setattr(Reporter, "_thinned", counted)
     report(metrics={f"m{i}": i for i in range(90)})
     for i in range(200):
         report(metrics={"m0": 1 / (i + 1), "m1": 10 ** (i % 60)}, outputs={"note": "x" * (i * 9)})
@@ -132,13 +134,15 @@ def test_a_full_message_is_not_thinned_at_each_report(log: Path, monkeypatch: py
 def test_dropped_metrics_lose_their_history() -> None:
     for i in range(300):
         report(metrics={f"m{i}": i})
-    assert len(progress._reporter._series) == 256
+    assert reporting._reporter is not None
+    assert len(reporting._reporter._series) == 256
 
 
 def test_memory_of_the_history_is_limited() -> None:
     for i in range(5_000):
         report(metrics={"loss": math.sin(i)})
-    assert len(progress._reporter._series["loss"]._buckets) <= 128
+    assert reporting._reporter is not None
+    assert len(reporting._reporter._series["loss"]._buckets) <= 128
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1/0", "progress.flush(); os._exit(0)"])
@@ -201,7 +205,7 @@ def test_an_invalid_history_counts_as_absent(value: Any) -> None:
 
 
 def remaining(samples: list[tuple[float, float]], now: float | None = None) -> int | None:
-    speed = progress._Speed()
+    speed = reporter._Speed()
     for moment, done in samples:
         speed.add(moment, done)
     return speed.remaining(samples[-1][0] if now is None else now)
@@ -228,7 +232,7 @@ def test_recent_speed_has_more_weight() -> None:
 
 
 def test_number_of_speed_samples_is_limited() -> None:
-    speed = progress._Speed()
+    speed = reporter._Speed()
     most = 0
     for i in range(50_000):
         speed.add(i * 0.01, i / 1000)

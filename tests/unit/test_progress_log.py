@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from trainjob import Diagnosis, LogLine, Observation, Phase, RetryVerdict
-from trainjob._diagnosis import Category
 from trainjob._jobs import progress_log
 from trainjob._jobs.progress_log import LogSink, ProgressLogger
+from trainjob.verdicts import Category
 
 OSC = "\x1b]52;c;ZXZpbA==\x07"
 

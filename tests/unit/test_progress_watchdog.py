@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from trainjob import progress
-from trainjob._diagnosis.hangs import states_of
+from trainjob._diagnosis.rank_states import states_of
+from trainjob.progress import watchdog
 
 
 def run(script: str, *, timeout: str = "1.2", **env: str) -> tuple[list[dict[str, Any]], list[str], list[str]]:
     """The markers, the lines of stacks and the other lines that a script writes to stderr."""
-    cleared = {name: value for name, value in os.environ.items() if name not in progress._RANKS + progress._WORLDS}
+    cleared = {name: value for name, value in os.environ.items() if name not in watchdog._RANKS + watchdog._WORLDS}
     done = subprocess.run(
         [sys.executable, "-c", f"import os, time\nfrom trainjob import progress\n{script}"],
         env={**cleared, "TRAINJOB_STALL_TIMEOUT": timeout, **env},
@@ -28,8 +29,8 @@ def run(script: str, *, timeout: str = "1.2", **env: str) -> tuple[list[dict[str
         check=True,
     )
     lines = done.stderr.splitlines()
-    markers = [json.loads(line.removeprefix(progress.RANK_MARKER)) for line in lines if "trainjob.rank" in line]
-    stacks = [line for line in lines if line.startswith(progress.STACK_MARKER)]
+    markers = [json.loads(line.removeprefix(watchdog.RANK_MARKER)) for line in lines if "trainjob.rank" in line]
+    stacks = [line for line in lines if line.startswith(watchdog.STACK_MARKER)]
     return markers, stacks, [line for line in lines if "trainjob.rank" not in line and line not in stacks]
 
 
@@ -61,7 +62,7 @@ progress.step(); stuck(); progress.step(); time.sleep(0.4)
     assert stacks[0] == "trainjob.stack 2| Main thread (most recent call first):"
     assert stacks[1].endswith("in stuck"), "the main thread is first"
     assert any(line.endswith("in load") for line in stacks), "and all other threads follow"
-    assert not any("progress.py" in line for line in stacks), "but for the watchdog itself"
+    assert not any("trainjob/progress/" in line for line in stacks), "but for the watchdog itself"
     assert markers[-1]["steps"] == 2
     assert len(other) == 1
     assert "raise stall_timeout" in other[0]
@@ -74,7 +75,7 @@ progress.step(); stuck()
 """
     markers, stacks, _ = run(script, timeout="1", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     texts = [line.removeprefix("trainjob.stack 0| ") for line in stacks]
-    native = texts[texts.index(progress.NATIVE_HEADING) + 1 :]
+    native = texts[texts.index(watchdog.NATIVE_HEADING) + 1 :]
     assert native[0].startswith("Thread ")
     assert '"MainThread"' in native[0], "the main thread is first"
     assert any("time_sleep" in line for line in native), "the function of C that sleeps"
@@ -82,7 +83,7 @@ progress.step(); stuck()
     assert not any("watchdog" in line for line in stacks)
     assert not any("import os, time" in line for line in stacks), "the command line may have secrets"
     assert markers[-1]["ended"]
-    state = states_of("node-0", [f"{progress.RANK_MARKER}{json.dumps(markers[-2])}", *stacks])["node-0", 0]
+    state = states_of("node-0", [f"{watchdog.RANK_MARKER}{json.dumps(markers[-2])}", *stacks])["node-0", 0]
     assert state.stack[0].function == "stuck"
     assert any("time_sleep" in line for line in state.native)
     assert not any("Thread" in line for line in state.native)
@@ -91,7 +92,7 @@ progress.step(); stuck()
 def test_without_py_spy_there_are_only_python_frames(tmp_path: Path) -> None:
     _, stacks, other = run("progress.step(); time.sleep(1.5)", timeout="1", PATH=str(tmp_path))
     assert stacks
-    assert not any(progress.NATIVE_HEADING in line for line in stacks)
+    assert not any(watchdog.NATIVE_HEADING in line for line in stacks)
     assert other == []
 
 
@@ -178,7 +179,7 @@ def executed(script: str, tmp_path: Path, *words: str, **env: str) -> tuple[list
     """Lines that a script writes to stderr, and its stdout, if `trainjob exec` runs it."""
     path = tmp_path / "script.py"
     path.write_text(script)
-    cleared = {name: value for name, value in os.environ.items() if name not in progress._RANKS + progress._WORLDS}
+    cleared = {name: value for name, value in os.environ.items() if name not in watchdog._RANKS + watchdog._WORLDS}
     command = [str(Path(sys.executable).with_name("trainjob")), "exec", "--", sys.executable, str(path), *words]
     env = {**cleared, "TRAINJOB_STALL_TIMEOUT": "2", "JOB_COMPLETION_INDEX": "5", **env}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
@@ -188,7 +189,7 @@ def executed(script: str, tmp_path: Path, *words: str, **env: str) -> tuple[list
 def test_exec_watches_a_script_but_no_process_that_it_starts(tmp_path: Path) -> None:
     script = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'], check=True)"
     lines, out = executed(script, tmp_path)
-    assert [progress.RANK_MARKER in line for line in lines] == [True, True], "the begin and the end of one process"
+    assert [watchdog.RANK_MARKER in line for line in lines] == [True, True], "the begin and the end of one process"
     assert '"rank":5' in lines[0]
     assert out == "1\n"
 
@@ -215,6 +216,6 @@ def test_exec_without_a_timeout_changes_no_path(tmp_path: Path) -> None:
 
 
 def test_a_function_trainer_is_watched() -> None:
-    script = "import trainjob.returned as sent\nsent.watch(); time.sleep(0.1)"
+    script = "import trainjob.progress.returned as sent\nsent.watch(); time.sleep(0.1)"
     markers, _, _ = run(script)
     assert [each.get("ended") for each in markers] == [None, True]

@@ -23,10 +23,11 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 from tests.testcluster.real_node import why_unsupported
 
-from trainjob import JobRef, Observation, Phase, TrainJobClient, progress
+from trainjob import JobRef, Observation, Phase, TrainJobClient
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.waiting import wait
+from trainjob.progress import trainer_api
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -263,7 +264,7 @@ print(f"the longest update took {1000 * max(costs):.1f} ms")
 ended.append(time.monotonic())
 """
 FINAL = {"loss": 0.001, "last_report": 9.0}
-POST_TIMEOUT = 1000 * progress._POST_TIMEOUT  # ms
+POST_TIMEOUT = 1000 * trainer_api._POST_TIMEOUT  # ms
 
 DAG = """
 from airflow.sdk import DAG

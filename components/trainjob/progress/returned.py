@@ -46,7 +46,7 @@ def report(name: str, value: Any) -> None:
 
 
 def _warn(message: str) -> None:
-    print(f"trainjob: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the log of the rank
+    print(f"trainjob: {message}", file=sys.stderr, flush=True)
 
 
 def _scalar(value: Any) -> Any:
@@ -65,9 +65,9 @@ def merge(field: str, value: Any) -> None:
     path = os.environ.get("TRAINJOB_TERMINATION_LOG", "")
     if not path and os.environ.get("KUBERNETES_SERVICE_HOST"):
         path = "/dev/termination-log"
-    if not path or not os.path.exists(path):  # noqa: PTH110 - as cheap as `trainjob.progress`
+    if not path or not os.path.exists(path):
         return
-    with open(path, "r+b") as file:  # in place: kubelet bind-mounts the file  # noqa: PTH123 - likewise
+    with open(path, "r+b") as file:  # in place: kubelet bind-mounts the file
         try:
             found, _ = json.JSONDecoder().raw_decode(file.read().decode("utf-8", "replace").lstrip())
         except (ValueError, RecursionError):
