@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob._diagnosis import reasons
+from trainjob._diagnosis.meaning import Meaning, while_running
 from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of, sidecars_of
 from trainjob.status import Blocker
 
@@ -30,7 +31,7 @@ class Finding:
 
     reason: str
     message: str
-    meaning: reasons.Meaning
+    meaning: Meaning
     subject: str = ""
     rank: str = ""
 
@@ -50,7 +51,7 @@ class Finding:
             message = f"{self.subject} {self.text}"
         else:
             message = f"{self.subject}: {self.text}"
-        return Blocker(self.reason, message, self.meaning.permanent, reasons.while_running(self.meaning.advice))
+        return Blocker(self.reason, message, self.meaning.permanent, while_running(self.meaning.advice))
 
 
 def first(findings: Iterable[Finding]) -> Finding | None:
@@ -250,9 +251,7 @@ def _wait(pod: Mapping[str, Any], pulling: str) -> str:
     return f"is starting on {node}{since}" if node else "waits to be scheduled"
 
 
-def _finding(
-    reason: str, message: str, subject: str = "", rank: str = "", meaning: reasons.Meaning | None = None
-) -> Finding:
+def _finding(reason: str, message: str, subject: str = "", rank: str = "", meaning: Meaning | None = None) -> Finding:
     return Finding(reason, message, meaning or reasons.find(reason, message) or reasons.UNKNOWN, subject, rank)
 
 

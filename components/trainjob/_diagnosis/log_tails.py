@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainjob._diagnosis.reasons import Meaning
+from trainjob._diagnosis.meaning import Meaning
 from trainjob._diagnosis.rules import meaning_of_error
 from trainjob._diagnosis.tracebacks import Raised, trace
 from trainjob._support.control_characters import plain, states
-from trainjob.progress import RANK_MARKER, STACK_MARKER
+from trainjob.progress.watchdog import RANK_MARKER, STACK_MARKER
 
 _CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")
 # Fatal errors of native code (glog, Abseil): the process aborts.
@@ -61,6 +61,9 @@ _PEER = re.compile(r"[Cc]losed by (?:remote )?peer \[([0-9a-fA-F.:]+)\]|[Rr]ead 
 
 TAIL_LINES = 20
 """Lines of a failing rank's log that a diagnosis shows."""
+
+READ_LINES = 300
+"""Lines of a failing rank's log that are read: for eight workers, torchrun adds a report of 40 lines."""
 
 _LAST_LINES = 7  # of them, if the error is in earlier lines
 _MORE = 6  # lines after an error that belong to it

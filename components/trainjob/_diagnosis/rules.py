@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trainjob._diagnosis.reasons import Category, Meaning
-from trainjob.verdicts import RetryVerdict
+from trainjob._diagnosis.meaning import Meaning
+from trainjob.verdicts import Category, RetryVerdict
 
 _USER, _UNKNOWN = RetryVerdict.USER, RetryVerdict.UNKNOWN
 _CONFIGURATION, _INFRASTRUCTURE = RetryVerdict.CONFIGURATION, RetryVerdict.INFRASTRUCTURE

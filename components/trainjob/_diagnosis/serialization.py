@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from trainjob._diagnosis import CUT, TAIL_LINES, Category, Diagnosis, Evidence, log_tails
+from trainjob._diagnosis import TAIL_LINES, log_tails
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob._support.masking import masked_lines, public
 from trainjob.status import Phase
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import CUT, Category, Diagnosis, Evidence, RetryVerdict
 
 LINE_CHARACTERS = 500
 """Characters of a stored log line: 20 lines fit into an annotation, and into a row of Airflow's database."""

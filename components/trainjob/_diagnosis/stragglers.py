@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainjob._diagnosis.hangs import Process, RankState, name_of
+from trainjob._diagnosis.rank_states import Process, RankState, name_of
 from trainjob._support.control_characters import plain
 from trainjob._support.kube_objects import mapping
-from trainjob.progress import DEVICE, LOADING, WAITING
+from trainjob.progress.watchdog import DEVICE, LOADING, WAITING
 
 STRAGGLERS = "trainjob.dev/stragglers"
 """Annotation of a TrainJob: the stragglers that waiters have found, a JSON list."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from trainjob._diagnosis.reasons import Category, Meaning
-from trainjob.verdicts import RetryVerdict
+from trainjob._diagnosis.meaning import Meaning
+from trainjob.verdicts import Category, RetryVerdict
 
 _VERSION = 1  # of `trainjob.progress`, which reports progress in the same message
 _BYTES = 4096  # of a termination message
