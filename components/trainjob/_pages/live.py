@@ -15,16 +15,19 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob._backends.base import Backend, TrainJob, Usage
-from trainjob._diagnosis import Evidence
 from trainjob._goodput.history import MetricHistory
-from trainjob._jobs.report import examine, last_ranks
+from trainjob._jobs.last_state import last_ranks
+from trainjob._jobs.report import examine
 from trainjob._jobs.results import result_of
-from trainjob._manifest.render import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob._manifest.workflow_labels import run_labels, task_labels
-from trainjob._pages.document import list_document, training_document, with_comparison, with_lineage
+from trainjob._pages.documents.additions import with_comparison, with_lineage
+from trainjob._pages.documents.jobs import list_document
+from trainjob._pages.documents.training import training_document
 from trainjob._support.kube_objects import mapping, rank_of
 from trainjob.errors import NotFound, TrainJobError
+from trainjob.job import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob.status import QUEUE_LABEL, Phase, observe
+from trainjob.verdicts import Evidence
 
 SECONDS = 2.0
 """Age at which a document is read again."""

@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trainjob._jobs.report import short_text
-from trainjob._pages.document import with_comparison, with_lineage
+from trainjob._pages.documents.additions import with_comparison, with_lineage
+from trainjob._support.display import short_text
 from trainjob.errors import ModelNotFound, TrainJobError
 from trainjob.registry import Registry, connect
 from trainjob.registry.base import ModelVersion, check_alias, check_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainjob._pages.document import study_document
+from trainjob._pages.documents.study import study_document
 from trainjob.errors import ConfigurationError, TrainJobError
 from trainjob.settings import Settings
 from trainjob.tuning.journal import journal_location, open_journal

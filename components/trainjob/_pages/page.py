@@ -1,8 +1,9 @@
 """The page that shows a training, a list of trainings, a workflow or a study: one HTML file without external resources.
 
-Its input is the JSON document of `trainjob._pages.document`. All texts of the document are hostile: names, logs and URIs can
-contain markup. Therefore the document is embedded as JSON without any character that could end the element, and the
-page's script sets texts, never markup. The page's Content Security Policy allows only the embedded scripts, by hash.
+Its input is the JSON document of `trainjob._pages.documents`. All texts of the document are hostile: names, logs and
+URIs can contain markup. Therefore the document is embedded as JSON without any character that could end the element,
+and the page's script sets texts, never markup. The page's Content Security Policy allows only the embedded scripts, by
+hash.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def page_json(document: Mapping[str, Any]) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files("trainjob._pages").joinpath("static", name).read_text(encoding="utf-8")
 
 
 @cache
