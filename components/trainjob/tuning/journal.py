@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from trainjob.data import strict
 from trainjob.data.locations import join, parse_target
@@ -27,22 +27,7 @@ from trainjob.data.stores.opening import opened_writable
 from trainjob.errors import CorruptData, SourceNotFound
 from trainjob.settings import Settings
 from trainjob.tuning.storage import is_storage, open_storage, storage_location
-
-
-class Journal(Protocol):
-    """Where the state of a study is kept."""
-
-    def create(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Store `value` under a name that is not in use; returns what stands there, perhaps by another launcher."""
-        ...
-
-    def read(self, name: str) -> dict[str, Any] | None:
-        """What stands under a name; None if it is not in use."""
-        ...
-
-    def all(self, folder: str) -> dict[str, dict[str, Any]]:
-        """Name without the folder -> what stands there."""
-        ...
+from trainjob.tuning.trials import Journal
 
 
 class StoreJournal:

@@ -55,7 +55,7 @@ def load_optuna() -> Any:
         ConfigurationError: Optuna is not installed.
     """
     try:
-        import optuna  # noqa: PLC0415 - an extra
+        import optuna
     except ImportError as error:
         raise missing("a hyperparameter search", "Optuna", "tune") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)

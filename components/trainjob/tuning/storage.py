@@ -211,8 +211,8 @@ class StorageJournal:
 
     def _open(self) -> tuple[optuna.storages.BaseStorage, optuna.storages.RDBStorage]:
         """Connect, and create Optuna's tables."""
-        from sqlalchemy.engine import make_url  # noqa: PLC0415 - comes with Optuna
-        from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError  # noqa: PLC0415 - the same
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
         url = _REFERENCE.sub(self._referenced, self._url)
         options: dict[str, Any] = {"pool_pre_ping": True}
@@ -254,7 +254,7 @@ class StorageJournal:
 
     def _translated(self, action: Callable[[], T]) -> T:
         # It comes with Optuna, an extra.
-        from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError  # noqa: PLC0415
+        from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
         try:
             return action()

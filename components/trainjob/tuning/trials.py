@@ -6,16 +6,29 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeGuard
 
 from trainjob.errors import CorruptData
 from trainjob.tuning.study import Scalar
 
-if TYPE_CHECKING:
-    from trainjob.tuning.journal import Journal
-
 STATES = ("running", "complete", "pruned", "failed", "stopped")
 _SUMMARY_TRIALS = 50
+
+
+class Journal(Protocol):
+    """Where the state of a study is kept."""
+
+    def create(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Store `value` under a name that is not in use; returns what stands there, perhaps by another launcher."""
+        ...
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """What stands under a name; None if it is not in use."""
+        ...
+
+    def all(self, folder: str) -> dict[str, dict[str, Any]]:
+        """Name without the folder -> what stands there."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -204,3 +217,8 @@ def damaged(name: str, problem: object) -> CorruptData:
         f"{name}.json in the journal of the study is damaged ({problem}); remove the file to repeat what it records,"
         " or use another key"
     )
+
+
+def is_value(value: object) -> TypeGuard[float]:
+    """Whether a value can be that of a metric: a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
