@@ -12,8 +12,8 @@ from typing import Any
 
 from trainjob import ConfigurationError, Settings
 from trainjob._jobs.launching import AfterFailure
-from trainjob._manifest.render import key_hash
 from trainjob._manifest.workflow_labels import KFP_PIPELINE, KFP_RUN, KFP_TASK, kfp_label
+from trainjob.job import key_hash
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOCAL_RUN = re.compile(r"(.+)-\d{4}(?:-\d{2}){5}-\d{6}")  # kfp.local.executor_input_utils (KFP 2.17)
@@ -29,7 +29,7 @@ class Execution:
     """One execution of one step of one run; all its tries share it.
 
     Attributes:
-        key: The key that identifies the step's work in `trainjob._jobs.launching.launch`.
+        key: The key that identifies the step's work in `trainjob.launch`.
         run: Id of the run; with kfp.local ``<pipeline>-<time>``.
         task: Name of the task in its pipeline.
         pipeline: Name of the pipeline.

@@ -12,13 +12,14 @@ from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobError, can
 from trainjob._backends.base import TrainJob
 from trainjob._jobs.fencing import suspend_failed
 from trainjob._manifest.attempts import CancelAction
-from trainjob._manifest.render import KEY
 from trainjob._support.kube_objects import mapping
+from trainjob.job import KEY
 from trainjob.status import observe
 from trainjob_kfp.execution import run_label
 from trainjob_kfp.sharing import SharedJobs
 from trainjob_kfp.steplog import write_line
-from trainjob_kfp.stopping import all_at_once, command_of, is_active, mark_for, must_stop, request_all
+from trainjob_kfp.stop_requests import all_at_once, is_active, mark_for, must_stop, request_all
+from trainjob_kfp.stopping import command_of
 
 _CHANGES = 5  # a request to suspend a failed job is repeated so often if the job was changed meanwhile
 

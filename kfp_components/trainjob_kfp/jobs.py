@@ -39,7 +39,7 @@ from trainjob._jobs.progress_log import (
     LogSink,
     ProgressLogger,
 )
-from trainjob._jobs.report import spent_text
+from trainjob._jobs.results import spent_text
 from trainjob._jobs.telemetry import record_goodput
 from trainjob._manifest.unattended import SUSPEND
 from trainjob._pages.live import take_document

@@ -36,7 +36,7 @@ runpy.run_module("kfp.dsl.executor_main", run_name="__main__")
 def main(payload: str) -> int:
     """Run the function; return the exit code."""
     if "OMPI_MCA_orte_default_hostfile" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:
-        os.execvp("mpirun", ["mpirun", *sys.orig_argv])  # noqa: S606 - no shell is needed
+        os.execvp("mpirun", ["mpirun", *sys.orig_argv])
     directory = Path(tempfile.mkdtemp(prefix="trainjob-"))
     try:
         return _run(json.loads(payload), directory)
@@ -77,17 +77,17 @@ def _run(given: dict[str, Any], directory: Path) -> int:
 
 
 def _download(location: str, directory: Path) -> str:
-    from trainjob.data import copy  # noqa: PLC0415 - not in every image
+    from trainjob.data import copy
 
-    copy(location, str(directory), progress=lambda line: print(line, flush=True))  # noqa: T201 - the node's log
+    copy(location, str(directory), progress=lambda line: print(line, flush=True))
     single = directory / location.rpartition("/")[2]
     return str(single if single.is_file() else directory)
 
 
 def _upload(path: Path, location: str) -> None:
     """Upload a file, or all files of a directory, to the location of the artifact."""
-    from trainjob.data.locations import parse_store  # noqa: PLC0415 - not in every image
-    from trainjob.data.stores.opening import open_writable  # noqa: PLC0415 - not in every image
+    from trainjob.data.locations import parse_store
+    from trainjob.data.stores.opening import open_writable
 
     parent, _, name = location.rpartition("/")
     store = open_writable(parse_store(parent + "/"))

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainjob import InvalidSpec, Problem, TrainJobError, TrainJobResult, TrainJobSpec
-from trainjob._jobs.report import numeric
 from trainjob._manifest.attempts import CancelAction
-from trainjob._pages.document import with_evaluation
+from trainjob._pages.documents.evaluation import with_evaluation
 from trainjob._spec.parts import field_name
 from trainjob._spec.reading import check_limits
+from trainjob._support.display import numeric
 from trainjob.data.checks import check_options
 from trainjob.data.program import (
     STEP_RUNTIME,
@@ -203,7 +203,7 @@ def run_evaluate(given: Parameters) -> tuple[str, str, bool, str, str, str, dict
 def _read_evaluation(uri: str) -> dict[str, Any]:
     """``report``, ``decision`` and ``uri`` of an evaluation; empty if this step cannot read it."""
     try:
-        from trainjob.data.promotion import Evaluation  # noqa: PLC0415 - its imports may be missing in a step image
+        from trainjob.data.promotion import Evaluation
 
         return {**json.loads(Evaluation.read(uri).as_json()), "uri": uri}
     except (TrainJobError, ImportError) as error:
@@ -343,7 +343,7 @@ def _run_step(
 
 def _in_pod(step: Literal["initialize", "export"], options: Parameters) -> Outcome:
     """Do the same work in this process."""
-    from trainjob.data import export, initialize  # noqa: PLC0415 - its imports may be missing in a step image
+    from trainjob.data import export, initialize
 
     # Exit by an exception, so that a terminated transfer removes its temporary files.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from trainjob import TrainJobClient, TrainJobError
 from trainjob._backends.base import TrainJob
-from trainjob._manifest.render import KEY
 from trainjob._manifest.workflow_labels import KFP_RUN, kfp_label
 from trainjob._support.kube_objects import mapping
+from trainjob.job import KEY
 from trainjob_kfp.steplog import write_line
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import InvalidSpec, Problem, Settings, TrainJobClient, TrainJobError, TrainJobSpec
-from trainjob._jobs.report import rounded
-from trainjob._manifest.render import key_hash
 from trainjob._manifest.unattended import SUSPEND
 from trainjob._pages.page import page_html
 from trainjob._pages.study import (
     document_of_study,
     find_study,
 )
+from trainjob._support.display import rounded
+from trainjob.job import key_hash
 from trainjob.tuning import (
     Study,
     StudyResult,
@@ -28,7 +28,7 @@ from trainjob.tuning.journal import (
 from trainjob_kfp.execution import Execution, artifact_location, origin_of
 from trainjob_kfp.jobs import connect_shared, wait_options_of, workflow_of_this_pod
 from trainjob_kfp.steplog import write_line
-from trainjob_kfp.stopping import StopTrialsWithStep
+from trainjob_kfp.stopping_studies import StopTrialsWithStep
 
 
 def run_study(

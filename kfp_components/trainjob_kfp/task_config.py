@@ -7,7 +7,7 @@ from typing import Any
 
 from trainjob import InvalidSpec, Problem
 from trainjob._spec import for_every_node
-from trainjob._spec.checks import RESERVED_PREFIX
+from trainjob.job import RESERVED_PREFIX
 
 MANAGER = f"{RESERVED_PREFIX}kfp"
 """Manager of the patch in ``spec.runtimePatches``."""

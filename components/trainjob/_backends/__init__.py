@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainjob._backends.base import Backend
-    from trainjob._backends.kubernetes.credentials import Credentials
+    from trainjob._backends.credentials import Credentials
 
 
 BACKENDS = ("kubernetes", "local")

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, Self
 
-from trainjob._diagnosis import Evidence
+from trainjob._backends.credentials import Credentials
 from trainjob._manifest.attempts import Cancel
-from trainjob._manifest.render import JobRef
 from trainjob._support.log_lines import LogLine
+from trainjob.job import JobRef
 from trainjob.status import Blocker
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from trainjob._backends.kubernetes.credentials import Credentials
-    from trainjob._backends.kubernetes.leases import Waiter
-    from trainjob._backends.kubernetes.prepared import PreparedRequest
+from trainjob.verdicts import Evidence
 
 TrainJob = Mapping[str, Any]
 """A TrainJob object as JSON."""
@@ -52,6 +47,57 @@ class Snapshot:
     trainjob: TrainJob | None
     notice: str = ""
     blocker: Blocker | None = None
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A process that waits or waited for jobs, by one of its Leases.
+
+    Attributes:
+        lease: Name of the Lease.
+        renewed: Latest renewal of the Lease, by the API server's clock.
+        jobs: UID of a job -> time until which the process is known to have waited for it.
+        waiting: UIDs of the jobs that it has not stopped waiting for, unless it has ended since `renewed`.
+        holder: Host of the process; in a pod, the name of the pod.
+        lasts: How long after `renewed` the process may still wait: it has missed three renewals then.
+        own: Whether this process has written the Lease.
+    """
+
+    lease: str
+    renewed: datetime
+    jobs: Mapping[str, datetime]
+    waiting: frozenset[str] = frozenset()
+    holder: str = ""
+    lasts: timedelta = timedelta(0)
+    own: bool = False
+
+
+class PreparedRequest(Protocol):
+    """A ready-made request to one object, for a process with milliseconds left.
+
+    Attributes:
+        took: Seconds that dry runs of a PATCH take, including webhooks: the shortest of the latest ones, since one slow
+            run proves nothing. None before the first, if the server refuses them, and for other methods.
+        forbidden: Whether the server answered 403 to the latest request that kept the connection open.
+    """
+
+    took: float | None
+    forbidden: bool
+
+    async def warm(self) -> None:
+        """Open the connection, or keep it open by a request that changes nothing."""
+
+    def send(self) -> bool:
+        """Send the request and wait for the reply; whether it was accepted. For signal handlers."""
+
+    def read(self, seconds: float) -> bytes | None:
+        """Send the request and return the body of the reply; None without one in time. For signal handlers."""
+
+    def send_or(self, other: Self, seconds: float) -> Self | None:
+        """Send the request, and `other` if no reply has come in time; return the one that was accepted, if any."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 class Backend(Protocol):
@@ -215,7 +261,7 @@ class Backend(Protocol):
 
 
 class Cluster(Backend, Protocol):
-    """A backend on a cluster: also what `trainjob._jobs.reaper`, `trainjob._doctor` and steps that run in a pod need."""
+    """A backend on a cluster: also what the reaper, the doctor and steps that run in a pod need."""
 
     @property
     def credentials(self) -> Credentials:

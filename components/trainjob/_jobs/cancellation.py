@@ -18,7 +18,6 @@ from typing import Any, Literal
 import anyio
 
 from trainjob._backends.base import Backend, TrainJob
-from trainjob._diagnosis import Diagnosis
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._jobs.records import keep_reason
 from trainjob._manifest.attempts import (
@@ -34,10 +33,11 @@ from trainjob._manifest.attempts import (
     try_of,
     version_of,
 )
-from trainjob._manifest.render import FAILURE, KEY, JobRef, key_hash, labels_of
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import NotFound, Rejected, TrainJobError
+from trainjob.job import FAILURE, KEY, JobRef, key_hash, labels_of
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, Phase, observe
+from trainjob.verdicts import Diagnosis
 
 CANCEL_SECONDS = 60.0
 """How long `cancel` waits for the last pod by default: twice Kubernetes' grace period of 30 s."""

@@ -11,14 +11,15 @@ from typing import Any
 import anyio
 
 from trainjob._backends.base import Backend, TrainJob
-from trainjob._diagnosis import Diagnosis, diagnose
+from trainjob._diagnosis import diagnosis_of
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._jobs.cancellation import end_attempt
 from trainjob._manifest.attempts import NOT_STARTED, is_deleting, recorded_failure, version_of
-from trainjob._manifest.render import JobRef, job_name
 from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of
 from trainjob.errors import NotFound, RanksRemain, Rejected
+from trainjob.job import JobRef, job_name
 from trainjob.status import GIVEN_UP, Phase, observe
+from trainjob.verdicts import Diagnosis
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ async def failure_of(backend: Backend, trainjob: TrainJob, *, read: bool) -> Dia
     """
     why = recorded_failure(trainjob)
     if why is None and read and observe(trainjob).phase is Phase.FAILED:
-        return diagnose(await backend.evidence(JobRef.of(trainjob)))
+        return diagnosis_of(await backend.evidence(JobRef.of(trainjob)))
     return why
 
 

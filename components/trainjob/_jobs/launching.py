@@ -2,41 +2,37 @@
 
 The calling process may be killed at any instruction. The key is the only state between two calls: everything else is
 read from the objects of the key. A launch looks at them, creates an attempt if none is to be adopted, and looks again:
-of two processes that create an attempt at the same time, the second one sees both (`trainjob._manifest.attempts.decide`).
+of two processes that create an attempt at the same time, the second one sees both
+(`trainjob._manifest.attempts.decide`).
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import anyio
 
 from trainjob._backends.base import Backend, TrainJob
-from trainjob._diagnosis import Category, Diagnosis
 from trainjob._jobs.cancellation import end_attempt, request_cancel
 from trainjob._jobs.fencing import EarlierRanks, failure_of, lacks_capacity, suspend_failed
+from trainjob._jobs.looks import Looks
 from trainjob._jobs.records import keep_reason
 from trainjob._manifest import checkpoint_directories, unattended
 from trainjob._manifest.attempts import (
     ADOPTED,
     LAUNCHED,
     REPLACES,
-    Cancel,
-    adoption_of,
     cancel_of,
     cancelled_since,
     decide,
     given_up,
     has_foreign_end,
     is_deleting,
-    is_delivered,
     is_marked_after,
-    is_record,
     killed_try,
     launched_at,
     mark_of,
@@ -44,32 +40,13 @@ from trainjob._manifest.attempts import (
     try_of,
     version_of,
 )
-from trainjob._manifest.render import (
-    FAILURE_OF,
-    TRY,
-    JobRef,
-    check_key,
-    check_same_spec,
-    job_name,
-    key_hash,
-    labels_of,
-    render,
-    spec_hash,
-)
+from trainjob._manifest.render import check_same_spec, render
 from trainjob._manifest.retry_changes import Changes, changed, recorded
 from trainjob._spec import TrainJobSpec
-from trainjob._support.side_by_side import side_by_side
-from trainjob.errors import (
-    AlreadyExists,
-    BackendUnavailable,
-    NotFound,
-    RanksRemain,
-    Rejected,
-    TrainJobError,
-    TrainJobFailed,
-)
+from trainjob.errors import AlreadyExists, BackendUnavailable, NotFound, RanksRemain, Rejected, TrainJobFailed
+from trainjob.job import TRY, JobRef, check_key, job_name, spec_hash
 from trainjob.status import Phase, observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +110,10 @@ async def launch(
     spec.check()
     check_key(key)
     ranks = EarlierRanks(backend, key, namespace, wait=wait_for_ranks)
-    request = _Launch(backend, spec, key, namespace, is_new, tried, last_try, after_failure, origin, ranks, began)
+    decides = spec.on_retry is not None or after_failure != "retry" or last_try is not None
+    # The local backend keeps a job that is cancelled, with its reason.
+    seen = Looks(backend, key, namespace, began, reads_records=decides and backend.cluster is not None)
+    request = _Launch(backend, spec, key, namespace, is_new, tried, last_try, after_failure, origin, ranks, seen)
     return await request.run()
 
 
@@ -143,17 +123,9 @@ class _Launch:
 
     Attributes:
         ranks: The ranks of earlier attempts.
-        since: Version of the records when an earlier launch of the same try began; None if this is the first one.
-        began: Version of the records of cancels at the begin; None if they cannot be read.
-        attempts: The objects of the key at the latest look.
-        cancels: The cancels of the key at the latest look.
-        records: Records of failures of deleted attempts at the first look.
-        delivered: UIDs of the attempts whose results were delivered at the first look. This launch adopts another
-            complete one even if it was delivered since: a process that was frozen for hours must not train again.
-        killed: Latest try of the callers that was ended, by the records at the first look.
+        seen: What this launch has seen of the key.
         replacing: What the next attempt changes, after this launch has stopped one that got no capacity.
         lowest: Lowest number of a new attempt.
-        nonce: Identifies this launch on the job that it has created, also if no reply has told about it.
     """
 
     backend: Backend
@@ -166,80 +138,32 @@ class _Launch:
     after_failure: AfterFailure
     origin: Mapping[str, str] | None
     ranks: EarlierRanks
-    since: int | None = None
-    began: int | None = 0
-    attempts: list[TrainJob] = field(default_factory=list)
-    cancels: list[Cancel] = field(default_factory=list)
-    records: list[TrainJob] = field(default_factory=list)
-    delivered: frozenset[str] = frozenset()
-    killed: int = 0
+    seen: Looks
     replacing: Changes = field(default_factory=Changes)
     lowest: int = 1
-    nonce: str = field(default_factory=lambda: secrets.token_hex(4))
 
     async def run(self) -> JobRef:
         if not self.is_new:  # of a new key, every cancel is newer than this launch
-            await self._begin()
+            await self.seen.begin()
         while True:
-            counts, losers = decide(self.attempts)
-            delivered = self._delivered_since()
-            if delivered is not None and (counts is None or adoption_of(counts) == self.nonce):
+            counts, losers = decide(self.seen.attempts)
+            delivered = self.seen.delivered_since()
+            if delivered is not None and (counts is None or self.seen.is_own(counts)):
                 counts, losers = delivered, [] if counts is None else [counts]  # this launch need not have created it
             await self._obey(counts)
             if losers:
                 await self._end(losers)
-            elif counts is None and (own := self._own()) is not None:  # it has failed already, or was given up
+            elif counts is None and (own := self.seen.own()) is not None:  # it has failed already, or was given up
                 return await self._done(own)
-            elif counts is not None and adoption_of(counts) == self.nonce:
+            elif counts is not None and self.seen.is_own(counts):
                 return await self._done(counts)
-            else:
-                latest = counts or max([*self.records, *self.attempts], key=_age, default=None)
-                if (adopted := await self._continue(latest)) is not None:
-                    return await self._done(adopted)
-            await self._look()
-
-    # --- looks
-
-    async def _begin(self) -> None:
-        await self._look(first=True)
-        self.delivered = frozenset(job["metadata"]["uid"] for job in self.attempts if is_delivered(job))
-        self.killed = max((cancel.tried or 0 for cancel in self.cancels), default=0)
-
-    async def _look(self, *, first: bool = False) -> None:
-        """Read all attempts of the key and its cancels, side by side; never from a cache."""
-        looks: list[Awaitable[Any]] = [
-            self.backend.cancels(self.namespace, key_hash(self.key)),  # first: its version is the start of this launch
-            self.backend.find(self.namespace, labels_of(self.key)),
-        ]
-        if first and self._reads_records:
-            looks.append(self.backend.find(self.namespace, {FAILURE_OF: key_hash(self.key)}))
-        (version, self.cancels), self.attempts, *records = await side_by_side(*looks)
-        if first:
-            self.began = version if self.since is None else self.since
-            self.records = records[0] if records else []
-
-    @property
-    def _reads_records(self) -> bool:
-        """Whether records of failures matter. The local backend keeps a job that is cancelled, with its reason."""
-        decides = self.spec.on_retry is not None or self.after_failure != "retry" or self.last_try is not None
-        return decides and self.backend.cluster is not None
-
-    def _own(self) -> TrainJob | None:
-        """The attempt that this launch has created, if it exists."""
-        found = (job for job in self.attempts if adoption_of(job) == self.nonce and not is_deleting(job))
-        return next(found, None)
-
-    def _delivered_since(self) -> TrainJob | None:
-        """The latest complete attempt that was delivered since the first look."""
-        found = [job for job in self.attempts if observe(job).phase is Phase.COMPLETE and not is_deleting(job)]
-        found = [job for job in found if is_delivered(job) and job["metadata"]["uid"] not in self.delivered]
-        return max(found, key=_age, default=None)
+            elif (adopted := await self._continue(counts or self.seen.latest())) is not None:
+                return await self._done(adopted)
+            await self.seen.look()
 
     async def _done(self, trainjob: TrainJob) -> JobRef:
         """The job of this launch. Deletes the records of failures, which the next attempt has taken into account."""
-        for record in self.records:
-            with suppress(TrainJobError):  # a record that stays is older than the next attempt, and changes nothing
-                await self.backend.delete(JobRef.of(record))
+        await self.seen.delete_records()
         return JobRef.of(trainjob)
 
     # --- what follows from an earlier attempt
@@ -275,7 +199,7 @@ class _Launch:
         await request_cancel(self.backend, latest)
         self.lowest = max(self.lowest, JobRef.of(latest).attempt + 1)
         self.replacing = changes
-        self.records = await self.backend.find(self.namespace, {FAILURE_OF: key_hash(self.key)})
+        await self.seen.read_records()
 
     def _is_same_work(self, latest: TrainJob) -> bool:
         """Whether an attempt was asked to do the same: its failure says something about the next one."""
@@ -286,7 +210,7 @@ class _Launch:
         if is_deleting(latest) or phase is Phase.CANCELLED:
             return False
         if phase is Phase.COMPLETE:
-            return latest["metadata"]["uid"] not in self.delivered and not has_foreign_end(latest)
+            return latest["metadata"]["uid"] not in self.seen.delivered and not has_foreign_end(latest)
         if phase is not Phase.FAILED and given_up(latest) is None:
             return True
         if failure is not None and self._is_same_work(latest):
@@ -304,13 +228,13 @@ class _Launch:
         """
         ref = JobRef.of(latest)
         check_same_spec(latest, self._rendered(ref.attempt, recorded(latest)))
-        if cancelled_since(latest, self.began, self._try_after(latest)):
+        if cancelled_since(latest, self.seen.began, self._try_after(latest)):
             raise _cancelled(ref)
         await self.backend.recover(ref)
         if observe(latest).phase is Phase.COMPLETE:
             return True
         patch = unattended.resuming(latest) if mark_of(latest) else {"metadata": {"annotations": {}}}
-        patch["metadata"]["annotations"] |= self._launch_annotations(latest) | {ADOPTED: self.nonce}
+        patch["metadata"]["annotations"] |= self._launch_annotations(latest) | {ADOPTED: self.seen.nonce}
         patch["metadata"] |= version_of(latest)
         try:
             await self.backend.patch(ref, patch)
@@ -322,7 +246,7 @@ class _Launch:
             if "spec" in patch:
                 raise
         if "spec" in patch:  # a cancel may have seen the suspended job, and left it alone
-            _, self.cancels = await self.backend.cancels(self.namespace, key_hash(self.key))
+            await self.seen.read_cancels()
             await self._obey(latest, resumed=True)
         return True
 
@@ -334,11 +258,11 @@ class _Launch:
         if self.tried is not None:
             return self.tried
         before = 0 if latest is None or observe(latest).phase is Phase.COMPLETE else try_of(latest) - may_run(latest)
-        return max(before, self.killed, 0 if latest is None else killed_try(latest)) + 1
+        return max(before, self.seen.killed, 0 if latest is None else killed_try(latest)) + 1
 
     def _launch_annotations(self, latest: TrainJob | None) -> dict[str, str]:
         """Annotations of the job by which cancels, waiters and reapers compare themselves with this launch."""
-        tried, began = self._try_after(latest), self.began
+        tried, began = self._try_after(latest), self.seen.began
         if latest is not None and may_run(latest):  # adopted, perhaps from a launch that began later
             tried = max(tried, try_of(latest))
             began = max((each for each in (began, launched_at(latest)) if each is not None), default=None)
@@ -369,11 +293,11 @@ class _Launch:
         """
         uid = "" if counts is None else counts["metadata"]["uid"]
         tried = self._try_after(counts)
-        cancel = next((each for each in self.cancels if each.applies(self.began, tried, uid)), None)
+        cancel = next((each for each in self.seen.cancels if each.applies(self.seen.began, tried, uid)), None)
         if cancel is None or (counts is not None and observe(counts).phase is Phase.COMPLETE):
             return
-        for job in filter(may_run, self.attempts):
-            own = adoption_of(job) == self.nonce or (resumed and counts is job)
+        for job in filter(may_run, self.seen.attempts):
+            own = self.seen.is_own(job) or (resumed and counts is job)
             if own or (cancel_of([cancel], job) is not None and not is_marked_after(job, cancel.version)):
                 await request_cancel(self.backend, job, "suspend", cancel.mark)
         raise _cancelled(f"{self.namespace}/{job_name(self.key, self.lowest)}" if counts is None else JobRef.of(counts))
@@ -386,13 +310,13 @@ class _Launch:
         """
         if self._nothing_exists:
             return True
-        for job in self.attempts if self.backend.cluster is not None else ():  # a local job never runs again
+        for job in self.seen.attempts if self.backend.cluster is not None else ():  # a local job never runs again
             if not await suspend_failed(self.backend, job):
                 return False
         try:
-            ended = await self.ranks.ended([*self._numbers(), self.lowest - 1])
+            ended = await self.ranks.ended([*self.seen.numbers(), self.lowest - 1])
         except RanksRemain as error:
-            error.began = self.began
+            error.began = self.seen.began
             raise
         self.lowest = max(self.lowest, self.ranks.highest + 1)
         return ended
@@ -400,16 +324,12 @@ class _Launch:
     @property
     def _nothing_exists(self) -> bool:
         """Whether no attempt of the key can have existed, so that nothing of one can be left."""
-        return self.is_new and not self.attempts and self.lowest == 1
+        return self.is_new and not self.seen.attempts and self.lowest == 1
 
     def _rendered(self, number: int, changes: Changes) -> dict[str, Any]:
         """The object of an attempt with that number."""
-        earlier = [job for job in [*self.records, *self.attempts] if JobRef.of(job).attempt < number]
+        earlier = self.seen.before(number)
         return render(self.spec, self.key, number, self.namespace, origin=self.origin, changes=changes, earlier=earlier)
-
-    def _numbers(self) -> list[int]:
-        """Numbers of the known attempts."""
-        return [JobRef.of(job).attempt for job in [*self.records, *self.attempts]]
 
     async def _create(self, latest: TrainJob | None, changes: Changes) -> None:
         """Create the next attempt, under a name of which nothing is left; do nothing if something of the name is left.
@@ -417,14 +337,13 @@ class _Launch:
         Raises:
             LaunchError: the job was refused.
         """
-        number = max([self.lowest, *(each + 1 for each in self._numbers())])
+        number = max([self.lowest, *(each + 1 for each in self.seen.numbers())])
         if not self._nothing_exists and not await self.backend.is_free(self.namespace, job_name(self.key, number)):
             self.lowest = number + 1
             return
         made = self._rendered(number, changes)
-        unsuccessful = [job for job in self.attempts if observe(job).phase is not Phase.COMPLETE]
-        earlier = [job["metadata"]["uid"] for job in sorted(unsuccessful, key=_age)]
-        made["metadata"]["annotations"] |= self._launch_annotations(latest) | {ADOPTED: self.nonce}
+        earlier = [job["metadata"]["uid"] for job in self.seen.unsuccessful()]
+        made["metadata"]["annotations"] |= self._launch_annotations(latest) | {ADOPTED: self.seen.nonce}
         made["metadata"]["annotations"] |= {REPLACES: ",".join(earlier[-_REPLACED:])} if earlier else {}
         if latest is not None and (notice := checkpoint_directories.notice(latest, made)):
             _log.log(logging.INFO if observe(latest).phase is Phase.COMPLETE else logging.WARNING, "%s", notice)
@@ -449,11 +368,6 @@ async def dry_run(backend: Backend, spec: TrainJobSpec, key: str, *, namespace: 
     stored = await backend.create(trainjob, dry_run=True)
     wanted = render(spec, key, 1, namespace)["metadata"]
     return {**stored, "metadata": {**stored["metadata"], **wanted}}
-
-
-def _age(trainjob: TrainJob) -> tuple[int, bool]:
-    """Orders attempts; the record of one is older than it, unless it is being deleted."""
-    return JobRef.of(trainjob).attempt, not is_record(trainjob) and not is_deleting(trainjob)
 
 
 def _cancelled(job: JobRef | str) -> TrainJobFailed:

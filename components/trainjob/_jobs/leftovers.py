@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob._backends.base import Cluster, TrainJob
 from trainjob._manifest.attempts import is_deleting, is_record, mark_of
-from trainjob._manifest.render import MANAGED_BY, JobRef
 from trainjob._manifest.unattended import MARK
 from trainjob._support.kube_objects import mapping, mappings, parse_time
+from trainjob.job import MANAGED_BY, JobRef
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
 
 if TYPE_CHECKING:  # imports httpx, which the local backend does without
-    from trainjob._backends.kubernetes.leases import Waiter
+    from trainjob._backends.base import Waiter
 
 KEEP_FOR = timedelta(days=30)
 """How long the CronJob of `trainjob._install` keeps leftovers by default."""

@@ -13,14 +13,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from trainjob._backends.base import Backend, TrainJob
-from trainjob._diagnosis import Evidence, diagnose
-from trainjob._jobs.report import numeric
+from trainjob._diagnosis import diagnosis_of
 from trainjob._jobs.results import TrainJobResult, result_of
-from trainjob._manifest.render import KEY, JobRef, spec_hash
 from trainjob._support import volumes
+from trainjob._support.display import numeric
 from trainjob._support.kube_objects import mapping, mappings, rank_of, training_container
 from trainjob.errors import ConfigurationError, NotFound, TrainJobFailed
+from trainjob.job import KEY, JobRef, spec_hash
 from trainjob.status import Observation, Phase, observe
+from trainjob.verdicts import Evidence
 
 if TYPE_CHECKING:
     from trainjob.data import Exported
@@ -83,7 +84,7 @@ async def find(backend: Backend, ref: JobRef, output: str = "model", *, source: 
             f" trainjob wait {ref}"
         )
     if evidence.trainjob is None or observation.phase is not Phase.COMPLETE:
-        raise TrainJobFailed(replace(diagnose(evidence), job=str(ref)))
+        raise TrainJobFailed(replace(diagnosis_of(evidence), job=str(ref)))
     result = result_of(ref, evidence, observation)
     outputs = {**_locations(evidence.trainjob, _OUTPUT), **result.outputs}
     home = backend.home

@@ -12,13 +12,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from trainjob._diagnosis.serialization import warning
-from trainjob._jobs.report import rounded
 from trainjob._support.control_characters import plain
+from trainjob._support.display import rounded
 
 if TYPE_CHECKING:
-    from trainjob._diagnosis import Diagnosis
     from trainjob._support.log_lines import LogLine
     from trainjob.status import Observation
+    from trainjob.verdicts import Diagnosis
 
 # Limit of the ranks' lines, and its interval: writing lines blocks the event loop that all triggers of an Airflow
 # triggerer share, and logs of gigabytes fill its memory (apache/airflow#73044).

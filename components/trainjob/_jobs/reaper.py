@@ -20,8 +20,7 @@ from functools import partial
 
 import anyio
 
-from trainjob._backends.base import Cluster, TrainJob
-from trainjob._backends.kubernetes.leases import Waiter
+from trainjob._backends.base import Cluster, TrainJob, Waiter
 from trainjob._jobs.cancellation import cancelling, end_attempt
 from trainjob._manifest.attempts import (
     CANCEL_KEPT,
@@ -35,9 +34,9 @@ from trainjob._manifest.attempts import (
     recent,
     version_of,
 )
-from trainjob._manifest.render import KEY, MANAGED_BY, JobRef
 from trainjob._manifest.unattended import LABEL, MARK, policy_of, runs, unattended_for
 from trainjob.errors import NotFound, Rejected, TrainJobError
+from trainjob.job import KEY, MANAGED_BY, JobRef
 from trainjob.status import Phase, observe
 
 REAPER = "trainjob-reaper"

@@ -6,11 +6,12 @@ import json
 from contextlib import suppress
 
 from trainjob._backends.base import Backend, TrainJob
-from trainjob._diagnosis import Diagnosis
 from trainjob._diagnosis.serialization import pack_diagnosis
-from trainjob._manifest.render import DELIVERED, FAILURE, KEY, JobRef, failure_record
+from trainjob._manifest.attempts import failure_record
 from trainjob.errors import NotFound, TrainJobError
+from trainjob.job import DELIVERED, FAILURE, KEY, JobRef
 from trainjob.status import QUEUE_LABEL
+from trainjob.verdicts import Diagnosis
 
 
 async def mark_delivered(backend: Backend, ref: JobRef) -> None:

@@ -11,19 +11,23 @@ from typing import Any
 
 import anyio
 
-from trainjob import progress
 from trainjob._backends.base import Backend
-from trainjob._diagnosis import ON_RETRY, Evidence, diagnose
+from trainjob._diagnosis import ON_RETRY, diagnosis_of
 from trainjob._diagnosis.stragglers import stragglers_of
-from trainjob._goodput import Attempt, Goodput, measure
+from trainjob._goodput import Attempt, measure
 from trainjob._goodput.history import CHECKPOINT, MetricHistory, thinned
 from trainjob._jobs import telemetry
 from trainjob._jobs.records import record_failure
-from trainjob._manifest.render import ATTEMPT, JobRef
 from trainjob._support import volumes
+from trainjob._support.display import short
 from trainjob._support.kube_objects import mapping, mappings, rank_of
 from trainjob.errors import TrainJobFailed
+from trainjob.goodput import Goodput
+from trainjob.job import ATTEMPT, JobRef
+from trainjob.progress import Report, read
+from trainjob.progress.message import MAX_POINTS, RESERVED
 from trainjob.status import Observation, Phase, observe
+from trainjob.verdicts import Evidence
 
 _log = logging.getLogger(__name__)
 
@@ -94,12 +98,6 @@ class TrainJobResult:
             del values["stragglers"]
         return values
 
-    def _repr_html_(self) -> str:
-        """The result in a notebook."""
-        from trainjob.notebook import result_html  # noqa: PLC0415 - for notebooks only
-
-        return result_html(self)
-
 
 def history_as_json(history: Mapping[str, Sequence[tuple[int, float, float]]]) -> dict[str, list[list[float]]]:
     """A history as lists, which JSON and XCom do not change: ``{"loss": [[step, time, value], ...]}``."""
@@ -138,7 +136,7 @@ async def conclude(
     spent = measured(ref, evidence, history, observation)
     telemetry.record_goodput(ref, spent)
     if observation.phase is not Phase.COMPLETE:
-        diagnosis = replace(diagnose(evidence, final), job=str(ref))
+        diagnosis = replace(diagnosis_of(evidence, final), job=str(ref))
         if observation.phase is Phase.FAILED and ON_RETRY in mapping(evidence.trainjob, "metadata", "annotations"):
             await record_failure(backend, ref, diagnosis)
         raise TrainJobFailed(diagnosis, spent.summary())
@@ -164,14 +162,14 @@ def result_of(
     if spent is None and observation.phase.terminal:
         spent = measured(ref, evidence, collected, observation)
     report = _report(evidence)
-    history = {name: points for name, points in report.history.items() if not name.startswith(progress.RESERVED)}
+    history = {name: points for name, points in report.history.items() if not name.startswith(RESERVED)}
     if collected:
         missing = {
             name: points
             for name, points in collected.points().items()
             if name not in report.history and len(points) > 1
         }
-        room = progress.MAX_POINTS - sum(map(len, history.values()))
+        room = MAX_POINTS - sum(map(len, history.values()))
         for name, points in thinned(missing, room).items() if room >= 4 * len(missing) else ():
             steps = [number if step is None else int(step) for number, (step, _, _) in enumerate(points, 1)]
             history[name] = [(step, point[1], point[2]) for step, point in zip(steps, points, strict=True)]
@@ -188,7 +186,7 @@ def result_of(
         },
         seconds={name: (end - begin).total_seconds() for name, (begin, end) in times.items() if begin and end},
         returned=report.returned,
-        history={name: points for name, points in history.items() if not name.startswith(progress.RESERVED)},
+        history={name: points for name, points in history.items() if not name.startswith(RESERVED)},
         checkpoints=[(step, time) for step, time, _ in report.history.get(CHECKPOINT, ())],
         goodput=spent.summary() if spent is not None else {},
         stragglers=[each.as_dict() for each in stragglers_of(evidence.trainjob)],
@@ -233,13 +231,21 @@ def measured(
     return replace(measure([Attempt(seen, collected.phases, collected.points())], end), phase=final.phase)
 
 
-def _report(evidence: Evidence) -> progress.Report:
+def _report(evidence: Evidence) -> Report:
     """The report in the latest termination message of rank 0; with MPI, of the launcher."""
     latest = sorted(evidence.pods, key=lambda pod: str(mapping(pod, "metadata").get("creationTimestamp")), reverse=True)
     for rank in ("launcher-0", "node-0"):
         for pod in latest:
             for status in mappings(pod, "status", "containerStatuses") if rank_of(pod) == rank else ():
                 message = mapping(status, "state", "terminated").get("message")
-                if report := progress.read(str(message)):
+                if report := read(str(message)):
                     return report
-    return progress.read(evidence.reported) or progress.Report()
+    return read(evidence.reported) or Report()
+
+
+def spent_text(spent: Mapping[str, Any]) -> str:
+    """The goodput of a result or an error as text for a log; empty if it is unknown."""
+    if not spent:
+        return ""
+    parts = [f"{activity} {short(seconds)}" for activity, seconds in spent["seconds"].items() if seconds]
+    return f"goodput {100 * spent['ratio']:.1f}%: {', '.join(parts)}"

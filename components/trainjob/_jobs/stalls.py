@@ -23,15 +23,16 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from trainjob._backends.base import Backend
-from trainjob._diagnosis import Diagnosis, hangs, with_change, with_node
-from trainjob._diagnosis.hangs import Process, RankState
+from trainjob._diagnosis import hangs, rank_states, with_change, with_node
 from trainjob._diagnosis.log_tails import of_training
+from trainjob._diagnosis.rank_states import Process, RankState
 from trainjob._diagnosis.stragglers import Stragglers, annotation, stragglers_of
 from trainjob._jobs import telemetry
-from trainjob._manifest.render import JobRef
 from trainjob._support.kube_objects import INITIALIZERS, mapping, rank_of
 from trainjob.errors import JobHung, TrainJobError
+from trainjob.job import JobRef
 from trainjob.status import Observation, Phase
+from trainjob.verdicts import Diagnosis
 
 _log = logging.getLogger(__name__)
 
@@ -214,7 +215,7 @@ class StallWatch:
         Raises:
             JobHung: No rank has made progress for the timeout; before the first step, for twice the timeout.
         """
-        while True:  # noqa: ASYNC110 - time decides
+        while True:
             await anyio.sleep(await self.check())
 
     async def check(self) -> float:
@@ -285,7 +286,7 @@ class StallWatch:
             return None
         for process, state in self._ranks.items():
             if process[0] in unread:  # the node may be lost: what is known of its ranks stays
-                latest = hangs.with_pod(state, reading.pods.get(process[0], {}))
+                latest = rank_states.with_pod(state, reading.pods.get(process[0], {}))
                 reading.ranks[process] = replace(latest, lost=latest.lost or "its log cannot be read any more")
         self._ranks = reading.ranks
         self._known |= {pod for pod, _ in reading.ranks}
@@ -307,7 +308,7 @@ class StallWatch:
             self._warn("no rank has written a line, reported progress or counted a step")
         elif lasted >= limit:
             hang = hangs.judge([*reading.ranks.values()], len(reading.lines))
-            return hangs.diagnosis_of(hang, limit, str(self._ref))
+            return hangs.hang_of(hang, limit, str(self._ref))
         return None
 
     async def _read(self) -> Reading | None:
@@ -319,9 +320,9 @@ class StallWatch:
                     rank = rank_of(pod)
                     if rank.startswith(INITIALIZERS):
                         continue
-                    found = hangs.states_of(rank, (line.text for line in lines))
+                    found = rank_states.states_of(rank, (line.text for line in lines))
                     reading.pods[rank] = pod
-                    reading.ranks |= {name: hangs.with_pod(state, pod) for name, state in found.items()}
+                    reading.ranks |= {name: rank_states.with_pod(state, pod) for name, state in found.items()}
                     other = {*of_training([line.text for line in lines])}
                     reading.lines[rank] = next((line.time for line in reversed(lines) if line.text in other), "")
                     await anyio.lowlevel.checkpoint()  # a long tail must not delay other waiters

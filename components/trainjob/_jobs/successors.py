@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainjob._backends.base import Backend, TrainJob
-from trainjob._diagnosis import Category, Diagnosis
 from trainjob._manifest import unattended
 from trainjob._manifest.attempts import (
     Cancel,
@@ -18,10 +17,10 @@ from trainjob._manifest.attempts import (
     version_of,
     work_of,
 )
-from trainjob._manifest.render import KEY, MANAGED_BY, JobRef
 from trainjob.errors import NotFound, Rejected, TrainJobFailed
+from trainjob.job import KEY, MANAGED_BY, JobRef
 from trainjob.status import Observation, Phase
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 
 class JobReplaced(Exception):

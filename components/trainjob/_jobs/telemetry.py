@@ -18,8 +18,8 @@ import sys
 from collections.abc import Iterable
 
 from trainjob._diagnosis.stragglers import Straggler
-from trainjob._goodput import Goodput
-from trainjob._manifest.render import JobRef
+from trainjob.goodput import Goodput
+from trainjob.job import JobRef
 from trainjob.version import __version__
 
 _log = logging.getLogger(__name__)

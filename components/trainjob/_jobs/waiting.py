@@ -9,38 +9,25 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import anyio
 
-from trainjob import progress
-from trainjob._backends.base import Backend, Snapshot, TrainJob
-from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose, with_change
+from trainjob._backends.base import Backend
+from trainjob._diagnosis import diagnosis_of, with_change
 from trainjob._goodput.history import MetricHistory
-from trainjob._jobs.records import record_failure
+from trainjob._jobs.following import follow
 from trainjob._jobs.results import TrainJobResult, conclude, spent_so_far
 from trainjob._jobs.stalls import StallWatch
-from trainjob._jobs.successors import JobReplaced, check_given_up, check_verdict, last_observation, resume_if_stale
-from trainjob._manifest import retry_changes, unattended
-from trainjob._manifest.attempts import NOT_STARTED
-from trainjob._manifest.render import JobRef
-from trainjob._support.kube_objects import mapping, parse_time
+from trainjob._jobs.successors import JobReplaced
 from trainjob._support.log_lines import STATE_SECONDS, LogLine, Throttle
-from trainjob.errors import (
-    BackendUnavailable,
-    JobHung,
-    QueueTimeout,
-    RankCrashed,
-    RunTimeout,
-    StartTimeout,
-    Stuck,
-    TimedOut,
-    TrainJobError,
-)
-from trainjob.status import Observation, Phase, observe
+from trainjob.errors import JobHung, RankCrashed, TimedOut, TrainJobError
+from trainjob.job import JobRef
+from trainjob.progress.message import MAX_POINTS
+from trainjob.status import Observation, Phase
+from trainjob.verdicts import Category, Diagnosis, Evidence
 from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)
@@ -49,159 +36,8 @@ T = TypeVar("T")
 _CRASHES = 32  # crashes whose evidence is kept
 # Of a job whose training keeps no history itself, for its result. A process that waits for 1,000 jobs has 58 MB, and
 # this is at most 7 KB for each job.
-_HISTORY_POINTS = progress.MAX_POINTS // 2
+_HISTORY_POINTS = MAX_POINTS // 2
 _LAST_LINES_SECONDS = 10.0  # for reading the ranks' last lines after the job has ended
-_DELETION_SECONDS = 90.0  # Kubernetes' default grace period and 60 s: then a node does not answer
-
-
-async def follow(
-    backend: Backend, ref: JobRef, options: WaitOptions | None = None
-) -> AsyncGenerator[tuple[Observation, str]]:
-    """Watch a job until it ends. Yields each new observation with a notice for people, which may be empty.
-
-    The last observation is final. An outage yields notices only, until the backend gives up.
-
-    Raises:
-        QueueTimeout, StartTimeout, RunTimeout: the timeout expired; the job keeps running.
-        Stuck: the job is blocked by something that cannot resolve itself, and `fail_fast` is set.
-        BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
-        TrainJobFailed: another waiter has given up the job; has the diagnosis that it recorded.
-        JobReplaced: the job is gone or was given up, and another attempt of its key counts.
-    """
-    options = options or WaitOptions()
-    observation: Observation | None = None
-    trainjob: TrainJob | None = None
-    while True:
-        async with aclosing(_changes(backend, ref, options, observation)) as changes:
-            try:
-                async for observation, notice, present in changes:
-                    trainjob = present
-                    yield observation, notice
-                return
-            except QueueTimeout as error:
-                await _record_timeout(backend, ref, error, observation, trainjob)
-                raise
-            except StartTimeout as error:
-                # A waiter that started after the job may have missed that a rank was running.
-                if observation is None or not await backend.has_run(ref):
-                    await _record_timeout(backend, ref, error, observation, trainjob)
-                    raise
-        starting = observation.phase in (Phase.NOT_STARTED, Phase.STARTING)
-        observation = replace(observation, has_run=True, phase=Phase.RESTARTING if starting else observation.phase)
-        yield observation, "a rank has been running before, so start_timeout does not apply"
-
-
-async def _record_timeout(
-    backend: Backend, ref: JobRef, error: TimedOut, observation: Observation | None, trainjob: TrainJob | None
-) -> None:
-    """Record on the job that it did not start in time, if a rule of its `on_retry` changes the next attempt then."""
-    if observation is not None and observation.phase in NOT_STARTED:
-        category = Category.QUOTA if isinstance(error, QueueTimeout) else Category.SCHEDULING
-        timed_out = Diagnosis(category, error.retry, str(error), job=str(ref), phase=observation.phase)
-        if (diagnosis := with_change(timed_out, trainjob)).change:
-            await record_failure(backend, ref, diagnosis)
-
-
-async def _changes(
-    backend: Backend, ref: JobRef, options: WaitOptions, observation: Observation | None
-) -> AsyncGenerator[tuple[Observation, str, TrainJob | None]]:
-    """Watch a job as `follow` does, starting from its latest `observation`. Yields the object, too."""
-    attended, resumed = False, ""
-    trainjob: TrainJob | None = None
-    try:
-        async with aclosing(backend.watch(ref)) as snapshots:
-            while True:
-                snapshot = await _next(ref, snapshots, observation, options, trainjob)
-                notice = snapshot.notice
-                if snapshot.trainjob is None:
-                    observation = await last_observation(backend, ref, observation, trainjob)
-                else:
-                    trainjob = snapshot.trainjob
-                    await check_given_up(backend, ref, trainjob)
-                    if not attended and unattended.policy_of(trainjob) is not None:
-                        attended = True
-                        backend.attend(ref)
-                    before, resumed = resumed, await resume_if_stale(backend, ref, trainjob)
-                    notice = resumed if resumed and resumed != before else notice
-                    if observation is None:
-                        notice = "; ".join(filter(None, (notice, retry_changes.notice(trainjob))))
-                latest = observe(snapshot.trainjob, observation, snapshot.blocker)
-                await check_verdict(backend, ref, latest)
-                changed = latest != observation
-                observation = latest
-                if changed or notice:
-                    yield observation, notice, snapshot.trainjob
-                if observation.phase.terminal:
-                    return
-                if observation.stuck and options.fail_fast:
-                    advice = f"\nwhat to do: {observation.advice}" if observation.advice else ""
-                    raise Stuck(
-                        f"TrainJob {ref} is {observation.phase} and cannot proceed: {observation.message}{advice}"
-                    )
-    finally:
-        if attended:
-            backend.leave(ref, ended=observation is not None and observation.phase.terminal)
-
-
-async def _next(
-    ref: JobRef,
-    snapshots: AsyncGenerator[Snapshot],
-    observation: Observation | None,
-    options: WaitOptions,
-    trainjob: TrainJob | None,
-) -> Snapshot:
-    """The next snapshot. A job whose deletion does not end counts as gone.
-
-    Raises:
-        QueueTimeout, StartTimeout, RunTimeout: the timeout of the latest observation expired.
-        BackendUnavailable: the watch ended.
-    """
-    expiry = None if observation is None else _first_expiry(observation, options, trainjob)
-    try:
-        # The timeout covers one snapshot. A cancel scope of anyio would cost each waiter 2 KB.
-        async with asyncio.timeout(_seconds_until(expiry)) as clock:
-            snapshot = await anext(snapshots, None)
-    except TimeoutError:
-        if observation is None or expiry is None or not clock.expired():
-            raise
-        if expiry[1] != "deletion":
-            raise _timeout(ref, observation, options, expiry[1]) from None
-        return Snapshot(None, f"TrainJob {ref} is still being deleted: a node may not answer, and may still write")
-    if snapshot is None:
-        raise BackendUnavailable(f"TrainJob {ref}: the backend ended the watch before the job ended")
-    return snapshot
-
-
-def _first_expiry(
-    observation: Observation, options: WaitOptions, trainjob: TrainJob | None
-) -> tuple[datetime, str] | None:
-    """When the first timeout of this phase expires, and which one; ``deletion`` is that of a job being deleted."""
-    if observation.admitted is None:
-        # Counts for a suspended job, too: it waits until a person or a program resumes it.
-        limits = [(observation.waiting_since, options.queue_timeout, "queue")]
-    else:
-        limits = [(observation.admitted, options.run_timeout, "run")]
-        if not observation.has_run:
-            limits.append((observation.admitted, options.start_timeout, "start"))
-    deleted = parse_time(mapping(trainjob, "metadata").get("deletionTimestamp"))
-    if deleted is not None:
-        limits.append((deleted, timedelta(seconds=_DELETION_SECONDS), "deletion"))
-    expiries = [(since + limit, name) for since, limit, name in limits if since is not None and limit is not None]
-    return min(expiries, default=None)
-
-
-def _seconds_until(expiry: tuple[datetime, str] | None) -> float | None:
-    return (expiry[0] - datetime.now(UTC)).total_seconds() if expiry else None
-
-
-def _timeout(ref: JobRef, observation: Observation, options: WaitOptions, name: str) -> Exception:
-    state = f"TrainJob {ref} is {observation.phase}" + (f": {observation.message}" if observation.message else "")
-    if name == "queue":
-        happened = "resumed" if observation.phase is Phase.SUSPENDED else "admitted"
-        return QueueTimeout(f"{state}; it was not {happened} within queue_timeout of {options.queue_timeout}")
-    if name == "start":
-        return StartTimeout(f"{state}; no rank was running within start_timeout of {options.start_timeout}")
-    return RunTimeout(f"{state}; it did not end within run_timeout of {options.run_timeout}")
 
 
 async def wait(
@@ -446,7 +282,7 @@ async def _watch_crashes(
             async for evidence in found:
                 if len(crashed) < _CRASHES:
                     crashed.append(evidence)
-                diagnosis = replace(diagnose(evidence, Observation(Phase.FAILED)), job=str(ref))
+                diagnosis = replace(diagnosis_of(evidence, Observation(Phase.FAILED)), job=str(ref))
                 if fatal and diagnosis.category not in (Category.PREEMPTED, Category.NODE_LOST):
                     raise RankCrashed(with_change(diagnosis, await backend.get(ref.namespace, ref.name)))
                 if on_crash is not None:
@@ -455,3 +291,12 @@ async def _watch_crashes(
         raise
     except TrainJobError as error:
         _log.warning("crashes of ranks of TrainJob %s cannot be reported while it runs: %s", ref, error)
+
+
+def preload() -> None:
+    """Import the modules that a wait uses. The first wait would import them, and block its event loop for 0.5 s."""
+    import trainjob._diagnosis.serialization  # noqa: PLC0415 - what this function is for
+    import trainjob._jobs.progress_log  # noqa: PLC0415 - the same
+
+    with suppress(ImportError):  # of the extra `kubernetes`, which the local backend does not need
+        import trainjob._backends.kubernetes.backend  # noqa: F401, PLC0415 - the same

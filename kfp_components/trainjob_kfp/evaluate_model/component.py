@@ -2,7 +2,6 @@
 
 # KFP requires annotations that are real objects (no `from __future__ import annotations`), constants as defaults, and
 # imports in the body. It copies the source of the function, comments included, so the suppressions are here instead:
-# ruff: noqa: B006, PLC0415
 # mypy: disable-error-code="type-arg, valid-type, untyped-decorator"
 from typing import NamedTuple
 

@@ -18,7 +18,7 @@ def example_pipeline(test_data: str, models: str, registry: str, image: str) -> 
         image=image,
         registry=registry,
     )
-    with dsl.If(evaluated.outputs["passed"] == True):  # noqa: E712 - KFP builds a condition from the comparison
+    with dsl.If(evaluated.outputs["passed"] == True):
         export_model(
             source=trained.outputs["model_uri"],
             name="digits",

@@ -10,29 +10,28 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from trainjob._backends.base import Snapshot, TrainJob, Usage
+from trainjob._backends.base import Snapshot, TrainJob, Usage, Waiter
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes import leases, pods
 from trainjob._backends.kubernetes.blockers import RelatedObjects
 from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import (
     Forbidden,
     ObjectNotFound,
 )
 from trainjob._backends.kubernetes.job_informer import JobInformer
-from trainjob._backends.kubernetes.leases import Attendance, Waiter
+from trainjob._backends.kubernetes.leases import Attendance
 from trainjob._backends.kubernetes.logs import RankLogs
 from trainjob._backends.kubernetes.objects import TrainJobObjects, collection, deleting, patching
 from trainjob._backends.kubernetes.optional_apis import OptionalApis
 from trainjob._backends.kubernetes.pod_informer import PodInformer
 from trainjob._backends.kubernetes.prepared import PreparedRequest
-from trainjob._diagnosis import Evidence
-from trainjob._manifest.render import JobRef
 from trainjob._manifest.unattended import LABEL as UNATTENDED
-from trainjob._spec import API_VERSION
 from trainjob._support.kube_objects import mapping
 from trainjob._support.log_lines import LogLine
+from trainjob.job import API_VERSION, JobRef
 from trainjob.status import QUEUE_LABEL, observe
+from trainjob.verdicts import Evidence
 
 
 class KubernetesBackend(TrainJobObjects):

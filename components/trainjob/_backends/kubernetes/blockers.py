@@ -13,9 +13,8 @@ from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob._backends.kubernetes.pods import JOBSET_NAME, collection
 from trainjob._diagnosis import blockers
-from trainjob._manifest.render import JobRef
-from trainjob._spec import API_VERSION
 from trainjob._support.kube_objects import INITIALIZERS, has_trained, mapping
+from trainjob.job import API_VERSION, JobRef
 from trainjob.status import Blocker, Phase, observe
 
 _NEEDS_RUNTIME = (Phase.SUSPENDED, Phase.QUEUED, Phase.NOT_STARTED)

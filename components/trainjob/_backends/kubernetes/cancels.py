@@ -12,8 +12,8 @@ from typing import Any, Literal
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Conflict, Forbidden
 from trainjob._manifest.attempts import Cancel
-from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._support.kube_objects import mapping, parse_time
+from trainjob.job import RESERVED_PREFIX
 from trainjob.names import namespace as checked
 
 _KEY = RESERVED_PREFIX + "cancelled-key"

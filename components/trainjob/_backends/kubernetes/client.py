@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from trainjob._backends.kubernetes.credentials import Access, Credentials
+from trainjob._backends.credentials import Access, Credentials
 from trainjob._backends.kubernetes.errors import (
     ApiError,
     NoConnection,

@@ -25,10 +25,10 @@ from trainjob._backends.kubernetes.errors import Forbidden, Transient
 from trainjob._backends.kubernetes.reflector import Change, Outage, Reflector, Synced
 from trainjob._diagnosis import ON_RETRY
 from trainjob._manifest.attempts import LAUNCHED
-from trainjob._manifest.render import ATTEMPT, TRY, JobRef
-from trainjob._manifest.retry_changes import RETRY_CHANGE
+from trainjob._manifest.retry_notice import RETRY_CHANGE
 from trainjob._manifest.unattended import LABEL as UNATTENDED
 from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
+from trainjob.job import ATTEMPT, TRY, JobRef
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, STALL_TIMEOUT, Blocker, Phase, observe
 
 _log = logging.getLogger(__name__)
@@ -284,7 +284,7 @@ class JobInformer:
 
     async def _confirmed(self, waiter: _Waiter) -> None:
         # The waiter reads the previous snapshot first.
-        while waiter.unread:  # noqa: ASYNC110 - an event would be one more object per waiter
+        while waiter.unread:
             await asyncio.sleep(0.01)
         try:
             found = await self._confirm(waiter.ref)

@@ -17,12 +17,12 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
 
+from trainjob._backends.base import Waiter
 from trainjob._backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
 from trainjob._backends.kubernetes.errors import (
     ApiError,
@@ -34,12 +34,9 @@ from trainjob._backends.kubernetes.errors import (
     TooLarge,
     Transient,
 )
-from trainjob._manifest.render import MANAGED_BY, JobRef
-from trainjob._spec import API_VERSION, KIND
-from trainjob._spec.checks import RESERVED_PREFIX
-from trainjob._spec.trainjob import LONGEST_UNATTENDED
 from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.errors import TrainJobError
+from trainjob.job import API_VERSION, KIND, LONGEST_UNATTENDED, MANAGED_BY, RESERVED_PREFIX, JobRef
 
 _log = logging.getLogger(__name__)
 
@@ -287,29 +284,6 @@ class _Lease:
             except TrainJobError as error:
                 _log.warning("TrainJob %s may be treated as unattended: %s", ref, error)
             self._opted_out.add(ref)
-
-
-@dataclass(frozen=True)
-class Waiter:
-    """A process that waits or waited for jobs, by one of its Leases.
-
-    Attributes:
-        lease: Name of the Lease.
-        renewed: Latest renewal of the Lease, by the API server's clock.
-        jobs: UID of a job -> time until which the process is known to have waited for it.
-        waiting: UIDs of the jobs that it has not stopped waiting for, unless it has ended since `renewed`.
-        holder: Host of the process; in a pod, the name of the pod.
-        lasts: How long after `renewed` the process may still wait: it has missed three renewals then.
-        own: Whether this process has written the Lease.
-    """
-
-    lease: str
-    renewed: datetime
-    jobs: Mapping[str, datetime]
-    waiting: frozenset[str] = frozenset()
-    holder: str = ""
-    lasts: timedelta = timedelta(0)
-    own: bool = False
 
 
 async def waiters(client: ApiClient, namespace: str) -> list[Waiter]:

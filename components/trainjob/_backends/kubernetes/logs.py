@@ -15,11 +15,11 @@ from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import ApiError, Transient
 from trainjob._backends.kubernetes.pod_informer import Listener, Pod
 from trainjob._backends.kubernetes.pods import KubeletLines, collection, list_pods
-from trainjob._manifest.render import JobRef
 from trainjob._support import retrying
 from trainjob._support.kube_objects import name_of, rank_of, training_container
 from trainjob._support.log_lines import LogLine, Splitter, latest
 from trainjob._support.retrying import Backoff
+from trainjob.job import JobRef
 
 _log = logging.getLogger(__name__)
 

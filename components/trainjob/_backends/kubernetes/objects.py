@@ -31,11 +31,9 @@ from trainjob._backends.kubernetes.errors import (
 )
 from trainjob._backends.kubernetes.trainer_releases import AdaptingClient
 from trainjob._manifest.attempts import Cancel, recent
-from trainjob._manifest.render import JobRef
-from trainjob._spec import API_VERSION
-from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob.errors import AlreadyExists, BackendUnavailable, ConfigurationError, NotFound, Rejected, RuntimeNotFound
+from trainjob.job import API_VERSION, RESERVED_PREFIX, JobRef
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
 

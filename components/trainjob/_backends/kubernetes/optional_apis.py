@@ -17,8 +17,8 @@ from trainjob._backends.base import Usage
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import ApiError
 from trainjob._backends.kubernetes.pods import JOBSET_NAME
-from trainjob._manifest.render import JobRef
 from trainjob._support.kube_objects import mapping, mappings, rank_of
+from trainjob.job import JobRef
 
 _SECONDS = 1.0  # a page does not wait longer for what it can do without
 _PAUSE_SECONDS = 60.0

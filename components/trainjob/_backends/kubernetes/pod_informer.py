@@ -15,10 +15,10 @@ from trainjob._backends.kubernetes.client import ApiClient
 from trainjob._backends.kubernetes.errors import Transient
 from trainjob._backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, gather, log_fields
 from trainjob._backends.kubernetes.reflector import Change, Reflector, Synced
-from trainjob._diagnosis import Evidence
-from trainjob._diagnosis.terminations import crashes_in
-from trainjob._manifest.render import JobRef
+from trainjob._diagnosis.crashes import crashes_in
 from trainjob.errors import BackendUnavailable, TrainJobError
+from trainjob.job import JobRef
+from trainjob.verdicts import Evidence
 
 _log = logging.getLogger(__name__)
 

@@ -23,13 +23,14 @@ from trainjob._backends.kubernetes.errors import (
     Transient,
     Unreachable,
 )
-from trainjob._diagnosis import READ_LINES, Evidence, log_tails
+from trainjob._diagnosis import READ_LINES, log_tails
+from trainjob._diagnosis.crashes import Crash, crashes_in, in_order, pod_crashes
 from trainjob._diagnosis.log_tails import Tail
-from trainjob._diagnosis.terminations import Crash, crashes_in, in_order, pod_crashes
-from trainjob._manifest.render import JobRef
 from trainjob._support import retrying
 from trainjob._support.kube_objects import name_of, rank_of, training_container
 from trainjob._support.log_lines import MAX_LINE, LogLine, Splitter, latest
+from trainjob.job import JobRef
+from trainjob.verdicts import Evidence
 
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 MAX_TAILS = 64

@@ -16,8 +16,8 @@ from urllib.parse import urlencode, urlsplit
 
 import anyio.to_thread
 
+from trainjob._backends.credentials import Access
 from trainjob._backends.kubernetes.client import ApiClient, Request
-from trainjob._backends.kubernetes.credentials import Access
 from trainjob.version import __version__
 
 _READ = 4096  # bytes

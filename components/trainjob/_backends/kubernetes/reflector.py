@@ -105,7 +105,7 @@ class Reflector:
                 self._outage.answered()
                 self._refusals.success()
                 yield Synced(frozenset(uids))
-                relist_at = time.monotonic() + self._timings.relist * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+                relist_at = time.monotonic() + self._timings.relist * random.uniform(0.8, 1.2)
                 async with aclosing(self._watch(relist_at)) as changes:
                     async for change in changes:
                         yield change
@@ -171,7 +171,7 @@ class Reflector:
                 if not received and time.monotonic() - began < self._timings.healthy_after:
                     raise ServerError(0, "", "the watch was closed as soon as it was open")
             except Forbidden:  # listing is permitted, watching is not
-                await anyio.sleep(random.uniform(*self._timings.poll))  # noqa: S311 - jitter
+                await anyio.sleep(random.uniform(*self._timings.poll))
                 return
             except Transient as error:
                 if time.monotonic() - began >= self._timings.healthy_after:
@@ -183,7 +183,7 @@ class Reflector:
 
     async def _stream(self) -> AsyncGenerator[Change | None]:
         """One WATCH connection; None for a bookmark."""
-        seconds = random.uniform(300, 600)  # noqa: S311 - as in client-go, so that clients do not reconnect together
+        seconds = random.uniform(300, 600)
         params = {
             **self._selector,
             "watch": "true",

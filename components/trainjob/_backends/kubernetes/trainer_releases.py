@@ -1,10 +1,10 @@
 """Schema compatibility: TrainJobs adapted to the fields that a cluster's Trainer supports.
 
-`trainjob._manifest.render` writes for Trainer 2.3. Older releases lack some of its fields, and 2.1 has `podTemplateOverrides`,
-`labels` and `annotations` in place of `runtimePatches`. A launch is one request, so the release is not determined
-first. If the server refuses unknown fields, the client reads its schema, adapts the object, sends it again and
-remembers the schema for the next launch. A field without a place in the schema is an error before the job is created;
-no field is dropped silently.
+`trainjob._manifest.render` writes for Trainer 2.3. Older releases lack some of its fields, and 2.1 has
+`podTemplateOverrides`, `labels` and `annotations` in place of `runtimePatches`. A launch is one request, so the release
+is not determined first. If the server refuses unknown fields, the client reads its schema, adapts the object, sends it
+again and remembers the schema for the next launch. A field without a place in the schema is an error before the job is
+created; no field is dropped silently.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from trainjob._backends.base import TrainJob
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import ApiError, BadRequest, ObjectNotFound, Transient
-from trainjob._spec import API_VERSION, KIND
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import Problem, Rejected
+from trainjob.job import API_VERSION, KIND
 from trainjob.status import QUEUE_LABEL
 
 Schema = Mapping[str, Any]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -20,30 +19,27 @@ import anyio.to_thread
 
 from trainjob import names
 from trainjob._backends.base import Snapshot, TrainJob
-from trainjob._backends.local import cancels, permissions, runtimes
-from trainjob._backends.local.ranks import MARKER
+from trainjob._backends.local import cancels, runtimes, supervision
+from trainjob._backends.local.logs import LogReader
 from trainjob._backends.local.store import JobFiles, cancel_metadata, job_names, now
-from trainjob._backends.local.supervisor import record_loss
-from trainjob._diagnosis import READ_LINES, Evidence, blockers
+from trainjob._diagnosis import READ_LINES, blockers
 from trainjob._manifest.attempts import Cancel, cancel_of, work_of
-from trainjob._manifest.render import JobRef
 from trainjob._support.kube_objects import has_trained, mapping, name_of, rank_of
-from trainjob._support.log_lines import LogLine, Splitter, latest, merge, parse_cri
+from trainjob._support.log_lines import LogLine, Splitter, merge
 from trainjob.errors import (
     AlreadyExists,
-    BackendUnavailable,
     ConfigurationError,
     NotFound,
     Rejected,
     RuntimeNotFound,
 )
+from trainjob.job import JobRef
 from trainjob.settings import Settings
 from trainjob.status import CANCELLED
+from trainjob.verdicts import Evidence
 
 _POLL = 0.05  # seconds between two checks of the files of a job; each check is two stat calls
 _CHECK = 0.5  # seconds between two checks whether the supervisor is alive
-_STARTS = 3  # attempts to start a supervisor that ends before its job has begun
-_LAUNCH_SECONDS = 30.0  # from the storing of a job to its begin; 0.2 on an idle machine
 
 
 class LocalBackend:
@@ -134,12 +130,12 @@ class LocalBackend:
                 metadata = {"annotations": {CANCELLED: cancel.mark}}
                 with suppress(NotFound):
                     await self.patch(ref, {"metadata": metadata, "spec": {"suspend": True}})
-        await anyio.to_thread.run_sync(_supervise, files)
+        await anyio.to_thread.run_sync(supervision.start, files)
 
     async def get(self, namespace: str, name: str) -> TrainJob | None:
         """See `Backend.get`."""
         files = self._files(namespace, name)
-        await anyio.to_thread.run_sync(_check, files)
+        await anyio.to_thread.run_sync(supervision.end_if_lost, files)
         return files.read()
 
     async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
@@ -198,8 +194,8 @@ class LocalBackend:
         while True:
             if time.monotonic() >= checked + _CHECK:
                 checked = time.monotonic()
-                await anyio.to_thread.run_sync(_check, files)
-                abandoned = _abandoned(files)
+                await anyio.to_thread.run_sync(supervision.end_if_lost, files)
+                abandoned = supervision.abandoned(files)
             now_seen = (files.stamp(), abandoned)
             if now_seen != seen:
                 seen = now_seen
@@ -220,7 +216,7 @@ class LocalBackend:
         trainjob = files.read()
         if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
             return Evidence(None)
-        return Evidence(trainjob, files.pods(), events=_abandoned(files), reported=files.reported())
+        return Evidence(trainjob, files.pods(), events=supervision.abandoned(files), reported=files.reported())
 
     async def states(self, namespace: str, labels: Mapping[str, str]) -> list[Evidence]:
         """See `Backend.states`."""
@@ -233,7 +229,7 @@ class LocalBackend:
             return state
         files = self._files(ref.namespace, ref.name)
         logs = {
-            name: [line.text for line in _Reader(files, name, Splitter(rank_of(pod), raw=True)).tail(READ_LINES)]
+            name: [line.text for line in LogReader(files, name, Splitter(rank_of(pod), raw=True)).tail(READ_LINES)]
             for pod in state.pods
             for name in [pod["metadata"]["name"]]
         }
@@ -260,7 +256,7 @@ class LocalBackend:
     ) -> AsyncGenerator[LogLine]:
         """See `Backend.logs`."""
         files = self._files(ref.namespace, ref.name)
-        readers: dict[str, _Reader] = {}
+        readers: dict[str, LogReader] = {}
         while True:
             over = files.finished() or files.read() is None
             fresh: list[Iterable[LogLine]] = []
@@ -268,7 +264,7 @@ class LocalBackend:
                 if ranks and rank not in ranks:
                     continue
                 if name not in readers:
-                    readers[name] = _Reader(files, name, Splitter(rank))
+                    readers[name] = LogReader(files, name, Splitter(rank))
                     if tail is not None and not since:
                         fresh.append(readers[name].tail(tail))
                         continue
@@ -283,7 +279,7 @@ class LocalBackend:
         """See `Backend.tails`."""
         files = self._files(ref.namespace, ref.name)
         for pod in (await self.state(ref)).pods:
-            yield pod, _Reader(files, name_of(pod), Splitter(rank_of(pod))).tail(count)
+            yield pod, LogReader(files, name_of(pod), Splitter(rank_of(pod))).tail(count)
 
     def attend(self, ref: JobRef) -> None:
         """See `Backend.attend`. A lock that the supervisor of the job checks, and that ends with this process."""
@@ -301,7 +297,7 @@ class LocalBackend:
         """See `Backend.patch`."""
         files = self._files(ref.namespace, ref.name)
         await anyio.to_thread.run_sync(_edit, files, ref, patch)
-        await anyio.to_thread.run_sync(_check, files)
+        await anyio.to_thread.run_sync(supervision.end_if_lost, files)
 
     async def cancel(self, ref: JobRef) -> None:
         """See `Backend.cancel`. Sets `Phase.CANCELLED` and keeps the files of the job."""
@@ -312,7 +308,7 @@ class LocalBackend:
         with suppress(NotFound):
             metadata = {**cancel_metadata(), "annotations": {CANCELLED: "true"}}
             await anyio.to_thread.run_sync(_edit, files, ref, {"metadata": metadata})
-            await anyio.to_thread.run_sync(_end, files)
+            await anyio.to_thread.run_sync(supervision.end, files)
 
     async def delete(self, ref: JobRef, version: str = "") -> None:
         """See `Backend.delete`. Removes the files at once if the job has no supervisor."""
@@ -325,7 +321,7 @@ class LocalBackend:
             wait_seconds = 5.0 if files.finished() else 0.0
             lock = await anyio.to_thread.run_sync(lambda: files.supervise(wait_seconds=wait_seconds))
             if lock is not None:
-                await anyio.to_thread.run_sync(_remove, files)
+                await anyio.to_thread.run_sync(supervision.remove, files)
                 os.close(lock)
 
     async def stopped(self, ref: JobRef) -> bool:
@@ -346,101 +342,6 @@ class LocalBackend:
         for lock in chain.from_iterable(self._waiting.values()):
             os.close(lock)
         self._waiting.clear()
-
-
-class _Reader:
-    """Reads the log file of one rank from the position where it stopped."""
-
-    def __init__(self, files: JobFiles, pod: str, splitter: Splitter) -> None:
-        self._path = files.directory / "logs" / f"{pod}.log"
-        self._splitter = splitter
-        self._position = 0
-
-    def _read(self, size: int) -> bytes:
-        """Complete lines, `size` bytes at most."""
-        try:
-            with self._path.open("rb") as log:
-                log.seek(self._position)
-                data = log.read(size)
-        except FileNotFoundError:
-            return b""
-        lines = data[: data.rfind(b"\n") + 1]
-        self._position += len(lines)
-        return lines
-
-    def _parse(self, raw: Iterable[bytes]) -> Iterator[LogLine]:
-        for written, text, ended in parse_cri(raw):
-            yield from self._splitter.take(written, text, ended=ended)
-
-    def lines(self) -> Iterator[LogLine]:
-        """Complete lines, and the latest state of a progress bar, since the last call; reads 1 MiB at a time."""
-        while lines := self._read(1 << 20):
-            yield from latest(self._parse(lines.split(b"\n")))
-
-    def tail(self, count: int) -> list[LogLine]:
-        """The last `count` existing lines."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        self._position = start = max(0, size - count * 4096 - (64 << 10))
-        raw = self._read(size).split(b"\n")
-        lines = list(latest(self._parse(raw[1:] if start else raw)))  # the first one may be incomplete
-        return lines[max(0, len(lines) - count) :]
-
-
-def _supervise(files: JobFiles) -> None:
-    """Start a supervisor, unless the job has begun or does not exist; return once a supervisor has the lock.
-
-    Raises:
-        BackendUnavailable: No supervisor can be started.
-    """
-    # A rank that launches a job does not pass its marker on: the supervisor would be killed at the end of the rank.
-    environment = {name: value for name, value in os.environ.items() if name != MARKER}
-    log = files.directory / "supervisor.log"
-    for _ in range(_STARTS):
-        if files.begun() or not files.object.exists():
-            return
-        with suppress(FileNotFoundError), open(log, "ab", opener=permissions.opener) as output:
-            subprocess.run(
-                # -P: the working directory, which may be another user's, is not searched for modules.
-                [sys.executable, "-P", "-m", "trainjob._backends.local.supervisor", str(files.directory)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-                check=False,
-            )
-    if not files.begun() and files.object.exists():
-        raise BackendUnavailable(
-            f"TrainJob {files.directory.parent.name}/{files.directory.name} was stored, but its supervisor ended "
-            f"{_STARTS} times before the job began: read {log}, then launch the same key again to start the job"
-        )
-
-
-def _check(files: JobFiles) -> None:
-    """End a job without a supervisor that has begun, or is to end. Starts nothing: a read must not run a program."""
-    if files.finished():
-        return
-    if files.begun() or "deletionTimestamp" in mapping(files.read() or {}, "metadata"):
-        _end(files)
-
-
-def _end(files: JobFiles) -> None:
-    """Finish a job without a supervisor: by its requested cancellation or deletion, else as failed."""
-    lock = files.supervise()
-    if lock is not None:
-        record_loss(files, wait_for_space=False)
-        os.close(lock)
-
-
-def _abandoned(files: JobFiles) -> list[dict[str, Any]]:
-    """A Warning Event if the launching process ended before the job began; empty for any other job."""
-    if files.begun():
-        return []
-    stored = files.stored()
-    if stored is None or time.time() < stored + _LAUNCH_SECONDS:
-        return []
-    message = "the process that launched the job ended before the job began"
-    return [{"type": "Warning", "reason": "LauncherLost", "message": message, "count": 1}]
 
 
 def _edit(files: JobFiles, ref: JobRef, patch: Mapping[str, Any]) -> None:
@@ -483,8 +384,3 @@ def _merged(value: Any, patch: Any) -> Any:
         else:
             merged[name] = _merged(merged.get(name), part)
     return merged
-
-
-def _remove(files: JobFiles) -> None:
-    record_loss(files, wait_for_space=False)
-    files.remove()

@@ -3,7 +3,7 @@
 ::
 
     <home>/jobs/<namespace>/.cancelled/version                 number of the latest cancel
-    <home>/jobs/<namespace>/.cancelled/<hash of the key>-<number>.json  a record, see `trainjob._manifest.attempts.Cancel`
+    <home>/jobs/<namespace>/.cancelled/<hash of the key>-<number>.json  a record, see `Cancel`
 
 The number orders cancels and launches, so that no clock is needed.
 """

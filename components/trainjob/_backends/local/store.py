@@ -40,7 +40,7 @@ from trainjob import names
 from trainjob._backends.local import permissions
 from trainjob._support import durable
 from trainjob._support.kube_objects import name_of, rank_of
-from trainjob.progress import MAX_BYTES
+from trainjob.progress.message import MAX_BYTES
 
 DELETED = ".deleted"
 KEEP = "trainjob.dev/keep"

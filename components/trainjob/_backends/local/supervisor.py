@@ -30,6 +30,7 @@ from trainjob._backends.local import runtimes
 from trainjob._backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
 from trainjob._backends.local.store import FINAL, JobFiles, Stamp, cancel_metadata, cancel_requested, now, read_json
 from trainjob._manifest import unattended
+from trainjob.progress.message import RESERVED, text_of
 from trainjob.status import CANCELLED
 
 GRACE_SECONDS = 5.0
@@ -235,11 +236,11 @@ class Supervisor:
         if report is None:  # nothing new, or a half-written message: the next check reads all of it
             return False
         self._reported = message
-        named = {progress.RESERVED + name: value for name, value in report.details.items()} | report.metrics
+        named = {RESERVED + name: value for name, value in report.details.items()} | report.metrics
         reported = {
             "progressPercentage": report.progress,
             "estimatedRemainingSeconds": report.remaining_seconds,
-            "metrics": [{"name": name, "value": progress.text_of(value)} for name, value in named.items()],
+            "metrics": [{"name": name, "value": text_of(value)} for name, value in named.items()],
             "lastUpdatedTime": report.updated,
         }
         self.status["trainerStatus"] = {name: value for name, value in reported.items() if value is not None}

@@ -22,8 +22,8 @@ from urllib.request import getproxies, proxy_bypass
 
 import yaml
 
-from trainjob._backends.kubernetes import kubeconfig
-from trainjob._backends.kubernetes.kubeconfig import KubeConfig
+from trainjob._backends import kubeconfig
+from trainjob._backends.kubeconfig import KubeConfig
 from trainjob.errors import ConfigurationError, missing
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
