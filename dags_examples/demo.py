@@ -15,16 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from trainjob import Phase, TrainJobClient
-from trainjob._support.kube_objects import parse_time
+from trainjob import Phase, TrainJobClient, observe
 from trainjob.registry import connect as connect_registry
-from trainjob.status import observe
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / ".demo"
@@ -104,15 +103,20 @@ def summary() -> None:
         console.print(f"Gate of version {version.version}: {rule}: {reason}", highlight=False)
     console.print(
         "To look at the jobs:\n"
-        f"  export TRAINJOB_BACKEND=local TRAINJOB_HOME={DEMO.relative_to(ROOT)}/home\n"
-        f"  {BIN.relative_to(ROOT)}/trainjob list\n"
-        f"  {BIN.relative_to(ROOT)}/trainjob logs {next(_name(job) for job in jobs if _name(job).startswith('train-'))}"
+        f"  export TRAINJOB_BACKEND=local TRAINJOB_HOME={_shown(DEMO / 'home')}\n"
+        f"  {_shown(BIN / 'trainjob')} list\n"
+        f"  {_shown(BIN / 'trainjob')} logs {next(_name(job) for job in jobs if _name(job).startswith('train-'))}"
     )
     champions = [version for version in registered if "champion" in version.aliases]
     good = all(version.metrics["accuracy"] > 0.9 for version in registered)
     earned = all(version.tags["trainjob.evaluation.passed"] == "true" for version in champions)
     if len(registered) != 2 or len(champions) != 1 or not good or not earned:
         sys.exit("expected two versions, one champion that passed its gate, and accuracies above 0.9")
+
+
+def _shown(path: Path) -> Path:
+    """The path as a command names it: relative to the checkout, unless it is outside."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 def _name(job: Mapping[str, Any]) -> str:
@@ -122,8 +126,8 @@ def _name(job: Mapping[str, Any]) -> str:
 def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
     observation = observe(job)
     key = str(job["metadata"]["annotations"]["trainjob.dev/key"])
-    ended, began = observation.finished, parse_time(job["metadata"]["creationTimestamp"])
-    seconds = f"{(ended - began).total_seconds():.1f}" if ended and began else ""
+    began = datetime.fromisoformat(job["metadata"]["creationTimestamp"])
+    seconds = f"{(observation.finished - began).total_seconds():.1f}" if observation.finished else ""
     metrics = [
         f"{float(observation.metrics[name]):.4f}" if name in observation.metrics else ""
         for name in ("accuracy", "loss")

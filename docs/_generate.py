@@ -20,10 +20,10 @@ from pydantic import BaseModel
 
 import trainjob._diagnosis
 import trainjob._spec
-from trainjob._diagnosis import Category
-from trainjob._diagnosis.reasons import Meaning
+from trainjob._diagnosis.meaning import Meaning
 from trainjob.cli.program import program
 from trainjob.tuning.study import CategoricalParameter, FloatParameter, IntParameter, Pruner, Sampler, Study
+from trainjob.verdicts import Category
 
 if TYPE_CHECKING:  # in .venv-docs only
     from mkdocs.config.defaults import MkDocsConfig

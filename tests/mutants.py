@@ -32,11 +32,11 @@ PACKAGE = ROOT / "components" / "trainjob"
 
 _UNIT = "tests/unit/test_"
 TESTS = {
-    "lifecycle.py": f"{_UNIT}lifecycle*.py {_UNIT}first_crash.py {_UNIT}cli_crashes.py",
-    "waiting.py": f"{_UNIT}lifecycle.py {_UNIT}first_crash.py {_UNIT}results.py {_UNIT}cli_crashes.py",
+    "_jobs/launching.py": f"{_UNIT}lifecycle*.py {_UNIT}first_crash.py {_UNIT}cli_crashes.py",
+    "_jobs/waiting.py": f"{_UNIT}lifecycle.py {_UNIT}first_crash.py {_UNIT}results.py {_UNIT}cli_crashes.py",
     "status.py": f"{_UNIT}status.py {_UNIT}blockers.py {_UNIT}lifecycle.py {_UNIT}diagnosis_e*.py",
-    "manifest.py": f"{_UNIT}manifest.py {_UNIT}lifecycle.py {_UNIT}spec*.py",
-    "diagnosis": f"{_UNIT}diagnosis*.py {_UNIT}blockers.py {_UNIT}report.py",
+    "_manifest/render.py": f"{_UNIT}manifest.py {_UNIT}lifecycle.py {_UNIT}spec*.py",
+    "_diagnosis": f"{_UNIT}diagnosis*.py {_UNIT}blockers.py {_UNIT}report.py",
     "data/transfer.py": f"{_UNIT}data_t*.py {_UNIT}data_steps.py tests/stores/test_manifests.py",
     "registry": f"{_UNIT}registry*.py tests/registry/test_kubeflow*.py tests/registry/test_mlflow_errors.py "
     "tests/registry/test_contract.py tests/registry/test_mlflow.py",

@@ -25,7 +25,7 @@ from trainjob_airflow.templates import is_open
 if TYPE_CHECKING:
     from trainjob import TrainJobSpec
     from trainjob._backends.base import TrainJob
-    from trainjob._backends.kubernetes.credentials import Credentials
+    from trainjob._backends.credentials import Credentials
     from trainjob._doctor import Finding
     from trainjob_airflow.operators.base import TrainJobTask
 

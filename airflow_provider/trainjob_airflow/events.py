@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def pack(observation: Observation) -> dict[str, Any]:
     """Convert an observation to JSON values."""
-    from trainjob.progress import text_of
+    from trainjob.progress.message import text_of
 
     packed = {
         name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(observation).items()
@@ -28,7 +28,7 @@ def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
 
     from trainjob import Observation, Phase
     from trainjob._support.kube_objects import parse_time
-    from trainjob.progress import value_of
+    from trainjob.progress.message import value_of
 
     if packed is None:
         return None

@@ -129,7 +129,7 @@ def _labels(trainjob: TrainJob) -> Mapping[str, Any]:
 
 
 def _key(trainjob: TrainJob) -> str:
-    from trainjob._manifest.render import KEY
+    from trainjob.job import KEY
 
     return str((trainjob["metadata"].get("annotations") or {}).get(KEY))
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
         WaitOptions,
     )
     from trainjob._backends.base import TrainJob
-    from trainjob._goodput import Goodput
     from trainjob._jobs.cancellation import CrashAction
     from trainjob._manifest.attempts import CancelAction
+    from trainjob.goodput import Goodput
     from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log
     from trainjob_airflow.training import TaskTraining

@@ -68,7 +68,7 @@ class Wanted:
 
 
 class Wait:
-    """The wait for one job: what `trainjob._jobs.waiting.follow` does, for a state that need not be the end of the job.
+    """The wait for one job: what `follow` does (see `trainjob._jobs.following`), for a state that need not be its end.
 
     While the job may run, this process counts as one that waits for it, so that it is not unattended. A suspension that
     is older than the latest launch, or that happened because nothing waited, is undone. A wait for a suspension does

@@ -75,8 +75,8 @@ def write_result(log: Log, result: Mapping[str, Any]) -> None:
         log: The log of a task.
         result: What `trainjob.TrainJobResult.as_dict` returns.
     """
-    from trainjob._jobs.report import rounded, short
     from trainjob._support.control_characters import plain
+    from trainjob._support.display import rounded, short
 
     values = {part: {name: rounded(value) for name, value in result[part].items()} for part in ("metrics", "outputs")}
     lines = [f"{name}: {text}" for texts in values.values() for name, text in texts.items()]
@@ -113,8 +113,8 @@ class StudyLog:
                 write("%s", _text(self._line(trial)))
 
     def _line(self, trial: Trial) -> str:
-        from trainjob._jobs.report import rounded
         from trainjob._support.control_characters import plain
+        from trainjob._support.display import rounded
 
         parts = [f"trial {trial.number} is {trial.state}"]
         if trial.ended and trial.value is not None:
@@ -132,8 +132,8 @@ def write_study(log: Log, result: Mapping[str, Any]) -> None:
         log: The log of a task.
         result: What `trainjob.tuning.StudyResult.summary` returns.
     """
-    from trainjob._jobs.report import rounded
     from trainjob._support.control_characters import plain
+    from trainjob._support.display import rounded
 
     best = result["best"]
     counts = ", ".join(f"{count} {state}" for state, count in result["counts"].items())

@@ -114,7 +114,7 @@ class Training:
 
     def take(self) -> dict[str, Any] | None:
         """The current document, which is then no longer due; None before the first observation."""
-        from trainjob._pages.document import observed_document
+        from trainjob._pages.documents.training import observed_document
 
         self.due, observation = None, self.observation
         if observation is None:
@@ -235,7 +235,7 @@ class TaskTraining(Training):
         notes: Sequence[str] = (),
     ) -> None:
         from trainjob._jobs.report import examine
-        from trainjob._pages.document import training_document
+        from trainjob._pages.documents.training import training_document
         from trainjob.status import observe
 
         with self._xcom.logged():
@@ -316,7 +316,7 @@ class Writer:
         """Wait for a call in progress, at most 5 s, so that it does not overwrite what the worker stores."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WRITE):
-                while self._current is page:  # noqa: ASYNC110 - a call takes a few ms
+                while self._current is page:
                     await asyncio.sleep(0.05)
 
     async def _run(self) -> None:
@@ -360,7 +360,7 @@ def interval(age: float) -> float:
 
 def _complete(stored: Mapping[str, Any], document: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """The document with what only the stored one has, of bounded size."""
-    from trainjob._pages.document import merge_documents
+    from trainjob._pages.documents.merging import merge_documents
 
     return bounded({**merge_documents(stored, document), "airflow": task._asdict()})
 
@@ -378,7 +378,7 @@ def bounded(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sized(document: Mapping[str, Any], points: int, events: int, ranks: int) -> dict[str, Any]:
-    from trainjob._pages.document import with_segments
+    from trainjob._pages.documents.attempts import with_segments
 
     attempts, every = document["attempts"], document["ranks"]
     share = min(points, _EARLIER_POINTS) // max(1, len(attempts))

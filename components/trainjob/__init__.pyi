@@ -1,13 +1,12 @@
-import trainjob.wait_options
 from trainjob._backends import connect as connect
 from trainjob._backends.base import Backend as Backend
-from trainjob._diagnosis import Category as Category, Diagnosis as Diagnosis, Evidence as Evidence
+from trainjob._diagnosis import diagnosis_of as diagnosis_of
 from trainjob._jobs.cancellation import Cancelled as Cancelled, cancel as cancel, cancel_key as cancel_key
+from trainjob._jobs.following import follow as follow
 from trainjob._jobs.launching import launch as launch
 from trainjob._jobs.report import Report as Report, diagnose as diagnose
 from trainjob._jobs.results import TrainJobResult as TrainJobResult
-from trainjob._jobs.waiting import follow as follow, wait as wait
-from trainjob._manifest.render import JobRef as JobRef
+from trainjob._jobs.waiting import wait as wait
 from trainjob._spec import (
     EnvVarSource as EnvVarSource,
     Function as Function,
@@ -60,10 +59,14 @@ from trainjob.errors import (
     TrainJobFailed as TrainJobFailed,
     UnsafePath as UnsafePath,
 )
+from trainjob.job import JobRef as JobRef
 from trainjob.settings import Settings as Settings
-from trainjob.status import Blocker as Blocker, Observation as Observation, Phase as Phase
-from trainjob.verdicts import RetryVerdict as RetryVerdict
+from trainjob.status import Blocker as Blocker, Observation as Observation, Phase as Phase, observe as observe
+from trainjob.verdicts import (
+    Category as Category,
+    Diagnosis as Diagnosis,
+    Evidence as Evidence,
+    RetryVerdict as RetryVerdict,
+)
 from trainjob.version import __version__ as __version__
 from trainjob.wait_options import InvalidWaitOptions as InvalidWaitOptions, WaitOptions as WaitOptions
-
-Budgets = trainjob.wait_options.Budgets  # deprecated; not imported here, so that it is not among the public names

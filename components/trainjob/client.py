@@ -14,18 +14,18 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from trainjob import names
 from trainjob._backends import connect
 from trainjob._backends.base import Backend, TrainJob
-from trainjob._diagnosis import Diagnosis
 from trainjob._jobs import cancellation, launching as flow, models, report, waiting
 from trainjob._jobs.cancellation import Cancelled
 from trainjob._jobs.launching import AfterFailure
 from trainjob._jobs.report import Report
 from trainjob._jobs.results import TrainJobResult
-from trainjob._manifest.render import MANAGED_BY, JobRef
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
 from trainjob.errors import InvalidSpec, NotFound, Problem
+from trainjob.job import MANAGED_BY, JobRef
 from trainjob.settings import Settings
 from trainjob.status import Observation
+from trainjob.verdicts import Diagnosis
 from trainjob.wait_options import WaitOptions
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class TrainJobClient:
         after_failure: AfterFailure = "retry",
         origin: Mapping[str, str] | None = None,
     ) -> JobRef:
-        """Create the job of `key`, or adopt the existing one, as `trainjob._jobs.launching.launch` does.
+        """Create the job of `key`, or adopt the existing one, as `trainjob.launch` does.
 
         Args:
             spec: What to run: a `TrainJobSpec`, a mapping, YAML text or the path of a YAML file.
@@ -145,7 +145,7 @@ class TrainJobClient:
         on_crash: Callable[[Diagnosis], None] | None = None,
         on_follow: Callable[[JobRef], None] | None = None,
     ) -> TrainJobResult:
-        """Wait until a job ends, and return its result, as `trainjob._jobs.waiting.wait` does.
+        """Wait until a job ends, and return its result, as `trainjob.wait` does.
 
         If the job is gone or was given up, and another attempt of its key counts, that one is waited for.
 

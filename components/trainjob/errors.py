@@ -51,8 +51,8 @@ from trainjob._support.masking import public
 from trainjob.verdicts import RetryVerdict
 
 if TYPE_CHECKING:
-    from trainjob._diagnosis import Diagnosis
-    from trainjob._goodput import Goodput
+    from trainjob.goodput import Goodput
+    from trainjob.verdicts import Diagnosis
 
 
 class TrainJobError(Exception):
@@ -253,7 +253,7 @@ class RankCrashed(TrainJobFailed):
     """A rank crashed, and ``fail_on_first_crash`` is set.
 
     The job keeps running, and its runtime may restart the rank. The caller decides about the job, see
-    `trainjob._jobs.launching.give_up`.
+    `trainjob._jobs.cancellation.give_up`.
 
     Attributes:
         spent: `goodput` with its segments, for `trainjob._jobs.telemetry`; None if it was not measured.

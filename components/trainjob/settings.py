@@ -1,20 +1,43 @@
-"""Settings from the environment (``TRAINJOB_*``), read in one place."""
+"""Settings from the environment (``TRAINJOB_*``), read in one place. Standard library only: each waiter reads them."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trainjob import names
 from trainjob.errors import ConfigurationError
 
+_FORM = 'write a JSON object: {"torch-distributed": "/path/of/a/virtual/environment"}'
 
-class Settings(BaseModel):
+
+def _value(name: str) -> str | None:
+    """The value of ``TRAINJOB_<name>``, in any case; None if it is unset or empty."""
+    wanted = f"trainjob_{name}"
+    return next((text for key, text in os.environ.items() if text and key.lower() == wanted), None)
+
+
+def _environments() -> dict[str, Path]:
+    """Runtime -> virtual environment, from JSON."""
+    variable = "TRAINJOB_LOCAL_ENVIRONMENTS"
+    try:
+        found = json.loads(_value("local_environments") or "{}")
+    except ValueError as error:
+        raise ConfigurationError(f"{variable}: {error}; {_FORM}") from None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{variable}: is {'a list' if isinstance(found, list) else 'a single value'}; {_FORM}")
+    for runtime, environment in found.items():
+        if not isinstance(environment, str) or not runtime.strip() or not environment.strip():
+            wrong = "is blank" if isinstance(environment, str) else "is no path"
+            raise ConfigurationError(f"{variable}: {runtime!r}: {environment!r} {wrong}; {_FORM}")
+    return {runtime: Path(environment) for runtime, environment in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
     """Settings from environment variables. An explicit argument or an Airflow connection has precedence.
 
     Each call of ``Settings()`` reads the environment again, so that tests and notebooks see their changes. An empty
@@ -24,101 +47,46 @@ class Settings(BaseModel):
         ConfigurationError: A variable has an invalid value.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
-
-    backend: str = "kubernetes"
+    backend: str = field(default_factory=lambda: _value("backend") or "kubernetes")
     """``kubernetes`` or ``local`` (``TRAINJOB_BACKEND``)."""
 
-    namespace: str | None = None
+    namespace: str | None = field(default_factory=lambda: _value("namespace"))
     """Default namespace of jobs; if unset, that of the kubeconfig or of the pod (``TRAINJOB_NAMESPACE``)."""
 
-    home: Path = Field(default_factory=lambda: Path.home() / ".trainjob")
+    home: Path = field(default_factory=lambda: Path(_value("home") or "~/.trainjob"))
     """Directory of the local backend, with its jobs, logs and models (``TRAINJOB_HOME``)."""
 
-    registry: str | None = None
+    registry: str | None = field(default_factory=lambda: _value("registry"))
     """Model registry: ``mlflow+sqlite:////abs/path.db``, ``mlflow+https://host``, ``kubeflow+https://host``
     (``TRAINJOB_REGISTRY``)."""
 
-    sign_key: str | None = None
+    sign_key: str | None = field(default_factory=lambda: _value("sign_key"))
     """Path of the private key that signs exported models (``TRAINJOB_SIGN_KEY``)."""
 
-    verify_key: str | None = None
+    verify_key: str | None = field(default_factory=lambda: _value("verify_key"))
     """Path of the public key that verifies the signatures of initialized models and data (``TRAINJOB_VERIFY_KEY``)."""
 
-    workspace: str | None = None
+    workspace: str | None = field(default_factory=lambda: _value("workspace"))
     """Location of the artifacts of jobs that kfp.local launches on a cluster, such as ``s3://bucket/prefix``
     (``TRAINJOB_WORKSPACE``). If unset or a ``file://`` location, they are below the pipeline root of kfp.local.
     Also the location of the journals of studies, which may be an Optuna storage; not together with kfp.local then."""
 
-    job_url: str = ""
+    job_url: str = field(default_factory=lambda: _value("job_url") or "")
     """URL of a TrainJob in a dashboard, with ``{namespace}``, ``{name}`` and ``{uid}``, which KFP's steps log as a link
     (``TRAINJOB_JOB_URL``). In Airflow it is a field of the connection."""
 
-    local_environments: dict[str, Path] = Field(default_factory=dict)
+    local_environments: Mapping[str, Path] = field(default_factory=_environments)
     """Runtime name -> virtual environment whose ``bin`` comes first on the PATH of that runtime's ranks, in place of
     the image of a cluster. JSON, e.g. ``{"torch-distributed": "/venvs/torch"}`` (``TRAINJOB_LOCAL_ENVIRONMENTS``)."""
 
-    oci_plain_http: str = ""
+    oci_plain_http: str = field(default_factory=lambda: _value("oci_plain_http") or "")
     """Registries that ``oci://`` reaches without TLS, as ``host:port`` separated by commas
     (``TRAINJOB_OCI_PLAIN_HTTP``). A registry on this machine needs no entry."""
 
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**{**_environment(), **values})
-        except ValidationError as error:
-            raise ConfigurationError(_wrong(error)) from None
-
-    @field_validator("namespace")
-    @classmethod
-    def _is_namespace(cls, value: str | None) -> str | None:
-        try:
-            return names.namespace(value) if value else None
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from None
-
-    @field_validator("home")
-    @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
-
-    @field_validator("local_environments", mode="before")
-    @classmethod
-    def _named(cls, value: object) -> object:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"is {'a list' if isinstance(value, list) else 'a single value'}")
-        for runtime, environment in value.items():
-            if not runtime.strip() or not str(environment).strip():
-                raise ValueError(f"{runtime!r}: {environment!r} is blank")
-        return value
-
-
-def _environment() -> dict[str, Any]:
-    """The settings in the environment. Without pydantic-settings, which takes 8 MB in each process that waits for jobs.
-
-    Raises:
-        ConfigurationError: A value that has to be JSON is not.
-    """
-    # In any case, as pydantic-settings read them.
-    present = {name.lower(): value for name, value in os.environ.items() if value}
-    found: dict[str, Any] = {}
-    for name in Settings.model_fields:
-        if (value := present.get(f"trainjob_{name}")) is None:
-            continue
-        try:
-            found[name] = json.loads(value) if name == "local_environments" else value
-        except ValueError as error:
-            raise ConfigurationError(f"TRAINJOB_LOCAL_ENVIRONMENTS: {error}; {_ENVIRONMENTS}") from None
-    return found
-
-
-def _wrong(error: ValidationError) -> str:
-    problems = []
-    for each in error.errors(include_url=False):
-        setting, *path = map(str, each["loc"])
-        form = f"; {_ENVIRONMENTS}" if setting == "local_environments" else ""
-        message = each["msg"].removeprefix("Value error, ")
-        problems.append(": ".join([f"TRAINJOB_{setting.upper()}", *path, message]) + form)
-    return "\n".join(problems)
-
-
-_ENVIRONMENTS = 'write a JSON object: {"torch-distributed": "/path/of/a/virtual/environment"}'
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "home", self.home.expanduser().absolute())
+        if self.namespace is not None:
+            try:
+                names.namespace(self.namespace)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"TRAINJOB_NAMESPACE: {error}") from None

@@ -16,11 +16,11 @@ from typing import Any
 
 from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob._support.masking import public
-from trainjob.progress import split, value_of
+from trainjob.progress.message import split, value_of
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CANCELLED = "trainjob.dev/cancelled"
-"""Annotation of a job that `trainjob._jobs.launching.cancel` suspended, terminated or deleted. Launching the key again
+"""Annotation of a job that `trainjob.cancel` suspended, terminated or deleted. Launching the key again
 resumes a suspended job."""
 
 GIVEN_UP = "trainjob.dev/given-up"
@@ -102,7 +102,7 @@ class Observation:
         pods_gone: Whether it has run and no pod counts anymore: it is about to finish or to restart.
         stuck: Whether the blocker is permanent, so that a person has to act; `message` explains it.
         advice: What that person should do.
-        cancelled: Whether `trainjob._jobs.launching.cancel` was called for it.
+        cancelled: Whether `trainjob.cancel` was called for it.
         stall_timeout: Seconds without progress after which a waiter fails the job; None for no limit.
     """
 

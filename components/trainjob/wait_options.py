@@ -102,35 +102,6 @@ class InvalidWaitOptions(ValueError):
         )
 
 
-class Budgets(WaitOptions):
-    """Deprecated: use `WaitOptions`. The same options under their earlier names."""
-
-    def __init__(
-        self,
-        queue: timedelta | None = None,
-        start: timedelta | None = None,
-        run: timedelta | None = None,
-        fail_fast: bool = False,
-        fail_on_first_crash: bool = False,
-    ) -> None:
-        super().__init__(queue, start, run, fail_fast, fail_on_first_crash)
-
-    @property
-    def queue(self) -> timedelta | None:
-        """`WaitOptions.queue_timeout`."""
-        return self.queue_timeout
-
-    @property
-    def start(self) -> timedelta | None:
-        """`WaitOptions.start_timeout`."""
-        return self.start_timeout
-
-    @property
-    def run(self) -> timedelta | None:
-        """`WaitOptions.run_timeout`."""
-        return self.run_timeout
-
-
 def option_names() -> tuple[str, ...]:
     """Names of all options."""
     return tuple(field.name for field in fields(WaitOptions))

@@ -46,7 +46,7 @@ GATE = {
 @dsl.pipeline(  # type: ignore[untyped-decorator]
     name="retrain-digits", description="Retrain a digits model; it becomes the champion if it is better."
 )
-def retrain_digits(  # noqa: PLR0917 - KFP calls it by position
+def retrain_digits(
     models: str,
     registry: str,
     dataset: str = DATASET.as_uri(),

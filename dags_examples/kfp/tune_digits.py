@@ -34,7 +34,7 @@ RUNTIME = os.environ.get("TRAINJOB_RUNTIME", "jax-distributed")
 @dsl.pipeline(  # type: ignore[untyped-decorator]
     name="tune-digits", description="Search the learning rate of a digits model; the best model is exported."
 )
-def tune_digits(  # noqa: PLR0917 - KFP calls it by position
+def tune_digits(
     models: str,
     registry: str,
     workspace: str = "",

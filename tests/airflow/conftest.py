@@ -196,7 +196,7 @@ def python(code: str) -> list[str]:
 async def replaced(backend: Backend, ref: JobRef) -> JobRef:
     """Create another attempt of the key of a job, as a launcher does that has lost sight of it, and delete the job."""
     from trainjob import JobRef
-    from trainjob._manifest.render import ATTEMPT
+    from trainjob.job import ATTEMPT
 
     job = await backend.get(ref.namespace, ref.name)
     assert job is not None

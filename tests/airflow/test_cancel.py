@@ -17,7 +17,7 @@ from tests.processes import wait_until
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._manifest.render import key_hash
+from trainjob.job import key_hash
 from trainjob.status import observe
 from trainjob_airflow.check import check_dags
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal

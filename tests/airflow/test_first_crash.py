@@ -22,11 +22,11 @@ from tests.airflow.test_triggers import only_event, rebuilt, started, trigger_of
 import trainjob
 from trainjob import Backend, JobRef, Phase, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._diagnosis import Evidence
 from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
 from trainjob._jobs.cancellation import cancel
 from trainjob._manifest.attempts import given_up
 from trainjob.status import observe
+from trainjob.verdicts import Evidence
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 

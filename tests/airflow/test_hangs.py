@@ -10,10 +10,10 @@ from tests.airflow.conftest import Run, python
 from tests.airflow.test_operator import both, step
 
 from trainjob import JobHung, JobRef, Phase, TrainJobClient
-from trainjob._diagnosis import Category
 from trainjob._jobs.cancellation import give_up
 from trainjob._manifest.attempts import given_up
 from trainjob.status import observe
+from trainjob.verdicts import Category
 from trainjob_airflow.exceptions import TrainJobFailure
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
 

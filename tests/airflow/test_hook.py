@@ -9,8 +9,8 @@ import pytest
 import yaml
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.local.backend import LocalBackend
 from trainjob.errors import ConfigurationError
 from trainjob_airflow.hooks.trainjob import TrainJobHook

@@ -24,9 +24,9 @@ from tests.processes import wait_until
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobSpec
 from trainjob._backends.base import Snapshot
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._diagnosis import Category
 from trainjob.errors import BackendUnavailable
 from trainjob.status import Blocker, observe
+from trainjob.verdicts import Category
 from trainjob_airflow.compat import TaskDeferralError
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
 from trainjob_airflow.operators.data import ModelExportOperator

@@ -22,12 +22,11 @@ from tests.processes import wait_until
 import trainjob as core
 from trainjob import JobRef, Phase, RanksRemain, TrainJobClient, TrainJobSpec
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._diagnosis import Category, Diagnosis
 from trainjob._jobs.cancellation import give_up
 from trainjob._jobs.fencing import EarlierRanks
 from trainjob._manifest.render import render
 from trainjob.status import observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 from trainjob_airflow import identity
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.operators import base

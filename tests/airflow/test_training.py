@@ -19,7 +19,7 @@ from tests.airflow.versions import since
 
 from trainjob import JobRef, Observation, Phase
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._pages.document import observed_document
+from trainjob._pages.documents.training import observed_document
 from trainjob_airflow import training as module
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.training import KEY, Task, Training, Writer, bounded
@@ -161,7 +161,7 @@ def test_a_trigger_completes_what_another_process_has_stored(api: Airflow, monke
     async def run() -> None:
         writer, training = Writer(), due(7)
         writer.add(training)
-        while not api.values["run-7"].get("airflow"):  # noqa: ASYNC110 - no event reports it
+        while not api.values["run-7"].get("airflow"):
             await asyncio.sleep(0.01)
         await writer.until_written(training)
 
@@ -185,7 +185,7 @@ def test_a_write_that_fails_is_logged_once(
         writer = Writer()
         for number in range(3):
             writer.add(due(number))
-        while writer._waiting or writer._current:  # noqa: ASYNC110 - no event reports it
+        while writer._waiting or writer._current:
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), 20))

@@ -18,8 +18,7 @@ from tests.airflow.conftest import jobs, python, replaced
 from tests.airflow.versions import serde, since
 
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOptions, connect
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._diagnosis import Category, Diagnosis
+from trainjob._backends.credentials import Credentials
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.cancellation import cancel, give_up
 from trainjob._jobs.launching import launch
@@ -27,7 +26,7 @@ from trainjob._jobs.waiting import attend
 from trainjob._manifest.render import render
 from trainjob.errors import BackendUnavailable
 from trainjob.status import observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 from trainjob_airflow import events
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.training import Task, Training
@@ -79,7 +78,7 @@ async def only_event(trigger: BaseTrigger) -> dict[str, Any]:
 
 
 async def until_running(backend: Backend, ref: JobRef) -> None:
-    while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.RUNNING:  # noqa: ASYNC110
+    while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.RUNNING:
         await asyncio.sleep(0.02)
 
 
@@ -195,7 +194,7 @@ def test_a_job_that_ended_before_its_deadline_did_not_time_out() -> None:
 
     async def scenario() -> None:
         backend, ref = await started("")
-        while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.COMPLETE:  # noqa: ASYNC110 - the state is a file
+        while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.COMPLETE:
             await asyncio.sleep(0.02)
         event = await only_event(trigger_of(ref, deadline=datetime.now(UTC).isoformat()))
         assert event["status"] == "complete"
@@ -255,7 +254,7 @@ def test_errors_are_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_waits_for_a_phase_of_a_job_that_does_not_exist_yet() -> None:
     async def scenario() -> None:
-        from trainjob._manifest.render import job_name
+        from trainjob.job import job_name
 
         trigger = TrainJobStateTrigger(
             trainjob_conn_id="c", namespace="default", name=job_name("later", 1), phases=["Running"], poll_interval=0.1
@@ -334,9 +333,9 @@ def test_killed_by_a_person(
         with pytest.raises(asyncio.CancelledError):
             await waiting
         async with asyncio.timeout(20):
-            while observe(await backend.get(ref.namespace, ref.name)).phase != phase:  # noqa: ASYNC110 - the state is a file
+            while observe(await backend.get(ref.namespace, ref.name)).phase != phase:
                 await asyncio.sleep(0.05)
-            while not recorded and action != "keep":  # noqa: ASYNC110 - no event reports it
+            while not recorded and action != "keep":
                 await asyncio.sleep(0.05)
         await cancel(backend, ref)
         assert [each for each, spent in recorded if spent.segments] == ([] if action == "keep" else [ref])
@@ -388,7 +387,7 @@ def test_a_trigger_follows_to_the_attempt_that_counts(tmp_path: Path, caplog: py
         waiting = asyncio.create_task(only_event(trigger))
         await until_running(backend, ref)
         other = await replaced(backend, ref)
-        while trigger.identity()["uid"] != other.uid:  # noqa: ASYNC110 - no event reports it
+        while trigger.identity()["uid"] != other.uid:
             await asyncio.sleep(0.05)
         (tmp_path / "end").touch()
         event = await waiting
@@ -514,7 +513,7 @@ def test_a_deferred_sensor_counts_as_waiting(tmp_path: Path, monkeypatch: pytest
         suspension = asyncio.create_task(only_event(state_trigger(ref, "Suspended")))
         await until_running(backend, ref)
         async with asyncio.timeout(20):
-            while not presence.jobs:  # noqa: ASYNC110 - no event reports it
+            while not presence.jobs:
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.3)
         assert presence.jobs == [ref.name], "who waits for a suspension does not prevent it"

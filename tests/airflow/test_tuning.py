@@ -22,10 +22,10 @@ from tests.airflow.versions import since
 from tests.processes import wait_until
 
 from trainjob import connect
-from trainjob._manifest.render import key_hash
 from trainjob.errors import TrainJobError
+from trainjob.job import key_hash
 from trainjob.tuning.journal import journal_location, open_journal
-from trainjob.tuning.search import find_trials
+from trainjob.tuning.trial_jobs import find_trials
 from trainjob_airflow.exceptions import TrainJobFatal, TrainJobTimeout
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.operators.data import ModelExportOperator
@@ -365,7 +365,7 @@ def test_a_person_kills_a_deferred_study(airflow_home: Path, home: Path, action:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         async with asyncio.timeout(20):
-            while len(jobs(home)) != left:  # noqa: ASYNC110 - the state is a file
+            while len(jobs(home)) != left:
                 await asyncio.sleep(0.05)
         await TrainJobStudyTrigger.cancel(trigger_of(SLEEP), connect("local"))
 

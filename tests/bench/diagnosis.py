@@ -30,14 +30,15 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.pods import MAX_TAILS
-from trainjob._diagnosis import READ_LINES, Evidence, diagnose, hangs
+from trainjob._diagnosis import READ_LINES, diagnosis_of, rank_states
 from trainjob._jobs.launching import launch
 from trainjob._jobs.stalls import StallWatch
 from trainjob.status import Observation
+from trainjob.verdicts import Evidence
 
 EVENTS = 5000
 CHATTY = 2000  # the most lines of each rank that `trainjob._jobs.stalls` reads
@@ -95,7 +96,7 @@ async def look(cluster: Access, namespace: str, pods: int) -> Evidence:
             began, busy = time.monotonic(), time.process_time()
             evidence = await backend.evidence(ref)
             took = time.monotonic() - began
-            diagnose(evidence, Observation(Phase.FAILED))
+            diagnosis_of(evidence, Observation(Phase.FAILED))
             whole, used = time.monotonic() - began, time.process_time() - busy
         await anyio.sleep(1)
         for what, seconds in (("evidence", took), ("evidence and diagnosis", whole), ("CPU time of both", used)):
@@ -133,12 +134,12 @@ def main(pods: int) -> None:
     logs = {pod["metadata"]["name"]: [LINE] * READ_LINES for pod in evidence.pods[:MAX_TAILS]}
     full = replace(evidence, events=events, logs=logs)
     began = time.monotonic()
-    diagnose(full, Observation(Phase.FAILED))
+    diagnosis_of(full, Observation(Phase.FAILED))
     what = f"{len(full.pods)} pods, {len(full.logs)} logs of {READ_LINES} lines, {len(events)} events"
     emit(f"diagnose: {what}", time.monotonic() - began, "s")
     began = time.monotonic()
     for rank in range(pods):
-        hangs.states_of(f"node-{rank}", [LINE] * CHATTY)
+        rank_states.states_of(f"node-{rank}", [LINE] * CHATTY)
     emit(f"states of {pods} ranks in logs of {CHATTY} lines", time.monotonic() - began, "s")
 
 

@@ -8,7 +8,7 @@ Starts the test cluster with its real node (root) and runs TrainJobs of two node
 ``torch-distributed``. Rank 1 logs the time and exits with 3 at once. Kubernetes restarts it in place; the job fails
 when six restarts have failed, too.
 
-* ours: `trainjob._jobs.waiting.wait` with ``fail_on_first_crash``: from the time that the process logged (its end, without
+* ours: `trainjob.wait` with ``fail_on_first_crash``: from the time that the process logged (its end, without
   the exit of Python), from the container's ``finishedAt`` (whole seconds), and from the moment at which another
   client's watch shows it in the API server, to the raised error;
 * the SDK: ``TrainerClient().wait_for_job_status`` on another job that crashes in the same way, in a separate
@@ -44,8 +44,8 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import why_unsupported
 
 from trainjob import JobRef, TrainJobSpec, WaitOptions
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.cancellation import give_up
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
@@ -122,7 +122,7 @@ async def once(cluster: Access, namespace: str, number: int) -> dict[str, float]
         observer.done()
         if (diagnosis.rank, diagnosis.exit_code, len(diagnosis.log)) != ("node-1", 3, 2):
             raise SystemExit(f"another diagnosis than expected: {diagnosis}")
-        while not await backend.stopped(ref):  # noqa: ASYNC110 - there is no event for it
+        while not await backend.stopped(ref):
             await asyncio.sleep(0.5)
         return {
             "end of the process to raised error": raised - float(diagnosis.log[-1]),

@@ -51,8 +51,8 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.launching import launch
 from trainjob._manifest.render import render
 from trainjob._pages.live import LiveReader
@@ -212,7 +212,7 @@ class Bench:
         asked = TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 2, "env": simulate(run="never")})
         ref = await launch(backend, asked, "viewed", namespace="viewed")
         reader = LiveReader(backend)
-        while (await reader.document(ref.namespace, ref.name))["phase"] != "Running":  # noqa: ASYNC110 - no event
+        while (await reader.document(ref.namespace, ref.name))["phase"] != "Running":
             await asyncio.sleep(0.5)
         for what, tail in (("without log lines", 0), ("with log lines", 200)):
             began = time.time()

@@ -29,7 +29,7 @@ from playwright.sync_api import sync_playwright  # noqa: E402 - the path comes f
 from tests.page import documents  # noqa: E402
 
 from trainjob._goodput.history import MetricHistory  # noqa: E402
-from trainjob._pages.document import MAX_POINTS  # noqa: E402
+from trainjob._pages.documents import MAX_POINTS  # noqa: E402
 from trainjob._pages.page import page_html  # noqa: E402
 
 if TYPE_CHECKING:

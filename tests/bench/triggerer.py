@@ -45,7 +45,7 @@ from tests.processes import Component, wait_until
 from tests.testcluster.access import TRAINER
 from tests.testcluster.control_plane import Cluster
 
-from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.credentials import Credentials
 from trainjob_airflow.hooks.trainjob import Target
 
 RATE = 40.0  # tasks that defer per second; a higher rate blocks the loop of any triggerer, with any trigger

@@ -37,7 +37,7 @@ import yaml
 
 from trainjob import TrainJobClient, TrainJobSpec
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._manifest.render import key_hash
+from trainjob.job import key_hash
 from trainjob.tuning import Study, Trial, tune
 from trainjob.tuning.journal import open_journal
 from trainjob.tuning.sampling import Sampling

@@ -22,8 +22,8 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import why_unsupported
 from xdist import is_xdist_controller
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._install import objects
 
 KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"

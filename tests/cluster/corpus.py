@@ -27,14 +27,15 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import RealNode
 
 from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose
-from trainjob._diagnosis.terminations import crashes_in
+from trainjob._diagnosis import diagnosis_of
+from trainjob._diagnosis.crashes import crashes_in
 from trainjob._jobs.launching import launch
 from trainjob._manifest.render import render
 from trainjob.errors import TrainJobError
 from trainjob.status import observe
+from trainjob.verdicts import Category, Diagnosis, Evidence
 
 _ROOT = Path(__file__).parents[2]
 DIRECTORY = _ROOT / "tests" / "unit" / "corpus"
@@ -198,7 +199,7 @@ async def _look(failure: Failure, backend: KubernetesBackend, ref: JobRef, crash
     with anyio.move_on_after(_SECONDS):
         while True:
             evidence = (await backend.evidence(ref)).with_earlier(*crashes)
-            diagnosis = diagnose(evidence)
+            diagnosis = diagnosis_of(evidence)
             if not differences(failure, diagnosis, evidence):
                 break
             if diagnosis.category is failure.category and diagnosis.rank not in ("", failure.rank):
@@ -303,7 +304,7 @@ def table() -> str:
     for failure in FAILURES:
         if not (DIRECTORY / f"{failure.name}.json").exists():
             continue
-        found = diagnose(read(failure.name))
+        found = diagnosis_of(read(failure.name))
         retry = "" if found.category is Category.NONE else str(found.retry)
         cells = [failure.name.replace("-", " "), failure.how, f"`{_cell(found.summary)}`", str(found.category), retry]
         rows.append(f"| {' | '.join(cells)} |")

@@ -16,7 +16,7 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 from tests.testcluster.real_node import NAME, RealNode
 
-from trainjob._manifest.render import JobRef
+from trainjob.job import JobRef
 
 Object = dict[str, Any]
 

@@ -15,9 +15,8 @@ from tests.cluster import failing as make
 from tests.testcluster.access import Access
 from tests.testcluster.nodes import simulate
 
-from trainjob._diagnosis import Category
-from trainjob._manifest.render import JobRef
-from trainjob.verdicts import RetryVerdict
+from trainjob.job import JobRef
+from trainjob.verdicts import Category, RetryVerdict
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._goodput import Activity
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
-from trainjob._manifest.render import KEY
+from trainjob.goodput import Activity
+from trainjob.job import KEY
 from trainjob.status import observe
 
 SECONDS = 240.0
@@ -308,9 +308,7 @@ class Run:
         """Compare with the history of the direct watch, which can be a moment late."""
         uids = {ref.uid for ref in refs}
         with anyio.move_on_after(5):
-            while any(  # noqa: ASYNC110 - the other side is a server
-                uid not in self._truth.lives or self._truth.lives[uid].end is None for uid in uids
-            ):
+            while any(uid not in self._truth.lives or self._truth.lives[uid].end is None for uid in uids):
                 await anyio.sleep(0.05)
         lives = sorted(self._truth.of(work.key).items(), key=lambda each: int(each[1].name.rpartition("-")[2]))
         if not uids <= dict(lives).keys() or lives[-1][0] not in uids:

@@ -27,7 +27,7 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import RealNode
 
 from trainjob._install import objects
-from trainjob._manifest.render import job_name
+from trainjob.job import job_name
 from trainjob.status import CANCELLED
 
 COMPILED = Path(__file__).parents[2] / "kfp_components" / "trainjob_kfp" / "compiled"

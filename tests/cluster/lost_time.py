@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._goodput import Activity, Attempt, Goodput, measure, pieces_of_work
-from trainjob._manifest.render import labels_of
+from trainjob._goodput import Attempt, measure, pieces_of_work
+from trainjob.goodput import Activity, Goodput
+from trainjob.job import labels_of
 
 SECONDS = 2.0
 """By which a sum may differ from the times of a test: those of Kubernetes are whole seconds."""

@@ -24,11 +24,10 @@ from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions
 from trainjob._backends.base import TrainJob
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes import pods
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._diagnosis import Category
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import dry_run, launch
 from trainjob._jobs.records import mark_delivered
@@ -46,6 +45,7 @@ from trainjob.errors import (
     Stuck,
 )
 from trainjob.status import observe
+from trainjob.verdicts import Category
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
@@ -185,7 +185,7 @@ async def test_no_pod_is_created_after_a_cancel(backend: KubernetesBackend, name
         await anyio.sleep(0.05 * number)
         assert await cancel(backend, ref)
         with anyio.move_on_after(0.7):
-            while await backend.stopped(ref):  # noqa: ASYNC110 - there is no event for it
+            while await backend.stopped(ref):
                 await anyio.sleep(0.02)
             pytest.fail(f"a pod of {ref} was created after the cancel ({0.05 * number:.2f} s after it was resumed)")
 
@@ -259,7 +259,7 @@ async def test_the_editor_role_of_trainer_suffices(cluster: Access, namespace: s
     await narrow.aclose()
 
 
-ROLE = yaml.safe_load((resources.files("trainjob") / "install" / "role.yaml").read_text())
+ROLE = yaml.safe_load((resources.files("trainjob") / "_install" / "role.yaml").read_text())
 
 
 async def test_the_shipped_role_is_needed_and_suffices(

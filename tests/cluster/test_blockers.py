@@ -12,8 +12,8 @@ from tests.testcluster.access import RULES, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobSpec, WaitOptions
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._diagnosis.blockers import event_time
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch

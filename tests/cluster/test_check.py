@@ -18,8 +18,8 @@ from tests.processes import wait_until
 from tests.testcluster import kueue
 from tests.testcluster.access import TRAINER, Access, condition
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.client import ApiClient, Request
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._doctor import Level
 from trainjob._doctor.cluster import examine_jobs
 from trainjob._install import objects

@@ -19,9 +19,9 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request
-from trainjob._backends.kubernetes.credentials import Credentials
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -61,7 +61,7 @@ def opened(
     async def end(ref: JobRef, code: int) -> None:
         """End the job's only pod, as the kubelet of its node does."""
         with anyio.fail_after(240):
-            while not (pods := running(cluster, ref)):  # noqa: ASYNC110 - a server changes it without an event
+            while not (pods := running(cluster, ref)):
                 await anyio.sleep(0.05)
         name = pods[0]["metadata"]["name"]
         path = f"{cluster.api.path('v1', 'Pod', ref.namespace, name)}/status"

@@ -21,8 +21,8 @@ import pytest
 import yaml
 from tests.testcluster.access import Access
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.errors import ConfigurationError
 
 pytestmark = pytest.mark.timeout(400)
@@ -34,7 +34,7 @@ LOOK = """
 import asyncio, json, sys, warnings
 import kubernetes
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.credentials import Credentials
 assert kubernetes.__version__ == sys.argv[1], (kubernetes.__version__, kubernetes.__file__)
 for credentials in json.loads(sys.argv[2]):
     backend = KubernetesBackend(Credentials(**credentials))

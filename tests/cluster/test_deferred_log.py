@@ -16,8 +16,8 @@ from tests.testcluster import images
 from tests.testcluster.access import TRAINER, Access
 
 from trainjob import Phase, TrainJobClient
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.status import observe
 
 pytestmark = pytest.mark.timeout(300)

@@ -17,12 +17,13 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._diagnosis import Category, diagnose
+from trainjob._diagnosis import diagnosis_of
 from trainjob._install import objects
 from trainjob._jobs.launching import launch
 from trainjob.errors import RuntimeNotFound
+from trainjob.verdicts import Category
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -69,7 +70,7 @@ async def test_diagnosis_without_a_permission_uses_the_rest(hidden: str, cluster
     for category, ref in refs.items():
         with anyio.fail_after(240):
             while True:
-                found = diagnose(await backend.evidence(ref))
+                found = diagnosis_of(await backend.evidence(ref))
                 if found.category is category:
                     break
                 await anyio.sleep(0.5)
@@ -85,13 +86,13 @@ async def test_with_the_shipped_role_a_removed_runtime_is_reported(cluster: Acce
     with make.own(make.stages("node"))(cluster, namespace):
         waits = TrainJobSpec.parse(make.OWN | {"suspend": True})
         ref = await launch(backend, waits, "a", namespace=namespace)
-        assert diagnose(await backend.evidence(ref)).category is Category.NONE
+        assert diagnosis_of(await backend.evidence(ref)).category is Category.NONE
         cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
-    gone = diagnose(await backend.evidence(ref))
+    gone = diagnosis_of(await backend.evidence(ref))
     assert gone.summary == "the job cannot start: its TrainingRuntime own does not exist anymore"
     assert gone.unseen == ()
     other = await launch(backend, TrainJobSpec.parse(make.simulated(suspend=True)), "b", namespace=namespace)
-    (hidden,) = diagnose(await backend.evidence(other)).unseen
+    (hidden,) = diagnosis_of(await backend.evidence(other)).unseen
     assert 'resource "clustertrainingruntimes"' in hidden, "no Role can grant access to cluster-scoped objects"
     await backend.aclose()
 

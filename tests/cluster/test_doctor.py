@@ -32,9 +32,9 @@ from tests.testcluster.nodes import simulate
 from tests.unit.test_install import STOCK
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import Forbidden
 from trainjob._doctor import Finding, Level, cluster as doctor, pipelines
 from trainjob._doctor.permissions import PERMISSIONS, Permission

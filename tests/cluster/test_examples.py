@@ -10,8 +10,8 @@ from tests.processes import wait_until
 from tests.testcluster.access import Access
 
 from trainjob import TrainJobClient
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._install import objects
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"

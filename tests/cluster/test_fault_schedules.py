@@ -21,11 +21,11 @@ from tests.cluster.fault_proxy import FaultProxy, Kind
 from tests.cluster.fault_schedules import RandomPlan, Run, Truth, busiest, draw
 from tests.testcluster.access import Access
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._manifest.render import KEY, key_hash
 from trainjob._support.retrying import KUBERNETES
+from trainjob.job import KEY, key_hash
 
 RUNS = campaigns.runs(200, 24)
 AT_ONCE = 12

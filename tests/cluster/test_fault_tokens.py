@@ -17,9 +17,9 @@ from tests.testcluster.access import RULES, Access
 from tests.testcluster.api import write_kubeconfig
 
 from trainjob import TrainJobFailed
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._support.retrying import KUBERNETES
@@ -57,7 +57,7 @@ class Tokens:
         self.cluster.api.delete("v1", "Secret", self.namespace, secret)
         before = len(refusals(proxy))
         with anyio.fail_after(240):
-            while len(refusals(proxy)) == before:  # noqa: ASYNC110 - a server changes it without an event
+            while len(refusals(proxy)) == before:
                 await anyio.sleep(0.05)
 
 

@@ -21,12 +21,13 @@ from tests.testcluster.access import TRAINER
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.following import follow
 from trainjob._jobs.launching import launch
-from trainjob._jobs.waiting import follow, wait
+from trainjob._jobs.waiting import wait
 from trainjob._support.retrying import KUBERNETES
 from trainjob.errors import BackendUnavailable, SpecMismatch
 

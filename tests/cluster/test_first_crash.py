@@ -28,16 +28,17 @@ from tests.testcluster.access import RULES, TRAINER, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._diagnosis import Evidence, diagnose
+from trainjob._diagnosis import diagnosis_of
 from trainjob._jobs.cancellation import cancel, give_up
 from trainjob._jobs.launching import launch
 from trainjob._jobs.report import diagnose as report_of
 from trainjob._jobs.waiting import wait
 from trainjob.errors import RankCrashed
 from trainjob.status import Observation, observe
+from trainjob.verdicts import Evidence
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -60,7 +61,7 @@ async def first_crash(backend: KubernetesBackend, ref: JobRef) -> Evidence:
 
 
 def first_failure(evidence: Evidence) -> tuple[str, int | None]:
-    diagnosis = diagnose(evidence, Observation(Phase.FAILED))
+    diagnosis = diagnosis_of(evidence, Observation(Phase.FAILED))
     return diagnosis.rank, diagnosis.exit_code
 
 
@@ -104,7 +105,7 @@ async def test_a_terminated_rank_has_not_crashed(cluster: Access, namespace: str
         tasks.start_soon(listen)
         await backend.patch(ref, {"spec": {"suspend": True}})
         with anyio.fail_after(60):
-            while not await backend.stopped(ref):  # noqa: ASYNC110 - there is no event for it
+            while not await backend.stopped(ref):
                 await anyio.sleep(0.1)
         await anyio.sleep(2)  # longer than the interval in which crashes are reported together
         tasks.cancel_scope.cancel()

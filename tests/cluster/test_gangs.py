@@ -20,11 +20,11 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import GPU, simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.cancellation import cancel
+from trainjob._jobs.following import follow
 from trainjob._jobs.launching import launch
-from trainjob._jobs.waiting import follow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

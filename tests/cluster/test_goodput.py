@@ -17,13 +17,13 @@ from tests.testcluster.access import Access
 from tests.testcluster.nodes import run_until_finished
 
 from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._goodput import Activity, Goodput
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
-from trainjob._manifest.render import labels_of
 from trainjob._support.kube_objects import mapping
+from trainjob.goodput import Activity, Goodput
+from trainjob.job import labels_of
 
 pytestmark = pytest.mark.anyio
 

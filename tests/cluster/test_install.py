@@ -19,8 +19,8 @@ from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.api import Api, write_kubeconfig
 
 from trainjob import Phase, TrainJobSpec, _install
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._doctor.cluster import examine
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch

@@ -17,15 +17,15 @@ from tests.testcluster.slow_webhook import slow_changes
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec, cancel, cancel_key
 from trainjob._backends.base import TrainJob
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.launching import launch
 from trainjob._jobs.reaper import reap
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import REPLACES, work_of
-from trainjob._manifest.render import labels_of
 from trainjob._support.kube_objects import name_of
 from trainjob.errors import RanksRemain
+from trainjob.job import labels_of
 from trainjob.status import observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]

@@ -18,10 +18,10 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes import optional_apis
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._install import objects
 from trainjob._jobs.launching import launch
 from trainjob._pages.live import LiveReader

@@ -13,8 +13,8 @@ from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import Observation, Phase, TrainJobSpec, WaitOptions
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob.errors import RunTimeout
@@ -32,7 +32,7 @@ async def test_a_new_waiter_knows_that_the_job_has_run(cluster: Access, namespac
         await until_phase(backend, ref, Phase.RUNNING)
         make.silence_node(cluster, ref)
         with anyio.fail_after(240):
-            while any(job.get("ready") for job in _jobs(cluster, namespace, ref.name)):  # noqa: ASYNC110 - no event
+            while any(job.get("ready") for job in _jobs(cluster, namespace, ref.name)):
                 await anyio.sleep(1)
         seen: list[tuple[Observation, str]] = []
         run = datetime.now(UTC) - began + timedelta(seconds=8)

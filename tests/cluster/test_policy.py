@@ -14,8 +14,8 @@ from tests.testcluster import step_image as steps
 from tests.testcluster.access import TRAINER, Access, refused, trainjob
 
 from trainjob import TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._install import objects
 from trainjob._jobs.launching import dry_run, launch
 from trainjob.errors import Rejected

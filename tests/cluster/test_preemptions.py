@@ -33,12 +33,12 @@ from tests.testcluster.access import Access
 from tests.testcluster.control_plane import Cluster
 
 from trainjob import JobRef, TrainJobResult, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._goodput import Activity
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
+from trainjob.goodput import Activity
 
 pytestmark = pytest.mark.anyio
 

@@ -20,8 +20,8 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.manifests import load
 
 from trainjob import JobRef, TrainJobClient, TrainJobResult
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._support.log_lines import LogLine
 
 pytestmark = pytest.mark.timeout(900)

@@ -22,11 +22,12 @@ from tests.testcluster.manifests import load
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._install import objects
+from trainjob._jobs.following import follow
 from trainjob._jobs.launching import launch
-from trainjob._jobs.waiting import follow, wait
+from trainjob._jobs.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
@@ -93,7 +94,7 @@ class Work:
     async def until(self, phase: Phase, times: int = 1) -> None:
         """Wait until the waiter has seen that phase begin `times` times."""
         with anyio.move_on_after(150):
-            while self.phases.count(phase) < times:  # noqa: ASYNC110 - another task appends without an event
+            while self.phases.count(phase) < times:
                 await anyio.sleep(0.05)
             return
         job = self.cluster.api.get(JOBSET, "JobSet", self.ref.namespace, self.ref.name) or {}

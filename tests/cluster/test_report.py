@@ -19,14 +19,14 @@ from tests.testcluster.access import TRAINER, Access, trainjob
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import Phase, TrainJobSpec, launch
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._diagnosis import Category
 from trainjob._jobs.report import Report, diagnose
-from trainjob._pages.document import training_document
+from trainjob._pages.documents.training import training_document
 from trainjob._pages.page import page_html
 from trainjob.cli import texts
 from trainjob.errors import NotFound
+from trainjob.verdicts import Category
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
@@ -129,7 +129,7 @@ async def test_pages_and_reports_of_a_namespace(cluster: Access, namespace: str,
 
     async def shows(phase: str) -> dict[str, Any]:
         with anyio.fail_after(240):
-            while (document := await pages(f"jobs/{ref.name}/"))["phase"] != phase:  # noqa: ASYNC110 - polls a server
+            while (document := await pages(f"jobs/{ref.name}/"))["phase"] != phase:
                 await anyio.sleep(0.2)
         return document
 

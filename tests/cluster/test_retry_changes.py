@@ -30,7 +30,7 @@ from trainjob._diagnosis.serialization import unpack_diagnosis
 from trainjob._jobs.cancellation import cancel, give_up
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
-from trainjob._manifest.render import FAILURE, FAILURE_OF
+from trainjob.job import FAILURE, FAILURE_OF
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 

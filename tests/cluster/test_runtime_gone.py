@@ -16,8 +16,8 @@ from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import TrainJobSpec, WaitOptions
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs import report
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch

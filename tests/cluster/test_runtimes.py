@@ -27,8 +27,8 @@ from tests.testcluster.manifests import load
 from tests.testcluster.nodes import GPU, annotation, simulate
 
 from trainjob import TrainJobClient
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.local.runtimes import FRAMEWORKS
 from trainjob.errors import Rejected
 

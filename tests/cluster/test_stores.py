@@ -26,11 +26,11 @@ from tests.testcluster.access import TRAINER
 from tests.testcluster.control_plane import Cluster
 
 from trainjob import TrainJobClient, TrainJobFailed
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._manifest.render import KEY, job_name
 from trainjob.data import file_manifest
 from trainjob.data.program import step_command
+from trainjob.job import KEY, job_name
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -29,8 +29,8 @@ from tests.testcluster.nodes import simulate
 from tests.unit.schemas import cut, recorded
 
 from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._doctor import Level
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch

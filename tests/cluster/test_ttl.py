@@ -17,8 +17,8 @@ from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 

@@ -14,11 +14,11 @@ from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import run_until_finished
 
 from trainjob import TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob.tuning import Study, StudyResult, tune
 from trainjob.tuning.journal import open_journal
-from trainjob.tuning.search import TRIAL
+from trainjob.tuning.trial_jobs import TRIAL
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
@@ -105,7 +105,7 @@ async def test_a_study_runs_prunes_and_outlives_its_jobs(
     for job in trials.jobs().values():  # as after a TTL
         cluster.api.delete(TRAINER, "TrainJob", namespace, job["metadata"]["name"])
     with anyio.fail_after(240):
-        while await anyio.to_thread.run_sync(trials.jobs):  # noqa: ASYNC110 - a server changes it without an event
+        while await anyio.to_thread.run_sync(trials.jobs):
             await anyio.sleep(0.1)
         assert await run() == result
     assert trials.jobs() == {}

@@ -21,16 +21,16 @@ from tests.testcluster.access import RULES, TRAINER, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.leases import JOBS, LARGEST
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.leftovers import remove_leftovers
 from trainjob._jobs.reaper import Reaped, reap
 from trainjob._jobs.waiting import wait
-from trainjob._manifest.render import failure_record
+from trainjob._manifest.attempts import failure_record
 from trainjob._manifest.unattended import AFTER, LABEL, unattended_for
 from trainjob.status import CANCELLED, GIVEN_UP
 

@@ -26,9 +26,9 @@ from tests.testcluster.access import RULES, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._jobs.launching import launch
 from trainjob._jobs.reaper import Reaped, reap
 from trainjob._jobs.waiting import wait
@@ -49,7 +49,7 @@ TIMINGS = Timings(
     request_backoff=partial(KUBERNETES, failures=99, seconds=99),
 )
 GRACE, LOOK = 12.0, 1.0
-"""The grace is longer than a request takes to fail and to be repeated, as `trainjob._jobs.reaper.GRACE` is. A look that takes
+"""The grace is longer than a request takes to fail and to be repeated, as `reaper.GRACE` is. A look that takes
 longer than a third of it counts as an outage; beside all other tests, looks of 2 s are ordinary."""
 CONNECTS, RETURNS = 2.0, 6.0
 """Seconds until a new waiter is registered, and until it has resumed a job that was ended before."""

@@ -16,7 +16,7 @@ from trainjob.status import observe
 async def until(condition: Callable[[], object], seconds: float = 240) -> None:
     """Wait for a condition that a server or another task changes."""
     with anyio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110 - a server changes it without an event
+        while not condition():
             await anyio.sleep(0.05)
 
 

@@ -13,11 +13,11 @@ from tests.certificates import Authority
 from tests.cluster.fault_proxy import Fault, FaultProxy
 from tests.testcluster.access import TRAINER, Access
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._manifest.render import KEY, key_hash
 from trainjob._support.retrying import KUBERNETES
+from trainjob.job import KEY, key_hash
 
 FAST = Timings(
     connect=2,

@@ -16,15 +16,14 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from trainjob._backends.base import Snapshot, TrainJob
-from trainjob._backends.kubernetes.leases import Waiter
-from trainjob._diagnosis import Evidence
-from trainjob._diagnosis.terminations import crashes_in
+from trainjob._backends.base import Snapshot, TrainJob, Waiter
+from trainjob._diagnosis.crashes import crashes_in
 from trainjob._jobs.fencing import JOBSET_NAME
 from trainjob._manifest.attempts import Cancel
-from trainjob._manifest.render import JobRef
 from trainjob._support.log_lines import LogLine
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
+from trainjob.job import JobRef
+from trainjob.verdicts import Evidence
 
 NODE = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0) | {"name": "node"}
 

@@ -20,10 +20,10 @@ from trainjob._jobs import models
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import Cancel
-from trainjob._manifest.render import KEY, MANAGED_BY, labels_of, spec_hash
 from trainjob._pages.live import take_document
 from trainjob._support.kube_objects import rank_of
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
+from trainjob.job import KEY, MANAGED_BY, labels_of, spec_hash
 from trainjob.status import observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -41,7 +41,7 @@ async def ended(harness: Harness, ref: JobRef, seconds: float = 240) -> TrainJob
 
 async def until(happened: Callable[[], Awaitable[bool]]) -> None:
     with anyio.fail_after(240):
-        while not await happened():  # noqa: ASYNC110 - only the backend knows
+        while not await happened():
             await anyio.sleep(0.02)
 
 

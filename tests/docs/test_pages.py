@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 from trainjob.settings import Settings
@@ -23,7 +24,7 @@ def test_the_page_has_every_variable_that_the_code_reads() -> None:
     listed = {name for row in rows for name in re.findall(r"`(TRAINJOB_[A-Z_]+)", row)}
     named = {name for path in CODE for name in re.findall(r"[\"'](TRAINJOB_[A-Z_]*)[\"']", path.read_text())}
     made = {name for path in CODE for name in re.findall(r"f\"(TRAINJOB_[A-Z]+_)\{", path.read_text())}
-    settings = {f"TRAINJOB_{name.upper()}" for name in Settings.model_fields}
+    settings = {f"TRAINJOB_{setting.name.upper()}" for setting in fields(Settings)}
     assert "TRAINJOB_STEP_IMAGE" in named, "the search finds nothing any more"
     assert listed == (settings | named | made) - INTERNAL.keys()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainjob._diagnosis import Category
 from trainjob.cli.program import EXIT_CODES
+from trainjob.verdicts import Category
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -18,7 +18,7 @@ import yaml
 
 from trainjob import TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._manifest.render import JobRef
+from trainjob.job import JobRef
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "dags_examples" / "kfp"

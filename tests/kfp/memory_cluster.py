@@ -9,7 +9,7 @@ from typing import Any
 from tests.contract.memory import MemoryBackend
 
 from trainjob import JobRef
-from trainjob._backends.kubernetes.leases import Waiter
+from trainjob._backends.base import Waiter
 from trainjob.errors import TrainJobError
 
 

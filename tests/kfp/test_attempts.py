@@ -11,11 +11,12 @@ from tests.kfp.memory_cluster import MemoryCluster
 from tests.kfp.test_first_crash import EXECUTION, PARAMETERS, SPEC
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec
-from trainjob._diagnosis import Evidence
 from trainjob._manifest.attempts import REPLACES
-from trainjob._manifest.render import TRY, render
+from trainjob._manifest.render import render
 from trainjob.errors import RankCrashed
+from trainjob.job import TRY
 from trainjob.status import QUEUE_LABEL, observe
+from trainjob.verdicts import Evidence
 from trainjob_kfp import jobs
 from trainjob_kfp.execution import Execution
 

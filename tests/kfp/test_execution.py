@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainjob._manifest.render import job_name
 from trainjob.errors import ConfigurationError
+from trainjob.job import job_name
 from trainjob_kfp.execution import Execution, artifact_location, location
 
 RUN, UUID = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11", "5f7c1a52-58f0-4d0e-8a0e-6c2f4c9b7d33"

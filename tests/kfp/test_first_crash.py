@@ -10,10 +10,10 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, JobRef, LogLine, Phase, TrainJobClient, TrainJobSpec
-from trainjob._diagnosis import Evidence
 from trainjob._manifest.attempts import given_up
 from trainjob.errors import JobHung, QueueTimeout, RankCrashed
 from trainjob.status import QUEUE_LABEL, observe
+from trainjob.verdicts import Evidence
 from trainjob_kfp import jobs, steplog
 from trainjob_kfp.execution import Execution
 

@@ -17,7 +17,7 @@ from tests.processes import eventually, read_until
 from tests.registry.fake import FakeRegistry
 
 from trainjob import Phase
-from trainjob._manifest.render import KEY
+from trainjob.job import KEY
 from trainjob.registry.mlflow import MlflowRegistry
 from trainjob.status import QUEUE_LABEL, observe
 from trainjob_kfp.jobs import address_of

@@ -16,21 +16,22 @@ from tests.kfp.memory_cluster import MemoryCluster
 from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
-from trainjob._diagnosis import Category, Diagnosis
 from trainjob._jobs.cancellation import give_up
 from trainjob._jobs.leftovers import leftover
 from trainjob._manifest.attempts import given_up, is_stale
-from trainjob._manifest.render import key_hash, render
+from trainjob._manifest.render import render
 from trainjob._manifest.workflow_labels import KFP_RUN, STUDY
 from trainjob.errors import Rejected
+from trainjob.job import key_hash
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, observe
 from trainjob.tuning import Trial
-from trainjob.verdicts import RetryVerdict
-from trainjob_kfp import exit_handler, stopping
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
+from trainjob_kfp import exit_handler, stop_requests, stopping
 from trainjob_kfp.execution import run_label
 from trainjob_kfp.exit_handler import stop_all
 from trainjob_kfp.sharing import SharedJobs
-from trainjob_kfp.stopping import StopTrialsWithStep, StopWithStep
+from trainjob_kfp.stopping import StopWithStep
+from trainjob_kfp.stopping_studies import StopTrialsWithStep
 
 RUN, OTHER_RUN = "0d9f8a9e-run", "7c1e-other"
 KEY = f"kfp/{RUN}/uuid/train"
@@ -117,7 +118,7 @@ def test_terminate_during_a_launch_stops_what_it_creates(
 def test_a_launch_that_began_before_terminate_stops_what_it_creates_later(
     client: TrainJobClient, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.05)
     create = cluster.create
 
     async def slow(trainjob: Any, *, dry_run: bool = False) -> Any:
@@ -415,7 +416,7 @@ def test_a_suspend_by_a_new_request_does_not_depend_on_the_records(
     answer: str,
 ) -> None:
     ref = launched(client, key, SHARED_LABELS)
-    monkeypatch.setattr(stopping, "_MARK_SECONDS", 0.05)
+    monkeypatch.setattr(stop_requests, "_MARK_SECONDS", 0.05)
 
     async def unknown(*_: object) -> tuple[None, list[object]]:
         if answer == "refused":

@@ -15,8 +15,8 @@ from tests.processes import eventually, read_until
 from tests.registry.fake import FakeRegistry
 
 from trainjob import Phase, registry
-from trainjob._manifest.render import KEY
 from trainjob.errors import TrainJobError
+from trainjob.job import KEY
 from trainjob.status import observe
 from trainjob_kfp import export_model, tune
 from trainjob_kfp.execution import Execution

@@ -14,7 +14,7 @@ from tests.contract.processes import marked
 from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient, TrainJobFailed, TrainJobResult
-from trainjob._diagnosis import Diagnosis
+from trainjob.verdicts import Diagnosis
 
 
 class Jobs:

@@ -24,10 +24,9 @@ from trainjob import JobRef, LogLine, Observation, Phase, TrainJobClient, TrainJ
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.ranks import MARKER, _kill_by_psutil
 from trainjob._backends.local.store import JobFiles, _tombstone
-from trainjob._diagnosis import Category
 from trainjob.errors import NotFound, Rejected, RuntimeNotFound, RunTimeout
 from trainjob.status import observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, RetryVerdict
 
 # ---------------------------------------------------------------- ends of jobs
 # A shell sees $$$$ in scripts as $$: Kubernetes treats $$ as an escaped dollar sign.
@@ -109,7 +108,7 @@ def test_a_job_counts_as_stopped_when_its_last_process_has_ended(jobs: Jobs, pat
         await (backend.delete(ref) if patch is None else backend.patch(ref, patch))
         assert not await backend.stopped(ref), "it handles SIGTERM for a second"
         with anyio.fail_after(20):
-            while not await backend.stopped(ref):  # noqa: ASYNC110 - there is no event for it
+            while not await backend.stopped(ref):
                 await anyio.sleep(0.01)
         assert marked(ref.uid) == {}
 

@@ -17,13 +17,13 @@ from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob._backends.local.store import read_json, write_json
-from trainjob._diagnosis import Category
 from trainjob._jobs.cancellation import cancel_key, request_cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.unattended import AFTER
 from trainjob.errors import RanksRemain
 from trainjob.status import observe
+from trainjob.verdicts import Category
 
 REPORTING = (
     "import time; from trainjob import progress; print('epoch 1'); "

@@ -24,7 +24,7 @@ from tests.local.forks import FORKS
 from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient, TrainJobFailed, TrainJobResult
-from trainjob._manifest.render import labels_of
+from trainjob.job import labels_of
 from trainjob.status import observe
 
 RUNS = campaigns.runs(100, 12)

@@ -107,7 +107,7 @@ class Shell:
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
     """Runs commands that get no signal and have no terminal."""
-    modules = ["cli", "client", "lifecycle", "waiting", "backends.local.backend"]
+    modules = ["cli", "client", "_jobs.launching", "_jobs.waiting", "_backends.local.backend"]
     with Warm({"trainjob": "trainjob.cli:main"}, [f"trainjob.{module}" for module in modules]) as running:
         yield running
 

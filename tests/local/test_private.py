@@ -17,8 +17,9 @@ from trainjob import Phase, TrainJobClient, TrainJobSpec
 from trainjob._backends.base import Snapshot
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.store import JobFiles, now
-from trainjob._manifest.render import JobRef, render
+from trainjob._manifest.render import render
 from trainjob.errors import BackendUnavailable, ConfigurationError
+from trainjob.job import JobRef
 from trainjob.status import observe
 
 KEY = "key"

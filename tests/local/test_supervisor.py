@@ -18,9 +18,8 @@ from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TrainJobFailed
 from trainjob._backends.local.store import JobFiles
-from trainjob._diagnosis import Category
 from trainjob.status import observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, RetryVerdict
 
 SLEEP = "echo on; sleep 60"
 
@@ -52,9 +51,9 @@ DIES = {
     "before anything is written": "store.write_json = die",
     "with half a job written": "store.JobFiles.create = half",
     "before the job has its name": "store.os.rename = die",
-    "right after the job has its name": "backend._supervise = die",
-    "while its supervisor starts": "backend.subprocess.run = started",
-    "right after its supervisor has started": "backend._supervise = after(backend._supervise)",
+    "right after the job has its name": "supervision.start = die",
+    "while its supervisor starts": "supervision.subprocess.run = started",
+    "right after its supervisor has started": "supervision.start = after(supervision.start)",
 }
 
 
@@ -63,7 +62,7 @@ def test_the_launcher_is_killed(jobs: Jobs, tmp_path: Path, moment: str) -> None
     program = f"""
 import os, subprocess
 from trainjob import TrainJobClient
-from trainjob._backends.local import backend, store
+from trainjob._backends.local import store, supervision
 
 def die(*_, **__):
     os.kill(os.getpid(), 9)

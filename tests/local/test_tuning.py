@@ -14,8 +14,8 @@ from tests.local.conftest import Jobs
 from tests.processes import eventually
 
 from trainjob import TrainJobSpec
-from trainjob._manifest.render import labels_of
 from trainjob.errors import StudyFailed
+from trainjob.job import labels_of
 from trainjob.tuning import Study, StudyResult, Trial, tune
 from trainjob.tuning.journal import open_journal
 

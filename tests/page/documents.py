@@ -1,4 +1,4 @@
-"""Documents of trainings, a list, a workflow and studies, as `trainjob._pages.document` makes them, one for each state."""
+"""Documents of trainings, a list, a workflow and studies, as the pages show them, one for each state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from trainjob._pages.document import study_document, with_evaluation
+from trainjob._pages.documents.evaluation import with_evaluation
+from trainjob._pages.documents.study import study_document
 
 Document = dict[str, Any]
 TAKEN = datetime(2026, 11, 26, 2, 0, tzinfo=UTC)

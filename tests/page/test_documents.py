@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.page import documents
 from tests.unit import test_document, test_report
 
-from trainjob._pages.document import list_document, workflow_document
+from trainjob._pages.documents.jobs import list_document, workflow_document
 
 FREE = (*test_document.FREE, "attempts.history.")
 

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from trainjob._manifest.render import JobRef
-from trainjob._pages.document import observed_document
+from trainjob._pages.documents.training import observed_document
 from trainjob._pages.registered import Champion, with_registry
 from trainjob.errors import ConfigurationError, RegistryUnavailable
+from trainjob.job import JobRef
 from trainjob.registry import ModelVersion, connect
 from trainjob.registry.mlflow import MlflowRegistry
 from trainjob.registry.runs import run_of

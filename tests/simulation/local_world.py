@@ -34,14 +34,14 @@ import pytest
 from tests.simulation.local_processes import Machine, Process, World, run_async
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
-from trainjob._backends.local import backend as local, supervisor as supervising
+from trainjob._backends.local import backend as local, supervision, supervisor as supervising
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.ranks import MARKER, Rank
 from trainjob._backends.local.store import JobFiles, job_names, now, read_json
 from trainjob._jobs import launching, records, waiting
 from trainjob._jobs.cancellation import cancel_key
-from trainjob._manifest.render import KEY
 from trainjob.errors import BackendUnavailable
+from trainjob.job import KEY
 from trainjob.status import Phase, observe
 
 NAMESPACE = "default"
@@ -419,7 +419,7 @@ def world(seed: int, directory: Path) -> Iterator[Local]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         made = Local(seed, home)
         patch.setattr(anyio.to_thread, "run_sync", _inline)
-        patch.setattr(local, "subprocess", SimpleNamespace(run=made.supervise, DEVNULL=-3))
+        patch.setattr(supervision, "subprocess", SimpleNamespace(run=made.supervise, DEVNULL=-3))
         patch.setattr(supervising, "Rank", type("_WorldRank", (_Rank,), {"world": made}))
         patch.setattr(supervising, "sweep", made.sweep)
         patch.setattr(supervising, "_free_port", lambda: 29_500)

@@ -21,9 +21,9 @@ from tests.simulation.settings import DEFAULT_KEY, MIXES
 
 from trainjob._backends.kubernetes import leases
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._jobs import cancellation, fencing, launching, reaper, successors, waiting
+from trainjob._jobs import cancellation, fencing, following, launching, looks, reaper, successors
 from trainjob._manifest import attempts
-from trainjob._manifest.render import JobRef, job_name
+from trainjob.job import JobRef, job_name
 from trainjob.status import CANCELLED
 
 Replacement = tuple[Any, str, Any]
@@ -82,7 +82,7 @@ def _returns(value: Any) -> Callable[..., Awaitable[Any]]:
 
 
 _look, _end, _create, _adopt = (
-    launching._Launch._look,
+    looks.Looks.look,
     launching._Launch._end,
     launching._Launch._create,
     launching._Launch._adopt,
@@ -91,33 +91,30 @@ _stop, _run_cancel_key, _patch = cancellation._Stop._stop, cancellation.cancel_k
 _decide, _request_cancel, _ranks_ended = attempts.decide, cancellation.request_cancel, fencing.EarlierRanks.ended
 
 
-async def _begin_without_jobs(launch: Any) -> None:
-    await _look(launch, first=True)
-    launch.attempts, launch.delivered = [], frozenset()
+async def _begin_without_jobs(seen: Any) -> None:
+    await _look(seen, first=True)
+    seen.attempts, seen.delivered = [], frozenset()
 
 
-async def _look_at_deliveries(launch: Any, *, first: bool = False) -> None:
-    await _look(launch, first=first)
-    launch.delivered = frozenset(_uid(job) for job in launch.attempts if attempts.is_delivered(job))
+async def _look_at_deliveries(seen: Any, *, first: bool = False) -> None:
+    await _look(seen, first=first)
+    seen.delivered = frozenset(_uid(job) for job in seen.attempts if attempts.is_delivered(job))
 
 
 async def _create_without_look(launch: Any, latest: Any, changes: Any) -> None:
     await _create(launch, latest, changes)
-    launch.attempts = [job for job in await launch.backend.find(launch.namespace, {}) if _is_own(launch, job)]
+    seen = launch.seen
+    seen.attempts = [job for job in await launch.backend.find(launch.namespace, {}) if seen.is_own(job)]
 
 
-async def _look_unless_created(launch: Any, *, first: bool = False) -> None:
-    if not any(_is_own(launch, job) for job in launch.attempts):
-        await _look(launch, first=first)
-
-
-def _is_own(launch: Any, job: Mapping[str, Any]) -> bool:
-    return bool(attempts.adoption_of(job) == launch.nonce)
+async def _look_unless_created(seen: Any, *, first: bool = False) -> None:
+    if not any(map(seen.is_own, seen.attempts)):
+        await _look(seen, first=first)
 
 
 async def _end_own_only(launch: Any, losers: list[Any]) -> None:
-    own = [job for job in losers if _is_own(launch, job)]
-    launch.attempts = [job for job in launch.attempts if job in own or job not in losers]
+    own = [job for job in losers if launch.seen.is_own(job)]
+    launch.seen.attempts = [job for job in launch.seen.attempts if job in own or job not in losers]
     await _end(launch, own)
     if not own:
         raise _Decided
@@ -132,7 +129,7 @@ async def _run_without_ending_others(launch: Any) -> JobRef:
     try:
         return await _launch_run(launch)
     except _Decided:
-        counts, _ = _decide(launch.attempts)
+        counts, _ = _decide(launch.seen.attempts)
         assert counts is not None
         return JobRef.of(counts)
 
@@ -191,7 +188,7 @@ def _uid(job: Mapping[str, Any]) -> str:
 
 def _modules_with(name: str) -> list[Any]:
     """The modules that have imported a function of `trainjob._manifest.attempts`, and that one."""
-    modules = (attempts, cancellation, fencing, lifecycle, reaper, successors, waiting)
+    modules = (attempts, cancellation, fencing, following, launching, looks, reaper, successors)
     return [module for module in modules if hasattr(module, name)]
 
 
@@ -206,7 +203,7 @@ MECHANISMS = (
         "overlap",
         scripts.LAUNCH_AFTER_A_DELETION,
         (
-            (launching._Launch, "_begin", _begin_without_jobs),
+            (looks.Looks, "begin", _begin_without_jobs),
             (launching._Launch, "_is_fenced", _returns(True)),
         ),
     ),
@@ -217,7 +214,7 @@ MECHANISMS = (
         scripts.FROZEN_CREATE,
         (
             (launching._Launch, "_create", _create_without_look),
-            (launching._Launch, "_look", _look_unless_created),
+            (looks.Looks, "look", _look_unless_created),
         ),
     ),
     Mechanism(
@@ -270,7 +267,7 @@ MECHANISMS = (
         "a launch adopts a result that was delivered since it began",
         "lost",
         scripts.DELIVERED_WHILE_FROZEN,
-        ((launching._Launch, "_look", _look_at_deliveries),),
+        ((looks.Looks, "look", _look_at_deliveries),),
     ),
     Mechanism(
         "a name is never used again",
@@ -284,7 +281,7 @@ MECHANISMS = (
         "a waiter checks whose JobSet has ended, and when",
         "stale",
         scripts.JOBSET_OF_A_DELETED_JOB,
-        ((waiting, "check_verdict", _returns(None)), *_WITHOUT_TIMES),
+        ((following, "check_verdict", _returns(None)), *_WITHOUT_TIMES),
     ),
     Mechanism(
         "wait for ranks",
@@ -298,7 +295,7 @@ MECHANISMS = (
         "before the next attempt is created",
         "revived",
         scripts.TAKEN_BACK,
-        ((lifecycle, "suspend_failed", _returns(True)),),
+        ((launching, "suspend_failed", _returns(True)),),
     ),
     Mechanism(
         "requests that nobody asked for carry the version",
@@ -340,7 +337,7 @@ MECHANISMS = (
         "so that its name stays taken, and a late create is refused",
         "running",
         scripts.CREATE_WITHOUT_REPLY,
-        ((lifecycle, "request_cancel", _delete_instead_of_suspend),),
+        ((launching, "request_cancel", _delete_instead_of_suspend),),
     ),
     Mechanism(
         "a cancel suspends failed attempts",
@@ -368,14 +365,14 @@ MECHANISMS = (
         "with the recorded diagnosis",
         "waits",
         scripts.WAIT_FOR_GIVEN_UP,
-        ((waiting, "check_given_up", _returns(None)),),
+        ((following, "check_given_up", _returns(None)),),
     ),
     Mechanism(
         "a deletion that does not end is not waited for",
         "longer than its grace period and 60 s",
         "waits",
         scripts.FOREGROUND_ON_A_LOST_NODE,
-        ((waiting, "_DELETION_SECONDS", 10 * 365 * 86400.0),),
+        ((following, "_DELETION_SECONDS", 10 * 365 * 86400.0),),
     ),
     Mechanism(
         "waiters renew a Lease",

@@ -19,17 +19,17 @@ from tests.simulation.settings import Settings
 from tests.simulation.transport import Connection, Sent
 
 from trainjob import JobRef, TimedOut, TrainJobFailed, WaitOptions
+from trainjob._backends.credentials import Access, Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Access, Credentials
 from trainjob._jobs.cancellation import cancel, cancel_key, give_up
 from trainjob._jobs.launching import launch
 from trainjob._jobs.reaper import reap
 from trainjob._jobs.records import mark_delivered
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import CancelAction, is_replaced
-from trainjob._manifest.render import labels_of
 from trainjob._manifest.unattended import SUSPEND
 from trainjob.errors import RankCrashed, RanksRemain
+from trainjob.job import labels_of
 from trainjob.status import Observation, observe
 
 LAUNCHERS = ("cli", "airflow", "kfp", "tune")
@@ -44,7 +44,7 @@ _DEFERRED_SECONDS = 10.0  # until the trigger of a deferred task looks for ranks
 
 @dataclass
 class Launch:
-    """One call of `trainjob._jobs.launching.launch`.
+    """One call of `trainjob.launch`.
 
     Attributes:
         begin: Length of the server's log before it.

@@ -11,7 +11,7 @@ from tests.simulation.cluster import RUNTIME
 from tests.simulation.objects import QUEUE
 
 from trainjob import TrainJobSpec
-from trainjob._manifest.render import job_name
+from trainjob.job import job_name
 
 MIXES = ("calm", "airflow", "kfp", "queue", "all", "outages")
 """Kinds of schedules: which processes run, and what happens to them; see docs/development/simulation.md."""

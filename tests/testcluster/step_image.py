@@ -32,7 +32,7 @@ EXAMPLES = "/opt/dags_examples"
 """Directory of the examples in the image."""
 
 _ROOT = Path(__file__).parents[2]
-STEP_RUNTIME = _ROOT / "components" / "trainjob" / "install" / "trainjob-step.yaml"
+STEP_RUNTIME = _ROOT / "components" / "trainjob" / "_install" / "trainjob-step.yaml"
 _EXTRAS = ("hf", "in-cluster", "mlflow", "storage", "examples")
 _SITE = "usr/local/lib/python3.11/dist-packages"  # where Debian's Python finds packages that are not Debian's
 _PACKAGES = ("components/trainjob", "airflow_provider/trainjob_airflow", "kfp_components/trainjob_kfp")

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from trainjob._diagnosis import Evidence
-from trainjob._goodput import STALL_SECONDS, Activity, Attempt
+from trainjob._goodput import STALL_SECONDS, Attempt
 from trainjob._goodput.history import CHECKPOINT
+from trainjob.goodput import Activity
 from trainjob.status import QUEUE_LABEL, Phase
+from trainjob.verdicts import Evidence
 
 BEGIN = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
 GPUS = 8.0

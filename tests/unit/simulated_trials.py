@@ -12,7 +12,7 @@ from tests.contract.memory import MemoryBackend
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob.errors import NotFound
-from trainjob.progress import RESERVED
+from trainjob.progress.message import RESERVED
 from trainjob.status import observe
 from trainjob.tuning import Study
 

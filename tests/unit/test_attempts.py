@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob._diagnosis import Category, Diagnosis
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._manifest.attempts import (
     LAUNCHED,
@@ -26,9 +25,9 @@ from trainjob._manifest.attempts import (
     recorded_failure,
     work_of,
 )
-from trainjob._manifest.render import ATTEMPT, DELIVERED, FAILURE, FAILURE_OF, TRY, job_name, key_hash
+from trainjob.job import ATTEMPT, DELIVERED, FAILURE, FAILURE_OF, TRY, job_name, key_hash
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 WHY = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")
 PACKED = json.dumps(pack_diagnosis(WHY))

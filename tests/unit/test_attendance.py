@@ -18,10 +18,11 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from trainjob import JobRef
+from trainjob._backends.base import Waiter
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes import leases
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import (
     ApiError,
     Conflict,
@@ -30,7 +31,7 @@ from trainjob._backends.kubernetes.errors import (
     ObjectNotFound,
     Unreachable,
 )
-from trainjob._backends.kubernetes.leases import JOBS, Attendance, Waiter, waiters
+from trainjob._backends.kubernetes.leases import JOBS, Attendance, waiters
 from trainjob.errors import ConfigurationError, TrainJobError
 
 T = TypeVar("T")
@@ -248,7 +249,7 @@ def test_leases_follow_any_sequence_of_waits(actions: list[tuple[str, int]]) -> 
         await process.aclose()
         assert server.named().keys() == found.keys()
 
-    with patch.object(attendance, "LARGEST", 3):
+    with patch.object(leases, "LARGEST", 3):
         run(main)
 
 

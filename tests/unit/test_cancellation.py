@@ -11,14 +11,14 @@ from tests.contract.memory import MemoryCluster
 from tests.unit.interleaving import once
 
 from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec
-from trainjob._diagnosis import Category, Diagnosis
 from trainjob._jobs import launching as flow
 from trainjob._jobs.cancellation import cancel, cancel_key, give_up, request_cancel
 from trainjob._manifest.attempts import LAUNCHED, Cancel, given_up, is_stale
-from trainjob._manifest.render import key_hash, render
+from trainjob._manifest.render import render
 from trainjob.errors import BackendUnavailable, NotFound, Rejected
+from trainjob.job import key_hash
 from trainjob.status import CANCELLED, QUEUE_LABEL, observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

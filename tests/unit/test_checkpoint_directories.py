@@ -13,8 +13,9 @@ from hypothesis import given, strategies as st
 
 from trainjob import InvalidSpec, TrainJobSpec
 from trainjob._manifest.checkpoint_directories import NOT_ASKED, asked, digest, directory, location, notice
-from trainjob._manifest.render import ATTEMPT, differences, key_hash, render
+from trainjob._manifest.render import differences, render
 from trainjob._manifest.retry_changes import Changes
+from trainjob.job import ATTEMPT, key_hash
 
 KEY = "airflow/airflow/d/r/0/train"
 COMMAND: dict[str, Any] = {

@@ -19,9 +19,7 @@ import yaml
 from click.testing import CliRunner
 
 from trainjob import __version__
-from trainjob._diagnosis import Category, Diagnosis
-from trainjob._jobs.report import numeric, rounded, short
-from trainjob._manifest.render import JobRef
+from trainjob._support.display import numeric, rounded, short
 from trainjob._support.log_lines import LogLine
 from trainjob.cli import main
 from trainjob.cli.commands import parse_spec, slug_of
@@ -42,8 +40,9 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
+from trainjob.job import JobRef
 from trainjob.status import Observation, Phase
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -16,15 +16,15 @@ from tests.contract.memory import MemoryBackend, now
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobSpec, cancel_key
-from trainjob._diagnosis import Category, Diagnosis
 from trainjob._jobs import launching as flow
 from trainjob._jobs.cancellation import give_up
 from trainjob._manifest.attempts import REPLACES, cancel_of
-from trainjob._manifest.render import DELIVERED, key_hash, render
+from trainjob._manifest.render import render
 from trainjob._manifest.unattended import LABEL
 from trainjob.cli.live import LiveView
+from trainjob.job import DELIVERED, key_hash
 from trainjob.status import CANCELLED, Observation, observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
 RUN = ["run", "--plain", "--runtime", "torch-distributed"]

@@ -14,9 +14,9 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, LogLine, TrainJobSpec
-from trainjob._diagnosis import Evidence
 from trainjob._jobs import launching as flow
 from trainjob.errors import BackendUnavailable
+from trainjob.verdicts import Evidence
 
 
 def pod(index: int, code: int | None = None) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from tests.contract.memory import MemoryBackend
 from tests.processes import eventually
 from tests.serving import serving
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.local.runtimes import FRAMEWORKS
 from trainjob._jobs.launching import launch
 from trainjob._spec import TrainJobSpec

@@ -13,10 +13,10 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobSpec
-from trainjob._diagnosis import Evidence
 from trainjob._jobs import launching as flow
 from trainjob._manifest.attempts import given_up
 from trainjob.status import observe
+from trainjob.verdicts import Evidence
 
 CRASHED = {
     "metadata": {

@@ -13,10 +13,10 @@ import pytest
 from tests.serving import serving
 from tests.unit.generated_histories import BEGIN, Run, pods_of, trainjob
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
-from trainjob._manifest.render import key_hash
 from trainjob.cli import main
+from trainjob.job import key_hash
 
 TRAINJOBS, PODS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/ml/trainjobs", "/api/v1/namespaces/ml/pods"
 

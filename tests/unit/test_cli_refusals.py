@@ -18,13 +18,15 @@ from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, Settings, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._diagnosis import Evidence, diagnose
+from trainjob._diagnosis import diagnosis_of
 from trainjob._jobs.launching import dry_run, launch
-from trainjob._manifest.render import JobRef, labels_of, render
+from trainjob._manifest.render import render
 from trainjob._spec import TrainJobSpec
 from trainjob.cli import main
 from trainjob.cli.output import fitted
 from trainjob.errors import ConfigurationError
+from trainjob.job import JobRef, labels_of
+from trainjob.verdicts import Evidence
 
 STEP = ("--runtime", "trainjob-step")
 SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
@@ -313,7 +315,7 @@ def test_a_cut_line_names_the_command_for_the_complete_log() -> None:
     }
     trainjob = render(SPEC, "a", 1, "default")
     trainjob["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "x"}]}
-    text = diagnose(Evidence(trainjob, [pod], {"pod-1": ["short", "x" * 5000]})).text()
+    text = diagnosis_of(Evidence(trainjob, [pod], {"pod-1": ["short", "x" * 5000]})).text()
     assert " … (3100 characters more)\n" in text
     assert f"trainjob logs default/{trainjob['metadata']['name']} --rank node-1\n" in text
-    assert "are cut" not in diagnose(Evidence(trainjob, [pod], {"pod-1": ["short"]})).text()
+    assert "are cut" not in diagnosis_of(Evidence(trainjob, [pod], {"pod-1": ["short"]})).text()

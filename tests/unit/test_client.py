@@ -13,8 +13,9 @@ from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, JobRef, Phase, TrainJobClient
 from trainjob._manifest.attempts import REPLACES
-from trainjob._manifest.render import TRY, render
+from trainjob._manifest.render import render
 from trainjob._spec import TrainJobSpec
+from trainjob.job import TRY
 from trainjob.status import observe
 
 THREADS = 8

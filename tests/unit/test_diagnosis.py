@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob._diagnosis import TAIL_LINES, Category, Diagnosis, Evidence, diagnose
-from trainjob._diagnosis.terminations import crashes_in
+from trainjob._diagnosis import TAIL_LINES, diagnosis_of
+from trainjob._diagnosis.crashes import crashes_in
 from trainjob._support.kube_objects import rank_of
 from trainjob.status import Observation, Phase, observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 
 def trainjob(reason: str = "FailedJobs", message: str = "jobset failed", **status: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def pod(index: int, code: int | None, second: int = 0, role: str = "node", **end
 
 
 def diagnosed(*pods: dict[str, Any], job: dict[str, Any] | None = None, **evidence: Any) -> Diagnosis:
-    return diagnose(Evidence(job or trainjob(), pods, **evidence))
+    return diagnosis_of(Evidence(job or trainjob(), pods, **evidence))
 
 
 def test_root_cause_is_the_rank_that_failed_by_itself() -> None:
@@ -170,10 +170,10 @@ def test_a_deadline_names_no_rank() -> None:
 
 
 def test_deleted_jobs_are_diagnosed() -> None:
-    found = diagnose(Evidence(None))
+    found = diagnosis_of(Evidence(None))
     assert (found.category, found.job) == (Category.DELETED, "?/?")
     assert found.advice == "find out who deletes TrainJobs in this namespace, then launch the job again"
-    cancelled = diagnose(Evidence(None), Observation(Phase.DELETED, cancelled=True))
+    cancelled = diagnosis_of(Evidence(None), Observation(Phase.DELETED, cancelled=True))
     assert (cancelled.category, cancelled.retry) == (Category.DELETED, RetryVerdict.CONFIGURATION)
     assert cancelled.summary == "the job was cancelled with trainjob, by its task or `trainjob cancel`"
 
@@ -192,7 +192,7 @@ def test_a_final_observation_is_kept_if_the_object_is_gone_or_runs_again() -> No
     final = observe(trainjob("DeadlineExceeded"))
     again = {**trainjob(), "status": {"jobsStatus": [{"name": "node", "active": 1}]}}
     for left in (None, again):
-        assert diagnose(Evidence(left), final).category is Category.DEADLINE
+        assert diagnosis_of(Evidence(left), final).category is Category.DEADLINE
 
 
 def test_missing_evidence_is_reported() -> None:
@@ -623,7 +623,7 @@ LINES = st.lists(
     )
 )
 def test_diagnose_never_raises(evidence: Evidence) -> None:
-    found = diagnose(evidence)
+    found = diagnosis_of(evidence)
     assert found.category in Category
     assert "\n" not in found.summary
     assert found.text()

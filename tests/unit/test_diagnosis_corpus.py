@@ -11,9 +11,10 @@ from tests.cluster import corpus
 from tests.cluster.failures import FAILURES, Failure
 
 from trainjob import Phase
-from trainjob._diagnosis import Category, blockers, diagnose
+from trainjob._diagnosis import blockers, diagnosis_of
 from trainjob._jobs import report
 from trainjob.status import observe
+from trainjob.verdicts import Category
 
 # Paths and hosts of this machine, of a person's machine, or of build services.
 FOREIGN = re.compile(
@@ -31,7 +32,7 @@ def test_every_failure_is_recorded() -> None:
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
 def test_recorded_failures_are_diagnosed(failure: Failure) -> None:
     evidence = corpus.read(failure.name)
-    found = diagnose(evidence)
+    found = diagnosis_of(evidence)
     assert corpus.differences(failure, found, evidence) == [], found.text()
 
 
@@ -42,7 +43,7 @@ def test_a_rank_that_lost_a_peer_is_not_the_root_cause_despite_clock_skew(failur
     pods = json.loads(re.sub(r'"finishedAt": "[^"]*"', second, json.dumps(list(evidence.pods))))
     for order in (pods, pods[::-1]):
         same = replace(evidence, pods=order)
-        found = diagnose(same)
+        found = diagnosis_of(same)
         assert corpus.differences(failure, found, same) == [], found.text()
 
 

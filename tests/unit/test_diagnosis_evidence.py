@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose, reasons
+from trainjob._diagnosis import diagnosis_of, reasons
 from trainjob._diagnosis.blockers import around, first
 from trainjob._support.kube_objects import has_trained
 from trainjob.status import Phase, observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 USER, UNKNOWN, QUOTA = RetryVerdict.USER, RetryVerdict.UNKNOWN, RetryVerdict.QUOTA
 CONFIGURATION, INFRASTRUCTURE = RetryVerdict.CONFIGURATION, RetryVerdict.INFRASTRUCTURE
@@ -82,7 +82,7 @@ def event(
 
 
 def diagnosed(pods: list[dict[str, Any]], *events: dict[str, Any], job: Any = FAILED, **fields: Any) -> Diagnosis:
-    return diagnose(Evidence(job, pods, events=events, **fields))
+    return diagnosis_of(Evidence(job, pods, events=events, **fields))
 
 
 # ---------------------------------------------------------------- probes and hooks
@@ -314,7 +314,7 @@ def test_advice_for_a_preempted_job_in_the_queue_is_to_wait() -> None:
             ]
         }
     }
-    found = diagnose(Evidence(queued, workload=workload))
+    found = diagnosis_of(Evidence(queued, workload=workload))
     assert (found.category, found.phase) == (Category.PREEMPTED, Phase.QUEUED)
     assert found.advice.startswith("wait: the cluster restarts it")
 

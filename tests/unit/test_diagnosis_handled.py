@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose
+from trainjob._diagnosis import diagnosis_of
 from trainjob.status import Observation, Phase
+from trainjob.verdicts import Category, Diagnosis, Evidence
 
 
 def ended(code: int, *log: str) -> Diagnosis:
@@ -23,7 +24,7 @@ def ended(code: int, *log: str) -> Diagnosis:
         "status": {"phase": "Failed", "containerStatuses": [container]},
     }
     lines = "\n".join(log).split("\n") if log else []
-    return diagnose(Evidence({"metadata": {}}, [pod], {"x": lines}), Observation(Phase.FAILED))
+    return diagnosis_of(Evidence({"metadata": {}}, [pod], {"x": lines}), Observation(Phase.FAILED))
 
 
 def trace(*exception: str) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from trainjob import errors
-from trainjob._diagnosis import Category, Diagnosis, Evidence, diagnose, termination_messages
+from trainjob._diagnosis import diagnosis_of, termination_messages
 from trainjob._support import retrying
 from trainjob.data.__main__ import TRY_AGAIN, main
 from trainjob.errors import TrainJobError
 from trainjob.status import Observation, Phase
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 
 def ended(code: int, log: str = "", message: str = "", container: str = "node") -> Diagnosis:
@@ -26,7 +26,7 @@ def ended(code: int, log: str = "", message: str = "", container: str = "node") 
         "spec": {"containers": [{"name": "node"}, {"name": "sidecar"}]},
         "status": {"phase": "Failed", "containerStatuses": [{"name": container, "state": {"terminated": terminated}}]},
     }
-    return diagnose(Evidence({"metadata": {}}, [pod], {"x": log.split("\n")}), Observation(Phase.FAILED))
+    return diagnosis_of(Evidence({"metadata": {}}, [pod], {"x": log.split("\n")}), Observation(Phase.FAILED))
 
 
 def raised(exception: str) -> Diagnosis:

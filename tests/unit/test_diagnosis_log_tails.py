@@ -8,8 +8,8 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob._diagnosis import Category
 from trainjob._diagnosis.log_tails import TAIL_LINES, Tail, excerpt, read
+from trainjob.verdicts import Category
 
 TRACE = "Traceback (most recent call last):\n  x\n"
 CHAIN = "The above exception was the direct cause of the following exception:"

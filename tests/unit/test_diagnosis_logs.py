@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.client import ApiClient, Request
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import Forbidden, ServerError, Unreachable
 from trainjob._backends.kubernetes.pods import gather
-from trainjob._diagnosis import diagnose
+from trainjob._diagnosis import diagnosis_of
 from trainjob._support.retrying import Backoff
 from trainjob.status import Observation, Phase
 
@@ -107,7 +107,7 @@ async def test_the_root_cause_is_among_the_logs_read(
     evidence = await gather(client, found, None)
     assert culprit in client.read
     assert len(client.read) == len(set(client.read)) <= most
-    assert diagnose(evidence, Observation(Phase.FAILED)).rank == f"node-{culprit}"
+    assert diagnosis_of(evidence, Observation(Phase.FAILED)).rank == f"node-{culprit}"
 
 
 async def test_number_of_logs_read_is_limited() -> None:
@@ -130,7 +130,7 @@ async def test_unreadable_logs_are_reported_once(
     evidence = await gather(client, [pod(rank) for rank in range(PODS)], None)
     assert len(client.read) <= most
     assert len(evidence.unseen) == len(set(evidence.unseen)) == 1
-    assert diagnose(evidence, Observation(Phase.FAILED)).rank == "node-0"
+    assert diagnosis_of(evidence, Observation(Phase.FAILED)).rank == "node-0"
 
 
 async def test_logs_of_a_busy_node_are_requested_again() -> None:
@@ -139,7 +139,7 @@ async def test_logs_of_a_busy_node_are_requested_again() -> None:
     client.refusals = 3
     evidence = await gather(client, [pod(0)], None)
     assert (evidence.unseen, len(client.read)) == ([], 4)
-    assert diagnose(evidence, Observation(Phase.FAILED)).log[-1] == "ValueError: no labels"
+    assert diagnosis_of(evidence, Observation(Phase.FAILED)).log[-1] == "ValueError: no labels"
 
 
 @pytest.mark.parametrize("late", [0, 2, 6])
@@ -162,7 +162,7 @@ async def test_a_log_that_the_node_has_removed_is_reported(monkeypatch: pytest.M
     evidence = await gather(Runs(sys.maxsize, ""), [restarted], None)
     assert evidence.logs == {}
     assert evidence.unseen == ["logs: x-node-0-0: unable to retrieve container logs for containerd://0123"]
-    assert diagnose(evidence, Observation(Phase.FAILED)).rank == "node-0"
+    assert diagnosis_of(evidence, Observation(Phase.FAILED)).rank == "node-0"
 
 
 async def test_an_empty_log_is_requested_twice_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ import yaml
 from click.testing import CliRunner, Result
 from tests.serving import serving
 
-from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.local import runtimes
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._doctor import Finding, Level, cluster, local, permissions, server

@@ -18,30 +18,26 @@ from tests.unit.generated_histories import BEGIN, Run, pods_of
 from tests.unit.test_report import FAILED, HOSTILE, NOW, REF, SECRET, failed, trainjob
 
 from trainjob._backends.base import Usage
-from trainjob._diagnosis import Evidence
 from trainjob._goodput.history import CHECKPOINT, MetricHistory
 from trainjob._jobs.report import examine
-from trainjob._manifest.render import JobRef, render
-from trainjob._pages.document import (
-    MAX_POINTS,
-    list_document,
-    merge_documents,
-    observed_document,
-    study_document,
-    training_document,
-    with_comparison,
-    with_evaluation,
-    with_lineage,
-    with_segments,
-    workflow_document,
-)
+from trainjob._manifest.render import render
+from trainjob._pages.documents import MAX_POINTS
+from trainjob._pages.documents.additions import with_comparison, with_lineage
+from trainjob._pages.documents.attempts import with_segments
+from trainjob._pages.documents.evaluation import with_evaluation
+from trainjob._pages.documents.jobs import list_document, workflow_document
+from trainjob._pages.documents.merging import merge_documents
+from trainjob._pages.documents.study import study_document
+from trainjob._pages.documents.training import observed_document, training_document
 from trainjob._spec import TrainJobSpec
 from trainjob._support.masking import MASK
 from trainjob.evaluation.comparison import compare
 from trainjob.evaluation.gate import Gate
 from trainjob.evaluation.scores import Scores
+from trainjob.job import JobRef
 from trainjob.status import QUEUE_LABEL, Observation, Phase
 from trainjob.tuning import Trial
+from trainjob.verdicts import Evidence
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "page-document.md"
 

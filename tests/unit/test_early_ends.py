@@ -18,8 +18,7 @@ from tests.unit.test_first_crash import crashed
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, WaitOptions
 from trainjob._backends.base import Snapshot
-from trainjob._diagnosis import Evidence
-from trainjob._goodput import Activity, Goodput, measure
+from trainjob._goodput import measure
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs import launching as flow, results, telemetry, waiting
 from trainjob._jobs.cancellation import cancel
@@ -33,7 +32,9 @@ from trainjob.errors import (
     StartTimeout,
     Stuck,
 )
+from trainjob.goodput import Activity, Goodput
 from trainjob.status import QUEUE_LABEL, Blocker, Observation, Phase, observe
+from trainjob.verdicts import Evidence
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

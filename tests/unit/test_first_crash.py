@@ -21,7 +21,7 @@ from trainjob import (
     WaitOptions,
 )
 from trainjob._backends.kubernetes.pods import crashes_of
-from trainjob._diagnosis import Category, Evidence, diagnose, log_tails
+from trainjob._diagnosis import diagnosis_of, log_tails
 from trainjob._diagnosis.serialization import (
     LINE_CHARACTERS,
     pack_diagnosis,
@@ -39,6 +39,7 @@ from trainjob._manifest.attempts import given_up
 from trainjob._support.control_characters import one_line
 from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Observation, observe
+from trainjob.verdicts import Category, Evidence
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -121,7 +122,7 @@ def test_evidence_survives_as_json() -> None:
     assert len(json.dumps(packed)) < 40_000
     again = unpack_evidence(packed)
     assert again is not None
-    found, before = diagnose(again, Observation(Phase.FAILED)), diagnose(evidence, Observation(Phase.FAILED))
+    found, before = diagnosis_of(again, Observation(Phase.FAILED)), diagnosis_of(evidence, Observation(Phase.FAILED))
     assert (found.rank, found.exit_code, found.category) == (before.rank, before.exit_code, before.category)
     assert found.rank == "node-1"
     assert len(found.log) == 20
@@ -357,10 +358,10 @@ def test_packed_evidence_keeps_the_memory_limits(limits: dict[str, str]) -> None
     again = unpack_evidence(json.loads(json.dumps(pack_evidence(Evidence(None, [pod])))))
     assert again is not None
     assert (
-        diagnose(again, Observation(Phase.FAILED)).summary
-        == diagnose(Evidence(None, [pod]), Observation(Phase.FAILED)).summary
+        diagnosis_of(again, Observation(Phase.FAILED)).summary
+        == diagnosis_of(Evidence(None, [pod]), Observation(Phase.FAILED)).summary
     )
-    assert ("its node ran out of memory" in diagnose(again, Observation(Phase.FAILED)).summary) is not bool(limits)
+    assert ("its node ran out of memory" in diagnosis_of(again, Observation(Phase.FAILED)).summary) is not bool(limits)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +382,7 @@ def test_secrets_in_logs_are_masked(line: str) -> None:
     packed = pack_evidence(evidence)
     for each in (evidence, unpack_evidence(packed)):
         assert each is not None
-        why = diagnose(each, Observation(Phase.FAILED, message=line))
+        why = diagnosis_of(each, Observation(Phase.FAILED, message=line))
         kept = [
             json.dumps(packed),
             json.dumps(pack_diagnosis(why)),

@@ -27,10 +27,11 @@ from tests.unit.generated_histories import (
     trainjob,
 )
 
-from trainjob._diagnosis import Evidence
-from trainjob._goodput import Activity, Attempt, Goodput, Source, gpus_of, measure, pieces_of_work, sums, total
+from trainjob._goodput import Attempt, gpus_of, measure, pieces_of_work, sums, total
 from trainjob._goodput.history import CHECKPOINT
+from trainjob.goodput import Activity, Goodput, Source
 from trainjob.status import GIVEN_UP, STALL_TIMEOUT, Phase
+from trainjob.verdicts import Evidence
 
 
 def at(time: float) -> datetime:

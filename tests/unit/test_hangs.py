@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from trainjob._diagnosis import Category, Evidence, diagnose
-from trainjob._diagnosis.hangs import Frame, RankState, diagnosis_of, judge, marker_of, states_of, with_pod
+from trainjob._diagnosis import diagnosis_of
+from trainjob._diagnosis.hangs import hang_of, judge
+from trainjob._diagnosis.rank_states import Frame, RankState, marker_of, states_of, with_pod
 from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Evidence, RetryVerdict
 
 TORCH = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -302,7 +303,7 @@ def test_any_log_can_be_read(cut: int, noise: list[tuple[int, str]], wrong: dict
 
 def test_a_thousand_ranks_are_named_in_one_short_line() -> None:
     silent = [rank(each, 1000, **KINDS["silent"]) for each in range(990)]
-    diagnosis = diagnosis_of(judge([*silent, *(rank(each, 1000) for each in range(990, 1000))]), 900, "ns/x")
+    diagnosis = hang_of(judge([*silent, *(rank(each, 1000) for each in range(990, 1000))]), 900, "ns/x")
     assert "node-0, node-1, node-2 and 987 more do not respond any more" in diagnosis.summary
     assert len(diagnosis.summary) < 400
 
@@ -332,7 +333,7 @@ def test_a_container_that_has_ended_is_an_ended_rank() -> None:
 
 
 def test_the_diagnosis_shows_the_stack_of_the_culprit_and_of_one_that_waits() -> None:
-    diagnosis = diagnosis_of(judge(job({"stack": LOADING * 20})), 900, "ns/x")
+    diagnosis = hang_of(judge(job({"stack": LOADING * 20})), 900, "ns/x")
     assert (diagnosis.category, diagnosis.rank) == (Category.HANG, "node-2")
     assert diagnosis.summary.startswith("no rank has made progress for 15m: node-2 is in load() (data.py, line 1)")
     text = diagnosis.text()
@@ -347,6 +348,6 @@ def test_other_diagnoses_do_not_show_the_lines_of_a_watchdog() -> None:
     ended["metadata"] = {"name": "x-node-0", "labels": {"jobset.sigs.k8s.io/replicatedjob-name": "node"}}
     failed = {"type": "Failed", "status": "True", "reason": "x", "message": ""}
     evidence = Evidence({"status": {"conditions": [failed]}}, [ended], {"x-node-0": ["no data", *LOG]})
-    diagnosis = diagnose(evidence)
+    diagnosis = diagnosis_of(evidence)
     assert "last log line: loading" in diagnosis.summary
     assert diagnosis.log == ("no data", "loading")

@@ -17,7 +17,7 @@ from trainjob._install import STEP_IMAGE, STORAGE, images, objects
 from trainjob.cli.program import program
 from trainjob.data.program import STEP_RUNTIME
 
-INSTALL = Path(trainjob.__file__).parent / "install"
+INSTALL = Path(trainjob.__file__).parent / "_install"
 
 
 @pytest.fixture(autouse=True)

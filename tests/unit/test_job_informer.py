@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from trainjob._backends.kubernetes.job_informer import projection
-from trainjob._manifest.render import JobRef, render
+from trainjob._manifest.render import render
 from trainjob._spec import TrainJobSpec
+from trainjob.job import JobRef
 from trainjob.status import QUEUE_LABEL, observe
 
 RUNNING = {"jobsStatus": [{"name": "node", "ready": 1, "active": 1, "succeeded": 0, "failed": 0, "suspended": 0}]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainjob._backends.kubernetes.credentials import Credentials
+from trainjob._backends.credentials import Credentials
 from trainjob.errors import ConfigurationError
 
 # The token is empty while the file has lines; each call removes one.

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from tests.certificates import Authority
 
-from trainjob._backends.kubernetes import credentials
-from trainjob._backends.kubernetes.credentials import Access, Credentials
+from trainjob._backends import credentials
+from trainjob._backends.credentials import Access, Credentials
 from trainjob.errors import ConfigurationError
 
 SERVER = "https://127.0.0.1:1"
@@ -167,7 +167,7 @@ def test_a_missing_or_unreadable_kubeconfig_is_reported(tmp_path: Path) -> None:
 def test_the_package_is_not_imported(directory: Path) -> None:
     path = write(directory / "light", config({"token": "t"}, {"certificate-authority": "ca.crt"}))
     program = (
-        "import sys; from trainjob._backends.kubernetes.credentials import Credentials; "
+        "import sys; from trainjob._backends.credentials import Credentials; "
         f"Credentials(kubeconfig={path!r}).load(); print('kubernetes' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

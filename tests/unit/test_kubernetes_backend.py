@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Request, Timings
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import (
     ApiError,
     Conflict,
@@ -27,9 +27,10 @@ from trainjob._backends.kubernetes.errors import (
 )
 from trainjob._jobs.launching import launch
 from trainjob._manifest.attempts import Cancel
-from trainjob._manifest.render import job_name, key_hash, render
+from trainjob._manifest.render import render
 from trainjob._support import retrying
 from trainjob.errors import AlreadyExists, BackendUnavailable, NotFound, Rejected
+from trainjob.job import job_name, key_hash
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -15,15 +15,15 @@ from tests.contract.memory import MemoryCluster, now, remaining_pod
 from tests.unit.interleaving import Schedule, before_request, once, orders
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
-from trainjob._diagnosis import Category, Diagnosis
 from trainjob._jobs import fencing, launching as flow, records
 from trainjob._jobs.cancellation import cancel, cancel_key, give_up, request_cancel
 from trainjob._jobs.reaper import reap
 from trainjob._manifest.attempts import LAUNCHED, REPLACES, given_up, may_run
-from trainjob._manifest.render import TRY, job_name, key_hash, render
+from trainjob._manifest.render import render
 from trainjob.errors import BackendUnavailable, NotFound, RanksRemain, Rejected
+from trainjob.job import TRY, job_name, key_hash
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

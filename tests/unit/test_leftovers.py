@@ -13,10 +13,10 @@ from hypothesis import given, strategies as st
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, TrainJobSpec
-from trainjob._backends.base import Cluster, TrainJob
-from trainjob._backends.kubernetes.leases import Waiter
+from trainjob._backends.base import Cluster, TrainJob, Waiter
 from trainjob._jobs.leftovers import KEEP_FOR, Leftover, leftover, remove_leftovers
-from trainjob._manifest.render import failure_record, render
+from trainjob._manifest.attempts import failure_record
+from trainjob._manifest.render import render
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
 
 pytestmark = pytest.mark.anyio

@@ -26,17 +26,16 @@ from trainjob import (
     WaitOptions,
 )
 from trainjob._backends.base import Snapshot
-from trainjob._diagnosis import Category, Diagnosis, Evidence
 from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob._jobs import (
     fencing,
+    following,
     launching as flow,
     waiting,
 )
 from trainjob._jobs.cancellation import cancel, give_up
 from trainjob._jobs.records import mark_delivered
 from trainjob._manifest.attempts import ADOPTED, LAUNCHED, given_up
-from trainjob._manifest.render import DELIVERED, FAILURE, FAILURE_OF, MAX_NAME, TRY, job_name, labels_of
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
@@ -50,8 +49,9 @@ from trainjob.errors import (
     Stuck,
     TimedOut,
 )
+from trainjob.job import DELIVERED, FAILURE, FAILURE_OF, MAX_NAME, TRY, job_name, labels_of
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Blocker, observe
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -719,7 +719,7 @@ async def test_a_timeout_does_not_cancel_a_slow_consumer(backend: MemoryBackend)
     seen: list[Observation] = []
 
     async def consume() -> None:
-        async for observation, _ in waiting.follow(backend, ref, WaitOptions(run_timeout=timedelta(seconds=0.1))):
+        async for observation, _ in following.follow(backend, ref, WaitOptions(run_timeout=timedelta(seconds=0.1))):
             await anyio.sleep(0.3)
             seen.append(observation)
 

@@ -11,7 +11,7 @@ import pytest
 from trainjob import Phase, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._jobs.cancellation import request_cancel
-from trainjob._manifest.render import JobRef
+from trainjob.job import JobRef
 from trainjob.status import CANCELLED, QUEUE_LABEL, observe
 
 SLEEP: dict[str, Any] = {"runtime": "trainjob-step", "command": ["sleep", "60"]}

@@ -12,12 +12,12 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob._jobs.launching import launch
-from trainjob._manifest.render import JobRef
 from trainjob._pages import live
-from trainjob._pages.document import training_document
+from trainjob._pages.documents.training import training_document
 from trainjob._pages.live import LiveReader, take_document
 from trainjob._spec import TrainJobSpec
 from trainjob.errors import BackendUnavailable, NotFound
+from trainjob.job import JobRef
 from trainjob.status import QUEUE_LABEL
 
 pytestmark = pytest.mark.anyio

@@ -10,15 +10,17 @@ from hypothesis import given, strategies as st
 from trainjob import InvalidSpec, JobRef, TrainJobSpec
 from trainjob._manifest.checkpoint_directories import digest
 from trainjob._manifest.render import (
+    differences,
+    render,
+)
+from trainjob.job import (
     ATTEMPT,
     KEY,
     MANAGED_BY,
     SPEC_HASH,
-    differences,
     job_name,
     key_hash,
     labels_of,
-    render,
     spec_hash,
 )
 

@@ -15,8 +15,8 @@ import pytest
 from tests.serving import EndsConnections, serving
 
 from trainjob import JobRef, LogLine
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.client import ApiClient
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.logs import RankLogs
 from trainjob._backends.kubernetes.pods import list_pods, tails_of
 

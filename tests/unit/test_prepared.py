@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
+from trainjob._backends.credentials import Access
 from trainjob._backends.kubernetes.client import MERGE_PATCH, ApiClient, Request, Timings
-from trainjob._backends.kubernetes.credentials import Access
 from trainjob._backends.kubernetes.pods import disruption_of
 from trainjob._backends.kubernetes.prepared import PreparedRequest
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import ast
+import importlib
 import pickle
-import pkgutil
+import re
 import subprocess
 import sys
-import tomllib
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -12,14 +15,12 @@ import pytest
 
 import trainjob
 import trainjob.data
-import trainjob.integration
 from trainjob import errors
-from trainjob._diagnosis import Category, Diagnosis
 from trainjob.errors import InvalidSpec, Problem, RanksRemain, TrainJobFailed
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 ROOT = Path(__file__).parents[2]
-NAMES = [(module, name) for module in (trainjob, trainjob.data, trainjob.integration) for name in dir(module)]
+NAMES = [(module, name) for module in (trainjob, trainjob.data) for name in dir(module)]
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=lambda value: getattr(value, "__name__", value))
@@ -33,12 +34,51 @@ def test_all_public_names_are_imported_by_a_star() -> None:
     assert imported.keys() - {"__builtins__"} == set(dir(trainjob))
 
 
-def test_the_import_contract_lists_all_private_modules() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (listed,) = [each["forbidden_modules"] for each in contracts if each["name"].startswith("Integrations import")]
-    found = {f"trainjob.{module.name}" for module in pkgutil.iter_modules(trainjob.__path__)}
-    public = {f"trainjob.{name}" for name in ("checkpoints", "data", "integration", "progress", "registry")}
-    assert set(listed) == found - public - {"trainjob.__main__"} | {"trainjob.data.*", "trainjob.registry.*"}
+_PACKAGES = ("checkpoints", "data", "evaluation", "progress", "registry", "tuning")
+PUBLIC = ("", ".callbacks.huggingface", ".callbacks.lightning", *(f".{name}" for name in _PACKAGES))
+"""The public modules of `trainjob`, after its name; ``trainjob.__init__`` names them in its docstring."""
+
+
+def imports_of_pages() -> Iterator[tuple[str, str, str]]:
+    """Page, module and name of each import of `trainjob` in the Python of documentation and examples."""
+    pages = [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "dags_examples").rglob("*.py")),
+    ]
+    for page in pages:
+        text = page.read_text()
+        blocks = (
+            [text] if page.suffix == ".py" else re.findall(r"^ *```python\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+        )
+        for block in blocks:
+            for node in ast.walk(ast.parse(textwrap.dedent(block))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trainjob":
+                    yield from ((str(page.relative_to(ROOT)), node.module or "", each.name) for each in node.names)
+                elif isinstance(node, ast.Import):
+                    for each in node.names:
+                        if each.name.split(".")[0] == "trainjob":
+                            yield str(page.relative_to(ROOT)), each.name, ""
+
+
+def test_pages_import_public_names_only() -> None:
+    found = [*imports_of_pages()]
+    assert len(found) > 30
+    public = {f"trainjob{name}" for name in PUBLIC}
+    hidden = {each for each in found if each[1] not in public}
+    for page, name, member in {*found} - hidden:
+        if ".callbacks." in name:  # imports the library that it serves
+            continue
+        module = importlib.import_module(name)
+        names = getattr(module, "__all__", None) or [each for each in dir(module) if not each.startswith("_")]
+        if member and member not in names and f"{name}.{member}" not in public:
+            hidden.add((page, name, member))
+    assert not hidden
+
+
+def test_each_public_package_is_named_in_the_documentation_of_trainjob() -> None:
+    packages = {f"trainjob{name}".removesuffix(".huggingface").removesuffix(".lightning") for name in PUBLIC[1:]}
+    assert packages == set(re.findall(r"`(trainjob\.\w+)`", trainjob.__doc__ or ""))
 
 
 def test_every_error_is_public() -> None:
@@ -73,6 +113,12 @@ def test_a_supervisor_imports_the_standard_library_only() -> None:
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
         == "[]"
     )
+
+
+def test_a_waiter_imports_no_pydantic() -> None:
+    """It takes 11 MB in each process that waits, and a waiter reads no spec."""
+    modules = "trainjob._jobs.waiting, trainjob._backends.kubernetes.backend, trainjob._jobs.progress_log"
+    assert printed(f"import sys, {modules}, trainjob.settings; print('pydantic' in sys.modules)") == "False"
 
 
 ERRORS = [

@@ -11,17 +11,17 @@ from tests.contract.memory import MemoryCluster
 from tests.unit.interleaving import once
 
 from trainjob import JobRef, TrainJobSpec
-from trainjob._backends.kubernetes.leases import Waiter
-from trainjob._diagnosis import Category, Diagnosis
+from trainjob._backends.base import Waiter
 from trainjob._jobs import launching as flow
 from trainjob._jobs.cancellation import cancel_key, give_up
 from trainjob._jobs.reaper import Reaped, reap
 from trainjob._manifest.attempts import LAUNCHED, REPLACES, Cancel, given_up, may_run
-from trainjob._manifest.render import TRY, key_hash, render
+from trainjob._manifest.render import render
 from trainjob._manifest.unattended import MARK
 from trainjob.errors import Rejected
+from trainjob.job import TRY, key_hash
 from trainjob.status import CANCELLED, QUEUE_LABEL
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tests.unit.test_page import Parsed
 
-from trainjob._diagnosis import Category, Evidence
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._jobs.report import Report, examine
-from trainjob._manifest.render import JobRef
-from trainjob._pages.document import training_document
+from trainjob._pages.documents.training import training_document
 from trainjob._pages.page import page_html
 from trainjob._support.masking import MASK
 from trainjob.cli import texts
+from trainjob.job import JobRef
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase
+from trainjob.verdicts import Category, Evidence
 
 NOW = datetime(2026, 11, 21, 10, 10, tzinfo=UTC)
 REF = JobRef("ns", "x", "uid-1", 2)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from trainjob import JobRef, Observation, Phase, TrainJobResult
-from trainjob._diagnosis import Evidence
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.results import conclude, result_of
+from trainjob.verdicts import Evidence
 
 
 def pod(message: object, *, rank: int = 0, job: str = "node", created: int = 10) -> dict[str, Any]:

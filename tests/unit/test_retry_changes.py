@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from trainjob import Diagnosis, Evidence, InvalidSpec, RetryVerdict, TrainJobSpec
-from trainjob._diagnosis import ON_RETRY, Category, with_change, with_node
-from trainjob._manifest.render import SPEC_HASH, render, spec_hash
-from trainjob._manifest.retry_changes import RETRY_CHANGE, Changes, applied, changed, notice, outlook, recorded
+from trainjob._diagnosis import ON_RETRY, with_change, with_node
+from trainjob._manifest.render import render
+from trainjob._manifest.retry_changes import Changes, applied, changed, outlook, recorded
+from trainjob._manifest.retry_notice import RETRY_CHANGE, notice
 from trainjob._spec.on_retry import PRIORITY_LABEL, OnRetry, memory_of
 from trainjob._spec.parts import quantity_value
+from trainjob.job import SPEC_HASH, spec_hash
 from trainjob.status import QUEUE_LABEL
+from trainjob.verdicts import Category
 
 RULES: dict[str, Any] = {
     "out_of_memory": {"max_memory": "40Gi"},

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes import pods
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
-from trainjob._diagnosis import Evidence
-from trainjob._manifest.render import JobRef
+from trainjob.job import JobRef
+from trainjob.verdicts import Evidence
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("components", "airflow_provider", "kfp_components")
@@ -36,7 +36,7 @@ def checks(program: str) -> Iterator[int]:
 
 
 def test_callers_do_not_check_the_class_of_a_backend() -> None:
-    inside = ROOT / "components" / "trainjob" / "backends"
+    inside = ROOT / "components" / "trainjob" / "_backends"
     files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     assert inside / "base.py" in files
     found = [

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from trainjob._backends.kubernetes.job_informer import projection
-from trainjob._manifest.render import render, spec_hash
+from trainjob._manifest.render import render
 from trainjob._spec import TrainJobSpec
 from trainjob.errors import InvalidSpec
+from trainjob.job import spec_hash
 from trainjob.status import STALL_TIMEOUT, observe
 
 MANIFEST = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": {"runtimeRef": {"name": "x"}}}

@@ -15,16 +15,17 @@ import pytest
 from tests.contract.memory import MemoryBackend, now
 
 from trainjob import JobHung, JobRef, TrainJobResult
-from trainjob._diagnosis import Category
 from trainjob._diagnosis.stragglers import Straggler, annotation
 from trainjob._jobs.cancellation import give_up
+from trainjob._jobs.following import follow
 from trainjob._jobs.launching import launch
 from trainjob._jobs.stalls import _Limit
-from trainjob._jobs.waiting import follow, until_hung, wait
+from trainjob._jobs.waiting import until_hung, wait
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
 from trainjob.errors import Rejected
 from trainjob.status import QUEUE_LABEL, Phase, observe
+from trainjob.verdicts import Category
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from trainjob._diagnosis.hangs import Process, RankState, states_of
+from trainjob._diagnosis.rank_states import Process, RankState, states_of
 from trainjob._diagnosis.stragglers import (
     FACTOR,
     SHARE,

@@ -13,18 +13,18 @@ from tests.contract.memory import MemoryCluster
 from tests.unit.interleaving import once
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec, WaitOptions
-from trainjob._diagnosis import Category, Diagnosis
-from trainjob._jobs import waiting
+from trainjob._jobs import following, waiting
 from trainjob._jobs.cancellation import cancel, cancel_key, give_up
 from trainjob._jobs.launching import launch
 from trainjob._jobs.reaper import reap
 from trainjob._jobs.successors import check_verdict
 from trainjob._manifest.attempts import LAUNCHED
-from trainjob._manifest.render import TRY, render
+from trainjob._manifest.render import render
 from trainjob._manifest.unattended import MARK
 from trainjob.errors import NotFound, QueueTimeout, Rejected
+from trainjob.job import TRY
 from trainjob.status import CANCELLED
-from trainjob.verdicts import RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -427,7 +427,7 @@ async def test_a_deletion_is_waited_for_while_it_may_end(
     backend.running(ref)
     await asyncio.sleep(0.2)
     assert Phase.DELETED not in waiter.phases
-    monkeypatch.setattr(waiting, "_DELETION_SECONDS", 60.5)
+    monkeypatch.setattr(following, "_DELETION_SECONDS", 60.5)
     backend.status(ref, jobsStatus=[])
     assert (await waiter.diagnosis()).category is Category.DELETED
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed
-from trainjob._diagnosis import Evidence
 from trainjob._diagnosis.stragglers import Straggler
-from trainjob._goodput import Activity, Goodput, Segment, Source
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs import telemetry
 from trainjob._jobs.results import conclude
+from trainjob.goodput import Activity, Goodput, Segment, Source
+from trainjob.verdicts import Evidence
 
 pytest.importorskip("opentelemetry.sdk", reason="the SDK of OpenTelemetry comes with Airflow")
 
@@ -188,6 +188,10 @@ def test_stragglers_are_counted_by_node(recorded: Recorded) -> None:
 
 
 def test_a_process_without_opentelemetry_does_not_import_it() -> None:
-    code = "import sys, trainjob._jobs.waiting as w, trainjob._jobs.telemetry as t; print(t.active(), 'opentelemetry' in sys.modules)"
+    code = """
+import sys
+from trainjob._jobs import telemetry, waiting
+print(telemetry.active(), 'opentelemetry' in sys.modules)
+"""
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ran.stdout.split() == ["False", "False"]

@@ -15,14 +15,15 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.simulated_trials import SPACE, STEPS, TEMPLATE, Launcher, MemoryJournal, Trainings, study
 
 from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions, cancel_key
-from trainjob._diagnosis import Category, Diagnosis
 from trainjob._jobs.records import mark_delivered
-from trainjob._manifest.render import ATTEMPT, labels_of, render
+from trainjob._manifest.render import render
 from trainjob.errors import BackendUnavailable, InvalidStudy, RankCrashed, Rejected, StoreUnavailable, StudyFailed
+from trainjob.job import ATTEMPT, labels_of
 from trainjob.status import observe
 from trainjob.tuning import StudyResult, Trial, cancel_trials, read_study, search, tune
 from trainjob.tuning.sampling import Sampling
-from trainjob.verdicts import RetryVerdict
+from trainjob.tuning.trial_jobs import TRIAL
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -50,7 +51,7 @@ class World:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - the state is in lists
+    while not condition():
         await asyncio.sleep(0.001)
 
 
@@ -410,7 +411,7 @@ async def test_a_launch_that_was_under_way_at_the_end_leaves_no_job(
 
     async def slow(self: Launcher, job: Any, *, dry_run: bool = False) -> Any:
         stored = await original(self, job, dry_run=dry_run)
-        if stored["metadata"]["labels"][search.TRIAL] == "1":
+        if stored["metadata"]["labels"][TRIAL] == "1":
             await asyncio.sleep(0.3)
         return stored
 
@@ -423,7 +424,7 @@ async def test_a_launch_that_was_under_way_at_the_end_leaves_no_job(
 
 def _only_the_first(train: Any) -> Any:
     def call(self: Trainings, job: dict[str, Any]) -> None:
-        if job["metadata"]["labels"][search.TRIAL] == "0":
+        if job["metadata"]["labels"][TRIAL] == "0":
             train(self, job)
 
     return call

@@ -17,7 +17,8 @@ from optuna.trial import TrialState
 
 from trainjob.errors import ConfigurationError, CorruptData, StoreUnavailable
 from trainjob.tuning import read_study
-from trainjob.tuning.journal import Journal, journal_location, open_journal
+from trainjob.tuning.journal import journal_location, open_journal
+from trainjob.tuning.trials import Journal
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -21,13 +21,14 @@ from tests.contract.memory import MemoryBackend
 from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient
-from trainjob._diagnosis import Evidence
-from trainjob._manifest.render import key_hash
 from trainjob._manifest.workflow_labels import STUDY
-from trainjob._pages.server import Documents, Server
+from trainjob._pages.server import Server
+from trainjob._pages.shared_documents import Documents
 from trainjob.cli import pages
 from trainjob.errors import BackendUnavailable, ConfigurationError
+from trainjob.job import key_hash
 from trainjob.tuning.journal import journal_location, open_journal
+from trainjob.verdicts import Evidence
 
 SPEC = {"runtime": "torch-distributed", "command": ["python", "train.py"]}
 SECONDS = 0.4
@@ -358,7 +359,7 @@ def test_an_outage_from_the_beginning(client: TrainJobClient, backend: Backend, 
 def test_a_backend_that_does_not_answer(
     server: Server, backend: Backend, job: JobRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainjob._pages.server._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("trainjob._pages.shared_documents._ANSWER_SECONDS", 0.2)
     path = f"jobs/{job.name}/document.json"
     get(server, path)
     time.sleep(1.5 * SECONDS)
@@ -411,7 +412,7 @@ def test_another_job_with_the_name_of_a_deleted_one_has_no_metrics_of_it(
 def test_metrics_are_collected_while_no_page_is_open(
     client: TrainJobClient, backend: Backend, job: JobRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainjob._pages.server._COLLECT_SECONDS", 0.05)
+    monkeypatch.setattr("trainjob._pages.shared_documents._COLLECT_SECONDS", 0.05)
     with Server(client, seconds=0.05) as server:
         for loss in (3.0, 2.0, 1.0):
             backend.report(job, 10, {"loss": loss})

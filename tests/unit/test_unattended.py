@@ -11,9 +11,10 @@ import pytest
 from tests.contract.memory import MemoryBackend
 
 from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec, WaitOptions
+from trainjob._jobs.following import follow
 from trainjob._jobs.launching import launch
-from trainjob._jobs.waiting import follow, wait
-from trainjob._manifest.render import render, spec_hash
+from trainjob._jobs.waiting import wait
+from trainjob._manifest.render import render
 from trainjob._manifest.unattended import (
     AFTER,
     LABEL,
@@ -27,6 +28,7 @@ from trainjob._manifest.unattended import (
     unattended_for,
 )
 from trainjob.errors import Rejected, StartTimeout
+from trainjob.job import spec_hash
 from trainjob.status import CANCELLED, observe
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-import trainjob
 from trainjob import TrainJobClient, WaitOptions, wait_options
-from trainjob._jobs import waiting
+from trainjob._jobs import following, waiting
 from trainjob.cli.program import program
 from trainjob.cli.target import Target
 from trainjob.wait_options import InvalidWaitOptions, option_names
@@ -89,7 +88,7 @@ def test_the_kfp_components_have_every_option(path: str, component: str) -> None
         assert f"    {option}: " in documented, f"the docstring of {component} in {KFP}{path} has no argument {option}"
 
 
-@pytest.mark.parametrize("call", [TrainJobClient.wait, waiting.wait, waiting.attend, waiting.follow])
+@pytest.mark.parametrize("call", [TrainJobClient.wait, waiting.wait, waiting.attend, following.follow])
 def test_python_functions_take_one_options_object(call: Any) -> None:
     names = {*inspect.signature(call).parameters}
     assert "options" in names
@@ -190,20 +189,3 @@ def test_options_of_an_earlier_version_are_read() -> None:
 def test_unknown_options_are_rejected() -> None:
     with pytest.raises(TypeError, match=r"^unknown options que_timeout; known: queue_timeout, "):
         WaitOptions.from_json({"que_timeout": 1})
-
-
-# --- the earlier name
-
-
-def test_deprecated_budgets_are_wait_options() -> None:
-    with pytest.warns(DeprecationWarning, match=r"trainjob\.Budgets is deprecated: use trainjob\.WaitOptions"):
-        kind = trainjob.Budgets
-    earlier = kind(queue=timedelta(1), start=timedelta(2), run=timedelta(3), fail_fast=True)
-    assert isinstance(earlier, WaitOptions)
-    assert (earlier.queue_timeout, earlier.start_timeout, earlier.run_timeout) == (
-        earlier.queue,
-        earlier.start,
-        earlier.run,
-    )
-    assert earlier.as_json() == WaitOptions(timedelta(1), timedelta(2), timedelta(3), fail_fast=True).as_json()
-    assert kind(timedelta(1), timedelta(2), timedelta(3), True, True).run == timedelta(3)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Connection
 
     from trainjob import Backend, TrainJobClient
-    from trainjob._backends.kubernetes.credentials import Credentials
+    from trainjob._backends.credentials import Credentials
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Target:
     @classmethod
     def from_json(cls, packed: Mapping[str, Any]) -> Target:
         """Restore what `as_json` returned."""
-        from trainjob._backends.kubernetes.credentials import Credentials
+        from trainjob._backends.credentials import Credentials
 
         credentials = packed["credentials"]
         return cls(packed["backend"], packed["namespace"], None if credentials is None else Credentials(**credentials))
@@ -253,7 +253,7 @@ def _read(connection: Connection, extra: Mapping[str, Any]) -> Target:
 
 def _credentials(connection: Connection, values: Mapping[str, Any]) -> Credentials | None:
     from trainjob import ConfigurationError
-    from trainjob._backends.kubernetes.credentials import Credentials
+    from trainjob._backends.credentials import Credentials
 
     host, token = (connection.host, connection.password) if connection.conn_type == "trainjob" else (None, None)
     text_field = "secret_kube_config" if values.get("secret_kube_config") else "kube_config"

@@ -236,7 +236,7 @@ class TrainJobTask(ReportingTask):
         Raises:
             TrainJobFailure: The jobs cannot be listed.
         """
-        from trainjob._manifest.render import MANAGED_BY
+        from trainjob.job import MANAGED_BY
 
         key, ti = key_of(context), context["ti"]
         if not may_have_another_key(context, resumed=self._resumed):

@@ -151,8 +151,8 @@ class TrainJobCancelOperator(StrictTemplates):
             context: Of this task.
         """
         from trainjob import JobRef
-        from trainjob._manifest.render import KEY, MANAGED_BY
         from trainjob._support.kube_objects import mapping
+        from trainjob.job import KEY, MANAGED_BY
         from trainjob.status import observe
 
         keys: dict[str, list[TrainJob]] = defaultdict(list, {key: [] for key in launched})

@@ -308,7 +308,7 @@ class ModelExportOperator(DataOperator):
 
     def metrics_of(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
         """The metrics that the model was exported with."""
-        from trainjob._jobs.report import numeric
+        from trainjob._support.display import numeric
 
         del result
         if _job(self.evaluation) and isinstance(self.evaluation, Mapping):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobError, TrainJobResult, TrainJobSpec
-    from trainjob._goodput import Goodput
+    from trainjob.goodput import Goodput
 
 _T = TypeVar("_T")
 
@@ -110,7 +110,7 @@ class ReportingTask(StrictTemplates):
 
     def _publish_end(self, context: Context, running: RunningJob, spent: Mapping[str, Any]) -> None:
         """Publish how the time of a job was spent whose try fails: in the log, as metrics and to OpenLineage."""
-        from trainjob._jobs.report import spent_text
+        from trainjob._jobs.results import spent_text
 
         ref = running.ref
         if ref is not None and spent:

@@ -269,8 +269,8 @@ class TrainJobTuningOperator(TrainJobOperator):
     def _state(self, key: str) -> StudyState | None:
         """The study as its journal has it; None if it has none, or cannot be read now."""
         from trainjob import TrainJobError
-        from trainjob._manifest.render import key_hash
         from trainjob._pages.study import find_study
+        from trainjob.job import key_hash
 
         try:
             return find_study(key_hash(key), self.workspace)
@@ -279,7 +279,7 @@ class TrainJobTuningOperator(TrainJobOperator):
             return None
 
     def _journal(self, key: str) -> str:
-        from trainjob._manifest.render import key_hash
+        from trainjob.job import key_hash
         from trainjob.tuning.journal import journal_location
 
         return journal_location(key_hash(key), self.workspace)

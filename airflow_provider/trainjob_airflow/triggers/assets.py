@@ -42,7 +42,7 @@ class _Watcher(BaseEventTrigger):
                 await asyncio.sleep(max(_PAUSE, self.poll_interval))
                 continue
             for event in events:
-                yield TriggerEvent(event)  # type: ignore[no-untyped-call]  # Airflow's has no types
+                yield TriggerEvent(event)
             if events:
                 await self._store_position(seen)
             await asyncio.sleep(self.poll_interval)
@@ -100,7 +100,7 @@ class TrainJobEventTrigger(_Watcher):
         trainjob_conn_id: str = TrainJobHook.default_conn_name,
         poll_interval: float = 30,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's has no types
+        super().__init__()  # type: ignore[no-untyped-call]  # BaseTrigger's has no types
         if wrong := set(phases) - {"Complete", "Failed"}:
             raise ValueError(f"phases must be Complete, Failed or both, not {min(wrong)}")
         self.labels = labels
@@ -157,7 +157,7 @@ class ModelVersionEventTrigger(_Watcher):
     def __init__(
         self, *, name: str, alias: str | None = None, registry: str | None = None, poll_interval: float = 60
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's has no types
+        super().__init__()  # type: ignore[no-untyped-call]  # BaseTrigger's has no types
         self.name = name
         self.alias = alias
         self.registry = registry

@@ -46,7 +46,7 @@ class TaskTrigger(BaseTrigger):
     def __init__(
         self, *, trainjob_conn_id: str, deadline: str | None, on_kill_action: str, target: dict[str, Any] | None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's has no types
+        super().__init__()  # type: ignore[no-untyped-call]  # BaseTrigger's has no types
         self.trainjob_conn_id = trainjob_conn_id
         self.deadline = deadline
         self.on_kill_action = on_kill_action
@@ -78,7 +78,7 @@ class TaskTrigger(BaseTrigger):
             self._killed = error.args == (_KILLED,)
             raise
         self._waiting = False
-        yield TriggerEvent(event | self.identity())  # type: ignore[no-untyped-call]  # Airflow's has no types
+        yield TriggerEvent(event | self.identity())
 
     async def connected(self, wait: Callable[[Backend], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """Call `wait` with the shared backend until the deadline; errors become events."""
@@ -164,7 +164,7 @@ def load() -> None:
     A full garbage collection over Airflow's modules blocks the loop for 0.2 to 0.4 s, once in some hundred triggers
     (3.3.2). Objects that exist now stay until the end of the process, so the collector need not check them again.
     """
-    from trainjob.integration import preload
+    from trainjob._jobs.waiting import preload
 
     preload()
     gc.freeze()

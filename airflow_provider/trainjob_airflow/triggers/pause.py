@@ -18,7 +18,7 @@ class PauseTrigger(BaseTrigger):
     """
 
     def __init__(self, *, seconds: float, event: dict[str, Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's has no types
+        super().__init__()  # type: ignore[no-untyped-call]  # BaseTrigger's has no types
         self.seconds = seconds
         self.event = event
 
@@ -29,4 +29,4 @@ class PauseTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, and yield the event."""
         await asyncio.sleep(self.seconds)
-        yield TriggerEvent(self.event)  # type: ignore[no-untyped-call]  # Airflow's has no types
+        yield TriggerEvent(self.event)

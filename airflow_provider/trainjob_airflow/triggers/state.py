@@ -51,7 +51,7 @@ class TrainJobStateTrigger(BaseTrigger):
         poll_interval: float = 10,
         target: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's has no types
+        super().__init__()  # type: ignore[no-untyped-call]  # BaseTrigger's has no types
         self.trainjob_conn_id = trainjob_conn_id
         self.namespace = namespace
         self.name = name
@@ -68,7 +68,7 @@ class TrainJobStateTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the phase or condition, and yield one event."""
-        yield TriggerEvent(await self._outcome())  # type: ignore[no-untyped-call]  # Airflow's has no types
+        yield TriggerEvent(await self._outcome())
 
     async def _outcome(self) -> dict[str, Any]:
         await asyncio.to_thread(load)
@@ -95,7 +95,7 @@ class TrainJobStateTrigger(BaseTrigger):
         from trainjob._jobs.successors import JobReplaced
 
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
-        while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - no event reports it
+        while (trainjob := await sought.find(backend, namespace)) is None:
             await asyncio.sleep(self.poll_interval)
         ref = JobRef.of(trainjob)
         while True:

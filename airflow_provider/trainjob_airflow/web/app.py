@@ -21,7 +21,9 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from trainjob._pages.document import merge_documents, with_comparison, with_lineage, workflow_document
+from trainjob._pages.documents.additions import with_comparison, with_lineage
+from trainjob._pages.documents.jobs import workflow_document
+from trainjob._pages.documents.merging import merge_documents
 from trainjob._pages.page import page_html
 from trainjob_airflow.addresses import root
 from trainjob_airflow.web import stored

@@ -14,10 +14,10 @@ from airflow.models.dag import DagModel
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, conf
 
 from trainjob import Backend, NotFound, TrainJobError, connect
-from trainjob._manifest.render import key_hash
+from trainjob._jobs.waiting import preload
 from trainjob._pages.live import LiveReader
 from trainjob._pages.study import document_of_study, find_study
-from trainjob.integration import preload
+from trainjob.job import key_hash
 from trainjob.tuning.journal import journal_location
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.web.stored import Place

@@ -19,7 +19,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import Text, cast, select
 
 from trainjob import JobRef, Observation, Phase
-from trainjob._pages.document import observed_document
+from trainjob._pages.documents.training import observed_document
 from trainjob._pages.study import document_of_study
 from trainjob.tuning import StudyState
 from trainjob_airflow.training import KEY

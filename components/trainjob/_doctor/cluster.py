@@ -11,20 +11,21 @@ from functools import partial
 from typing import Any
 
 from trainjob._backends.base import TrainJob
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound, Transient, Unauthorized
 from trainjob._backends.kubernetes.trainer_releases import release_of, spec_schema
 from trainjob._doctor import admission, permissions, pipelines, queues, secrets, server
 from trainjob._doctor.findings import Finding, Level
 from trainjob._install import STEP_IMAGE
 from trainjob._jobs.reaper import REAPER
-from trainjob._spec import API_VERSION, KIND, RuntimeRef
+from trainjob._spec import RuntimeRef
 from trainjob._support import retrying
 from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.data.program import STEP_RUNTIME
 from trainjob.errors import BackendUnavailable, TrainJobError
+from trainjob.job import API_VERSION, KIND
 from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 

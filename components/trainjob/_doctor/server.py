@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import anyio.to_thread
 
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.client import ApiClient, Request
-from trainjob._backends.kubernetes.credentials import Credentials
 from trainjob._backends.kubernetes.errors import ApiError, Transient, Unauthorized
 from trainjob._doctor.findings import Finding, Level
 from trainjob.errors import ConfigurationError, TrainJobError

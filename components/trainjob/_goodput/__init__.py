@@ -27,8 +27,8 @@ because of unknown time.
 
 from trainjob._goodput.attempts import Attempt, gpus_of
 from trainjob._goodput.measure import measure, pieces_of_work
-from trainjob._goodput.spent import Activity, Goodput, Segment, Source, ratio_of, sums, total
 from trainjob._goodput.steps import STALL_SECONDS
+from trainjob.goodput import Activity, Goodput, Segment, Source, ratio_of, sums, total
 
 __all__ = [
     "STALL_SECONDS",

@@ -8,11 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trainjob._diagnosis import Category, Evidence
 from trainjob._goodput.history import Points
 from trainjob._goodput.spans import IDLE, Span, clipped, over, stretches_of
-from trainjob._goodput.spent import Activity, Source
-from trainjob._manifest.render import ATTEMPT
 from trainjob._support.kube_objects import (
     INITIALIZERS,
     job_restarts,
@@ -23,7 +20,10 @@ from trainjob._support.kube_objects import (
     rank_of,
     training_container,
 )
+from trainjob.goodput import Activity, Source
+from trainjob.job import ATTEMPT
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
+from trainjob.verdicts import Category, Evidence
 
 _AT_ONCE_SECONDS = 2.0  # Trainer writes the condition some 10 ms after the creation; times are whole seconds
 _LEAST_QUEUED_SECONDS = 1.0  # times are whole seconds

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from trainjob.progress import MAX_METRICS, MAX_NAME, RESERVED
+from trainjob.progress.message import MAX_METRICS, MAX_NAME, RESERVED
 from trainjob.status import Phase
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from trainjob._diagnosis import Evidence
 from trainjob._goodput.attempts import (
     Attempt,
     by_admissions,
@@ -20,11 +19,12 @@ from trainjob._goodput.attempts import (
     runs_of,
 )
 from trainjob._goodput.spans import IDLE, Span, clipped, over
-from trainjob._goodput.spent import Activity, Goodput, Segment, Source
 from trainjob._goodput.steps import Steps
-from trainjob._manifest.render import KEY
 from trainjob._support.kube_objects import mapping
+from trainjob.goodput import Activity, Goodput, Segment, Source
+from trainjob.job import KEY
 from trainjob.status import Phase, observe
+from trainjob.verdicts import Evidence
 
 _RANK_0 = ("launcher-0", "node-0")
 
@@ -33,7 +33,7 @@ def pieces_of_work(jobs: Iterable[Evidence]) -> list[list[Evidence]]:
     """Group jobs by the result that they worked for, the attempts of each in their order, the latest work first.
 
     The attempts of a key work for the same result until one is complete; the next one is other work, see
-    `trainjob._manifest.render.DELIVERED`.
+    `trainjob.job.DELIVERED`.
     A job without a key is a piece of work by itself.
     """
     by_key: dict[tuple[str, ...], list[Evidence]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from trainjob._goodput.spent import Activity, Source
+from trainjob.goodput import Activity, Source
 
 IDLE = (Activity.QUEUED, Activity.STOPPED)  # without GPUs
 RAN = (Activity.TRAINING, Activity.RESTARTING)

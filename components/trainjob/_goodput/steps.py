@@ -12,8 +12,8 @@ from trainjob import progress
 from trainjob._goodput.attempts import Attempt, Run, unix_time
 from trainjob._goodput.history import CHECKPOINT, Points
 from trainjob._goodput.spans import IDLE, RAN, Span, clipped, of_training, over, stretches_of
-from trainjob._goodput.spent import Activity, Source
 from trainjob._support.kube_objects import mapping
+from trainjob.goodput import Activity, Source
 from trainjob.status import Phase, observe
 
 STALL_SECONDS = 600.0

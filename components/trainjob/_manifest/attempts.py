@@ -18,13 +18,27 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from trainjob._diagnosis import Diagnosis
 from trainjob._diagnosis.serialization import unpack_diagnosis
-from trainjob._manifest.render import DELIVERED, FAILURE, FAILURE_OF, TRY, JobRef, key_hash
+from trainjob._manifest.retry_notice import RETRY_CHANGE
 from trainjob._manifest.unattended import MARK
-from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._support.kube_objects import mapping
+from trainjob.job import (
+    API_VERSION,
+    ATTEMPT,
+    DELIVERED,
+    FAILURE,
+    FAILURE_OF,
+    KEY,
+    KIND,
+    RESERVED_PREFIX,
+    SPEC_HASH,
+    TRY,
+    JobRef,
+    job_name,
+    key_hash,
+)
 from trainjob.status import CANCELLED, GIVEN_UP, Observation, Phase, observe
+from trainjob.verdicts import Diagnosis
 
 LAUNCHED = RESERVED_PREFIX + "launched"
 """Annotation of a job: version of the records of cancels when its latest launch began, or a person resumed it; missing
@@ -213,8 +227,40 @@ def ended_before_creation(observation: Observation) -> bool:
     return finished is not None and created is not None and finished < created
 
 
+def failure_record(trainjob: Mapping[str, Any], diagnosis: str) -> dict[str, Any]:
+    """An object that keeps why an attempt failed after its deletion, until the next launch of its key.
+
+    A suspended TrainJob that counts as given up. It has neither the labels of the attempts of its key, so nothing but a
+    launch finds it, nor that of a queue, so nothing starts it. If a person resumes it, it fails.
+
+    Args:
+        trainjob: The attempt.
+        diagnosis: Its diagnosis as JSON.
+    """
+    metadata, attempt = trainjob["metadata"], JobRef.of(trainjob).attempt
+    annotations = metadata.get("annotations") or {}
+    kept = {name: annotations[name] for name in (RETRY_CHANGE, SPEC_HASH, TRY) if name in annotations}
+    owners = {"ownerReferences": metadata["ownerReferences"]} if metadata.get("ownerReferences") else {}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": job_name(f"{annotations[KEY]}/failure", attempt),
+            "namespace": metadata["namespace"],
+            "labels": {FAILURE_OF: key_hash(annotations[KEY]), ATTEMPT: str(attempt)},
+            "annotations": {**kept, GIVEN_UP: diagnosis},
+            **owners,
+        },
+        "spec": {
+            "suspend": True,
+            "runtimeRef": dict(trainjob["spec"]["runtimeRef"]),
+            "trainer": {"numNodes": 1, "command": ["false"]},
+        },
+    }
+
+
 def is_record(trainjob: Mapping[str, Any]) -> bool:
-    """Whether an object is the record of a failure (`trainjob._manifest.render.failure_record`), not an attempt."""
+    """Whether an object is the record of a failure (`failure_record`), not an attempt."""
     return FAILURE_OF in mapping(trainjob, "metadata", "labels")
 
 

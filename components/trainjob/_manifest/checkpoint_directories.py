@@ -105,7 +105,7 @@ def asked(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _function(command: list[Any], args: list[Any]) -> Mapping[str, Any] | None:
-    """The options of a function, as `trainjob._manifest.render` passes them to its bootstrap; None for any other command."""
+    """The options of a function, as `render` passes them to its bootstrap; None for any other command."""
     if command[:2] != ["python", "-c"] or len(args) != 2:
         return None
     try:

@@ -1,8 +1,4 @@
-"""`TrainJobSpec` -> TrainJob object: names, labels, spec hash.
-
-Identity: the caller names a piece of work with a *key*. The job's name, labels and annotations depend only on the key
-and the attempt number, so that a later caller with the same key finds the job without any state.
-"""
+"""`TrainJobSpec` -> TrainJob object."""
 
 from __future__ import annotations
 
@@ -11,42 +7,34 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from trainjob import names, returned
+from trainjob import names
 from trainjob._manifest import checkpoint_directories, unattended
-from trainjob._manifest.retry_changes import RETRY_CHANGE, Changes, applied, change_annotations
-from trainjob._spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
-from trainjob._spec.checks import RESERVED_PREFIX, STALL_VARIABLE
+from trainjob._manifest.retry_changes import Changes, applied, change_annotations
+from trainjob._spec import TrainJobSpec, env_api, torchtune
+from trainjob._spec.checks import STALL_VARIABLE
 from trainjob._spec.patches import for_every_node
 from trainjob._support import volumes
 from trainjob._support.control_characters import short_json
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import InvalidSpec, Problem, SpecMismatch
-from trainjob.status import GIVEN_UP, STALL_TIMEOUT, Phase, observe
-
-MAX_NAME = 33
-"""JobSet's webhook limits ``<name>-dataset-initializer-0-0-abcde`` to 63 characters. Trainer admits a job with a longer
-name, and the job then never gets a JobSet (Trainer 1.5, kubeflow/trainer#2735)."""
-
-_HASH = 10  # characters of 36 each: 51 bits; 10^6 keys in a namespace collide with a probability of 2e-4
-_SLUG = MAX_NAME - _HASH - len("999") - 2  # shorter from attempt 1,000 on
-
-MANAGED_BY = "app.kubernetes.io/managed-by"
-KEY = RESERVED_PREFIX + "key"
-ATTEMPT = RESERVED_PREFIX + "attempt"
-SPEC_HASH = RESERVED_PREFIX + "spec-hash"
-DELIVERED = RESERVED_PREFIX + "delivered"
-"""Annotation: the job's result was delivered; launching the same key again starts the next attempt."""
-FAILURE = RESERVED_PREFIX + "failure"
-"""Annotation of a job with `on_retry`, with a diagnosis as JSON: why it failed, or did not start in time."""
-
-TRY = RESERVED_PREFIX + "try"
-"""Annotation: number of the caller's try that launched or adopted the job last, from 1."""
-
-FAILURE_OF = RESERVED_PREFIX + "failure-of"
-"""Label of a `failure_record`: the hash of the key."""
+from trainjob.job import (
+    API_VERSION,
+    ATTEMPT,
+    KEY,
+    KIND,
+    RESERVED_PREFIX,
+    SPEC_HASH,
+    JobRef,
+    check_key,
+    job_name,
+    labels_of,
+    spec_hash,
+    work_name,
+)
+from trainjob.progress import returned
+from trainjob.status import STALL_TIMEOUT, Phase, observe
 
 # Without a shell, so that only Python interprets the source. Written to a file, because torchrun needs one and spawned
 # worker processes import it. The launcher follows from the variables of Trainer's torch and MPI plugins, since the name
@@ -75,109 +63,6 @@ os.execvp(launcher, [launcher, path])
 """
 
 
-@dataclass(frozen=True)
-class JobRef:
-    """One attempt of a piece of work, found or created.
-
-    Attributes:
-        namespace: Kubernetes namespace.
-        name: Name of the TrainJob.
-        uid: Its UID, fixed by the first response; an object of the same name with another UID is another job.
-        attempt: Number of the attempt, from 1.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    attempt: int = 1
-
-    @classmethod
-    def of(cls, trainjob: Mapping[str, Any]) -> JobRef:
-        """The reference of an existing TrainJob object."""
-        metadata = trainjob["metadata"]
-        attempt = (metadata.get("labels") or {}).get(ATTEMPT, "1")
-        return cls(metadata["namespace"], metadata["name"], metadata["uid"], int(attempt))
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
-def key_hash(key: str) -> str:
-    """`key` as labels and names contain it: 10 lower-case letters and digits."""
-    return names.digest(key, _HASH)
-
-
-def job_name(key: str, attempt: int) -> str:
-    """Name of an attempt: the last part of `key` as a slug, the key's hash, the number; at most 33 characters.
-
-    Raises:
-        ValueError: `attempt` is less than 1.
-    """
-    if attempt < 1:
-        raise ValueError(f"attempt {attempt} of {key!r} is less than 1")
-    longest = MAX_NAME - _HASH - len(str(attempt)) - 2
-    return f"{_work_name(key, max(1, min(_SLUG, longest)))}-{attempt}"
-
-
-def _work_name(key: str, longest: int = _SLUG) -> str:
-    """What the names of all attempts of `key` have in common, with a slug of at most so many characters."""
-    slug = re.sub(r"[^a-z0-9]+", "-", key.rstrip("/").rpartition("/")[2].lower()).lstrip("-0123456789")
-    return f"{(slug or 'job')[:longest].rstrip('-')}-{key_hash(key)}"
-
-
-def check_key(key: str) -> None:
-    """Refuse a blank key, since all callers with a blank key would share one job.
-
-    Raises:
-        InvalidSpec: The key is blank or not text.
-    """
-    if not isinstance(key, str) or not key.strip():
-        what = "is blank" if isinstance(key, str) else f"must be text, not {type(key).__name__}"
-        raise InvalidSpec([Problem("key", what, "name the piece of work, such as nightly/train")])
-
-
-def labels_of(key: str) -> dict[str, str]:
-    """Labels of all attempts of `key`, to find them.
-
-    Raises:
-        InvalidSpec: See `check_key`.
-    """
-    check_key(key)
-    return {MANAGED_BY: "trainjob", KEY: key_hash(key)}
-
-
-def failure_record(trainjob: Mapping[str, Any], diagnosis: str) -> dict[str, Any]:
-    """An object that keeps why an attempt failed after its deletion, until the next launch of its key.
-
-    A suspended TrainJob that counts as given up. It has neither the labels of the attempts of its key, so nothing but a
-    launch finds it, nor that of a queue, so nothing starts it. If a person resumes it, it fails.
-
-    Args:
-        trainjob: The attempt.
-        diagnosis: Its diagnosis as JSON.
-    """
-    metadata, attempt = trainjob["metadata"], JobRef.of(trainjob).attempt
-    annotations = metadata.get("annotations") or {}
-    kept = {name: annotations[name] for name in (RETRY_CHANGE, SPEC_HASH, TRY) if name in annotations}
-    owners = {"ownerReferences": metadata["ownerReferences"]} if metadata.get("ownerReferences") else {}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {
-            "name": job_name(f"{annotations[KEY]}/failure", attempt),
-            "namespace": metadata["namespace"],
-            "labels": {FAILURE_OF: key_hash(annotations[KEY]), ATTEMPT: str(attempt)},
-            "annotations": {**kept, GIVEN_UP: diagnosis},
-            **owners,
-        },
-        "spec": {
-            "suspend": True,
-            "runtimeRef": dict(trainjob["spec"]["runtimeRef"]),
-            "trainer": {"numNodes": 1, "command": ["false"]},
-        },
-    }
-
-
 def render(
     spec: TrainJobSpec,
     key: str,
@@ -195,7 +80,7 @@ def render(
         key: Name of the piece of work.
         attempt: Number of the attempt, from 1.
         namespace: Kubernetes namespace.
-        origin: Labels in addition to those of the spec, see `trainjob._jobs.launching.launch`.
+        origin: Labels in addition to those of the spec, see `trainjob.launch`.
         changes: What this attempt changes of the spec, by `on_retry`. The hash of the spec remains that of `spec`.
         earlier: Earlier attempts of the key. After a complete one, the checkpoints are in a new directory.
 
@@ -213,7 +98,7 @@ def render(
     else:
         body = _body(spec)
         if spec.checkpoints is not None:
-            body = _with_checkpoints(body, spec, spec.checkpoints, f"{namespace}/{_work_name(key)}", earlier)
+            body = _with_checkpoints(body, spec, spec.checkpoints, f"{namespace}/{work_name(key)}", earlier)
         labels, annotations = spec.labels, spec.annotations
     policy_labels, policy_annotations = unattended.metadata_of(spec)
     if spec.stall_timeout is not None:
@@ -354,11 +239,6 @@ def _hash(spec: TrainJobSpec) -> str:
     fields = spec.model_dump(mode="json", exclude_defaults=True, exclude=left_out)
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def spec_hash(trainjob: Mapping[str, Any]) -> str:
-    """Hash of the spec, from the object's annotation; empty for jobs that trainjob did not create."""
-    return str((trainjob["metadata"].get("annotations") or {}).get(SPEC_HASH, ""))
 
 
 def check_same_spec(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

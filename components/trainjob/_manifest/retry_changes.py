@@ -14,25 +14,22 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError
 
-from trainjob._diagnosis import ON_RETRY, Category, Diagnosis
+from trainjob._diagnosis import ON_RETRY
+from trainjob._manifest.retry_notice import RETRY_CHANGE, text_of
 from trainjob._spec import Resources, TrainJobSpec, for_every_node
-from trainjob._spec.checks import RESERVED_PREFIX
 from trainjob._spec.on_retry import PRIORITY_LABEL, ExcludeNodes, MoreMemory, OtherCapacity, memory_of
 from trainjob._spec.parts import Count, Part, canonical_quantity, quantity_value
 from trainjob._spec.patches import RuntimePatch
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping, mappings
-from trainjob._support.masking import public
+from trainjob.job import RESERVED_PREFIX
 from trainjob.status import QUEUE_LABEL
-
-RETRY_CHANGE = RESERVED_PREFIX + "retry-change"
-"""Annotation of a changed attempt, as JSON: ``reason``, ``diff`` to the author's spec, ``hash`` of the changed spec and
-``changes``, from which the next attempt continues."""
+from trainjob.verdicts import Category, Diagnosis
 
 _MANAGER = RESERVED_PREFIX + "excluded-nodes"
 _HOSTNAME = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_REASON, _NOTICE = 500, 1000  # characters
+_REASON = 500  # characters
 
 Rule = MoreMemory | ExcludeNodes | OtherCapacity
 
@@ -102,25 +99,6 @@ def difference(spec: TrainJobSpec, before: Changes, after: Changes) -> dict[str,
         for changes, effective in ((before, applied(spec, before)), (after, applied(spec, after)))
     )
     return {name: [value, new[name]] for name, value in old.items() if value != new[name]}
-
-
-def text_of(diff: Mapping[str, Any]) -> str:
-    """A difference as text: ``memory 16Gi -> 24Gi, queue main -> backfill``."""
-    return ", ".join(f"{name} {_words(old)} -> {_words(new)}" for name, (old, new) in diff.items())
-
-
-def _words(value: object) -> str:
-    return (" ".join(map(str, value)) if isinstance(value, list) else str(value or "")) or "(none)"
-
-
-def notice(trainjob: Mapping[str, Any]) -> str:
-    """What this attempt changes and why, for a log; empty if it changes nothing."""
-    try:
-        found = mapping(json.loads(mapping(trainjob, "metadata", "annotations").get(RETRY_CHANGE) or "{}"))
-        diff, reason = text_of(mapping(found, "diff")), str(found.get("reason") or "")
-    except (TypeError, ValueError):
-        return ""
-    return public(one_line(f"on_retry changed this attempt: {diff}; because of {reason}", _NOTICE)) if diff else ""
 
 
 def change_annotations(spec: TrainJobSpec, changes: Changes, digest: Callable[[TrainJobSpec], str]) -> dict[str, str]:

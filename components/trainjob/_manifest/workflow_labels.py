@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob._manifest.render import ATTEMPT, KEY, key_hash
 from trainjob._support.kube_objects import mapping
+from trainjob.job import ATTEMPT, KEY, key_hash
 
 STUDY = "trainjob.dev/study"
 """Label of the trials of a hyperparameter search: the hash of its key."""

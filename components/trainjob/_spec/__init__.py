@@ -1,9 +1,9 @@
 """`TrainJobSpec` and its parts.
 
-A spec defines *what* to run; the key given at launch defines *which piece of work* it is (see `trainjob._manifest.render`).
-Field names are those of the Kubeflow SDK, if it has them; camelCase names of the TrainJob API are accepted, too. The
-rules of the TrainJob CRD and webhooks of Trainer 2.1 to 2.3 (``pkg/apis/trainer/v1alpha1``, ``pkg/webhooks``) are
-checked here, so that an invalid spec is refused before anything is created.
+A spec defines *what* to run; the key given at launch defines *which piece of work* it is (see
+`trainjob._manifest.render`). Field names are those of the Kubeflow SDK, if it has them; camelCase names of the TrainJob
+API are accepted, too. The rules of the TrainJob CRD and webhooks of Trainer 2.1 to 2.3 (``pkg/apis/trainer/v1alpha1``,
+``pkg/webhooks``) are checked here, so that an invalid spec is refused before anything is created.
 """
 
 from trainjob._spec.function import Function
@@ -22,11 +22,9 @@ from trainjob._spec.parts import (
 )
 from trainjob._spec.patches import RuntimePatch, for_every_node
 from trainjob._spec.torchtune import LoraConfig, TorchTuneConfig, TorchTuneInstructDataset
-from trainjob._spec.trainjob import API_VERSION, KIND, TrainJobSpec
+from trainjob._spec.trainjob import TrainJobSpec
 
 __all__ = [
-    "API_VERSION",
-    "KIND",
     "EnvVarSource",
     "ExcludeNodes",
     "FieldRef",

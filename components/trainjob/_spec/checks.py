@@ -9,9 +9,7 @@ from typing import Any
 from trainjob._support import volumes
 from trainjob._support.masking import holds_secret, names_a_secret, source_holds_secret
 from trainjob.errors import Problem
-
-RESERVED_PREFIX = "trainjob.dev/"
-"""Prefix of labels and annotations with a job's identity, which `trainjob._manifest.render` sets."""
+from trainjob.job import RESERVED_PREFIX
 
 STALL_VARIABLE = "TRAINJOB_STALL_TIMEOUT"
 """Environment variable of the ranks: ``stall_timeout`` in seconds, which `trainjob.progress` reads."""

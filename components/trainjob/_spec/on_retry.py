@@ -1,4 +1,4 @@
-"""Rules for retries: what the next attempt changes after a failure of a category (`trainjob._manifest.retry_changes`)."""
+"""Rules for retries: what the next attempt changes after a failure of a category (`retry_changes`)."""
 
 from __future__ import annotations
 

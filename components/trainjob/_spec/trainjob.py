@@ -34,12 +34,10 @@ from trainjob._spec.validation import Validation, snake_path
 from trainjob._support.masking import holds_secret, source_holds_secret
 from trainjob._support.volumes import CHECKPOINT_VARIABLE
 from trainjob.errors import InvalidSpec, Problem
+from trainjob.job import API_VERSION, KIND, LONGEST_UNATTENDED, SHORTEST_UNATTENDED
 from trainjob.wait_options import duration
 
-API_VERSION = "trainer.kubeflow.org/v1alpha1"
-SHORTEST_UNATTENDED, LONGEST_UNATTENDED = timedelta(minutes=1), timedelta(days=7)
 SHORTEST_STALL, LONGEST_STALL = timedelta(seconds=1), timedelta(days=7)
-KIND = "TrainJob"
 
 _BESIDE_MANIFEST = {"manifest", "unattended", "unattended_after", "stall_timeout"}
 _IN_ENV = re.compile(r"\.env\[\d+\]\.value$")

@@ -98,7 +98,7 @@ class Backoff:
         if not self.both:
             self._since += asked
         bound = min(self.longest_pause, self.first_pause * 2.0 ** min(max(self.count - 1, 0), 32))
-        return asked + bound * random.uniform(_LEAST, 1)  # noqa: S311 - jitter, no secret
+        return asked + bound * random.uniform(_LEAST, 1)
 
 
 Preset = Callable[..., Backoff]

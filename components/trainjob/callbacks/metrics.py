@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from trainjob.progress import MAX_METRICS, MAX_NAME
+from trainjob.progress.message import MAX_METRICS, MAX_NAME
 
 
 def numbers(logged: Mapping[str, Any]) -> dict[str, float]:

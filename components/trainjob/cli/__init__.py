@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if before is signal.default_int_handler:  # a shell may have set it to be ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        from trainjob.cli import program  # noqa: PLC0415
+        from trainjob.cli import program
 
         program.main(arguments)
     finally:

@@ -90,7 +90,7 @@ async def reap(commands: Commands, keep_for: timedelta | None) -> int:
     cluster = commands.backend.cluster
     if cluster is None:
         raise click.UsageError("on this machine each job ends by itself when nobody waits for it")
-    from trainjob._jobs import reaper  # noqa: PLC0415 - needs httpx, which the local backend does without
+    from trainjob._jobs import reaper
 
     def show(reaped: reaper.Reaped | Leftover) -> None:
         echo(json.dumps(reaped.as_dict()) if commands.as_json else str(reaped))

@@ -28,20 +28,21 @@ from trainjob._jobs import cancellation, launching as flow, report, telemetry, w
 from trainjob._jobs.cancellation import CrashAction
 from trainjob._jobs.leftovers import Leftover, remove_leftovers
 from trainjob._jobs.records import mark_delivered
-from trainjob._jobs.report import short
 from trainjob._jobs.results import TrainJobResult
 from trainjob._manifest import unattended
-from trainjob._manifest.render import MANAGED_BY, JobRef, labels_of, render
+from trainjob._manifest.render import render
 from trainjob._pages.live import take_document
 from trainjob._pages.page import page_html
 from trainjob._spec import TrainJobSpec
 from trainjob._spec.reading import load_spec
+from trainjob._support.display import short
 from trainjob._support.kube_objects import rank_of
 from trainjob._support.log_lines import STATE_SECONDS, TERMINAL_SECONDS, Throttle
 from trainjob.cli import stops, texts
 from trainjob.cli.output import echo, redrawn
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
 from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed
+from trainjob.job import MANAGED_BY, JobRef, labels_of
 from trainjob.settings import Settings
 from trainjob.status import observe
 from trainjob.wait_options import WaitOptions
@@ -247,7 +248,7 @@ class Commands:
             return JsonView(logs=logs)
         if plain or not redrawn(sys.stdout):
             return PlainView(logs=logs)
-        from trainjob.cli.live import LiveView  # noqa: PLC0415 - rich takes longer than most commands
+        from trainjob.cli.live import LiveView
 
         return LiveView(hint, logs=logs)
 

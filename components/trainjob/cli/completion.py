@@ -64,7 +64,7 @@ def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     del param
 
     async def names(commands: Commands) -> list[str]:
-        from trainjob._manifest.render import KEY, MANAGED_BY  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+        from trainjob.job import KEY, MANAGED_BY
 
         found = await commands.backend.find(commands.namespace, {MANAGED_BY: "trainjob"})
         return [(job["metadata"].get("annotations") or {}).get(KEY, "") for job in found]
@@ -85,9 +85,9 @@ def _answers(ctx: click.Context, question: Callable[[Commands], Awaitable[Sequen
 
     def ask() -> None:
         with suppress(Exception):  # a completion cannot show an error
-            import anyio  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+            import anyio
 
-            from trainjob.cli.commands import Commands  # noqa: PLC0415 - the same
+            from trainjob.cli.commands import Commands
 
             commands = Commands(target.backend, target.namespace, as_json=False)
 
@@ -106,7 +106,7 @@ def _answers(ctx: click.Context, question: Callable[[Commands], Awaitable[Sequen
 
 def _end_plugins() -> None:
     """Terminate credential plugins that have not answered: they would outlive this process."""
-    import psutil  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+    import psutil
 
     with suppress(psutil.Error):
         for child in psutil.Process().children(recursive=True):

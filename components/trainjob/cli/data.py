@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from trainjob.data.meter import Notify
 
 # Nothing but click is imported before a command runs, see `trainjob.cli`.
-# ruff: noqa: PLC0415
 
 
 @click.group()

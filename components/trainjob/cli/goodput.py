@@ -8,16 +8,17 @@ from datetime import UTC, datetime
 
 import click
 
-from trainjob._diagnosis import Evidence
-from trainjob._goodput import Activity, Attempt, Goodput, measure, pieces_of_work, ratio_of, sums, total
-from trainjob._jobs.report import short
-from trainjob._manifest.render import KEY, MANAGED_BY, JobRef, labels_of
+from trainjob._goodput import Attempt, measure, pieces_of_work, ratio_of, sums, total
 from trainjob._support.control_characters import one_line
+from trainjob._support.display import short
 from trainjob._support.kube_objects import mapping
 from trainjob.cli import texts
 from trainjob.cli.commands import Commands
 from trainjob.cli.output import echo
 from trainjob.errors import NotFound
+from trainjob.goodput import Activity, Goodput
+from trainjob.job import KEY, MANAGED_BY, JobRef, labels_of
+from trainjob.verdicts import Evidence
 
 _KEY = 100  # characters
 _BAR = 30  # characters of the bar of all time

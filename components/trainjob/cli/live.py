@@ -16,18 +16,19 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from trainjob._diagnosis import Diagnosis, serialization
+from trainjob._diagnosis import serialization
 from trainjob._goodput.history import MetricHistory, Points
-from trainjob._jobs.report import rounded, short
 from trainjob._jobs.results import TrainJobResult
-from trainjob._manifest.render import JobRef
 from trainjob._support.control_characters import colored, one_line, plain
+from trainjob._support.display import rounded, short
 from trainjob._support.log_lines import LogLine
 from trainjob.cli.output import echo
 from trainjob.cli.sparklines import BLOCKS, levels_of, sparkline
 from trainjob.cli.texts import PHASE_COLORS, color_of, joined, left_text, result_text
 from trainjob.cli.views import View
+from trainjob.job import JobRef
 from trainjob.status import Observation, Phase
+from trainjob.verdicts import Diagnosis
 
 LOG_LINES = 10
 _FRAMES_PER_SECOND = 8

@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterable
 from contextlib import aclosing
 
+from trainjob._jobs.following import follow
 from trainjob._jobs.successors import JobReplaced
-from trainjob._jobs.waiting import follow, until_hung
-from trainjob._manifest.render import JobRef
+from trainjob._jobs.waiting import until_hung
 from trainjob.cli.commands import Commands, Interrupts
 from trainjob.cli.texts import as_json
 from trainjob.cli.views import JsonView, PlainView
 from trainjob.errors import JobHung, TimedOut, TrainJobFailed
+from trainjob.job import JobRef
 from trainjob.status import Observation, Phase
 from trainjob.wait_options import WaitOptions
 

@@ -20,12 +20,12 @@ import anyio.to_thread
 import click
 
 from trainjob import names
-from trainjob._manifest.render import KEY, MANAGED_BY, key_hash, labels_of
 from trainjob._manifest.workflow_labels import latest_attempts, run_labels, selectors, title_of
 from trainjob._pages.live import take_document
 from trainjob._pages.page import page_html
 from trainjob._pages.registered import Champion
-from trainjob._pages.server import LINES, Server, compared
+from trainjob._pages.server import Server
+from trainjob._pages.shared_documents import LINES, compared
 from trainjob._pages.study import document_of_study, find_study
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping
@@ -34,6 +34,7 @@ from trainjob.cli.options import output_file
 from trainjob.cli.output import echo
 from trainjob.client import TrainJobClient
 from trainjob.errors import ConfigurationError, NotFound, TrainJobError
+from trainjob.job import KEY, MANAGED_BY, key_hash, labels_of
 
 if TYPE_CHECKING:
     from trainjob._backends.base import TrainJob
@@ -201,7 +202,7 @@ def _check(server: Server) -> None:
     """Report a configuration that cannot work; an outage is reported by the pages."""
 
     async def read() -> None:
-        import anyio  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+        import anyio
 
         with anyio.move_on_after(_FIRST_READ_SECONDS):
             await server.documents.listed()

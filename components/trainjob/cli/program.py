@@ -254,7 +254,7 @@ def tune(
     study where it was interrupted, or with more trials if max_trials is larger. A trial that times out is cancelled and
     counts as failed. `trainjob report KEY` writes the page of the study.
     """
-    from trainjob.cli import tune as command  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+    from trainjob.cli import tune as command
 
     return target.do(
         lambda commands: command.run(
@@ -298,7 +298,7 @@ def wait(
         )
     if options.fail_on_first_crash:
         raise click.UsageError("--fail-on-first-crash cannot be combined with --stdin: give the NAME of one job")
-    from trainjob.cli.many import ManyWaits  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+    from trainjob.cli.many import ManyWaits
 
     names = [job_name(word) for word in sys.stdin.read().split()]
     return target.do(lambda commands: ManyWaits(commands, names, options).run())
@@ -352,7 +352,7 @@ def report(target: Target, /, *, what: str, output: str | None, champion: str | 
     such as study/a and study/b. The page has curves of all metrics; that of a workflow compares its trainings. --json
     prints the document of the page, and writes a file only with -o.
     """
-    from trainjob.cli import pages  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+    from trainjob.cli import pages
 
     return target.do(lambda commands: pages.report(commands, what, output, champion))
 
@@ -371,7 +371,7 @@ def ui(target: Target, /, *, port: int, no_browser: bool, champion: str | None) 
     Prints an address with a random token: the list of jobs, a page for each job, and a page for each workflow that
     compares its trainings. Works for a cluster and for the jobs of this machine.
     """
-    from trainjob.cli import pages  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+    from trainjob.cli import pages
 
     return pages.ui(target, port, champion, browser=not no_browser)
 
@@ -416,7 +416,7 @@ def goodput(
     """
     if name is not None and (key or labels):
         raise click.UsageError("give either the name of a JOB, or --key and --label")
-    from trainjob.cli import goodput as command  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+    from trainjob.cli import goodput as command
 
     return target.do(lambda commands: command.goodput(commands, name, key, dict(labels), price))
 
@@ -618,7 +618,7 @@ def install(
     The Role is for the namespace of --namespace or TRAINJOB_NAMESPACE, else for that of kubectl. The output of
     `--only kfp` is for `kubectl patch`, since KFP has other keys in its ConfigMap; its first line has the command.
     """
-    from trainjob.cli import clusters  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+    from trainjob.cli import clusters
 
     return target.do(lambda _: clusters.install(target, only, service_accounts, pins, names, keep_for=keeps))
 
@@ -641,7 +641,7 @@ def reap(target: Target, /, *, keeps: timedelta | None) -> int:
 
     With --keep-for, also removes what `trainjob gc` removes on a cluster.
     """
-    from trainjob.cli import clusters  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+    from trainjob.cli import clusters
 
     return target.do(lambda commands: clusters.reap(commands, keeps))
 
@@ -664,7 +664,7 @@ def doctor(target: Target, /, *, runtimes: tuple[str, ...], queue: str) -> int:
     Creates and changes nothing. Prints one line for each finding: ok, warning, failure, or skipped if it could not be
     checked. Exits with 0 if nothing fails.
     """
-    from trainjob.cli import clusters  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+    from trainjob.cli import clusters
 
     return target.do(lambda commands: clusters.doctor(commands, runtimes, queue))
 
@@ -684,8 +684,8 @@ def check(*, dags: Path, cluster: bool, as_json: bool) -> int:
     task's connection (AIRFLOW_CONN_<ID>), else of KUBECONFIG and TRAINJOB_NAMESPACE. Exits with 3 if no task is wrong
     but a cluster could not be reached.
     """
-    from importlib.metadata import entry_points  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
-    from importlib.util import find_spec  # noqa: PLC0415 - the same
+    from importlib.metadata import entry_points
+    from importlib.util import find_spec
 
     found = [*entry_points(group="trainjob.check")]
     if not found or find_spec("airflow") is None:
@@ -723,7 +723,7 @@ def exec_(command: tuple[str, ...]) -> int:
     TRAINJOB_INPUT_<NAME> and TRAINJOB_OUTPUT_<NAME>, the paths of the copies replace the URIs. If COMMAND succeeds,
     node 0 uploads the outputs. The exit code is that of COMMAND.
     """
-    from trainjob.data import staging  # noqa: PLC0415 - needs nothing that a training image may lack
+    from trainjob.data import staging
 
     if not command:
         raise click.UsageError("give the command to run: trainjob exec -- COMMAND [ARG]...")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from trainjob.registry import ModelVersion
 
 # Nothing but click is imported before a command runs, see `trainjob.cli`.
-# ruff: noqa: PLC0415
 
 
 @click.group()

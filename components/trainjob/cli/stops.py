@@ -6,22 +6,20 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import anyio
 import click
 
 from trainjob._backends.base import Backend, TrainJob
-from trainjob._jobs import cancellation, report
+from trainjob._jobs import cancellation
+from trainjob._jobs.last_state import LAST_LINES, last_ranks, last_state, log_of
 from trainjob._manifest.attempts import LAUNCHED, decide, may_run, version_of, work_of
-from trainjob._manifest.render import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob._support.kube_objects import mapping
 from trainjob.cli import texts
 from trainjob.errors import NotFound, TrainJobError
+from trainjob.job import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob.status import CANCELLED, GIVEN_UP, Phase, observe
-
-if TYPE_CHECKING:
-    from trainjob.cli.commands import Commands
 
 LAST_STATE_SECONDS = 4.0
 """Time limit for reading the last state of a job that is being cancelled."""
@@ -30,7 +28,25 @@ LAUNCH_SECONDS = 1.0
 _RESUMES = 5  # times that a resume is repeated for a job that other clients change
 
 
-async def cancel_job(commands: Commands, ref: JobRef, *, suspend: bool) -> tuple[bool, str, dict[str, Any] | None]:
+class Session(Protocol):
+    """What these commands need of the one that runs."""
+
+    @property
+    def backend(self) -> Backend:
+        """The backend."""
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of jobs that are named without one."""
+
+    def command(self, *words: str) -> str:
+        """A command for the same backend, to be pasted."""
+
+    def argument(self, ref: JobRef) -> str:
+        """`ref` as the argument of the next command."""
+
+
+async def cancel_job(commands: Session, ref: JobRef, *, suspend: bool) -> tuple[bool, str, dict[str, Any] | None]:
     """Whether all ranks of the job have ended, a message, and the last state of a job that is deleted."""
     backend = commands.backend
     reading = asyncio.create_task(_last_state(backend, ref))
@@ -49,7 +65,7 @@ async def cancel_job(commands: Commands, ref: JobRef, *, suspend: bool) -> tuple
 
 
 async def cancel_work(
-    commands: Commands, key: str, *, suspend: bool = False, look_seconds: float = 0.0
+    commands: Session, key: str, *, suspend: bool = False, look_seconds: float = 0.0
 ) -> tuple[cancellation.Cancelled, str, dict[str, Any]]:
     """Cancel all attempts of a key, and a launch of it that is on its way.
 
@@ -86,7 +102,7 @@ async def cancel_work(
     return done, "\n".join(lines) or nothing, last
 
 
-def _done(commands: Commands, ref: JobRef, phase: Phase, *, suspend: bool, stopped: bool) -> str:
+def _done(commands: Session, ref: JobRef, phase: Phase, *, suspend: bool, stopped: bool) -> str:
     """What was done with a job that was running, as text."""
     why = ""
     if suspend and phase in (Phase.CANCELLED, Phase.DELETED):
@@ -108,16 +124,16 @@ async def _last_state(backend: Backend, ref: JobRef) -> dict[str, Any] | None:
         evidence = replace(await backend.evidence(ref), trainjob=trainjob)
         logs: dict[str, list[str]] = {}
         # Evidence has log tails of ranks that have failed only.
-        if running := [rank for rank in report.last_ranks(evidence) if not report.log_of(evidence, rank)]:
+        if running := [rank for rank in last_ranks(evidence) if not log_of(evidence, rank)]:
             with suppress(TrainJobError):
-                async with aclosing(backend.logs(ref, ranks=running, tail=report.LAST_LINES)) as lines:
+                async with aclosing(backend.logs(ref, ranks=running, tail=LAST_LINES)) as lines:
                     async for line in lines:
                         logs.setdefault(line.rank, []).append(line.text)
-        return report.last_state(evidence, logs)
+        return last_state(evidence, logs)
     return None
 
 
-async def resume_job(commands: Commands, trainjob: TrainJob) -> tuple[bool, str]:
+async def resume_job(commands: Session, trainjob: TrainJob) -> tuple[bool, str]:
     """Start the ranks of a suspended job; whether that was done, and a message.
 
     Raises:

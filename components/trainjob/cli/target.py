@@ -20,6 +20,6 @@ class Target:
 
     def do(self, action: Callable[[Commands], Awaitable[int]]) -> int:
         """Run `action` and return the exit code."""
-        from trainjob.cli.commands import Commands, perform  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
+        from trainjob.cli.commands import Commands, perform
 
         return perform(Commands(self.backend, self.namespace, as_json=self.as_json), action)

@@ -12,11 +12,13 @@ import click
 import yaml
 
 from trainjob._backends.base import TrainJob
-from trainjob._jobs.report import Event, Rank, Report, facts, rounded, seconds_of, short
+from trainjob._jobs.report import Report, facts, seconds_of
+from trainjob._jobs.report_parts import Event, Rank
 from trainjob._jobs.results import TrainJobResult
-from trainjob._manifest.render import KEY, JobRef
 from trainjob._support.control_characters import escaped_json, is_safe, one_line
+from trainjob._support.display import rounded, short
 from trainjob.cli.output import fitted
+from trainjob.job import KEY, JobRef
 from trainjob.status import Phase, observe
 
 _RANKS, _EVENTS = 50, 20  # fit on one or two screens

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from trainjob._jobs.report import rounded, short
 from trainjob._manifest import unattended
-from trainjob._manifest.render import key_hash
 from trainjob._spec import TrainJobSpec
 from trainjob._spec.reading import load_spec
 from trainjob._support.control_characters import one_line
+from trainjob._support.display import rounded, short
 from trainjob.cli import texts
 from trainjob.cli.commands import Interrupts, name_of, slug_of
 from trainjob.cli.output import echo, redrawn
 from trainjob.cli.views import drop_stdout
 from trainjob.errors import InvalidSpec, InvalidStudy, Problem
+from trainjob.job import key_hash
 from trainjob.tuning import Study, StudyResult, Trial, cancel_trials, tune
 from trainjob.tuning.journal import journal_location, open_journal
 from trainjob.tuning.template import unused
@@ -263,8 +263,8 @@ class _LiveView(StudyView):
 
     def __init__(self, study: Study, hint: str) -> None:
         super().__init__(study)
-        from rich.console import Console  # noqa: PLC0415 - takes longer than most commands
-        from rich.live import Live  # noqa: PLC0415
+        from rich.console import Console
+        from rich.live import Live
 
         self._hint, self._key, self._start = hint, "", time.monotonic()
         self._trials: Sequence[Trial] = ()
@@ -300,9 +300,9 @@ class _LiveView(StudyView):
         super().interrupted(text)
 
     def _frame(self) -> Any:
-        from rich.console import Group  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
 
         trials = self._trials  # the event loop replaces it
         counts, best = Counter(trial.state for trial in trials), self.best(trials)

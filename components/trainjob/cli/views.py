@@ -11,14 +11,15 @@ from typing import Any, Self
 
 import click
 
-from trainjob._diagnosis import Diagnosis, serialization
+from trainjob._diagnosis import serialization
 from trainjob._jobs.progress_log import ProgressLogger
 from trainjob._jobs.results import TrainJobResult
-from trainjob._manifest.render import JobRef
 from trainjob._support.log_lines import STATE_SECONDS, LogLine
 from trainjob.cli.output import echo
 from trainjob.cli.texts import as_json, color_of, joined, phase_styled, progress_text, result_text
+from trainjob.job import JobRef
 from trainjob.status import Observation, Phase
+from trainjob.verdicts import Diagnosis
 
 
 def drop_stdout() -> None:

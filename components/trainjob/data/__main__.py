@@ -38,6 +38,7 @@ from trainjob.data.evaluate import CommandFailed, Evaluated, Function, evaluate
 from trainjob.data.steps import Exported, Initialized, export, initialize
 from trainjob.data.strict import json_object
 from trainjob.errors import TrainJobError
+from trainjob.progress.message import MAX_METRICS, MAX_NAME, termination_log
 
 _REASON = 500  # characters of a reason in the termination message
 TRY_AGAIN = 75
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print(str(error))
         return error.code
     except TrainJobError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - a program
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         _write_verdict(error)
         return TRY_AGAIN if error.retry.retryable else 2
     except Exception as error:  # noqa: BLE001 - without a verdict, the diagnosis would report an error of a training script
@@ -230,8 +231,8 @@ def _report_evaluation(result: Evaluated) -> None:
     }
     if decision is not None:
         outputs |= {"passed": decision.passed, "rule": decision.rule, "reason": decision.reason[:_REASON]}
-    metrics = {name: each.candidate for name, each in report.metrics.items() if len(name) <= progress.MAX_NAME}
-    progress.report(progress=100, metrics=dict(list(metrics.items())[: progress.MAX_METRICS]), outputs=outputs)
+    metrics = {name: each.candidate for name, each in report.metrics.items() if len(name) <= MAX_NAME}
+    progress.report(progress=100, metrics=dict(list(metrics.items())[:MAX_METRICS]), outputs=outputs)
 
 
 def _report(result: Initialized | Exported) -> None:
@@ -248,14 +249,14 @@ def _report(result: Initialized | Exported) -> None:
 
 def _write_verdict(error: Exception) -> None:
     """Write the verdict of `error` to the termination message of the container."""
-    path = progress.termination_log()
+    path = termination_log()
     if path is not None:
         with suppress(OSError):  # log and exit code report it too
             Path(path).write_text(termination_messages.write(error), encoding="utf-8")
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - a program
+    print(line, flush=True)
 
 
 def _terminate(number: int, frame: object) -> NoReturn:

@@ -27,7 +27,7 @@ def use_ranges(store: ReadableStore, path: str, entry: Entry) -> bool:
     return entry.size >= 3 * PART and store.supports_ranges(path, entry)
 
 
-def read(  # noqa: PLR0917 - the parameters of `ReadableStore.read`, and those of the ranges
+def read(
     store: ReadableStore, path: str, start: int, entry: Entry, ahead: int, pool: ThreadPoolExecutor, stopped: Event
 ) -> Iterator[bytes]:
     """Read from ``start`` to the end over one connection, or if that is slow by ``ahead`` ranges at once.
@@ -69,9 +69,7 @@ def _alone(store: ReadableStore, path: str, start: int, entry: Entry, stopped: E
     return at
 
 
-def _fetch(  # noqa: PLR0917 - a range, and what ends its read
-    store: ReadableStore, path: str, start: int, end: int, etag: str, ends: tuple[Event, Event]
-) -> list[bytes]:
+def _fetch(store: ReadableStore, path: str, start: int, end: int, etag: str, ends: tuple[Event, Event]) -> list[bytes]:
     chunks: list[bytes] = []
     backoff, at = retrying.STORE(), start
     while at < end:
@@ -90,7 +88,7 @@ def _fetch(  # noqa: PLR0917 - a range, and what ends its read
     return chunks
 
 
-def resumed(  # noqa: PLR0917 - those of `ReadableStore.read`
+def resumed(
     store: ReadableStore, path: str, start: int, end: int, etag: str, stopped: Event | None = None
 ) -> Iterator[bytes]:
     """`ReadableStore.read` up to ``end``, resumed after a cut, a stall or a reply such as 429 or 503.

@@ -62,8 +62,8 @@ def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str])
     if file_manifest.NAME in entries and file_manifest.NAME not in exclude:
         if entries[file_manifest.NAME].size > file_manifest.longest(entries):  # reading it could fill the memory
             raise CorruptData(
-                f"{where} has a {file_manifest.NAME} of {entries[file_manifest.NAME].size} bytes for {len(entries)} files, too many"
-                f" for a manifest of trainjob; if it belongs to the data, exclude {file_manifest.NAME!r}"
+                f"{where} has a {file_manifest.NAME} of {entries[file_manifest.NAME].size} bytes for {len(entries)} "
+                f"files, too many for a manifest of trainjob; if it belongs to the data, exclude {file_manifest.NAME!r}"
             )
         promised = manifest_of(store)
     elif working:
@@ -131,8 +131,8 @@ def _compare(store: ReadableStore, promised: ContentManifest, entries: dict[str,
             raise CorruptData(f"{store.location} lacks {path!r}, which its {file_manifest.NAME} lists; write it again")
         if path not in listed:
             raise CorruptData(
-                f"{store.location} has {path!r}, which its {file_manifest.NAME} does not list; remove that file, or exclude"
-                f" {file_manifest.NAME!r} to copy all files without verification"
+                f"{store.location} has {path!r}, which its {file_manifest.NAME} does not list; remove that file, or "
+                f"exclude {file_manifest.NAME!r} to copy all files without verification"
             )
         if listed[path].size != entries[path].size:
             raise CorruptData(

@@ -36,7 +36,7 @@ class Verify(Protocol):
         Args:
             manifest: The existing files. Each of them must be signed, except ``model.sig``; also those that the
                 signature lists as ignored.
-            beside: Files of `trainjob.data.file_manifest.SIDECARS` with their contents, including ``model.sig``. Of several
+            beside: Files of `file_manifest.SIDECARS` with their contents, including ``model.sig``. Of several
                 versions of a file, one must be signed.
             where: Location for the error message.
             wanted: Whether a signed file must be in `manifest`.

@@ -13,8 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from trainjob import progress, returned
+import trainjob
+from trainjob import progress
 from trainjob.data.locations import Location, parse
+from trainjob.progress import returned
+from trainjob.progress.message import termination_log
+from trainjob.progress.reporting import STALL_TIMEOUT
 
 _INPUT, _OUTPUT = "TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_"
 _REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -71,21 +75,21 @@ def _remote(prefix: str) -> dict[str, str]:
 def _become(command: Sequence[str]) -> int:
     sys.stdout.flush()
     try:
-        os.execvpe(command[0], list(command), _environment())  # noqa: S606 - the author's own command
+        os.execvpe(command[0], list(command), _environment())
     except OSError as error:
         return _cannot_start(command, error)
 
 
 def _environment() -> dict[str, str]:
     """The environment of the command: with a stall timeout, Python starts the watchdog of `trainjob.progress`."""
-    if not os.environ.get(progress.STALL_TIMEOUT):
+    if not os.environ.get(STALL_TIMEOUT):
         return {**os.environ}
-    folder = str(Path(progress.__file__).with_name("startup"))
+    folder = str(Path(trainjob.__file__).with_name("_startup"))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
 
 
 def _cannot_start(command: Sequence[str], error: OSError) -> int:
-    print(f"error: {command[0]} cannot be started: {error.strerror}", file=sys.stderr)  # noqa: T201 - a program
+    print(f"error: {command[0]} cannot be started: {error.strerror}", file=sys.stderr)
     return _CANNOT_START
 
 
@@ -122,7 +126,7 @@ def _forward_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _report(moved: Mapping[str, str]) -> None:
     """Replace local paths in the outputs that the command reported by their uploaded locations."""
-    path = progress.termination_log()
+    path = termination_log()
     reported = progress.read(Path(path).read_text(errors="replace")) if path and Path(path).exists() else None
     if reported is None:
         return

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainjob.data import file_manifest, provenance, signing, transfer
+from trainjob.data import file_manifest, signing, transfer
 from trainjob.data.card import card
 from trainjob.data.checks import check_if_missing
 from trainjob.data.file_manifest import ContentManifest
@@ -16,7 +16,7 @@ from trainjob.data.locations import ModelRef, join, parse, parse_store, parse_ta
 from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
 from trainjob.data.promotion import GATE_DECIDES, Evaluation
-from trainjob.data.provenance import Record
+from trainjob.data.provenance import Record, public, statement
 from trainjob.data.selection import as_patterns, select, wanted
 from trainjob.data.stores.opening import opened
 from trainjob.data.transfer import Check
@@ -29,7 +29,7 @@ from trainjob.errors import (
     SourceNotFound,
     UnsafePath,
 )
-from trainjob.progress import history_of
+from trainjob.progress.message import history_of
 from trainjob.registry import Mode, Registry, connect
 from trainjob.registry.base import (
     ModelVersion,
@@ -243,7 +243,7 @@ def export(
     facts, checked = _check_files(
         source, allow_pickle, {file_manifest.PROVENANCE, *([file_manifest.SIGNATURE] if signer else [])}
     )
-    origin = provenance.public(provenance or {})
+    origin = public(provenance or {})
     tags = {"trainjob.parameters": str(facts.parameters), **provenance_tags(origin)}
     tags |= evaluated.tags if evaluated is not None else {}
     registered = records.check(name, uri, export_id=export_id, metrics=measured, tags=tags)
@@ -252,7 +252,7 @@ def export(
         if manifest.origin != checked:
             raise CorruptData(f"{source} changed while it was exported; export it again when nothing writes to it")
         known = Record(name, export_id, uri, manifest, facts, measured, origin)
-        files = {file_manifest.PROVENANCE: provenance.statement(known), file_manifest.CARD: card(known)}
+        files = {file_manifest.PROVENANCE: statement(known), file_manifest.CARD: card(known)}
         if evaluated is not None:
             evaluated.check_model(source, manifest.digest)
             files |= evaluated.sidecars(uri, manifest)

@@ -164,7 +164,7 @@ def _complete(
     return held if all(sizes.get(file.path) == file.size for file in held.files) else None
 
 
-def _write(  # noqa: PLR0917 - the state of `copy`
+def _write(
     store: ReadableStore,
     into: WritableStore,
     selection: Selection,

@@ -222,7 +222,7 @@ def interval_of(differences: Sequence[float], seed: str) -> tuple[tuple[float, f
         margin = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) * statistics.stdev(differences, mean) / count**0.5
         return (mean - margin, mean + margin), "normal approximation"
     resamples = max(MIN_RESAMPLES, min(RESAMPLES, MAX_DRAWS // count))
-    generator = random.Random(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8]))  # noqa: S311 - no secret
+    generator = random.Random(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8]))
     means = sorted(sum(generator.choices(differences, k=count)) / count for _ in range(resamples))
     tail = (1 - LEVEL) / 2
     return (_quantile(means, tail), _quantile(means, 1 - tail)), f"paired bootstrap, {resamples} resamples"

@@ -34,17 +34,17 @@ def connect(uri: str | None = None) -> Registry:
         RegistryUnavailable: The registry cannot be reached.
     """
     if uri is None:
-        from trainjob.settings import Settings  # noqa: PLC0415 - pydantic, which the caller may not need
+        from trainjob.settings import Settings
 
         uri = Settings().registry
     kind, url = parse(uri or "")
     if kind == "kubeflow":
         try:
-            from trainjob.registry.kubeflow import KubeflowRegistry  # noqa: PLC0415 - an extra
+            from trainjob.registry.kubeflow import KubeflowRegistry
         except ImportError:
             raise missing("a Kubeflow Model Registry", "httpx", "model-registry") from None
         return KubeflowRegistry(url)
-    from trainjob.registry.mlflow import MlflowRegistry  # noqa: PLC0415 - an extra
+    from trainjob.registry.mlflow import MlflowRegistry
 
     return MlflowRegistry(url)
 

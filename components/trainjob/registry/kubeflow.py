@@ -335,4 +335,4 @@ def _lost(first: Promotion, alias: str, holder: ModelVersion | None, reason: str
 
 
 def _pause() -> None:
-    sleep(random.uniform(0.02, 0.2))  # noqa: S311 - jitter
+    sleep(random.uniform(0.02, 0.2))

@@ -96,7 +96,7 @@ class MlflowRegistry(MlflowPromotions):
 
     def _raise_refusal(self, absent: str, uri: str, tags: Mapping[str, str]) -> None:
         """Raise the reason why MLflow would refuse a version, except that its model does not exist."""
-        from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
+        from mlflow.exceptions import MlflowException
 
         try:
             self._create_version(absent, uri, tags)
@@ -224,7 +224,7 @@ class MlflowRegistry(MlflowPromotions):
             return None
 
     def _create(self, name: str, uri: str, key: str, tags: Mapping[str, str], run_id: str | None) -> None:
-        from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
+        from mlflow.exceptions import MlflowException
 
         try:
             self._client.create_registered_model(name)
@@ -237,7 +237,7 @@ class MlflowRegistry(MlflowPromotions):
         self._create_version(name, uri, tags, run_id)
 
     def _create_version(self, name: str, uri: str, tags: Mapping[str, str], run_id: str | None = None) -> None:
-        from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
+        from mlflow.exceptions import MlflowException
 
         try:
             self._client.create_model_version(name, uri, run_id=run_id, tags=dict(tags), await_creation_for=0)
@@ -294,7 +294,7 @@ class MlflowRegistry(MlflowPromotions):
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
         """Translate MLflow's errors into those of `trainjob.errors`."""
-        from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
+        from mlflow.exceptions import MlflowException
 
         try:
             yield

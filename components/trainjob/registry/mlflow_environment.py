@@ -29,7 +29,7 @@ _WARNINGS_LOCK = RLock()
 
 def open_client(uri: str) -> Any:
     """Make the client of a registry and, for SQLite, its schema."""
-    from mlflow.tracking import MlflowClient  # noqa: PLC0415 - an extra
+    from mlflow.tracking import MlflowClient
 
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
@@ -40,7 +40,7 @@ def without_warnings() -> Iterator[None]:
     with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            import mlflow  # noqa: F401, PLC0415 - an extra; imported first, since it sets the levels of the loggers
+            import mlflow  # noqa: F401 - an extra; imported first, since it sets the levels of the loggers
         except ImportError:
             raise missing("this registry", "MLflow", "mlflow") from None
         loggers = [logging.getLogger(name) for name in _NOISY]

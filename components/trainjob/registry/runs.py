@@ -118,7 +118,7 @@ def tidy(client: Any, run: Run, kept: str) -> None:
 
 def _experiment(client: Any, database: Path | None) -> str:
     """ID of the experiment in ``MLFLOW_EXPERIMENT_NAME``, by default `trainjob`; creates it if needed."""
-    from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
+    from mlflow.exceptions import MlflowException
 
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
     found = client.get_experiment_by_name(name)
@@ -140,7 +140,7 @@ def _find(client: Any, experiments: Sequence[str], uid: str) -> list[Any]:
 
 
 def _write(client: Any, found: Any, run: Run) -> None:
-    from mlflow.entities import Metric, Param, RunTag  # noqa: PLC0415 - an extra
+    from mlflow.entities import Metric, Param, RunTag
 
     run_id, began = found.info.run_id, found.info.start_time
     metrics = [

@@ -16,7 +16,7 @@ from tests.airflow.versions import older_than
 from tests.processes import wait_until
 
 from trainjob import Phase
-from trainjob._manifest.render import DELIVERED
+from trainjob.job import DELIVERED
 from trainjob.status import observe
 
 FATES = {

@@ -119,7 +119,7 @@ def open_bucket(location: Location) -> Any:
         ConfigurationError: obstore is not installed, or a setting is wrong.
     """
     try:
-        from obstore.store import AzureStore, GCSStore, S3Store  # noqa: PLC0415 - an extra
+        from obstore.store import AzureStore, GCSStore, S3Store
     except ImportError:
         raise missing(f"{location.scheme}://", "obstore", "storage") from None
     cloud = CLOUDS[location.scheme]
@@ -149,7 +149,7 @@ def errors(location: Location, path: str) -> Translated:
 
 
 def _translate(location: Location, path: str, error: BaseException) -> None:
-    from obstore import exceptions  # noqa: PLC0415 - an extra
+    from obstore import exceptions
 
     cloud, where = CLOUDS[location.scheme], location.child(path).uri if path else location.uri
     match error:

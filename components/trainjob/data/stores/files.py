@@ -71,7 +71,7 @@ class FileStore(WritableStore):
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
         """Read the bytes from ``start`` on: ``length`` of them, or to the end."""
         full = self._at(path)
-        with os_errors(full), open(full, "rb", buffering=0) as file:  # noqa: PTH123 - see `_at`
+        with os_errors(full), open(full, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             before = _etag(status)
             if start:
@@ -129,7 +129,7 @@ class FileStore(WritableStore):
                 except FileExistsError:
                     return False
         finally:
-            os.unlink(self._at(part))  # noqa: PTH108 - see `_at`
+            os.unlink(self._at(part))
         self._sync()
         return True
 
@@ -217,11 +217,11 @@ class FileStore(WritableStore):
                         end(file)
                 finally:
                     os.close(file)
-                os.replace(part, full)  # noqa: PTH105 - see `_at`
+                os.replace(part, full)
         except BaseException:
             # Free the space on a full disk.
             with suppress(FileNotFoundError):
-                os.unlink(part)  # noqa: PTH108
+                os.unlink(part)
             raise
 
     def _make_parent(self, path: str) -> None:

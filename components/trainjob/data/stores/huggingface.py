@@ -57,8 +57,8 @@ class HuggingFaceStore(WritableStore):
 
     def __init__(self, location: Location) -> None:
         try:
-            from huggingface_hub import HfApi, constants, get_session  # noqa: PLC0415 - an extra
-            from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
+            from huggingface_hub import HfApi, constants, get_session
+            from huggingface_hub.utils.tqdm import disable_progress_bars
         except ImportError:
             raise missing("hf://", "huggingface-hub", "hf") from None
         disable_progress_bars()
@@ -135,7 +135,7 @@ class HuggingFaceStore(WritableStore):
 
     def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
         """Keep a file in a temporary file until it is verified, then upload it. It appears with the commit."""
-        from huggingface_hub import CommitOperationAdd  # noqa: PLC0415 - an extra
+        from huggingface_hub import CommitOperationAdd
 
         if self._spool is None:
             raise ConfigurationError(f"{self._location} can be written by copies only; use trainjob.data.copy")
@@ -181,7 +181,7 @@ class HuggingFaceStore(WritableStore):
         return self._location.child(path).uri if path else self._location.uri
 
     def _url(self, path: str) -> str:
-        from huggingface_hub import hf_hub_url  # noqa: PLC0415 - an extra
+        from huggingface_hub import hf_hub_url
 
         return str(
             hf_hub_url(
@@ -210,7 +210,7 @@ class HuggingFaceStore(WritableStore):
         return self._files
 
     def _tree_of(self, commit: str) -> dict[str, Entry]:
-        from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415 - an extra
+        from huggingface_hub.hf_api import RepoFile
 
         with errors(self._location.uri):
             # List the complete repository: the location may be a single file, which has no tree.
@@ -259,7 +259,7 @@ class HuggingFaceStore(WritableStore):
             )
 
     def _finish(self, manifest: bytes) -> None:
-        from huggingface_hub import CommitOperationDelete  # noqa: PLC0415 - an extra
+        from huggingface_hub import CommitOperationDelete
 
         additions = list(self._additions.values())
         self._send(additions, self._location.uri)
@@ -335,7 +335,7 @@ def _oid(response: httpx.Response) -> str | None:
 @contextmanager
 def errors(where: str) -> Iterator[None]:
     """Translate errors of huggingface-hub into those of `trainjob.errors`."""
-    from huggingface_hub import errors as hub_errors  # noqa: PLC0415 - an extra
+    from huggingface_hub import errors as hub_errors
 
     # Errors of its HTTP client, which is httpx or, in some versions, a fork of it.
     transport: type[Exception] = hub_errors.HfHubHTTPError.__bases__[0]

@@ -41,7 +41,7 @@ class ObjectStore(WritableStore):
 
     def list(self) -> Iterator[Entry]:
         """List all objects below the prefix, which ends at a slash: ``models/a`` does not list ``models/abc``."""
-        import obstore  # noqa: PLC0415 - an extra
+        import obstore
 
         folders: set[str] = set()
         empty: list[Entry] = []
@@ -64,7 +64,7 @@ class ObjectStore(WritableStore):
 
     def stat(self, path: str) -> Entry:
         """Return one object; raise SourceNotFound if it does not exist."""
-        import obstore  # noqa: PLC0415 - an extra
+        import obstore
 
         with errors(self._location, path):
             meta = obstore.head(self._inner, self._key(path))
@@ -72,7 +72,7 @@ class ObjectStore(WritableStore):
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
         """Read the bytes from ``start`` on: ``length`` of them, or to the end."""
-        import obstore  # noqa: PLC0415 - an extra
+        import obstore
 
         if length == 0:
             return
@@ -94,7 +94,7 @@ class ObjectStore(WritableStore):
 
     def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
         """Write by one PUT if the content fits into a part, else by a multipart upload, aborted on an error."""
-        import obstore  # noqa: PLC0415 - an extra
+        import obstore
 
         with errors(self._location, path):
             if size <= _PART:
@@ -114,8 +114,8 @@ class ObjectStore(WritableStore):
 
     def create(self, path: str, data: bytes) -> bool:
         """Create a small object by a conditional PUT."""
-        import obstore  # noqa: PLC0415 - an extra
-        from obstore.exceptions import AlreadyExistsError  # noqa: PLC0415
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
 
         with errors(self._location, path):
             try:
@@ -126,7 +126,7 @@ class ObjectStore(WritableStore):
 
     def delete(self, path: str) -> None:
         """Remove an object; no error if it does not exist."""
-        import obstore  # noqa: PLC0415 - an extra
+        import obstore
 
         # Azure reports a missing object as an error, the others do not.
         with suppress(SourceNotFound), errors(self._location, path):

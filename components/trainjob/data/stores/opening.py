@@ -20,7 +20,7 @@ def open_store(location: Location) -> ReadableStore:
     if location.writable:
         return open_writable(location)
     try:
-        from trainjob.data.stores.web import WebStore  # noqa: PLC0415 - an extra
+        from trainjob.data.stores.web import WebStore
     except ImportError:
         raise missing(f"{location.scheme}://", "httpx", "storage") from None
     return WebStore(location)
@@ -38,17 +38,17 @@ def open_writable(location: Location) -> WritableStore:
         return FileStore(location)
     if location.scheme == "hf":
         try:
-            from trainjob.data.stores.huggingface import HuggingFaceStore  # noqa: PLC0415 - an extra
+            from trainjob.data.stores.huggingface import HuggingFaceStore
         except ImportError:
             raise missing("hf://", "huggingface-hub and httpx", "hf") from None
         return HuggingFaceStore(location)
     if location.scheme == "oci":
         try:
-            from trainjob.data.stores.oci import OciStore  # noqa: PLC0415 - an extra
+            from trainjob.data.stores.oci import OciStore
         except ImportError:
             raise missing("oci://", "httpx", "storage") from None
         return OciStore(location)
-    from trainjob.data.stores.object_stores import ObjectStore  # noqa: PLC0415 - an extra
+    from trainjob.data.stores.object_stores import ObjectStore
 
     return ObjectStore(location)
 

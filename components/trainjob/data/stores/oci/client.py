@@ -202,7 +202,7 @@ class Client:
         text = re.sub(r"\?\S*", "?...", " ".join(self._access.scrub(text).split()))
         return f"{response.status_code}{f' ({text[:300]})' if text else ''}"
 
-    def _send(  # noqa: PLR0917 - what a request consists of
+    def _send(
         self, method: str, url: str, headers: dict[str, str], content: Content, read: float | None, sent: str | None
     ) -> httpx.Response:
         timeout = httpx.Timeout(READ, connect=CONNECT, read=read or READ, pool=None)

@@ -1,0 +1,64 @@
+"""Values as texts for readers: without secrets, of bounded length; numbers, times and durations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from trainjob._support.control_characters import one_line, plain
+from trainjob._support.masking import masked_lines, public
+
+_LONGEST = 2000  # characters of a line of a log or of a message
+
+
+def short_text(value: object) -> str:
+    """The value as text of at most 2,000 characters on one line, without control sequences and secrets."""
+    return "" if value is None else one_line(public(str(value)), _LONGEST)
+
+
+def shown_lines(log: Iterable[str]) -> list[str]:
+    """The lines of one log without secrets and control sequences, each of at most 2,000 characters."""
+    return [one_line(line, _LONGEST) for line in masked_lines(plain(line[: 2 * _LONGEST]) for line in log)]
+
+
+def public_values(values: Mapping[str, bool | float | str]) -> dict[str, bool | float | str]:
+    """Metrics or outputs without secrets."""
+    return {short_text(name): short_text(each) if isinstance(each, str) else each for name, each in values.items()}
+
+
+def numeric(values: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics or outputs that are finite numbers."""
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def rounded(value: float | str) -> str:
+    """A metric or an output for display: numbers with six digits, bools as in JSON."""
+    if isinstance(value, bool | str):
+        return str(value) if isinstance(value, str) else str(value).lower()
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.6g}"
+
+
+def iso(time: datetime | None) -> str | None:
+    """The time in RFC 3339, in UTC."""
+    return time.isoformat().replace("+00:00", "Z") if time else None
+
+
+def short(seconds: float) -> str:
+    """A duration in at most two units: ``0.4s``, ``12s``, ``1m20s``, ``2h05m``, ``3d04h``."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{int(seconds * 10) / 10:.1f}s"
+    minutes, whole = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{whole:02}s" if minutes else f"{whole}s"
