@@ -21,6 +21,7 @@ INPUTS = {
     "test-airflow-oldest": ("constraints/airflow-oldest.txt", "airflow_provider/**/*.py"),
     "test-kfp-oldest": ("constraints/kfp-oldest.txt", "kfp_components/**/*.py"),
     "test-trainer-oldest": (
+        "components/trainjob/_backends/*.py",
         "components/trainjob/_backends/kubernetes/*.py",
         "components/trainjob/_doctor/*.py",
         "components/trainjob/_install/*.*",

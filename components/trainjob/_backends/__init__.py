@@ -1,4 +1,7 @@
-"""Backends: a Kubernetes cluster, or this machine."""
+"""Backends: a Kubernetes cluster, or this machine.
+
+May import `_manifest`, and the layers below.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Evidence -> `Diagnosis`. Pure: it takes plain dicts and returns a value; it never raises, whatever the evidence is.
 
+May import `job`, and the layers below.
+
 ::
 
     meaning               what a failure or a blocker means: category, retry verdict, advice

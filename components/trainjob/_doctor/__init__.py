@@ -1,5 +1,7 @@
 """``trainjob doctor``: finds problems of a cluster or machine before jobs are launched.
 
+May import `tuning`, and the layers below.
+
 ::
 
     findings.py     the result of a check

@@ -1,5 +1,7 @@
 """How the time of a piece of work was spent, over all its attempts and restarts. Pure: no clock, no I/O.
 
+May import `_backends`, and the layers below.
+
 Goodput is the time of training that counted, divided by the wall time; the rest is *badput*. These terms, and the
 classes, are those of Google's ml-goodput-measurement (`Activity` names the counterparts), which records events in the
 training; here the time is read from what Kubernetes and `trainjob.progress` report anyway.

@@ -1,5 +1,7 @@
 """Objects that a cluster needs for this package: runtimes, permissions for launching and waiting, and the reaper.
 
+May import `_jobs`, and the layers below.
+
 The objects are those of all YAML files of this directory. Only names that differ between clusters are replaced. Objects
 that change those of other software are in ``opt_in`` and are printed only by name.
 """

@@ -1,4 +1,4 @@
 """`TrainJobSpec` -> TrainJob object, and what its labels, annotations and checkpoints mean to later attempts. Pure.
 
-Imports specs, diagnoses and what is below them; no backend.
+May import `settings`, and the layers below.
 """

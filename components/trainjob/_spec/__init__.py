@@ -1,5 +1,7 @@
 """`TrainJobSpec` and its parts.
 
+May import `_diagnosis`, and the layers below.
+
 A spec defines *what* to run; the key given at launch defines *which piece of work* it is (see
 `trainjob._manifest.render`). Field names are those of the Kubeflow SDK, if it has them; camelCase names of the TrainJob
 API are accepted, too. The rules of the TrainJob CRD and webhooks of Trainer 2.1 to 2.3 (``pkg/apis/trainer/v1alpha1``,

@@ -1,5 +1,7 @@
 """The ``trainjob`` command.
 
+May import `_pages` and `_doctor`, and the layers below.
+
 ::
 
     program.py     the commands with their options; exit codes of errors (click)

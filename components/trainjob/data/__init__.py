@@ -1,5 +1,7 @@
 """Moving datasets and models between locations: the steps around training.
 
+May import `registry`, and the layers below.
+
 The functions are listed in ``__init__.pyi`` and imported when they are first used: copying needs neither registries nor
 specs. The same steps as programs: ``python -m trainjob.data``.
 """

@@ -1,5 +1,7 @@
 """Evaluation of a candidate beside the current champion, and the gate that decides whether it replaces it. Pure.
 
+May import `_spec`, and the layers below.
+
 ::
 
     scores      what an evaluation writes about one model

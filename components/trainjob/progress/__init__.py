@@ -1,5 +1,9 @@
 """Reports progress, metrics and outputs of a training script.
 
+Imports the standard library only.
+
+::
+
     from trainjob import progress
 
     progress.report(step=400, total_steps=1000, metrics={"loss": 0.31})

@@ -1,5 +1,7 @@
 """Model registries.
 
+May import `_goodput`, and the layers below.
+
 ::
 
     registry = trainjob.registry.connect("mlflow+sqlite:////data/registry.db")

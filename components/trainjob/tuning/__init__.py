@@ -1,5 +1,7 @@
 """Hyperparameter search whose trials are TrainJobs: the study survives its launcher.
 
+May import `client`, and the layers below.
+
 ::
 
     study         what an author asks for: search space, metric, sampler, pruner, limits
