@@ -449,7 +449,7 @@ def test_wait_never_changes_the_job(steps: Steps) -> None:
         assert "run_timeout of 0:00:01" in late.termination_message
         assert phases(steps) == [Phase.RUNNING]
     missing = steps.run("wait", name="nosuch", run_id=RUN)
-    assert missing.termination_message == "error: there is no TrainJob default/nosuch"
+    assert missing.termination_message == "error: there is no TrainJob default/nosuch, nor one of the key 'nosuch'"
 
 
 def test_cleanup_stops_only_the_jobs_of_its_run(steps: Steps) -> None:

@@ -15,6 +15,7 @@ from trainjob.registry.alias_claims import Claim
 from trainjob.registry.base import ModelVersion, Promotion
 from trainjob.registry.mlflow import _METRIC, MlflowRegistry, _Locked, _version
 from trainjob.registry.mlflow_promotions import CLAIM
+from trainjob.registry.moves import MOVED
 
 
 class Rivals(MlflowRegistry):
@@ -25,6 +26,7 @@ class Rivals(MlflowRegistry):
         self.claims = [Claim(100 + i, metric) for i, metric in enumerate(metrics)]
         self.accuracies = accuracies
         self.set: list[str] = []
+        self.recorded: list[tuple[str, str]] = []
 
     def list(self, name: str) -> list[ModelVersion]:
         return [
@@ -39,6 +41,9 @@ class Rivals(MlflowRegistry):
     def _set_alias(self, version: ModelVersion, alias: str) -> None:
         self.set.append(version.version)
         self.holds = version.version
+
+    def _tag(self, version: ModelVersion, tag: str, value: str) -> None:
+        self.recorded.append((version.version, tag))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,7 @@ def test_the_best_of_concurrent_promotions_keeps_the_alias(rivals: Rivals, sets:
     first = rivals.list("m")[0]
     verdict = rivals._settled(first, "best", rivals.claims[0], Promotion(True, "first", None))
     assert (rivals.set, verdict.promoted) == (sets, promoted)
+    assert rivals.recorded == [(version, f"{MOVED}best") for version in sets], "a retry of its export finds it"
     assert ("moved to version 2 at the same time" in verdict.reason) is not promoted
 
 

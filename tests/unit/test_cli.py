@@ -92,9 +92,10 @@ def test_pairs_and_job_names_are_parsed() -> None:
     for wrong in ("A", "=b"):
         with pytest.raises(click.BadParameter):
             pair(wrong)
-    for wrong in ("", "../x", "a/b/c", "Train", "/x", "x/"):
-        with pytest.raises(click.BadParameter):
-            job_name(wrong)
+    for key in ("../x", "a/b/c", "Train", "/x", "x/"):
+        assert job_name(key) == ("", key)
+    with pytest.raises(click.BadParameter):
+        job_name(" ")
 
 
 # --- specs from files and options
@@ -188,7 +189,7 @@ def test_slug_comes_from_the_file_or_the_command() -> None:
         (["run", "--backend", "kubernetes", "--runtime", "torch-distributed", "--", "x"], "TRAINJOB_BACKEND=local"),
         (["run", "--runtime", "no-such-runtime", "--", "x"], "runtime 'no-such-runtime' does not exist"),
         (["list", "--phase", "Sleeping"], "Sleeping"),
-        (["status", "Not A Name"], "is not the name of a TrainJob"),
+        (["status", " "], "is blank: write NAME, NAMESPACE/NAME or the key of a TrainJob"),
     ],
 )
 def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:

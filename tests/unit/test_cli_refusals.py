@@ -68,7 +68,7 @@ def test_every_launch_function_rejects_a_blank_key(tmp_path: Path) -> None:
             lambda: client.launch(SPEC, ""),
             lambda: client.launch(SPEC, " ", tried=2),
             lambda: client.dry_run(SPEC, ""),
-            lambda: client.launch(SPEC, None),  # type: ignore[arg-type]  # a caller may pass None
+            lambda: client.dry_run(SPEC, None),  # type: ignore[arg-type]  # a caller may pass None
             lambda: anyio.run(lambda: launch(backend, SPEC, "", namespace="default")),
             lambda: anyio.run(lambda: dry_run(backend, SPEC, " ", namespace="default")),
             lambda: render(SPEC, "", 1, "default"),

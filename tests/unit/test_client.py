@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
 from threading import Barrier, get_ident
 
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from tests.contract.memory import MemoryBackend
 
-from trainjob import InvalidSpec, JobRef, Phase, TrainJobClient
+from trainjob import (
+    ConfigurationError,
+    InvalidSpec,
+    JobRef,
+    NotFound,
+    Phase,
+    RunTimeout,
+    TrainJobClient,
+    WaitOptions,
+)
 from trainjob._manifest.attempts import REPLACES
 from trainjob._manifest.render import render
 from trainjob._spec import TrainJobSpec
+from trainjob._support.loop_thread import LoopThread
 from trainjob.job import TRY
 from trainjob.status import observe
 
@@ -25,11 +38,11 @@ SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]}
 def test_concurrent_first_calls_share_one_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two loops, the garbage collector closed one of them, and with it the client."""
 
-    def slowly() -> AbstractContextManager[BlockingPortal]:
+    def slowly() -> LoopThread:
         time.sleep(0.05)
-        return start_blocking_portal()
+        return LoopThread()
 
-    monkeypatch.setattr("trainjob.client.start_blocking_portal", slowly)
+    monkeypatch.setattr("trainjob.client.LoopThread", slowly)
     barrier = Barrier(THREADS)
 
     async def where() -> int:
@@ -43,6 +56,150 @@ def test_concurrent_first_calls_share_one_event_loop(monkeypatch: pytest.MonkeyP
 
         assert len(set(pool.map(use, range(THREADS)))) == 1
         assert client.list() == []
+
+
+SCRIPT = """
+import asyncio, os, signal, sys, time
+import anyio.to_thread
+from trainjob import TrainJobClient
+client = TrainJobClient({backend!r}, "ns")
+async def work():
+    await anyio.to_thread.run_sync(time.sleep, 0.01)
+    return "worked"
+print(client.call(work), flush=True)
+{rest}
+"""
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+"""
+
+
+@pytest.mark.parametrize("backend", ["local", "kubernetes"])
+@pytest.mark.parametrize(
+    ("rest", "printed"),
+    [
+        ("", "worked\n"),
+        ("client.start(lambda: asyncio.sleep(600))", "worked\n"),
+        ("client.close(); print(client.call(work))", "worked\nworked\n"),
+        ("pid = os.fork(); print(client.call(work), flush=True); pid and os.waitpid(pid, 0)", "worked\n" * 3),
+        (
+            "signal.signal(signal.SIGALRM, lambda *_: print(client.start(work).result(), flush=True));"
+            "signal.setitimer(signal.ITIMER_REAL, 0.1); client.call(lambda: asyncio.sleep(0.3))",
+            "worked\n" * 2,
+        ),
+        (
+            "import contextvars; v = contextvars.ContextVar('v'); v.set('mine')\n"
+            "async def read(): return v.get()\nprint(client.call(read))",
+            "worked\nmine\n",
+        ),
+    ],
+    ids=["", "busy", "closed", "forked", "signal", "context"],
+)
+def test_a_script_ends_with_its_last_line(backend: str, rest: str, printed: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(KUBECONFIG)
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "config"), "TRAINJOB_HOME": str(tmp_path / "home")}
+    script = SCRIPT.format(backend=backend, rest=rest)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+
+
+def test_a_client_of_a_backend_that_the_caller_connected_is_not_used_after_a_fork(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with TrainJobClient(MemoryBackend(), "ns") as client:
+        monkeypatch.setattr("os.getpid", lambda: -1)
+        with pytest.raises(ConfigurationError, match="made before the process was forked: make one in the child"):
+            client.list()
+        monkeypatch.undo()
+        assert client.list() == []
+
+
+def test_a_call_on_the_event_loop_is_refused() -> None:
+    with TrainJobClient(MemoryBackend(), "ns") as client:
+
+        async def nested() -> object:
+            return client.list()
+
+        with pytest.raises(RuntimeError, match="await instead"):
+            client.call(nested)
+
+
+# --- a name, a key or a reference
+
+
+def test_a_job_is_named_by_its_reference_name_or_key() -> None:
+    backend = MemoryBackend()
+    with TrainJobClient(backend, "ns") as client:
+        ref = client.launch(SPEC, "nightly/train")
+        assert client.find("nightly/train") == client.find(ref.name) == ref
+        backend.end(ref)
+        for each in (ref, ref.name, "nightly/train"):
+            present = client.get(each)
+            assert present is not None
+            assert JobRef.of(present) == ref
+            assert client.wait(each).name == ref.name
+            assert client.diagnose(each).ref == JobRef("ns", ref.name, ref.uid, 1)
+            assert list(client.logs(each)) == []
+            assert client.cancel(each)
+        assert client.get("other") is None
+        for missing in (client.find, client.wait, client.cancel, client.diagnose):
+            with pytest.raises(NotFound, match=r"^there is no TrainJob ns/other(, nor one of the key 'other'|$)"):
+                missing("other")
+            with pytest.raises(InvalidSpec, match="is blank"):
+                missing(" ")
+
+
+def test_a_key_stands_for_the_attempt_that_counts() -> None:
+    backend = MemoryBackend()
+    with TrainJobClient(backend, "ns") as client:
+        first = client.launch(SPEC, "key")
+        backend.end(first, 1)
+        assert client.find("key") == first, "the latest one, since none counts"
+        second = client.launch(SPEC, "key")
+        assert client.find("key") == second != first
+
+
+def test_a_text_that_names_two_jobs_is_refused() -> None:
+    backend = MemoryBackend()
+    with TrainJobClient(backend, "ns") as client:
+        one = client.launch(SPEC, "first")
+        other = client.launch(SPEC, one.name)
+        with pytest.raises(InvalidSpec) as refused:
+            client.find(one.name)
+        assert f"is the name of TrainJob ns/{one.name} and the key of TrainJob ns/{other.name}" in str(refused.value)
+        assert client.find(other.name) == other
+
+
+# --- launch and wait in one
+
+
+def test_a_launch_without_a_key_is_another_job_each_time() -> None:
+    with TrainJobClient(MemoryBackend(), "ns") as client:
+        one, other = client.launch(SPEC), client.launch(SPEC)
+    assert one.name != other.name
+
+
+def test_run_launches_and_waits() -> None:
+    backend = MemoryBackend()
+    with TrainJobClient(backend, "ns") as client:
+        backend.end(client.launch(SPEC, "key"))
+        assert client.run(SPEC, "key", run_timeout="1h").name == client.find("key").name
+        with pytest.raises(RunTimeout, match="did not end within run_timeout"):
+            client.run(SPEC, "other", run_timeout=timedelta(milliseconds=1))
+
+
+def test_timeouts_are_written_once() -> None:
+    with TrainJobClient(MemoryBackend(), "ns") as client:
+        ref = client.launch(SPEC, "key")
+        with pytest.raises(ConfigurationError, match=r"^run_timeout: write timeouts as arguments or in options"):
+            client.wait(ref, WaitOptions(), run_timeout=5)
 
 
 def test_a_launch_records_the_try_of_its_caller() -> None:

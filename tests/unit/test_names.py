@@ -124,24 +124,37 @@ def test_client_and_settings_reject_an_invalid_namespace(monkeypatch: pytest.Mon
         ["list", "-n", "../../x"],
         ["list", "-n", ""],
         ["status", "-n", "a/../..", "x-1"],
-        ["logs", "../x"],
-        ["cancel", "../../x/y"],
-        ["delete", "a/b/c"],
     ],
     ids=" ".join,
 )
-def test_command_line_rejects_invalid_names(
+def test_command_line_rejects_invalid_namespaces(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]
 ) -> None:
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
     monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path / "a" / "b" / "home"))
     code, _, err = exit_of(capsys, *words)
     assert code == 2
-    assert "is not a namespace" in err or "is not the name of a TrainJob" in err
+    assert "is not a namespace" in err
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["status", "logs", "wait", "cancel", "delete", "resume", "diagnose"])
+@pytest.mark.parametrize("text", ["../x", "../../x/y", "a/b/c", "Not A Name"])
+def test_command_line_takes_what_is_no_name_as_a_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, text: str
+) -> None:
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path / "a" / "b" / "home"))
+    code, _, err = exit_of(capsys, command, text)
+    assert code == 5
+    assert f"there is no TrainJob default/{text}, nor one of the key {text!r}" in err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize("name", [name for name in NO_JOB if name != "a/b"])
-def test_job_name_option_rejects_invalid_names(name: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not the name of a TrainJob"):
-        job_name(name)
+def test_job_name_option_takes_what_is_no_name_as_a_key(name: str) -> None:
+    if name.strip():
+        assert job_name(name) == ("", name)
+    else:
+        with pytest.raises(click.BadParameter, match="is blank: write NAME, NAMESPACE/NAME or the key of a TrainJob"):
+            job_name(name)

@@ -21,12 +21,14 @@ import anyio
 import click
 from pydantic.alias_generators import to_camel
 
+from trainjob import names
 from trainjob._backends import connect
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._backends.local.store import leftovers
 from trainjob._jobs import cancellation, launching as flow, report, telemetry, waiting
 from trainjob._jobs.cancellation import CrashAction
 from trainjob._jobs.leftovers import Leftover, remove_leftovers
+from trainjob._jobs.named import find_written
 from trainjob._jobs.records import mark_delivered
 from trainjob._jobs.results import TrainJobResult
 from trainjob._manifest import unattended
@@ -41,6 +43,7 @@ from trainjob._support.log_lines import STATE_SECONDS, TERMINAL_SECONDS, Throttl
 from trainjob.cli import stops, texts
 from trainjob.cli.output import echo, redrawn
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
+from trainjob.data.program import STEP_RUNTIME
 from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed
 from trainjob.job import MANAGED_BY, JobRef, labels_of
 from trainjob.settings import Settings
@@ -122,6 +125,8 @@ def parse_spec(source: IO[bytes] | None, fields: Mapping[str, Any]) -> TrainJobS
         InvalidSpec: the spec is invalid; lists every problem.
     """
     loaded = load_spec(source, name_of(source)) if source is not None else {}
+    if source is None and "command" in fields:
+        fields = {"runtime": STEP_RUNTIME, **fields}
     if fields and ("apiVersion" in loaded or "kind" in loaded):
         return TrainJobSpec.parse({"manifest": loaded, **fields})
     for name, value in fields.items():
@@ -204,11 +209,20 @@ class Commands:
             await self.backend.aclose()
 
     async def _find(self, name: tuple[str, str]) -> TrainJob:
-        namespace = name[0] or self.namespace
-        trainjob = await self.backend.get(namespace, name[1])
-        if trainjob is None:
-            raise NotFound(f"there is no TrainJob {namespace}/{name[1]}")
-        return trainjob
+        return await find_written(self.backend, self.namespace, *name)
+
+    async def _examine(self, name: tuple[str, str]) -> report.Report:
+        """The report of a job; of one that is gone, what its pods and Events still show."""
+        try:
+            ref = JobRef.of(await self._find(name))
+        except NotFound as missing:
+            if not names.JOB.fullmatch(name[1]):
+                raise
+            try:
+                return await report.diagnose(self.backend, name[0] or self.namespace, name[1])
+            except NotFound:
+                raise missing from None
+        return await report.diagnose(self.backend, ref.namespace, ref.name)
 
     def argument(self, ref: JobRef) -> str:
         """`ref` as the argument of the next command."""
@@ -411,7 +425,7 @@ class Commands:
 
     async def status(self, name: tuple[str, str]) -> int:
         """Print the state of one job."""
-        found = await report.diagnose(self.backend, name[0] or self.namespace, name[1])
+        found = await self._examine(name)
         job = {each: value for each, value in found.as_dict().items() if each not in _DETAILS}
         self._answer(job, lambda: texts.status_text(found))
         return 0
@@ -420,9 +434,9 @@ class Commands:
         self, name: tuple[str, str], page: Path | None, exit_code: Callable[[TrainJobFailed], int]
     ) -> int:
         """Print everything about one job. The exit code tells who has to act next."""
-        found = await report.diagnose(self.backend, name[0] or self.namespace, name[1])
+        found = await self._examine(name)
         if page is not None:
-            document = await take_document(self.backend, name[0] or self.namespace, name[1])
+            document = await take_document(self.backend, found.ref.namespace, found.ref.name)
             await anyio.Path(page).write_text(page_html(document), encoding="utf-8")
         self._answer(found.as_dict(), lambda: texts.report_text(found))
         ended = found.diagnosis.failed or found.given_up

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 import click
 
 from trainjob._goodput import Attempt, measure, pieces_of_work, ratio_of, sums, total
+from trainjob._jobs.named import find_written
 from trainjob._support.control_characters import one_line
 from trainjob._support.display import short
 from trainjob._support.kube_objects import mapping
 from trainjob.cli import texts
 from trainjob.cli.commands import Commands
 from trainjob.cli.output import echo
-from trainjob.errors import NotFound
 from trainjob.goodput import Activity, Goodput
 from trainjob.job import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob.verdicts import Evidence
@@ -35,7 +35,7 @@ async def goodput(
     now = commands.backend.cluster.now() if commands.backend.cluster is not None else datetime.now(UTC)
     pieces = pieces_of_work(jobs)
     if name is not None:
-        pieces = [piece for piece in pieces if any(_name(job) == name[1] for job in piece)]
+        pieces = [piece for piece in pieces if any(_is_named(job, name) for job in piece)]
     found = [measure([Attempt(job) for job in piece], now) for piece in pieces]
     seconds, hours, unknown = total(found)
     if commands.as_json:
@@ -62,17 +62,18 @@ async def _read(
     if name is None:
         selected = {**labels, **(labels_of(key) if key else {MANAGED_BY: "trainjob"})}
         return await commands.backend.states(commands.namespace, selected)
-    namespace = name[0] or commands.namespace
-    trainjob = await commands.backend.get(namespace, name[1])
-    if trainjob is None:
-        raise NotFound(f"there is no TrainJob {namespace}/{name[1]}")
+    trainjob = await find_written(commands.backend, commands.namespace, *name)
+    namespace = trainjob["metadata"]["namespace"]
     if work := mapping(trainjob, "metadata", "annotations").get(KEY):
         return await commands.backend.states(namespace, labels_of(str(work)))
     return [await commands.backend.state(JobRef.of(trainjob))]
 
 
-def _name(job: Evidence) -> str:
-    return str(mapping(job.trainjob, "metadata").get("name"))
+def _is_named(job: Evidence, name: tuple[str, str]) -> bool:
+    """Whether the job has this name or key."""
+    own = str(mapping(job.trainjob, "metadata").get("name"))
+    key = mapping(job.trainjob, "metadata", "annotations").get(KEY)
+    return own == name[1] or key == "/".join(filter(None, name))
 
 
 def _pairs(labels: Mapping[str, str]) -> str:

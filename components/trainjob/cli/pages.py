@@ -58,7 +58,7 @@ async def report(commands: Commands, what: str, output: str | None, champion: st
         document = await anyio.to_thread.run_sync(compare.add, document)
     if commands.as_json:
         echo(texts.as_json(document))
-        if output is None:
+        if output in (None, "-"):
             return 0
     page = page_html(document)
     if output == "-":

@@ -18,6 +18,7 @@ import click
 from trainjob._support.control_characters import one_line
 from trainjob.cli import completion
 from trainjob.cli.data import data
+from trainjob.cli.hints import hint
 from trainjob.cli.options import (
     WithCommand,
     champion_option,
@@ -106,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         answer = program.main(words, prog_name="trainjob", standalone_mode=False, color=False if no_color() else None)
         code = answer if isinstance(answer, int) else 0
     except click.ClickException as error:
+        error.message += hint(error)
         error.show()
         code = USAGE
         _error_object(options, error.format_message(), code, type=type(error).__name__)

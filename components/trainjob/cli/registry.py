@@ -217,14 +217,17 @@ def export(
     Uses the job's metrics, outputs, inputs, image and identity. The job must be Complete. This machine copies the
     model, so it must be able to read the output. Idempotent: the same command again shows the same version.
     """
+    from trainjob._jobs.named import find_written
     from trainjob.cli import texts
     from trainjob.client import TrainJobClient
     from trainjob.data.strict import json_object
+    from trainjob.job import JobRef
 
     more = json_object("--provenance", provenance) if provenance else None
-    with TrainJobClient(target_.backend, job[0] or target_.namespace) as client, interruptible():
+    with TrainJobClient(target_.backend, target_.namespace) as client, interruptible():
         progress = lines(quiet)
-        done = client.export(job[1], target, provenance=more, registry=uri, progress=progress, **options)
+        found = JobRef.of(client.call(lambda: find_written(client.backend, client.namespace, *job)))
+        done = client.export(found, target, provenance=more, registry=uri, progress=progress, **options)
     if target_.as_json:
         return _print(texts.as_json(vars(done)))
     shown = {"uri": done.uri, "digest": done.digest, "alias": done.reason}
