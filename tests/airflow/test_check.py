@@ -104,7 +104,7 @@ def test_invalid_tasks(airflow_home: Path, tmp_path: Path) -> None:
     found = {each.where: each for each in check_dags(folder(tmp_path, '"many"', "nosuch", "0", "Done", "a b"))}
     problems = {where.removeprefix("d."): each.problem for where, each in found.items() if each.problem}
     assert problems.keys() == {"one", "two", "file", "many[2]", "sensor"}
-    assert "num_nodes: Input should be a valid integer" in problems["one"]
+    assert "num_nodes: must be a whole number" in problems["one"]
     assert "'nosuch' is undefined" in problems["two"]
     assert "labels.team" in problems["file"]
     assert "num_nodes" in problems["many[2]"]
@@ -118,7 +118,7 @@ def test_a_dag_file_that_cannot_be_imported(airflow_home: Path, tmp_path: Path) 
     )
     (found,) = check_dags(tmp_path)
     assert found.where.endswith("broken.py")
-    assert "num_nodes: Input should be a valid integer" in found.problem
+    assert "num_nodes: must be a whole number" in found.problem
     assert "command" in found.problem
     assert "Traceback" not in found.problem
 

@@ -340,7 +340,7 @@ def test_a_spec_that_is_invalid_after_rendering(run: Run, home: Path) -> None:
         step(num_nodes="{{ dag_run.conf.n }}", env={"API_TOKEN": "{{ 'abc' }}"}, retries=2)
     ran = run(dag, n="none")
     assert isinstance(ran.errors["train"], TrainJobFatal)
-    assert "num_nodes: Input should be a valid integer" in str(ran.errors["train"])
+    assert "num_nodes: must be a whole number" in str(ran.errors["train"])
     assert jobs(home) == []
 
 

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from trainjob._spec.checks import text_problem
 from trainjob._spec.parts import ENV_ENTRY, EnvVarSource, FieldRef, KeyRef, ResourceFieldRef, Resources, field_name
+from trainjob._spec.wording import in_words
 from trainjob.errors import Problem
 
 _PASSES = 5
@@ -78,7 +79,7 @@ class Validation(Generic[Model]):
             else:
                 removed.add(_resolved(fields, detail))
             explained = len(found) < _EXPLAINED
-            problem = self._problem(detail) if explained else Problem(_path(detail["loc"]), detail["msg"])
+            problem = self._problem(detail) if explained else Problem(_path(detail["loc"]), *in_words(detail))
             if problem.path in known or self._was_removed(problem.path):
                 continue
             found.setdefault(problem.path, problem)  # the first branch of a union is what the author meant
@@ -101,7 +102,9 @@ class Validation(Generic[Model]):
             return Problem(f"{parent}.{name}" if parent else name, "is missing")
         if kind == "string_type":
             return text_problem(path, value)
-        return Problem(path, detail["msg"].removeprefix("Value error, "))
+        if kind == "union_tag_not_found" and isinstance(value, Mapping):
+            path = f"{path}.{str(detail['ctx']['discriminator']).strip(chr(39))}"
+        return Problem(path, *in_words(detail))
 
     def _unknown(self, path: str, detail: ErrorDetails) -> Problem:
         name = str(detail["loc"][-1] if detail["loc"][-1] != "[key]" else detail["loc"][-2])

@@ -40,11 +40,11 @@ _OPTIONS = {
 }
 
 
-def hint(error: click.ClickException) -> str:
+def hint(error: click.UsageError) -> str:
     """What to type in place of an unknown command or option; empty if nothing is known."""
     found = None
     if isinstance(error, click.NoSuchOption):
         found = _OPTIONS.get(error.option_name)
-    elif isinstance(error, click.UsageError) and error.message.startswith("No such command "):
+    elif error.message.startswith("No such command "):
         found = _COMMANDS.get(error.message.removeprefix("No such command ").rstrip(".").strip("'\""))
     return f" Use {found}." if found else ""

@@ -107,10 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         answer = program.main(words, prog_name="trainjob", standalone_mode=False, color=False if no_color() else None)
         code = answer if isinstance(answer, int) else 0
     except click.ClickException as error:
-        error.message += hint(error)
-        error.show()
+        shown = error
+        if isinstance(error, click.UsageError) and (instead := hint(error)):
+            shown = click.UsageError(error.message + instead, error.ctx)
+        shown.show()
         code = USAGE
-        _error_object(options, error.format_message(), code, type=type(error).__name__)
+        _error_object(options, shown.format_message(), code, type=type(error).__name__)
     except click.Abort:
         code = INTERRUPTED
     except TrainJobError as error:
