@@ -168,6 +168,8 @@ class TrainJobClient:
         queue_timeout: timedelta | float | str | None = None,
         start_timeout: timedelta | float | str | None = None,
         run_timeout: timedelta | float | str | None = None,
+        fail_fast: bool = False,
+        fail_on_first_crash: bool = False,
         on_change: Callable[[Observation, str], None] | None = None,
         on_log: Callable[[LogLine], None] | None = None,
         on_crash: Callable[[Diagnosis], None] | None = None,
@@ -183,6 +185,8 @@ class TrainJobClient:
             queue_timeout: As in `options`, in place of it: a timedelta, seconds, or text such as ``1h30m``.
             start_timeout: Likewise.
             run_timeout: Likewise.
+            fail_fast: Likewise: True or False.
+            fail_on_first_crash: Likewise.
             on_change: Called with each new observation and its notice.
             on_log: Called with each line of every rank as it is written.
             on_crash: Called with the diagnosis of each rank that crashes while the job keeps running.
@@ -194,12 +198,13 @@ class TrainJobClient:
             JobHung: no rank made progress for the job's `stall_timeout`. The job keeps running.
             TimedOut: a timeout expired, or `fail_fast` is set and the job is blocked. The job keeps running.
             BackendUnavailable: an outage outlasted the retry budget. The job keeps running.
-            ConfigurationError: a timeout is given in `options`, too.
+            ConfigurationError: an option is given beside `options`.
         """
-        limits = {"queue_timeout": queue_timeout, "start_timeout": start_timeout, "run_timeout": run_timeout}
-        if given := {name: value for name, value in limits.items() if value is not None}:
+        each = {"queue_timeout": queue_timeout, "start_timeout": start_timeout, "run_timeout": run_timeout}
+        each |= {"fail_fast": fail_fast or None, "fail_on_first_crash": fail_on_first_crash or None}
+        if given := {name: value for name, value in each.items() if value is not None}:
             if options is not None:
-                raise ConfigurationError(f"{', '.join(given)}: write timeouts as arguments or in options, not as both")
+                raise ConfigurationError(f"{', '.join(given)}: write it as an argument or in options, not as both")
             options = WaitOptions.parse(given)
         ref = self._ref(job)
         return self.call(

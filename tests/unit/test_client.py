@@ -198,7 +198,9 @@ def test_run_launches_and_waits() -> None:
 def test_timeouts_are_written_once() -> None:
     with TrainJobClient(MemoryBackend(), "ns") as client:
         ref = client.launch(SPEC, "key")
-        with pytest.raises(ConfigurationError, match=r"^run_timeout: write timeouts as arguments or in options"):
+        with pytest.raises(
+            ConfigurationError, match=r"^run_timeout: write it as an argument or in options, not as both$"
+        ):
             client.wait(ref, WaitOptions(), run_timeout=5)
 
 

@@ -356,12 +356,12 @@ def test_no_change_passes_its_bound(
         ({"quota": {"min_nodes": 2}}, {"num_nodes": None}, {"on_retry.quota.min_nodes": "needs num_nodes"}),
         ({"quota": {"queue": "main"}}, {}, {"on_retry.quota.queue": "which the job has already"}),
         ({"node_lost": {"max_excluded_nodes": 0}}, {}, {"on_retry.node_lost.max_excluded_nodes": "greater than"}),
-        ({"node_lost": "exclude"}, {}, {"on_retry.node_lost": "dictionary"}),
+        ({"node_lost": "exclude"}, {}, {"on_retry.node_lost": "must be a mapping"}),
         (
             {"quota": {"queue": "main", "min_nodes": 9}, "out_of_memory": {"memory_factor": 0, "max_memory": "1Gi"}},
             {"num_nodes": "many"},
             {
-                "num_nodes": "integer",
+                "num_nodes": "must be a whole number",
                 "on_retry.quota.queue": "already",
                 "on_retry.out_of_memory.memory_factor": "greater than 1",
                 "on_retry.out_of_memory.max_memory": "has 16Gi already",

@@ -88,11 +88,15 @@ def test_the_kfp_components_have_every_option(path: str, component: str) -> None
         assert f"    {option}: " in documented, f"the docstring of {component} in {KFP}{path} has no argument {option}"
 
 
-@pytest.mark.parametrize("call", [TrainJobClient.wait, waiting.wait, waiting.attend, following.follow])
+@pytest.mark.parametrize("call", [waiting.wait, waiting.attend, following.follow])
 def test_python_functions_take_one_options_object(call: Any) -> None:
     names = {*inspect.signature(call).parameters}
     assert "options" in names
     assert not names & {*option_names()}
+
+
+def test_the_client_takes_options_as_an_object_or_one_by_one() -> None:
+    assert {"options", *option_names()} <= {*inspect.signature(TrainJobClient.wait).parameters}
 
 
 def test_commands_take_one_options_object(monkeypatch: pytest.MonkeyPatch) -> None:
