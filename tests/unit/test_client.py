@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from threading import Barrier, get_ident
+from threading import Barrier, Event, get_ident
 
+import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
 
@@ -119,6 +120,33 @@ def test_a_client_of_a_backend_that_the_caller_connected_is_not_used_after_a_for
             client.list()
         monkeypatch.undo()
         assert client.list() == []
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("end", ["close", "cancel"])
+def test_what_is_cancelled_cannot_wait_on(end: str) -> None:
+    begun, left = Event(), Event()
+
+    async def stubborn() -> None:
+        begun.set()
+        try:
+            await anyio.sleep(600)
+        finally:
+            try:
+                await anyio.sleep(600)
+            finally:
+                left.set()
+
+    with TrainJobClient(MemoryBackend(), "ns") as client:
+        running = client.start(stubborn)
+        assert begun.wait(10)
+        if end == "cancel":
+            assert running.cancel()
+        else:
+            client.close()
+        assert left.wait(10)
+        with pytest.raises(CancelledError):
+            running.result(10)
 
 
 def test_a_call_on_the_event_loop_is_refused() -> None:
