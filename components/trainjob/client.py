@@ -82,8 +82,9 @@ class TrainJobClient:
         if self._process != os.getpid():  # a fork copies neither threads nor connections, and may copy a held lock
             if self._made and self.backend.home is None:
                 raise ConfigurationError("this client was made before the process was forked: make one in the child")
-            self._process, self._thread, self._starting = os.getpid(), None, RLock()
+            self._thread, self._starting = None, RLock()
             self.backend = self.backend if self._made else connect(self._backend_name)
+            self._process = os.getpid()  # last: another thread of the child may look at it
         with self._starting:
             if self._thread is None:
                 self._thread = LoopThread()
@@ -327,6 +328,7 @@ class TrainJobClient:
             follow: Continue until the job has ended.
             tail: Only the last lines of each rank.
         """
+        self._running()  # after a fork, before the backend is used
         ref = self._ref(job)
         lines = self.backend.logs(ref, ranks=ranks, follow=follow, tail=tail)
         try:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from trainjob._backends.local import supervisor
+
 MARKER = "TRAINJOB_LOCAL_UID"
-_SUPERVISOR = b"\0trainjob.backends.local.supervisor\0"
+_SUPERVISOR = f"\0{supervisor.__name__}\0".encode()
 
 
 def marked(uid: str = "", under: Path | None = None) -> dict[int, str]:

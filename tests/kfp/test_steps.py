@@ -321,7 +321,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"run_timeout": -1}, "run_timeout: is -1 seconds"),
         ({"inputs": {"dataset": "nowhere"}}, "inputs.dataset"),
         ({"outputs": {"model": "s3://user:pass@bucket/x"}}, "outputs.model"),
-        ({"spec": {"labels": 5.0}}, "labels: must be a mapping, not a number"),
+        ({"spec": {"labels": 5.0}}, "labels: must be a mapping, not 5"),
         ({"on_kill_action": "stop"}, "on_kill_action: is 'stop' (give one of suspend, cancel, keep)"),
         ({"backend": "kubernetes"}, "TRAINJOB_BACKEND=local"),
     ],

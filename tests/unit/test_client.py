@@ -86,6 +86,7 @@ users: [{name: u, user: {token: t}}]
     [
         ("", "worked\n"),
         ("client.start(lambda: asyncio.sleep(600))", "worked\n"),
+        ("client.start(lambda: anyio.to_thread.run_sync(time.sleep, 1)); client.call(work)", "worked\n"),
         ("client.close(); print(client.call(work))", "worked\nworked\n"),
         ("pid = os.fork(); print(client.call(work), flush=True); pid and os.waitpid(pid, 0)", "worked\n" * 3),
         (
@@ -99,7 +100,7 @@ users: [{name: u, user: {token: t}}]
             "worked\nmine\n",
         ),
     ],
-    ids=["", "busy", "closed", "forked", "signal", "context"],
+    ids=["", "busy", "thread", "closed", "forked", "signal", "context"],
 )
 def test_a_script_ends_with_its_last_line(backend: str, rest: str, printed: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(KUBECONFIG)
@@ -120,6 +121,17 @@ def test_a_client_of_a_backend_that_the_caller_connected_is_not_used_after_a_for
             client.list()
         monkeypatch.undo()
         assert client.list() == []
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_call_that_exits_does_not_hang(error: BaseException) -> None:
+    async def exits() -> None:
+        raise error
+
+    client = TrainJobClient(MemoryBackend(), "ns")
+    with pytest.raises(type(error)):
+        client.call(exits)
 
 
 @pytest.mark.timeout(20)
@@ -155,7 +167,7 @@ def test_a_call_on_the_event_loop_is_refused() -> None:
         async def nested() -> object:
             return client.list()
 
-        with pytest.raises(RuntimeError, match="await instead"):
+        with pytest.raises(RuntimeError, match="cannot be called from the event loop thread"):
             client.call(nested)
 
 

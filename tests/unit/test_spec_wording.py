@@ -58,12 +58,22 @@ def test_no_message_has_the_words_of_pydantic(kind: str) -> None:
 @pytest.mark.parametrize(
     ("read", "fields", "message"),
     [
-        (spec, {"command": "python train.py --lr '0.1 0.2'"}, "write a list: [python, train.py, --lr, 0.1 0.2]"),
+        (
+            spec,
+            {"command": "python train.py --lr '0.1 0.2'"},
+            'write a list: ["python", "train.py", "--lr", "0.1 0.2"]',
+        ),
         (spec, {"num_nodes": "two"}, "num_nodes: must be a whole number, not 'two'"),
         (spec, {"num_nodes": 2.5}, "num_nodes: must be a whole number, not 2.5"),
         (study, {"space": {"lr": {"type": "floot"}}}, "space.lr: is 'floot' (use one of: float, int, categorical)"),
         (study, {"space": {"lr": {"low": 0, "high": 1}}}, "space.lr.type: is missing"),
         (study, {"space": {"lr": {"type": "float", "low": 1, "high": 0}}}, "low is 1, which is more than high, 0"),
+        (
+            spec,
+            {"command": "python train.py --token hunter2"},
+            'write a list: ["python", "train.py", "--token", "***"]',
+        ),
+        (spec, {"env": {"DB_PASSWORD": {"secretKeyRef": "hunter2"}}}, "secretKeyRef: must be a mapping, not text"),
         (study, {"direction": "down"}, "direction: must be 'minimize' or 'maximize'"),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
 
 from pydantic_core import ErrorDetails
+
+from trainjob._support.masking import public
 
 _MUST_BE = {
     "bool": "true or false",
@@ -33,7 +36,7 @@ def in_words(detail: ErrorDetails) -> tuple[str, str]:
     kind, value = detail["type"], detail["input"]
     context: Mapping[str, object] = detail.get("ctx") or {}
     if kind == "list_type" and isinstance(value, str):
-        return "must be a list, not text", f"write a list: [{', '.join(_words(value))}]"
+        return "must be a list, not text", f"write a list: {json.dumps(_words(public(value)), ensure_ascii=False)}"
     if kind == "union_tag_invalid":
         return f"is {context.get('tag')!r}", f"use one of: {_listed(context.get('expected_tags'))}"
     if kind == "union_tag_not_found":
@@ -42,7 +45,8 @@ def in_words(detail: ErrorDetails) -> tuple[str, str]:
         return f"must be {context.get('expected')}", ""
     named = _MUST_BE.get(re.sub(r"_(type|parsing|parsing_size|from_float|exact)$", "", kind), "")
     if kind == "is_instance_of" or named:
-        return f"must be {named or 'a mapping'}, not {_shown(value)}", ""
+        repeats = named in ("a whole number", "a number", "true or false")  # of others, the value may be a secret
+        return f"must be {named or 'a mapping'}, not {_shown(value, repeats=repeats)}", ""
     message = detail["msg"].removeprefix("Value error, ")
     return re.sub(r"^(Input|Value|String|List|Dictionary|Tuple) should ", "must ", message), ""
 
@@ -58,9 +62,9 @@ def _listed(tags: object) -> str:
     return ", ".join(re.findall(r"'([^']+)'", str(tags)))
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, *, repeats: bool) -> str:
     if isinstance(value, str):
-        return repr(value) if 0 < len(value) <= _LONGEST else "text"
+        return repr(value) if repeats and 0 < len(value) <= _LONGEST else "text"
     if isinstance(value, bool | int | float | None):
         return str(value)
     if isinstance(value, Mapping):

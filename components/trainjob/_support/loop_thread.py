@@ -2,79 +2,74 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from threading import Thread, get_ident
+from contextlib import suppress
 from typing import TypeVar
 
 import anyio
+from anyio.from_thread import BlockingPortal
 
 T = TypeVar("T")
 
+_open: set[BlockingPortal] = set()
+_watched: set[int] = set()  # the processes whose end is watched; a fork copies no threads
+
 
 class LoopThread:
-    """An event loop in a daemon thread: the process ends with its last line, whatever still runs on the loop.
-
-    What is cancelled, by `Future.cancel` or by `stop`, is cancelled as in an `anyio.CancelScope`: it cannot wait on.
-    """
+    """A `BlockingPortal` in a daemon thread, which is stopped when the main thread ends, whatever still runs on it."""
 
     def __init__(self) -> None:
-        self._scopes: dict[asyncio.Task[object] | None, anyio.CancelScope] = {}  # of what runs; used on the loop only
-        self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, name="trainjob", daemon=True)
+        started: Future[BlockingPortal] = Future()
+        self._thread = threading.Thread(target=_run, args=(started,), name="trainjob", daemon=True)
         self._thread.start()
+        self._portal = started.result()
+        _open.add(self._portal)
+        _watch()
 
     def start(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Run an async function without arguments, in the context of the caller. From any thread or signal handler."""
-        own: list[anyio.CancelScope] = []
-
-        async def run() -> T:
-            task = asyncio.current_task()
-            with anyio.CancelScope() as scope:
-                own.append(scope)
-                self._scopes[task] = scope
-                try:
-                    return await function()
-                finally:
-                    del self._scopes[task]
-            raise asyncio.CancelledError
-
-        def end() -> None:
-            for scope in own:
-                scope.cancel()
-
-        def ended(future: Future[T]) -> None:
-            if future.cancelled() and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(end)
-
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
-        future.add_done_callback(ended)
-        return future
+        """Run an async function without arguments in the background. From any thread or signal handler."""
+        return self._portal.start_task_soon(function)
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run an async function without arguments, and return its result.
 
         Raises:
-            RuntimeError: Called on the loop itself, which would wait for ever.
+            RuntimeError: Called on the loop itself, which would wait for ever, or after `stop`.
         """
-        if self._thread.ident == get_ident():
-            raise RuntimeError("this runs on the event loop of the client already: await instead")
-        return self.start(function).result()
+        return self._portal.call(function)
 
     def stop(self) -> None:
         """Cancel what still runs, and end the thread."""
-        self.call(self._cancel_others)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        _open.discard(self._portal)
+        self._portal.call(self._portal.stop, True)
         self._thread.join()
-        self._loop.close()
 
-    async def _cancel_others(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        for each, scope in self._scopes.items():
-            if each in others:
-                scope.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await self._loop.shutdown_asyncgens()
+
+def _run(started: Future[BlockingPortal]) -> None:
+    async def run() -> None:
+        async with BlockingPortal() as portal:
+            started.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    try:
+        anyio.run(run)
+    except BaseException as error:  # noqa: BLE001 - a SystemExit of a call ends the loop, and that call raises it
+        if not started.done():
+            started.set_exception(error)
+
+
+def _watch() -> None:
+    if os.getpid() not in _watched:
+        _watched.add(os.getpid())
+        threading.Thread(target=_stop_with_main, name="trainjob-end", daemon=True).start()
+
+
+def _stop_with_main() -> None:
+    """Stop what is still open: anyio's worker threads are no daemons, and end with the loop that uses them."""
+    threading.main_thread().join()
+    for portal in [*_open]:
+        with suppress(RuntimeError):  # it has been stopped meanwhile
+            portal.call(portal.stop, True)

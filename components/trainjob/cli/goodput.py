@@ -29,13 +29,13 @@ async def goodput(
     commands: Commands, name: tuple[str, str] | None, key: str | None, labels: Mapping[str, str], price: float | None
 ) -> int:
     """Print the goodput of one job, of a key, or of the jobs with those labels."""
-    jobs = await _read(commands, name, key, labels)
+    jobs, uid = await _read(commands, name, key, labels)
     for unseen in dict.fromkeys(text for job in jobs for text in job.unseen):
         echo(f"less is known without the {unseen}", err=True)
     now = commands.backend.cluster.now() if commands.backend.cluster is not None else datetime.now(UTC)
     pieces = pieces_of_work(jobs)
     if name is not None:
-        pieces = [piece for piece in pieces if any(_is_named(job, name) for job in piece)]
+        pieces = [piece for piece in pieces if any(_uid(job) == uid for job in piece)]
     found = [measure([Attempt(job) for job in piece], now) for piece in pieces]
     seconds, hours, unknown = total(found)
     if commands.as_json:
@@ -57,23 +57,20 @@ async def goodput(
 
 async def _read(
     commands: Commands, name: tuple[str, str] | None, key: str | None, labels: Mapping[str, str]
-) -> Sequence[Evidence]:
-    """The jobs, by one list each of TrainJobs, pods and, for queues, Workloads; a name also needs the job itself."""
+) -> tuple[Sequence[Evidence], str]:
+    """The jobs, and the UID of the named one; by one list each of TrainJobs, pods and, for queues, Workloads."""
     if name is None:
         selected = {**labels, **(labels_of(key) if key else {MANAGED_BY: "trainjob"})}
-        return await commands.backend.states(commands.namespace, selected)
+        return await commands.backend.states(commands.namespace, selected), ""
     trainjob = await find_written(commands.backend, commands.namespace, *name)
-    namespace = trainjob["metadata"]["namespace"]
+    namespace, uid = trainjob["metadata"]["namespace"], trainjob["metadata"]["uid"]
     if work := mapping(trainjob, "metadata", "annotations").get(KEY):
-        return await commands.backend.states(namespace, labels_of(str(work)))
-    return [await commands.backend.state(JobRef.of(trainjob))]
+        return await commands.backend.states(namespace, labels_of(str(work))), uid
+    return [await commands.backend.state(JobRef.of(trainjob))], uid
 
 
-def _is_named(job: Evidence, name: tuple[str, str]) -> bool:
-    """Whether the job has this name or key."""
-    own = str(mapping(job.trainjob, "metadata").get("name"))
-    key = mapping(job.trainjob, "metadata", "annotations").get(KEY)
-    return own == name[1] or key == "/".join(filter(None, name))
+def _uid(job: Evidence) -> object:
+    return mapping(job.trainjob, "metadata").get("uid")
 
 
 def _pairs(labels: Mapping[str, str]) -> str:

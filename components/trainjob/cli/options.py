@@ -75,11 +75,19 @@ def page_file(text: str) -> str:
 
 def job_name(text: str) -> tuple[str, str]:
     """``NAME`` or ``NAMESPACE/NAME``: the namespace (empty: the default one) and the name. Anything else is a key."""
-    where, slash, name = text.rpartition("/")
     if not text.strip():
         raise click.BadParameter("is blank: write NAME, NAMESPACE/NAME or the key of a TrainJob")
-    if not names.JOB.fullmatch(name) or (slash and not names.NAMESPACE.fullmatch(where)):
+    try:
+        return strict_job_name(text)
+    except click.BadParameter:
         return "", text
+
+
+def strict_job_name(text: str) -> tuple[str, str]:
+    """``NAME`` or ``NAMESPACE/NAME``."""
+    where, slash, name = text.rpartition("/")
+    if not names.JOB.fullmatch(name) or (slash and not names.NAMESPACE.fullmatch(where)):
+        raise click.BadParameter(f"{text!r} is not the name of a TrainJob: NAME or NAMESPACE/NAME")
     return where, name
 
 

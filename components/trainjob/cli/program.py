@@ -38,6 +38,7 @@ from trainjob.cli.options import (
     require_work,
     service_account,
     spec_options,
+    strict_job_name,
     timeout_options,
     work_key,
 )
@@ -304,7 +305,7 @@ def wait(
         raise click.UsageError("--fail-on-first-crash cannot be combined with --stdin: give the NAME of one job")
     from trainjob.cli.many import ManyWaits
 
-    names = [job_name(word) for word in sys.stdin.read().split()]
+    names = [strict_job_name(word) for word in sys.stdin.read().split()]
     return target.do(lambda commands: ManyWaits(commands, names, options).run())
 
 
