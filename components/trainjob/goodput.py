@@ -54,7 +54,7 @@ class Segment:
     Attributes:
         activity: Its class.
         start: Begin in Unix time, seconds.
-        end: End in Unix time, seconds; the begin of the next segment.
+        end: End in Unix time, seconds; the start of the next segment.
         attempt: Ordinal of the attempt; between two attempts, that of the earlier one.
         source: How the activity is known.
         gpus: GPUs that the job held; 0 while it is queued, stopped or between two attempts, None if unknown.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainjob.verdicts import Category, RetryVerdict
 
 RERUN = "launch the job again"
-"""Begin of the advice for a failed job that may succeed when it is launched again, see `while_running`."""
+"""Start of the advice for a failed job that may succeed when it is launched again, see `while_running`."""
 
 
 @dataclass(frozen=True)

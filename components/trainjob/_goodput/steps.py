@@ -220,7 +220,7 @@ def _unknown_training(points: Sequence[_Step], spans: Sequence[Span]) -> list[Sp
 
 
 def _of_next_runs(points: Iterable[_Step], stretches: Sequence[tuple[float, float]]) -> list[_Step]:
-    """`points`, where reports that a waiter saw before the begin of their run are moved to that begin.
+    """`points`, where reports that a waiter saw before the start of their run are moved to that start.
 
     Between two runs, a waiter also sees the latest report of the earlier one, which does not go backwards.
     """

@@ -26,7 +26,7 @@ class Looks:
         namespace: Namespace of the jobs.
         since: Version of the records when an earlier launch of the same try began; None if this is the first one.
         reads_records: Whether records of failures matter to the launch.
-        began: Version of the records of cancels at the begin; None if they cannot be read.
+        began: Version of the records of cancels at its start; None if they cannot be read.
         attempts: The objects of the key at the latest look.
         cancels: The cancels of the key at the latest look.
         records: Records of failures of deleted attempts at the first look.

@@ -26,8 +26,8 @@ class LoopThread:
         self._thread = threading.Thread(target=_run, args=(started,), name="trainjob", daemon=True)
         self._thread.start()
         self._portal = started.result()
-        _open.add(self._portal)
         _watch()
+        _open.add(self._portal)
 
     def start(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
         """Run an async function without arguments in the background. From any thread or signal handler."""
@@ -64,6 +64,7 @@ def _run(started: Future[BlockingPortal]) -> None:
 def _watch() -> None:
     if os.getpid() not in _watched:
         _watched.add(os.getpid())
+        _open.clear()  # after a fork, those of the parent, whose threads are not here
         threading.Thread(target=_stop_with_main, name="trainjob-end", daemon=True).start()
 
 

@@ -107,7 +107,7 @@ def step(step: SupportsFloat | None = None) -> None:
 def watch() -> None:
     """Start the watchdog of this rank, if the job has a `TrainJobSpec.stall_timeout`; a later call does nothing.
 
-    The first `report` or `step` calls this. Call it at the begin of a script to get the stacks of a rank that hangs
+    The first `report` or `step` calls this. Call it at the start of a script to get the stacks of a rank that hangs
     before its first step.
     """
     counter = _counter

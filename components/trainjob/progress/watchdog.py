@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from .counter import Counter
 
 RANK_MARKER = "trainjob.rank "
-"""Begin of a watchdog's line about its rank; JSON follows."""
+"""Start of a watchdog's line about its rank; JSON follows."""
 STACK_MARKER = "trainjob.stack "
-"""Begin of a line of a stack; the number of the rank, ``| `` and the text follow."""
+"""Start of a line of a stack; the number of the rank, ``| `` and the text follow."""
 WAITING, DEVICE, LOADING = "waiting", "device", "loading"
 """What a marker's ``spent`` has, besides ``all``."""
 NATIVE_HEADING = "native frames by py-spy"

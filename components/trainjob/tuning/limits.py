@@ -12,7 +12,7 @@ REACHED = "reached"
 """The reason once a trial is as good as `stop_at`."""
 
 NO_METRIC = "the trial reported no metric"
-"""Begin of the reason why a trial without the metric has failed."""
+"""Start of the reason why a trial without the metric has failed."""
 
 _SILENT = 3  # trials without the metric after which a study is given up
 

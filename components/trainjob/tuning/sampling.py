@@ -34,7 +34,7 @@ _PRUNERS = {
 
 
 _RUNG = "completed_rung_"
-"""Begin of the attributes in which Optuna keeps the values at the rungs of successive halving."""
+"""Start of the attributes in which Optuna keeps the values at the rungs of successive halving."""
 
 
 _WARNINGS = Lock()
