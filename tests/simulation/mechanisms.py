@@ -347,6 +347,13 @@ MECHANISMS = (
         ((cancellation._Stop, "suspend_failed", _returns(None)),),
     ),
     Mechanism(
+        "a cancelled launch suspends a failed job, too",
+        "Trainer does not run it again",
+        "running",
+        scripts.FAILED_BEFORE_ITS_LAUNCH_OBEYS.format(False, "suspend"),
+        ((launching, "may_come_back", lambda job: False),),
+    ),
+    Mechanism(
         "a stop sends the DELETE first",
         "no webhook can delay it",
         "unstopped",

@@ -751,3 +751,29 @@ until p2 end
 REAPED_LATE_AFTER_A_STOP = f"""{STOP_OF_A_KILLED_LAUNCH}
 tick 1800                             # the record is kept for an hour
 """
+
+FAILED_BEFORE_ITS_LAUNCH_OBEYS = """
+world queue={0} first_crash=False
+spawn tune nightly/a
+until p1 POST trainjobs
+spawn cancel nightly/a {1}
+run p2                                # sees no job, and leaves its record
+do p1 ok POST trainjobs
+end nightly/a#1 3
+run p1                                # sees the failed job and the record
+takeback nightly/a#1
+"""
+
+FAILED_BEFORE_THE_REAPER = """
+world queue={0} first_crash=False
+spawn tune nightly/a
+until p1 POST trainjobs
+spawn cancel nightly/a {1}
+run p2
+do p1 killafter POST trainjobs
+end nightly/a#1 3
+spawn reap nightly/a
+until p3 end                          # sees the failed job and the record
+tick 3700                             # the record is kept for an hour
+takeback nightly/a#1
+"""

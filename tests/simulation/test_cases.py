@@ -346,3 +346,12 @@ def test_a_launch_that_was_frozen_waits_for_ranks_that_it_has_not_seen() -> None
 def test_the_reaper_leaves_a_job_that_a_person_has_resumed_after_a_kill() -> None:
     """Although the record of a cancel before that kill applies to it."""
     assert active(played(scripts.RESUMED_AFTER_A_KILL)) == ["nightly/a#1"]
+
+
+@pytest.mark.parametrize("queue", [False, True])
+@pytest.mark.parametrize("stop", ["suspend", "delete"])
+@pytest.mark.parametrize("script", [scripts.FAILED_BEFORE_ITS_LAUNCH_OBEYS, scripts.FAILED_BEFORE_THE_REAPER])
+def test_a_cancelled_job_that_had_failed_does_not_come_back(script: str, stop: str, queue: bool) -> None:
+    outcome = played(script.format(queue, stop))
+    assert created(outcome) == ["nightly/a#1"]
+    assert active(outcome) == []

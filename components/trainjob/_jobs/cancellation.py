@@ -30,6 +30,7 @@ from trainjob._manifest.attempts import (
     is_replaced,
     launched_at,
     mark_of,
+    may_come_back,
     try_of,
     version_of,
 )
@@ -116,8 +117,7 @@ async def cancel_key(
 
     The record of the cancel is kept for an hour. A launch of the key that began before it reads the record after it has
     created a job, and stops that job; so does the reaper for a launch that was killed in between. A launch that begins
-    afterwards is not concerned. Attempts that have failed are suspended, since Trainer up to 2.3 can take ``Failed``
-    back.
+    afterwards is not concerned. All of them suspend attempts that have failed (`may_come_back`).
 
     Args:
         backend: Backend that runs the jobs.
@@ -211,12 +211,12 @@ class _Stop:
         return record.version > launched and not (self._action == "suspend" and is_marked_after(job, record.version))
 
     async def suspend_failed(self, jobs: Sequence[TrainJob]) -> None:
-        """Suspend the failed ones of `jobs`: a controller that takes ``Failed`` back does not run them."""
+        """Suspend the failed ones of `jobs`, so that they do not come back."""
         for job in jobs:
-            if observe(job).phase is Phase.FAILED and not mapping(job, "spec").get("suspend"):
+            patch = cancelling(job, "suspend", self._mark) if may_come_back(job) else None
+            if patch is not None:
                 with suppress(TrainJobError):
-                    mark = {"annotations": {CANCELLED: self._mark}}
-                    await self._backend.patch(JobRef.of(job), {"metadata": mark, "spec": {"suspend": True}})
+                    await self._backend.patch(JobRef.of(job), patch)
 
     async def _write_record(self) -> None:
         announce, self._announce = self._announce, None
@@ -268,9 +268,10 @@ def cancelling(trainjob: TrainJob, action: CancelAction, mark: str = "true") -> 
     """The patch that suspends `trainjob`; None if it must be deleted. `mark` is the value of its annotation.
 
     A job that Kueue manages is deleted instead of suspended: Kueue resumes an admitted job that another client suspends
-    (its reconciler: "start the job if the workload has been admitted").
+    (its reconciler: "start the job if the workload has been admitted"). One that has failed is suspended in any case.
     """
-    if action == "suspend" and QUEUE_LABEL not in (trainjob["metadata"].get("labels") or {}):
+    queued = QUEUE_LABEL in (trainjob["metadata"].get("labels") or {})
+    if may_come_back(trainjob) or (action == "suspend" and not queued):
         annotations: dict[str, str | None] = {CANCELLED: mark}
         if given_up(trainjob) is None and GIVEN_UP in (trainjob["metadata"].get("annotations") or {}):
             annotations[GIVEN_UP] = None  # a person has resumed it since

@@ -14,7 +14,7 @@ from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import diagnosis_of
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._jobs.cancellation import end_attempt
-from trainjob._manifest.attempts import NOT_STARTED, is_deleting, recorded_failure, version_of
+from trainjob._manifest.attempts import NOT_STARTED, is_deleting, may_come_back, recorded_failure, version_of
 from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of
 from trainjob.errors import NotFound, RanksRemain, Rejected
 from trainjob.job import JobRef, job_name
@@ -60,12 +60,9 @@ async def lacks_capacity(backend: Backend, trainjob: TrainJob, failure: Diagnosi
 async def suspend_failed(backend: Backend, trainjob: TrainJob) -> bool:
     """Keep a failed attempt from running again, with its diagnosis on it; False if it was changed meanwhile.
 
-    Trainer up to 2.3 takes ``Failed`` back and trains again if the JobSet is deleted (kubeflow/trainer#3891). For a
-    suspended TrainJob it creates a suspended JobSet. Where a change is refused, because the runtime is gone, the job is
-    deleted.
+    Where a change is refused, because the runtime is gone, the job is deleted.
     """
-    suspended = mapping(trainjob, "spec").get("suspend")
-    if observe(trainjob).phase is not Phase.FAILED or suspended or is_deleting(trainjob):
+    if not may_come_back(trainjob):
         return True
     why = await failure_of(backend, trainjob, read=True)
     annotations = {} if why is None else {GIVEN_UP: json.dumps(pack_diagnosis(why), ensure_ascii=False)}

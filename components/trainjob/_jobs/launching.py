@@ -36,6 +36,7 @@ from trainjob._manifest.attempts import (
     killed_try,
     launched_at,
     mark_of,
+    may_come_back,
     may_run,
     try_of,
     version_of,
@@ -283,6 +284,7 @@ class _Launch:
 
         Also if another launch has adopted it that began before the cancel, too: that one need not read the cancel. The
         job is suspended and not deleted, so that its name stays in use: a create whose reply was lost may still arrive.
+        One that has failed already is suspended, too: it may come back.
 
         Args:
             counts: The attempt that counts.
@@ -296,7 +298,9 @@ class _Launch:
         cancel = next((each for each in self.seen.cancels if each.applies(self.seen.began, tried, uid)), None)
         if cancel is None or (counts is not None and observe(counts).phase is Phase.COMPLETE):
             return
-        for job in filter(may_run, self.seen.attempts):
+        for job in self.seen.attempts:
+            if not may_run(job) and not may_come_back(job):
+                continue
             own = self.seen.is_own(job) or (resumed and counts is job)
             if own or (cancel_of([cancel], job) is not None and not is_marked_after(job, cancel.version)):
                 await request_cancel(self.backend, job, "suspend", cancel.mark)

@@ -30,6 +30,7 @@ from trainjob._manifest.attempts import (
     decide,
     is_deleting,
     is_resumed_since,
+    may_come_back,
     may_run,
     recent,
     version_of,
@@ -164,7 +165,9 @@ async def _extra(backend: Cluster, namespace: str) -> list[Callable[[], Awaitabl
         ends += [partial(_delete, backend, job, f"another attempt of its key counts{which}") for job in losers]
         for job in jobs:
             cancel = cancel_of(recent(cancels.get(work, ()), backend.now()), job)
-            if cancel is None or job in losers or not may_run(job) or is_resumed_since(job, cancel):
+            if cancel is None or job in losers or is_resumed_since(job, cancel):
+                continue
+            if not may_run(job) and not may_come_back(job):
                 continue
             if cancel.action == "delete" or observe(job).phase is not Phase.SUSPENDED:
                 suspends.append(partial(_end, backend, job, cancel.action, cancel.mark, "its key was cancelled"))

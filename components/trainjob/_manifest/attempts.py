@@ -270,6 +270,16 @@ def may_run(trainjob: Mapping[str, Any]) -> bool:
     return not ended and given_up(trainjob) is None
 
 
+def may_come_back(trainjob: Mapping[str, Any]) -> bool:
+    """Whether a failed attempt may run again unless it is suspended: Trainer up to 2.3 can take ``Failed`` back.
+
+    It does so, and trains again, if the JobSet is deleted (kubeflow/trainer#3891). For a suspended TrainJob it creates
+    a suspended JobSet.
+    """
+    ended = is_deleting(trainjob) or is_record(trainjob)
+    return not ended and observe(trainjob).phase is Phase.FAILED and not mapping(trainjob, "spec").get("suspend")
+
+
 def decide(
     attempts: Collection[Mapping[str, Any]],
 ) -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]:
