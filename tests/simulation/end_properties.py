@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.simulation.facts import Facts, Moment
 from tests.simulation.objects import annotation, is_active, is_ended, is_queued, is_suspended
-from tests.simulation.processes import STOPS
+from tests.simulation.processes import STOPS, Process
 from tests.simulation.server import Entry
 
 from trainjob import TimedOut, TrainJobFailed
@@ -18,13 +18,16 @@ DELETION_SECONDS = 100.0
 
 
 def deserted(facts: Facts, moment: Moment) -> Iterator[str]:
-    """A waiter whose job a launcher or the reaper has ended follows the attempt that counts instead of failing."""
+    """A waiter whose job a launcher or the reaper has ended follows the attempt that counts instead of failing.
+
+    Unless it has read before that the job had failed: it reports that failure, also if Trainer has taken it back since.
+    """
     for process in facts.new_ends():
         if process.outcome != "failed" or process.ref is None or facts.server.job(process.ref.uid) is not None:
             continue
         ends = [each for each in facts.server.log if each.uid == process.ref.uid and each.method == "DELETE"]
         by = facts.process_of(ends[-1]) if ends else None
-        if by is None or by.kind in STOPS:
+        if by is None or by.kind in STOPS or _has_read_failure(facts, process, ends[-1].version):
             continue
         looks = list(facts.lists(process, "trainjobs", process.begin, process.end))
         looks = [each for each in looks if each.version >= ends[-1].version] or ends
@@ -32,6 +35,17 @@ def deserted(facts: Facts, moment: Moment) -> Iterator[str]:
         before = [job for job in running if facts.server.claims[job["metadata"]["uid"]][0] <= looks[-1].version]
         if before:
             yield f"{process.name} fails because {process.ref.name} is gone, while {before[0]['metadata']['name']} runs"
+
+
+def _has_read_failure(facts: Facts, process: Process, end: int) -> bool:
+    """Whether a waiter has read its job while that had failed, before it ended at that version."""
+    if process.ref is None:
+        return False
+    uid, log = process.ref.uid, facts.server.log
+    failed = [(each.failed, each.version) for each in log if each.uid == uid and each.who == "trainer" and each.failed]
+    failed += [(facts.server.failed[uid], end)] if uid in facts.server.failed else []
+    reads = [each.version for each in log if each.who == process.name and each.name == process.ref.name]
+    return any(since <= read < until for since, until in failed for read in reads)
 
 
 def waits(facts: Facts, moment: Moment) -> Iterator[str]:

@@ -777,3 +777,20 @@ until p3 end                          # sees the failed job and the record
 tick 3700                             # the record is kept for an hour
 takeback nightly/a#1
 """
+
+FAILED_BEFORE_IT_WAS_REPLACED = """
+world first_crash=False
+spawn kfp nightly/a
+until p1 wait
+spawn cancel nightly/a suspend
+do p2 ok GET trainjobs
+do p2 ok POST leases
+end nightly/a#1 3
+do p2 ok PATCH trainjobs              # the failed job is suspended by the cancel
+tick 31
+run p1                                # reads that its job has failed
+spawn kfp nightly/a
+do p3 ok GET trainjobs
+takeback nightly/a#1
+until p3 wait                         # has created attempt 2 and deleted the one that came back
+"""

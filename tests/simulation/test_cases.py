@@ -355,3 +355,9 @@ def test_a_cancelled_job_that_had_failed_does_not_come_back(script: str, stop: s
     outcome = played(script.format(queue, stop))
     assert created(outcome) == ["nightly/a#1"]
     assert active(outcome) == []
+
+
+def test_a_waiter_that_has_read_a_failure_reports_it_although_trainer_takes_it_back() -> None:
+    outcome = played(scripts.FAILED_BEFORE_IT_WAS_REPLACED, finish=True)
+    assert created(outcome) == ["nightly/a#1", "nightly/a#2"]
+    assert outcomes(outcome)[0] == "failed"
