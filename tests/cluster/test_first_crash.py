@@ -238,8 +238,10 @@ async def by_the_command_line(waiters: Waiters) -> None:
         assert f"{waiters.namespace}/{name} keeps running" in again.stderr
         for message in MESSAGES:
             assert message in again.stderr, again.stderr
-    found = await waiters.trainjob("diagnose", name, "--html", str(waiters.directory / "report.html"))
+    found = await waiters.trainjob("diagnose", name)
     assert found.returncode == 0, "the job keeps running"
+    page = await waiters.trainjob("report", name, "-o", str(waiters.directory / "report.html"))
+    assert page.returncode == 0, page.stderr
     for text in (found.stdout, (waiters.directory / "report.html").read_text()):
         assert "exited with code 3" in text
         assert "ValueError: the data is wrong" in text

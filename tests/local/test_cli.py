@@ -248,8 +248,9 @@ def test_a_run_as_json_lines(trainjob: Shell) -> None:
     assert result["metrics"] == {"loss": 0.5}
     assert result["name"] == launched["name"]
     assert [(step, value) for step, _, value in result["history"]["loss"]] == [(1, 1.0), (2, 0.5)]
-    for command in (["status"], ["diagnose", "--html", "page.html"]):
-        assert trainjob.json(*command, result["name"])["history"] == result["history"]
+    for command in ("status", "diagnose"):
+        assert trainjob.json(command, result["name"])["history"] == result["history"]
+    trainjob("report", result["name"], "-o", "page.html")
     page = Parsed((trainjob.home / "page.html").read_text())
     assert page.data["document"]["history"] == result["history"]
 
@@ -709,7 +710,8 @@ def test_no_control_sequence_of_a_job_reaches_the_terminal(trainjob: Shell) -> N
     (job,) = trainjob.json("list")["jobs"]
     page = trainjob.home / "page.html"
     outputs += trainjob.both("logs", job["name"])
-    outputs += trainjob.both("diagnose", job["name"], "--html", str(page), code=1)
+    outputs += trainjob.both("diagnose", job["name"], code=1)
+    outputs += trainjob.both("report", job["name"], "-o", str(page))
     outputs += [page.read_text(), trainjob("status", job["name"])]
     assert [escapes(text) for text in outputs] == [[]] * len(outputs)
     assert "\x1b" not in "".join(outputs)  # no colors without a terminal

@@ -188,10 +188,8 @@ def test_diagnose_exit_code_depends_on_the_job(
         return found
 
     backend.evidence = evidence  # type: ignore[assignment,method-assign]
-    page = tmp_path / "report.html"
-    code, out, _ = exit_of(capsys, "diagnose", job.name, "--html", str(page))
+    code, out, _ = exit_of(capsys, "diagnose", job.name)
     assert (code, text in out) == (exit_code, True), out
-    assert page.exists() == (make is not unknown)
     code, out, _ = exit_of(capsys, "diagnose", job.name, "--json")
     answer: dict[str, Any] = json.loads(out)
     assert code == exit_code
@@ -200,11 +198,3 @@ def test_diagnose_exit_code_depends_on_the_job(
         seconds = [each.pop("seconds") for each in (answer, status)]
         assert status == {name: answer[name] for name in status}, "status and diagnose agree"
         assert seconds[0].keys() == seconds[1].keys()
-
-
-def test_html_in_a_missing_directory_is_rejected(
-    capsys: pytest.CaptureFixture[str], backend: MemoryBackend, job: JobRef, tmp_path: Path
-) -> None:
-    code, _, err = exit_of(capsys, "diagnose", job.name, "--html", str(tmp_path / "no" / "such" / "directory.html"))
-    assert code == 2
-    assert f"there is no directory {tmp_path / 'no' / 'such'}" in err

@@ -157,7 +157,7 @@ def test_an_unusable_home_is_rejected(
         assert "set TRAINJOB_HOME to another directory" in err
 
 
-def test_an_unwritable_html_path_is_rejected_before_the_job_is_read(
+def test_an_unwritable_page_is_rejected_before_the_job_is_read(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -166,7 +166,7 @@ def test_an_unwritable_html_path_is_rejected_before_the_job_is_read(
         tmp_path / "no" / "page.html": f"there is no directory {tmp_path / 'no'}",
         tmp_path / "file" / "page.html": f"there is no directory {tmp_path / 'file'}",
     }.items():
-        code, _, err = exit_of(capsys, "diagnose", "nosuch", "--html", str(path))
+        code, _, err = exit_of(capsys, "report", "nosuch", "-o", str(path))
         assert code == 2
         assert str(path) in err
         assert reason in err

@@ -33,8 +33,6 @@ from trainjob._jobs.records import mark_delivered
 from trainjob._jobs.results import TrainJobResult
 from trainjob._manifest import unattended
 from trainjob._manifest.render import render
-from trainjob._pages.live import take_document
-from trainjob._pages.page import page_html
 from trainjob._spec import TrainJobSpec
 from trainjob._spec.reading import load_spec
 from trainjob._support.display import short
@@ -430,14 +428,9 @@ class Commands:
         self._answer(job, lambda: texts.status_text(found))
         return 0
 
-    async def diagnose(
-        self, name: tuple[str, str], page: Path | None, exit_code: Callable[[TrainJobFailed], int]
-    ) -> int:
+    async def diagnose(self, name: tuple[str, str], exit_code: Callable[[TrainJobFailed], int]) -> int:
         """Print everything about one job. The exit code tells who has to act next."""
         found = await self._examine(name)
-        if page is not None:
-            document = await take_document(self.backend, found.ref.namespace, found.ref.name)
-            await anyio.Path(page).write_text(page_html(document), encoding="utf-8")
         self._answer(found.as_dict(), lambda: texts.report_text(found))
         ended = found.diagnosis.failed or found.given_up
         if found.observation.stuck and not ended:

@@ -29,7 +29,6 @@ from trainjob.cli.options import (
     image_name,
     job_name,
     live_options,
-    output_file,
     page_file,
     pair,
     pinned_image,
@@ -320,22 +319,15 @@ def status(target: Target, /, *, name: tuple[str, str]) -> int:
 
 @program.command(epilog=EXIT_CODES)
 @click.argument("name", type=job_name, shell_complete=completion.jobs)
-@click.option(
-    "--html",
-    "page",
-    type=output_file,
-    metavar="FILE",
-    help="Also write the report as one self-contained HTML page.",
-)
 @common_options
 @click.pass_obj
-def diagnose(target: Target, /, *, name: tuple[str, str], page: Path | None) -> int:
+def diagnose(target: Target, /, *, name: tuple[str, str]) -> int:
     """Show everything about any TrainJob: why it failed or what blocks it, its ranks and events.
 
     The exit code tells who has to act next: 0 if the job makes progress or is complete, 2 if it is blocked by something
     that only a person can fix, and that of `wait` if it has failed.
     """
-    return target.do(lambda commands: commands.diagnose(name, page, exit_code))
+    return target.do(lambda commands: commands.diagnose(name, exit_code))
 
 
 @program.command(epilog=EXIT_CODES)
