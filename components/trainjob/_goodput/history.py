@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from trainjob._support.numbers import is_finite
 from trainjob.progress.message import MAX_METRICS, MAX_NAME, RESERVED
 from trainjob.status import Phase
 
@@ -65,7 +66,7 @@ class MetricHistory:
         """
         changed = False
         for name, value in metrics.items():
-            if not _is_number(value):
+            if not is_finite(value):
                 continue
             series = self._series.get(name)
             if series is None:
@@ -126,7 +127,7 @@ class MetricHistory:
         """Add phases of the same job that another waiter has observed, also as JSON values; others are left out."""
         known = set(self._phases)
         for each in phases if isinstance(phases, list | tuple) else ():
-            if isinstance(each, list | tuple) and len(each) == 2 and _is_number(each[0]):
+            if isinstance(each, list | tuple) and len(each) == 2 and is_finite(each[0]):
                 time, phase = each
                 if isinstance(phase, str) and phase in _PHASE_NAMES:
                     known.add((float(time), Phase(phase)))
@@ -222,18 +223,9 @@ def _points(points: Iterable[object]) -> list[Point]:
         if not isinstance(point, list | tuple) or len(point) != 3:
             continue
         step, time, value = point
-        if _is_number(time) and _is_number(value):
-            found.append((float(step) if _is_number(step) else None, float(time), float(value)))
+        if is_finite(time) and is_finite(value):
+            found.append((float(step) if is_finite(step) else None, float(time), float(value)))
     return found
-
-
-def _is_number(value: object) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an int beyond all floats
-        return False
 
 
 def _short(step: float) -> float:

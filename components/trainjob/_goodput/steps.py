@@ -13,6 +13,7 @@ from trainjob._goodput.attempts import Attempt, Run, unix_time
 from trainjob._goodput.history import CHECKPOINT, Points
 from trainjob._goodput.spans import IDLE, RAN, Span, clipped, of_training, over, stretches_of
 from trainjob._support.kube_objects import mapping
+from trainjob._support.numbers import is_finite
 from trainjob.goodput import Activity, Source
 from trainjob.status import Phase, observe
 
@@ -278,7 +279,7 @@ def _steps_in(history: Points) -> list[_Step]:
         elif name.startswith(_EVALUATIONS):
             activity = Activity.EVALUATING
         for step, time, _ in points:
-            if step is not None and time is not None and math.isfinite(step) and math.isfinite(time):
+            if is_finite(step) and is_finite(time):
                 known = found.get((time, step))
                 found[time, step] = known if known is Activity.EVALUATING else activity or known
     return [_Step(time, step, activity) for (time, step), activity in sorted(found.items(), key=lambda each: each[0])]

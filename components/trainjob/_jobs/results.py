@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from trainjob._jobs.records import record_failure
 from trainjob._support import volumes
 from trainjob._support.display import short
 from trainjob._support.kube_objects import mapping, mappings, rank_of
+from trainjob._support.numbers import json_values
 from trainjob.errors import TrainJobFailed
 from trainjob.goodput import Goodput
 from trainjob.job import ATTEMPT, JobRef
@@ -79,11 +79,7 @@ class TrainJobResult:
         ``returned``, ``history``, ``checkpoints``, ``goodput`` and ``stragglers`` are left out if they are empty. A
         point of the history is a list.
         """
-        finite = {
-            name: value if isinstance(value, str) or math.isfinite(value) else str(value)
-            for name, value in self.metrics.items()
-        }
-        values = {**asdict(self), "metrics": finite, "history": history_as_json(self.history)}
+        values = {**asdict(self), "metrics": json_values(self.metrics), "history": history_as_json(self.history)}
         if self.returned is None:
             del values["returned"]
         if not self.history:

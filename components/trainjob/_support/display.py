@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from trainjob._support.control_characters import one_line, plain
 from trainjob._support.masking import masked_lines, public
+from trainjob._support.numbers import is_finite
 
 _LONGEST = 2000  # characters of a line of a log or of a message
 
@@ -30,11 +30,7 @@ def public_values(values: Mapping[str, bool | float | str]) -> dict[str, bool | 
 
 def numeric(values: Mapping[str, Any]) -> dict[str, float]:
     """The metrics or outputs that are finite numbers."""
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    return {name: value for name, value in values.items() if is_finite(value)}
 
 
 def rounded(value: float | str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeGuard
+
+from trainjob._support.numbers import is_finite
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = "_.-=+*#@"
@@ -31,7 +32,7 @@ def sparkline(points: Sequence[Sequence[float | None]], width: int, levels: str 
         width: Characters.
         levels: Characters, lowest first.
     """
-    kept = [(time, value) for _, time, value in points if _finite(time) and _finite(value)]
+    kept = [(time, value) for _, time, value in points if is_finite(time) and is_finite(value)]
     if len(kept) < 2 or width < 1:
         return ""
     kept = [(time / 2, value / 2) for time, value in kept]  # the difference of two floats can be infinite
@@ -52,7 +53,3 @@ def sparkline(points: Sequence[Sequence[float | None]], width: int, levels: str 
     if high <= low:
         return levels[top // 2] * width
     return "".join(levels[round((height - low) / (high - low) * top)] for height in heights)
-
-
-def _finite(number: float | None) -> TypeGuard[float]:
-    return number is not None and math.isfinite(number)

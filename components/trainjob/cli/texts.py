@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -17,6 +16,7 @@ from trainjob._jobs.report_parts import Event, Rank
 from trainjob._jobs.results import TrainJobResult
 from trainjob._support.control_characters import escaped_json, is_safe, one_line
 from trainjob._support.display import rounded, short
+from trainjob._support.numbers import json_values
 from trainjob.cli.output import fitted
 from trainjob.job import KEY, JobRef
 from trainjob.status import Phase, observe
@@ -208,15 +208,7 @@ def as_yaml(manifest: Mapping[str, Any]) -> str:
 
 def as_json(value: Any) -> str:
     """`value` as JSON on one line; NaN and infinity as text, since JSON has neither."""
-    return escaped_json(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return escaped_json(json.dumps(json_values(value), ensure_ascii=False, allow_nan=False))
 
 
 def color_of(rank: str) -> str:

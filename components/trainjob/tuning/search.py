@@ -17,6 +17,7 @@ from trainjob._jobs.results import TrainJobResult
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.workflow_labels import STUDY
 from trainjob._spec import TrainJobSpec
+from trainjob._support.numbers import is_finite
 from trainjob.errors import RankCrashed, StoreUnavailable, StudyFailed, TimedOut, TrainJobError, TrainJobFailed
 from trainjob.job import JobRef, check_key, key_hash
 from trainjob.status import Observation, Phase, observe
@@ -25,7 +26,7 @@ from trainjob.tuning.limits import NO_METRIC, REACHED, reason_to_end
 from trainjob.tuning.search_state import SearchState
 from trainjob.tuning.study import Study
 from trainjob.tuning.trial_jobs import TRIAL, EndedJobs, find_trials
-from trainjob.tuning.trials import Journal, StudyResult, Trial, is_value
+from trainjob.tuning.trials import Journal, StudyResult, Trial
 from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)
@@ -310,7 +311,7 @@ class _Search:
     def _take_value(self, number: int, now: Observation) -> asyncio.Future[bool] | None:
         """Take a value that a running trial reported; returns whether to prune the trial, None without a new value."""
         value, values = now.metrics.get(self.study.metric), self.watched[number].values
-        if not is_value(value) or self.state.trials[number].ended:
+        if not is_finite(value) or self.state.trials[number].ended:
             return None
         step = now.step if now.step is not None else values[-1][0] + 1 if values else 1
         if values and (step <= values[-1][0] or (now.step is None and value == values[-1][1])):
@@ -329,7 +330,7 @@ class _Search:
         if value is None:
             names = ", ".join(sorted(result.metrics)) or "none"
             problem = f"{NO_METRIC} {self.study.metric!r}; it reported: {names}"
-        elif not is_value(value):
+        elif not is_finite(value):
             problem = f"{self.study.metric} is {value!r}, which is not a finite number"
         # The training's own history has the steps between those that this waiter has seen.
         seen = self.watched[number].values

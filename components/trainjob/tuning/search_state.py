@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 from trainjob._manifest.render import differences
 from trainjob._spec import TrainJobSpec
+from trainjob._support.numbers import is_finite
 from trainjob.errors import InvalidStudy, Problem
 from trainjob.tuning.sampling import Sampling
 from trainjob.tuning.study import Study
-from trainjob.tuning.trials import Journal, Trial, damaged, is_value, name_of, parameters_of, trial_of
+from trainjob.tuning.trials import Journal, Trial, damaged, name_of, parameters_of, trial_of
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ class SearchState:
             problems = [Problem("", change.replace("spec.", "", 1)) for change in changes]
             problems.append(Problem("", f"study {self.key} began with another space or template", "use another key"))
             raise InvalidStudy(problems)
-        if not is_value(header.get("began")):
+        if not is_finite(header.get("began")):
             raise damaged("study", "it has no time at which the study began")
         self.began = header["began"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
+from trainjob._support.numbers import json_values
 from trainjob.errors import CorruptData
 from trainjob.tuning.study import Scalar
 
@@ -66,11 +66,7 @@ class Trial:
 
     def as_dict(self) -> dict[str, Any]:
         """The trial as JSON values."""
-        finite = {
-            name: each if not isinstance(each, float) or math.isfinite(each) else str(each)
-            for name, each in self.metrics.items()
-        }
-        return {**asdict(self), "metrics": finite, "values": [list(each) for each in self.values]}
+        return {**asdict(self), "metrics": json_values(self.metrics), "values": [list(each) for each in self.values]}
 
 
 @dataclass(frozen=True)
@@ -217,8 +213,3 @@ def damaged(name: str, problem: object) -> CorruptData:
         f"{name}.json in the journal of the study is damaged ({problem}); remove the file to repeat what it records,"
         " or use another key"
     )
-
-
-def is_value(value: object) -> TypeGuard[float]:
-    """Whether a value can be that of a metric: a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

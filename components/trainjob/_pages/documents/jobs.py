@@ -11,9 +11,9 @@ from trainjob._goodput.history import thinned
 from trainjob._manifest.workflow_labels import title_of
 from trainjob._pages.documents import MAX_POINTS, VERSION
 from trainjob._pages.documents.attempts import with_segments
-from trainjob._pages.documents.values import finite_values
 from trainjob._support.display import iso, short_text
 from trainjob._support.kube_objects import mapping
+from trainjob._support.numbers import json_values
 from trainjob.job import KEY, JobRef
 from trainjob.status import observe
 
@@ -46,7 +46,7 @@ def listed(trainjob: TrainJob) -> dict[str, Any]:
         "finished": iso(now.finished),
         "progress": now.progress,
         "remaining_seconds": now.remaining_seconds,
-        "metrics": finite_values({name: each for name, each in now.metrics.items() if isinstance(each, int | float)}),
+        "metrics": json_values({name: each for name, each in now.metrics.items() if isinstance(each, int | float)}),
         "workflow": short_text(title_of(trainjob)),
         "workflow_href": "",
         "href": "",

@@ -13,10 +13,10 @@ from trainjob._jobs.report import Report, examine
 from trainjob._manifest.workflow_labels import task_of
 from trainjob._pages.documents import MAX_POINTS, VERSION
 from trainjob._pages.documents.attempts import LATEST, attempt_of, goodput_of, order, spent_by_attempt
-from trainjob._pages.documents.values import finite_values
 from trainjob._support.display import iso, short_text, shown_lines
 from trainjob._support.kube_objects import mapping
 from trainjob._support.masking import public
+from trainjob._support.numbers import json_values
 from trainjob.job import ATTEMPT, JobRef
 from trainjob.status import QUEUE_LABEL, Observation, Phase
 from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
@@ -73,8 +73,8 @@ def training_document(
         "notes": list(notes),
         **report.as_dict(),
         "diagnosis": report.diagnosis.as_dict() | {"outlook": report.diagnosis.outlook} if report.troubled else None,
-        "metrics": finite_values(report.metrics),
-        "outputs": finite_values(report.outputs),
+        "metrics": json_values(report.metrics),
+        "outputs": json_values(report.outputs),
         "task": short_text(task or task_of(trainjob)),
         "href": "",
         "since": iso(_since(report)),
