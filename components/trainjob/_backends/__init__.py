@@ -38,11 +38,11 @@ def connect(
         ConfigurationError: The backend is unknown, or a package that it needs is not installed.
     """
     from trainjob.errors import ConfigurationError, missing  # noqa: PLC0415 - supervisors import this package too
-    from trainjob.settings import Settings  # noqa: PLC0415 - as above
+    from trainjob.settings import Settings  # noqa: PLC0415 - supervisors import this package too
 
     name = backend or Settings().backend
     if name == "local":
-        from trainjob._backends.local.backend import LocalBackend  # noqa: PLC0415 - a cluster does without it
+        from trainjob._backends.local.backend import LocalBackend  # noqa: PLC0415 - needed on this machine only, not for a cluster
 
         return LocalBackend()
     if name == "kubernetes":

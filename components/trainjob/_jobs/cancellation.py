@@ -212,9 +212,8 @@ class _Stop:
 
     async def suspend_failed(self, jobs: Sequence[TrainJob]) -> None:
         """Suspend the failed ones of `jobs`, so that they do not come back."""
-        for job in jobs:
-            patch = cancelling(job, "suspend", self._mark) if may_come_back(job) else None
-            if patch is not None:
+        for job in filter(may_come_back, jobs):
+            if (patch := cancelling(job, "suspend", self._mark)) is not None:
                 with suppress(TrainJobError):
                     await self._backend.patch(JobRef.of(job), patch)
 
