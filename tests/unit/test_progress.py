@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from tests.serving import serving
 
 from trainjob import progress
@@ -174,6 +174,7 @@ OUTPUTS = st.one_of(st.text(min_size=1, max_size=80), st.booleans(), st.integers
         max_size=5,
     )
 )
+@example(calls=[{"progress": 0.0}, {"progress": 5e-324}])  # the time left is infinite
 def test_any_report_fits_and_reads_back(log: Path, calls: list[dict[str, Any]]) -> None:
     reporting._reporter = reporter.Reporter()
     expected_progress: int | None = None

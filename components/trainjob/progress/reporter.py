@@ -292,4 +292,4 @@ class _Speed:
         if done <= before:
             return None
         left = (latest - then) * (100 - done) / (done - before) - (now - latest)
-        return min(math.ceil(max(0.0, left)), MAX_SECONDS)
+        return math.ceil(min(max(0.0, left), MAX_SECONDS))  # `left` may be infinite
