@@ -45,7 +45,7 @@ TIMEOUT = 10.0 if campaigns.FULL else 5.0
 AT_ONCE = 8 if campaigns.FULL else 6
 SLACK = 60.0  # seconds that a loaded machine may add to the time until a hang is noticed
 HANGS, HEALTHY, SLOW = campaigns.runs(200, 4), campaigns.runs(200, 2), campaigns.runs(30, 1)
-SLOW_SECONDS = 4 * TIMEOUT  # ranks are compared once per timeout, and named after two comparisons
+SLOW_SECONDS = 6 * TIMEOUT  # ranks are compared once per timeout, and named after three comparisons
 DISK = ("disk",) if (BLKIO / "blkio.throttle.read_bps_device").exists() else ()
 OUTSIDE = ("stop", "network", *DISK)
 """Faults that the test causes from outside of the pods."""

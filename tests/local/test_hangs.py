@@ -28,7 +28,7 @@ TIMEOUT = 5.0 if campaigns.FULL else 3.0
 AT_ONCE = 6
 SLACK = 30.0  # seconds that a loaded machine may add to the time until a hang is noticed
 HANGS, HEALTHY, SLOW = campaigns.runs(200, 20), campaigns.runs(200, 8), campaigns.runs(50, 4)
-SLOW_SECONDS = 6 * TIMEOUT  # ranks are compared once per timeout, and named after two comparisons
+SLOW_SECONDS = 7 * TIMEOUT  # ranks are compared once per timeout, and named after three comparisons
 TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
 
 

@@ -385,7 +385,7 @@ SLOW = "node-1 is slower than the other ranks: 2 s of work per step, the median 
 async def test_a_straggler_is_named_once_and_recorded(backend: MemoryBackend) -> None:
     ref = await running(backend, num_nodes=3)
     waiter = Waiter(backend, ref)
-    await waiter.while_(works(backend, 1.0, 2.0, 1.0), 6 * TIMEOUT)
+    await waiter.while_(works(backend, 1.0, 2.0, 1.0), 7 * TIMEOUT)
     assert waiter.result is not None
     assert [notice for notice in waiter.notices if "slower" in notice] == [
         f"{SLOW} Ranks that wait for it lose 50% of each step."
@@ -402,7 +402,7 @@ async def test_a_straggler_that_another_waiter_has_found_stays(backend: MemoryBa
     other = Straggler("node-2", 2, "node-2", "gpu-2", 3.0, 1.0, 3.0)
     await backend.patch(ref, {"metadata": {"annotations": annotation([], [other])}})
     waiter = Waiter(backend, ref)
-    await waiter.while_(works(backend, 1.0, 2.0, 1.0), 5 * TIMEOUT)
+    await waiter.while_(works(backend, 1.0, 2.0, 1.0), 6 * TIMEOUT)
     assert waiter.result is not None
     assert [each["rank"] for each in waiter.result.stragglers] == ["node-2", "node-1"]
 
@@ -418,7 +418,7 @@ async def test_without_the_permission_to_record_them_stragglers_are_named(
 
     monkeypatch.setattr(backend, "patch", refuse)
     waiter = Waiter(backend, ref)
-    await waiter.while_(works(backend, 1.0, 2.0, 1.0), 5 * TIMEOUT)
+    await waiter.while_(works(backend, 1.0, 2.0, 1.0), 6 * TIMEOUT)
     assert waiter.result is not None
     assert any(SLOW in notice for notice in waiter.notices)
     assert waiter.result.stragglers == []
@@ -428,7 +428,7 @@ async def test_without_the_permission_to_record_them_stragglers_are_named(
 async def test_of_many_stragglers_a_few_are_reported(backend: MemoryBackend) -> None:
     ref = await running(backend, num_nodes=12)
     waiter = Waiter(backend, ref)
-    await waiter.while_(works(backend, *[2.0] * 5, *[1.0] * 7), 5 * TIMEOUT)
+    await waiter.while_(works(backend, *[2.0] * 5, *[1.0] * 7), 6 * TIMEOUT)
     slow = [notice for notice in waiter.notices if "slower" in notice or "stragglers" in notice]
     assert len(slow) == 4
     assert slow[-1] == "2 more ranks are stragglers"

@@ -15,6 +15,7 @@ from trainjob._diagnosis.stragglers import (
     FACTOR,
     SHARE,
     STRAGGLERS,
+    WINDOWS,
     Straggler,
     Stragglers,
     annotation,
@@ -28,18 +29,21 @@ NODES = {f"node-{rank}": f"gpu-{rank}" for rank in range(64)}
 Spent = Mapping[str, float]
 
 
+def reading(done: int, *totals: Spent) -> dict[Process, RankState]:
+    """A reading of ranks that have made so many steps, and have spent so many seconds in all."""
+    ranks: dict[Process, RankState] = {}
+    for rank, total in enumerate(totals):
+        marker = {"rank": rank, "world": len(totals), "count": done, "step": done, "spent": total}
+        ranks |= states_of(f"node-{rank}", [f"trainjob.rank {json.dumps(marker)}"])
+    return ranks
+
+
 def readings(*spent: Spent, steps: int = STEPS, times: int = 2) -> list[dict[Process, RankState]]:
     """Consecutive readings of ranks that spend the given seconds per step."""
-    found: list[dict[Process, RankState]] = []
-    for reading in range(times):
-        ranks: dict[Process, RankState] = {}
-        for rank, each in enumerate(spent):
-            done = 5 + reading * steps
-            total = {name: seconds * done for name, seconds in each.items()}
-            marker = {"rank": rank, "world": len(spent), "count": done, "step": done, "spent": total}
-            ranks |= states_of(f"node-{rank}", [f"trainjob.rank {json.dumps(marker)}"])
-        found.append(ranks)
-    return found
+    counts = [5 + number * steps for number in range(times)]
+    return [
+        reading(done, *({name: seconds * done for name, seconds in each.items()} for each in spent)) for done in counts
+    ]
 
 
 def found(*spent: Spent, steps: int = STEPS) -> list[Straggler]:
@@ -138,20 +142,33 @@ def test_a_thousand_ranks_are_compared() -> None:
     assert [each.number for each in found(*[fast] * 700, slow, *[fast] * 299)] == [700]
 
 
-def test_a_rank_is_named_once_after_two_slow_windows_in_a_row() -> None:
-    fast, slow = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
-    watch = Stragglers()
-    named = [watch.take(reading, NODES) for reading in readings(fast, slow, fast, times=6)]
-    assert [[each.rank for each in new] for new in named] == [[], [], ["node-1"], [], [], []]
+FAST, SLOW = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
 
 
-def test_a_single_slow_window_names_nobody() -> None:
-    fast, slow = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
-    first = readings(fast, slow, fast)
-    (normal,) = readings(fast, fast, fast, times=1)
+def windows(*slow: bool) -> list[dict[Process, RankState]]:
+    """Readings of three ranks; in each window between two of them, rank 1 is slow or not."""
+    totals = [{"all": 0.0, "waiting": 0.0} for _ in range(3)]
+    found = [reading(0, *totals)]
+    for number, is_slow in enumerate(slow, 1):
+        for rank, total in enumerate(totals):
+            spent = SLOW if is_slow and rank == 1 else FAST
+            total.update({name: total[name] + STEPS * seconds for name, seconds in spent.items()})
+        found.append(reading(number * STEPS, *totals))
+    return found
+
+
+def test_a_rank_is_named_once_after_three_slow_windows_in_a_row() -> None:
     watch = Stragglers()
-    named = [watch.take(reading, NODES) for reading in [*first, normal, *first, normal, *first]]
-    assert named == [[]] * len(named)
+    named = [watch.take(each, NODES) for each in windows(*[True] * 6)]
+    assert [[each.rank for each in new] for new in named] == [[], [], [], ["node-1"], [], [], []]
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_a_rank_is_named_at_its_third_slow_window_in_a_row(slow: list[bool]) -> None:
+    watch = Stragglers()
+    named = [number for number, each in enumerate(windows(*slow)) if watch.take(each, NODES)]
+    first = next((end for end in range(WINDOWS, len(slow) + 1) if all(slow[end - WINDOWS : end])), None)
+    assert named == ([] if first is None else [first])
 
 
 # ---------------------------------------------------------------- the annotation

@@ -29,8 +29,8 @@ FACTOR = 1.5
 """A straggler spends at least so many times the median of all ranks."""
 SHARE = 0.2
 """What that costs is at least this part of each of its steps."""
-WINDOWS = 2
-"""In so many readings one after another."""
+WINDOWS = 3
+"""In so many windows between readings, one after another: a single pause of one rank can lie in two."""
 _STEPS = 10  # in a window, at least: ranks are read between two steps
 _DEVICE_SHARE = 0.05  # of the time of a rank that waits for its device
 _KEPT = 8  # stragglers in the annotation
