@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
@@ -12,6 +13,7 @@ from tests.simulation.facts import Facts, Moment
 from tests.simulation.processes import load
 from tests.simulation.properties import violations
 from tests.simulation.settings import LAUNCHERS, Settings
+from tests.simulation.variations import Variation, parsed
 from tests.simulation.virtual import Unsettled
 from tests.simulation.world import World
 
@@ -52,6 +54,9 @@ def script_of(settings: Settings, mix: str, actions: list[str]) -> str:
 def run(seed: int, mix: str, steps: int = STEPS) -> Outcome:
     """Run a random schedule."""
     numbers = random.Random(f"{mix} {seed}")
+    if mix == "variations":
+        variation = Variation(seed, numbers)
+        return _run(variation.settings, mix, variation.act)
     settings = Settings.draw(seed, mix, numbers)
 
     def actions(world: World) -> None:
@@ -70,13 +75,8 @@ def replay(script: str, only: str = "", *, finish: bool = True) -> Outcome:
         only: Stop at the first violation of this kind.
         finish: Let everything end after the last action, as at the end of a random schedule.
     """
-    lines = [line.split(" #")[0].strip() for line in script.strip().splitlines()]
-    lines = [line for line in lines if line and not line.startswith("#")]
-    settings, mix = Settings(), "all"
-    if lines and lines[0].startswith("world"):
-        words = dict(word.split("=", 1) for word in lines.pop(0).split()[1:])
-        mix = words.pop("mix", mix)
-        settings = Settings.parse([f"{name}={value}" for name, value in words.items()])
+    settings, lines = parsed(script)
+    mix = found[1] if (found := re.search(r"^world .*\bmix=(\w+)", script, re.MULTILINE)) else "all"
 
     def actions(world: World) -> None:
         for line in lines:

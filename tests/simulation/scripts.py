@@ -794,3 +794,28 @@ do p3 ok GET trainjobs
 takeback nightly/a#1
 until p3 wait                         # has created attempt 2 and deleted the one that came back
 """
+
+TAKEN_OVER_BESIDE_ANOTHER = """
+spawn kfp nightly/a
+until p1 POST trainjobs               # frozen before its create arrives
+spawn kfp nightly/a
+spawn kfp nightly/a
+until p2 wait
+end nightly/a#1 0
+tick 5
+delete nightly/a#1                    # by a person; p1 creates a job of the name, which takes over the JobSet
+"""
+
+EXAMPLES = (
+    *(text for name, text in [*vars().items()] if name.isupper() and isinstance(text, str) and "{" not in text),
+    CANCEL_WITHOUT_WEBHOOKS.format("cancel", "refuse"),
+    CANCEL_WITHOUT_WEBHOOKS.format("kfpstop", "hang"),
+    VERDICT.format(False),
+    VERDICT.format(True),
+    QUOTA.format(3),
+    RUNTIME_GONE_BEFORE_A_STOP.format("cancel"),
+    FAILED_BEFORE_ITS_LAUNCH_OBEYS.format(False, "suspend"),
+    FAILED_BEFORE_ITS_LAUNCH_OBEYS.format(True, "delete"),
+    FAILED_BEFORE_THE_REAPER.format(False, "suspend"),
+)
+"""Each script, those with gaps filled: what `tests.simulation.variations` varies."""

@@ -13,7 +13,7 @@ from tests.simulation.objects import QUEUE
 from trainjob import TrainJobSpec
 from trainjob.job import job_name
 
-MIXES = ("calm", "airflow", "kfp", "queue", "all", "outages")
+MIXES = ("calm", "airflow", "kfp", "queue", "all", "outages", "variations")
 """Kinds of schedules: which processes run, and what happens to them; see docs/development/simulation.md."""
 
 LAUNCHERS = {
@@ -23,6 +23,7 @@ LAUNCHERS = {
     "queue": ("cli", "airflow", "kfp"),
     "all": ("cli", "airflow", "kfp", "tune"),
     "outages": ("cli", "airflow", "kfp", "tune"),
+    "variations": ("cli", "airflow", "kfp", "tune"),
 }
 
 DEFAULT_KEY = "nightly/a"

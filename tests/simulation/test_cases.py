@@ -361,3 +361,10 @@ def test_a_waiter_that_has_read_a_failure_reports_it_although_trainer_takes_it_b
     outcome = played(scripts.FAILED_BEFORE_IT_WAS_REPLACED, finish=True)
     assert created(outcome) == ["nightly/a#1", "nightly/a#2"]
     assert outcomes(outcome)[0] == "failed"
+
+
+def test_a_waiter_whose_job_takes_over_an_older_jobset_follows_the_attempt_that_counts() -> None:
+    outcome = played(scripts.TAKEN_OVER_BESIDE_ANOTHER, finish=True)
+    assert created(outcome) == ["nightly/a#1", "nightly/a#1", "nightly/a#2"]
+    first, _, third = outcomes(outcome)[:3]
+    assert first == third == "success"

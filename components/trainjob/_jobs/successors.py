@@ -97,7 +97,8 @@ async def check_verdict(backend: Backend, ref: JobRef, observation: Observation)
     ``Failed``, and never runs (kubeflow/trainer 2.3, ``plugins/jobset/jobset.go``, ``Status``).
 
     Raises:
-        TrainJobFailed: the end is that of another job.
+        JobReplaced: the end is that of another job, and another attempt of its key counts.
+        TrainJobFailed: the end is that of another job, and no attempt counts.
     """
     if backend.cluster is None or observation.phase not in (Phase.COMPLETE, Phase.FAILED) or not work_of(ref.name):
         return
@@ -106,6 +107,8 @@ async def check_verdict(backend: Backend, ref: JobRef, observation: Observation)
         present = await backend.get(ref.namespace, ref.name)
         if present is not None and present["metadata"]["uid"] == ref.uid:
             await backend.delete(ref, version_of(present).get("resourceVersion", ""))
+        if (other := await _successor(backend, ref)) is not None:
+            raise JobReplaced(other)
         summary = "its state was that of the JobSet of an earlier job of the same name: it has not run, and was deleted"
         raise TrainJobFailed(Diagnosis(Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE, summary, job=str(ref)))
 
