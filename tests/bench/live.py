@@ -5,7 +5,7 @@
     python tests/bench/live.py [--jobs N] [--seconds S] [--baseline CHECKOUT]
 
 Starts the test cluster with an audit log. One job runs on a simulated node, and 20 viewers request its document once
-per second, as pages of `trainjob ui` do. N further jobs (1,000) run without controllers, and `trainjob wait --stdin`
+per second, as pages of `trainjob ui` do. N further jobs (1,000) run without controllers, and `trainjob wait NAME...`
 waits for them. Each reports loss and accuracy every 5 s: clients/metrics.py writes the reports into etcd, as a second
 API server would.
 
@@ -159,7 +159,7 @@ class Bench:
 
     @contextmanager
     def waiting(self, source: Path) -> Iterator[Waiter]:
-        """`trainjob wait --stdin` of a checkout, for all jobs."""
+        """`trainjob wait NAME...` of a checkout, for all jobs."""
         environment = {
             "PYTHONPATH": str(source / "components"),
             "KUBECONFIG": str(self.kubeconfigs["waiter"]),

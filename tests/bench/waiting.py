@@ -7,7 +7,7 @@
 Starts the test cluster's etcd and API server, without controllers: the driver, a separate process, writes the status
 that Trainer would write. Each client waits for N jobs in a separate namespace, one client after the other. Clients:
 
-* ours: ``trainjob wait --stdin``, with a ticker on its event loop (clients/ours.py);
+* ours: ``trainjob wait NAME...``, with a ticker on its event loop (clients/ours.py);
 * LIST+WATCH: a minimal client with one watch (clients/watch.py);
 * GET: one request for each job every 2 s (clients/poll.py).
 

@@ -36,7 +36,7 @@ def test_status_and_logs_are_printed_before_a_deletion(real_node: Access, tmp_pa
     with real_node.namespace("real", real=True) as namespace, (tmp_path / "run.log").open("w+") as log:
         settings = {"TRAINJOB_BACKEND": "kubernetes", "TRAINJOB_NAMESPACE": namespace, "NO_COLOR": "1"}
         environment = {**launcher_environment(), **settings, "KUBECONFIG": str(real_node.kubeconfig)}
-        asked = ("--runtime=torch-distributed", f"--image={images.PYTHON}", "--plain", "--", "python3", "-c", TRAINING)
+        asked = ("--runtime=torch-distributed", f"--image={images.PYTHON}", "--", "python3", "-c", TRAINING)
         run = subprocess.Popen([program, "run", *asked], env=environment, stdout=log, stderr=log)
         try:
             wait_until("the training has logged a loss", lambda: "[node-0] loss 0.25" in _text(log), 120, poll=0.3)

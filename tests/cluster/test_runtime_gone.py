@@ -32,7 +32,7 @@ def test_a_job_that_completes_without_its_runtime_is_a_success(cluster: Access, 
     spec.write_text(yaml.safe_dump(make.OWN | {"runtime_patches": [run_until_finished()]}))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "KUBE"))}
     environment = {**clean, "KUBECONFIG": str(cluster.kubeconfig)}
-    words = ["run", "--plain", "--no-logs", "--key", "a", "-n", namespace, str(spec)]
+    words = ["run", "--no-logs", "--key", "a", "-n", namespace, str(spec)]
     command = [str(Path(sys.executable).with_name("trainjob")), *words]
     with make.own(make.stages("node"))(cluster, namespace):
         process = subprocess.Popen(

@@ -40,9 +40,8 @@ def test_many_jobs_in_one_process(cluster: Access, namespace: str) -> None:
     names = [f"{namespace}/{early}", f"{namespace}/{good}", bad, "by-hand", "nosuch"]
     began = time.time()
     done = subprocess.run(
-        [TRAINJOB, "wait", "--stdin"],
+        [TRAINJOB, "wait", *names],
         env=environment,
-        input="\n".join(names),
         capture_output=True,
         text=True,
         timeout=150,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainjob.cli.program import EXIT_CODES
+from trainjob.cli.exits import EXIT_CODES
 from trainjob.verdicts import Category
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from tests.kfp.pipelines import validated
 
 import trainjob_kfp
-from trainjob.cli.program import install
+from trainjob.cli.cluster import install
 from trainjob_kfp.compile import COMPILED, COMPONENTS, PACKAGE
 from trainjob_kfp.readme import readme
 

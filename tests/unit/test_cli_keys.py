@@ -29,7 +29,7 @@ SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]}
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     made = MemoryBackend()
-    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: made)
+    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: made)
     return made
 
 

@@ -187,10 +187,10 @@ def test_an_unwritable_page_is_rejected_before_the_job_is_read(
 def test_exit_code_of_os_errors_depends_on_whether_a_retry_may_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: OSError, code: int
 ) -> None:
-    async def fails(*_: object) -> int:
+    async def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("trainjob.cli.commands.Commands.list", fails)
+    monkeypatch.setattr("trainjob._backends.local.backend.LocalBackend.find", fails)
     found, out, err = exit_of(capsys, "list", "--json")
     assert found == code
     assert json.loads(out)["error"]["exit_code"] == code
@@ -204,7 +204,7 @@ def test_exit_code_of_os_errors_depends_on_whether_a_retry_may_help(
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     memory = MemoryBackend()
-    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: memory)
+    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: memory)
     return memory
 
 

@@ -26,7 +26,7 @@ from trainjob._backends.local import runtimes
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._doctor import Finding, Level, cluster, local, permissions, server
 from trainjob._install import objects
-from trainjob.cli import clusters
+from trainjob.cli import cluster as command
 from trainjob.cli.program import program
 from trainjob.verdicts import RetryVerdict
 
@@ -353,7 +353,7 @@ def test_exit_code_depends_on_the_verdicts(
         for verdict in verdicts:
             yield Finding("server", Level.FAILURE, "gone", "", verdict)
 
-    monkeypatch.setattr(clusters, "_examined", examined)
+    monkeypatch.setattr(command, "_examined", examined)
     result = run()
     assert result.return_value == code
     failures = f", {len(verdicts)} failure" if verdicts else ""
@@ -364,14 +364,14 @@ def test_findings_fit_the_terminal_and_advice_is_not_wrapped(monkeypatch: pytest
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "70")
     advice = "kubectl " + "x" * 100
-    text = click.unstyle(clusters._text(Finding("access", Level.WARNING, "may not watch\npods " * 8, advice), ""))
+    text = click.unstyle(command._text(Finding("access", Level.WARNING, "may not watch\npods " * 8, advice), ""))
     *lines, last = text.splitlines()
     assert lines[0].startswith("warning  access       may not watch pods")
     assert len(lines) > 2
     assert max(map(len, lines)) <= 70
     assert all(line.startswith(" " * 22 + "may") or line[22] != " " for line in lines)
     assert last == " " * 22 + f"-> {advice}"
-    assert advice not in clusters._text(Finding("access", Level.WARNING, "may not", advice), advice), "already printed"
+    assert advice not in command._text(Finding("access", Level.WARNING, "may not", advice), advice), "already printed"
 
 
 def test_an_error_of_one_check_does_not_stop_the_others() -> None:

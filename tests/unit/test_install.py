@@ -109,17 +109,16 @@ def test_the_kfp_config_map_is_printed_only_on_request(monkeypatch: pytest.Monke
 
 
 def test_names_are_replaced_everywhere() -> None:
-    image, config, secret = "registry.example/steps:1", "settings", "keys"
-    filled = output("--image", image, "--storage-config", config, "--storage-secret", secret)
+    image, secret = "registry.example/steps:1", "keys"
+    filled = output("--image", image, "--storage-secret", secret)
     assert STEP_IMAGE not in filled
-    assert STORAGE not in filled
     (container,) = containers(step_runtime(list(yaml.safe_load_all(filled))))
     assert container["image"] == image
     assert container["envFrom"] == [
-        {"configMapRef": {"name": config, "optional": True}},
+        {"configMapRef": {"name": STORAGE, "optional": True}},
         {"secretRef": {"name": secret, "optional": True}},
     ]
-    plain = yaml.safe_dump(objects(image="a", storage_config="b", storage_secret="c"))
+    plain = yaml.safe_dump(objects(image="a", storage_secret="c"))
     assert yaml.safe_dump(objects()) != plain, "arguments do not change later calls"
 
 

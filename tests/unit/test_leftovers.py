@@ -324,7 +324,7 @@ async def test_a_job_that_is_used_meanwhile_is_kept(moment: str, change: str) ->
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     made = FakeCluster(job("old", mark=MARKS["given up"]), job("person", mark={}))
-    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: made)
+    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: made)
     return made
 
 

@@ -19,6 +19,7 @@ from trainjob._pages.documents.training import training_document
 from trainjob._pages.page import page_html
 from trainjob._support.masking import MASK
 from trainjob.cli import texts
+from trainjob.cli.output import as_json
 from trainjob.job import JobRef
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase
 from trainjob.verdicts import Category, Evidence
@@ -155,7 +156,7 @@ def test_status_and_diagnose_have_the_same_text() -> None:
     assert report.diagnosis.text() in texts.status_text(report)
 
 
-@pytest.mark.parametrize("render", [plain, page, lambda report: texts.as_json(report.as_dict())], ids=["text", "html", "json"])  # fmt: skip # noqa: E501
+@pytest.mark.parametrize("render", [plain, page, lambda report: as_json(report.as_dict())], ids=["text", "html", "json"])  # fmt: skip # noqa: E501
 def test_variable_values_and_secrets_are_omitted(render: Any) -> None:
     event = {**EVENT, "message": f"cannot pull with {SECRET}"}
     pods = [pod(1, ENDED)]
@@ -182,7 +183,7 @@ def test_hostile_text_is_escaped() -> None:
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", text)
         assert "red" in text
         assert "x" * 2000 not in text
-    json.loads(texts.as_json(report.as_dict()))
+    json.loads(as_json(report.as_dict()))
 
 
 def test_a_waiting_job_shows_its_blocker() -> None:
@@ -289,4 +290,4 @@ def test_any_evidence_can_be_reported(job: Any, pods: Any, events: Any, workload
     report = examine(REF, Evidence(job, pods, {"": lines}, events, workload), NOW)
     page(report).encode()
     plain(report).encode()
-    json.loads(texts.as_json(report.as_dict()))
+    json.loads(as_json(report.as_dict()))

@@ -13,7 +13,6 @@ import pytest
 from trainjob import TrainJobClient, WaitOptions, wait_options
 from trainjob._jobs import following, waiting
 from trainjob.cli.program import program
-from trainjob.cli.target import Target
 from trainjob.wait_options import InvalidWaitOptions, option_names
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +59,7 @@ def test_the_command_line_has_every_option(command: str) -> None:
     for option in option_names():
         name = "--" + option.replace("_", "-")
         assert name in found, (
-            f"`trainjob {command}` has no option {name}: add it to live_options in trainjob.cli.options"
+            f"`trainjob {command}` has no option {name}: add it to wait_options in trainjob.cli.options"
         )
 
 
@@ -100,28 +99,19 @@ def test_the_client_takes_options_as_an_object_or_one_by_one() -> None:
 
 
 def test_commands_take_one_options_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(Target, "do", lambda _, action: action(CommandsDouble(given)))
-    words = "wait train --queue-timeout 1h30m --start-timeout 90 --run-timeout 2d --fail-fast --fail-on-first-crash"
-    program.main(words.split(), standalone_mode=False)
-    assert given["options"] == WaitOptions(
-        timedelta(hours=1, minutes=30),
-        timedelta(seconds=90),
-        timedelta(days=2),
-        fail_fast=True,
-        fail_on_first_crash=True,
-    )
+    given: list[WaitOptions] = []
 
-
-class CommandsDouble:
-    """Stores the arguments of `Commands.wait`."""
-
-    def __init__(self, given: dict[str, Any]) -> None:
-        self._given = given
-
-    def wait(self, _: object, **given: Any) -> int:
-        self._given.update(given)
+    async def waited(_: object, names: object, options: WaitOptions) -> int:
+        given.append(options)
         return 0
+
+    monkeypatch.setattr("trainjob.cli.run.wait_for_many", waited)
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    words = "wait a b --queue-timeout 1h30m --start-timeout 90 --run-timeout 2d --fail-fast"
+    program.main(words.split(), standalone_mode=False)
+    assert given == [
+        WaitOptions(timedelta(hours=1, minutes=30), timedelta(seconds=90), timedelta(days=2), fail_fast=True)
+    ]
 
 
 # --- values

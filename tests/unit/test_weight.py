@@ -19,7 +19,7 @@ HEAVY = (
 
 PROGRAM = f"""
 import sys
-import trainjob.cli.program, trainjob.cli.commands, trainjob.cli.many, trainjob._backends.kubernetes.backend
+import trainjob.cli.run, trainjob._backends.kubernetes.backend
 print([name for name in {HEAVY} if name in sys.modules])
 """
 

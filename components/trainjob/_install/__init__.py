@@ -43,7 +43,6 @@ def objects(
     service_accounts: Sequence[tuple[str, str]] = (),
     image: str = STEP_IMAGE,
     pins: Sequence[str] = (),
-    storage_config: str = STORAGE,
     storage_secret: str = STORAGE,
     trainer: str = "2.3",
     keep_for: timedelta = KEEP_FOR,
@@ -60,8 +59,7 @@ def objects(
         service_accounts: Namespace and name of each account that gets the permissions. No binding if empty.
         image: The step image.
         pins: Images with their digests, ``name:tag@sha256:…``, each for the image ``name:tag`` of a file.
-        storage_config: Name of the ConfigMap with the settings of storage and registry.
-        storage_secret: Name of the Secret with their keys.
+        storage_secret: Name of the Secret with the keys of storage and registry.
         trainer: Release of the cluster's Kubeflow Trainer: 2.1, 2.2, or 2.3 for any newer one. Runtimes that it does
             not support are left out.
         keep_for: How long the reaper keeps jobs that this package has left suspended.
@@ -69,7 +67,6 @@ def objects(
     names = {
         **{("image", pin.partition("@")[0]): pin for pin in pins},
         ("image", STEP_IMAGE): image,
-        ("configMapRef", STORAGE): storage_config,
         ("secretRef", STORAGE): storage_secret,
     }
     subjects = [{"kind": "ServiceAccount", "namespace": where, "name": name} for where, name in service_accounts]

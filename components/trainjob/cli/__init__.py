@@ -4,24 +4,30 @@ May import `_pages` and `_doctor`, and the layers below.
 
 ::
 
-    program.py     the commands with their options; exit codes of errors (click)
+    program.py     the commands by name; how errors end the program
+    exits.py       exit codes
     options.py     types of options, and options that several commands share (click)
-    target.py      the values of the global options
-    commands.py    the commands about jobs (asyncio)
-    many.py        `wait --stdin`
-    clusters.py    `install`, `reap` and `doctor`
-    data.py        `data copy`: datasets and models
-    registry.py    `registry`: versions of models; `export`: models that jobs wrote
-    goodput.py     `goodput`: how the time of jobs was spent
-    pages.py       `report` and `ui`: pages of jobs
+    command.py     makes commands of functions
+    session.py     what each command gets: backend, namespace, output; Ctrl-C
+    run.py         `run`, `wait`, `render`; many.py: `wait` for several jobs
+    stop.py        `cancel`, `resume`, `delete`
+    look.py        `list`, `status`, `diagnose`, `logs`
+    goodput.py     `goodput`
+    pages.py       `report`, `ui`
+    tune.py        `tune`
+    cluster.py     `install`, `doctor`, `reap`, `gc`
+    check.py       `check`
+    data.py        `data copy`, `exec`
+    models.py      `registry`, `export`
+    spec_files.py  specs from files and options
+    shown.py       what happens to a job that a command waits for
+    bars.py        a progress bar on a terminal (rich)
+    texts.py       jobs and results as text
+    output.py      printing without control sequences; tables, JSON
     completion.py  names for shell completion
-    views.py       output of commands that wait: plain lines, JSON
-    live.py        the same on a terminal (rich)
-    sparklines.py  metrics over time, in a line of text
-    texts.py       tables, results, durations
-    output.py      printing without control sequences
+    hints.py       what exists in place of what users of kubectl type
 
-Only click is imported before a command runs, so that ``trainjob --help`` and shell completion do not wait for pydantic.
+A command's module is imported when it is used, so that ``trainjob --help`` does not wait for pydantic.
 """
 
 import signal
@@ -32,7 +38,7 @@ from typing import NoReturn
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit.
 
-    Before and after a command that handles Ctrl-C (`trainjob.cli.commands.Interrupts`), Ctrl-C ends the process at
+    Before and after a command that handles Ctrl-C (`trainjob.cli.session.Interrupts`), Ctrl-C ends the process at
     once: an exception in the middle of an import would get lost (pydantic turns it into a RuntimeError).
     """
     before = signal.getsignal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Shell completion of jobs, keys and runtimes. Each lookup takes one second at most and prints no message.
+"""Shell completion of jobs and keys. Each lookup takes one second at most and prints no message.
 
 Click does the rest: ``_TRAINJOB_COMPLETE=bash_source trainjob`` prints the code that a shell has to evaluate.
 """
@@ -6,9 +6,7 @@ Click does the rest: ``_TRAINJOB_COMPLETE=bash_source trainjob`` prints the code
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, NoReturn
@@ -16,10 +14,10 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from trainjob.cli.target import Target
+from trainjob import names
 
 if TYPE_CHECKING:
-    from trainjob.cli.commands import Commands
+    from trainjob._backends.base import TrainJob
 
 VARIABLE = "_TRAINJOB_COMPLETE"
 """Environment variable that a shell sets for completion."""
@@ -44,74 +42,43 @@ def main(program: click.Command) -> NoReturn:
 
 
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of jobs; after ``NAMESPACE/``, those of that namespace."""
+    """Names of jobs, the newest first; after ``NAMESPACE/``, those of that namespace."""
     del param
     namespace, slash, _ = incomplete.rpartition("/")
-    prefix = namespace + slash
-    if slash and not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", namespace):
+    if slash and not names.NAMESPACE.fullmatch(namespace):
         return []
-
-    async def names(commands: Commands) -> list[str]:
-        found = await commands.backend.find(namespace or commands.namespace, {})
-        found.sort(key=lambda job: str(job["metadata"].get("creationTimestamp")), reverse=True)
-        return [prefix + job["metadata"]["name"] for job in found]
-
-    return _items(_answers(ctx, names), incomplete)
+    found = _found(ctx, namespace)
+    found.sort(key=lambda job: str(job["metadata"].get("creationTimestamp")), reverse=True)
+    return _items([namespace + slash + job["metadata"]["name"] for job in found], incomplete)
 
 
 def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Keys of jobs."""
+    from trainjob.job import KEY
+
     del param
-
-    async def names(commands: Commands) -> list[str]:
-        from trainjob.job import KEY, MANAGED_BY
-
-        found = await commands.backend.find(commands.namespace, {MANAGED_BY: "trainjob"})
-        return [(job["metadata"].get("annotations") or {}).get(KEY, "") for job in found]
-
-    return _items(_answers(ctx, names), incomplete)
+    return _items([(job["metadata"].get("annotations") or {}).get(KEY, "") for job in _found(ctx)], incomplete)
 
 
-def runtimes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of runtimes."""
-    del param
-    return _items(_answers(ctx, lambda commands: commands.backend.runtimes()), incomplete)
-
-
-def _answers(ctx: click.Context, question: Callable[[Commands], Awaitable[Sequence[str]]]) -> list[str]:
-    """The names that arrive within `SECONDS`; none after an error."""
-    target = ctx.find_object(Target) or Target()
-    answers: list[str] = []
+def _found(ctx: click.Context, namespace: str = "") -> list[TrainJob]:
+    """The jobs of a namespace that arrive within `SECONDS`; none after an error, which a completion cannot show."""
+    answers: list[TrainJob] = []
 
     def ask() -> None:
-        with suppress(Exception):  # a completion cannot show an error
-            import anyio
+        with suppress(Exception):
+            from trainjob.cli.session import Session
 
-            from trainjob.cli.commands import Commands
+            async def find(session: Session) -> int:
+                answers.extend(await session.backend.find(namespace or session.namespace, {}))
+                return 0
 
-            commands = Commands(target.backend, target.namespace, as_json=False)
-
-            async def session() -> None:
-                answers.extend(await question(commands))
-
-            anyio.run(session)
+            Session(**ctx.ensure_object(dict)).run(find, {})
 
     thread = Thread(target=ask, daemon=True)
     thread.start()
     thread.join(SECONDS)
-    if thread.is_alive():
-        _end_plugins()
     return [*answers]
 
 
-def _end_plugins() -> None:
-    """Terminate credential plugins that have not answered: they would outlive this process."""
-    import psutil
-
-    with suppress(psutil.Error):
-        for child in psutil.Process().children(recursive=True):
-            child.kill()
-
-
-def _items(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in dict.fromkeys(names) if name and name.startswith(incomplete)]
+def _items(found: list[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in dict.fromkeys(found) if name and name.startswith(incomplete)]

@@ -1,24 +1,23 @@
-"""``trainjob data``: copies datasets and models as the steps before and after a training do."""
+"""``trainjob data copy`` and ``exec``: copies datasets and models as the steps before and after a training do."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from trainjob.cli.options import json_option
-from trainjob.cli.output import echo, redrawn
-from trainjob.cli.target import Target
-
-if TYPE_CHECKING:
-    from trainjob.data import ContentManifest
-    from trainjob.data.meter import Notify
-
-# Nothing but click is imported before a command runs, see `trainjob.cli`.
+from trainjob.cli.bars import bar
+from trainjob.cli.command import command
+from trainjob.cli.options import WithCommand, all_of, json_option
+from trainjob.cli.output import echo
+from trainjob.cli.session import Session
+from trainjob.data import staging, transfer
+from trainjob.data.locations import parse_store
+from trainjob.data.meter import Notify
 
 
 @click.group()
@@ -26,30 +25,30 @@ def data() -> None:
     """Copy datasets and models between stores, as the steps before and after a training do."""
 
 
-@data.command(short_help="Copy a dataset or model, verified and resumable.")
-@click.argument("source", metavar="FROM")
-@click.argument("target", metavar="TO")
-@click.option(
-    "--include", multiple=True, metavar="PATTERN", help="Copy only paths that match, e.g. '*.csv'; may be repeated."
+@command(
+    click.argument("source", metavar="FROM"),
+    click.argument("target", metavar="TO"),
+    click.option(
+        "--include", multiple=True, metavar="PATTERN", help="Copy only paths that match, e.g. '*.csv'; may be repeated."
+    ),
+    click.option(
+        "--exclude",
+        multiple=True,
+        metavar="PATTERN",
+        help="Leave out paths that match, also of --include; may be repeated.",
+    ),
+    click.option("--digest", help="Require this digest: SHA-256 of the one file, or sha256:<root digest>."),
+    click.option("--quiet", "-q", is_flag=True, help="Print nothing before the end."),
+    shared=json_option,
+    short_help="Copy a dataset or model, verified and resumable.",
 )
-@click.option(
-    "--exclude",
-    multiple=True,
-    metavar="PATTERN",
-    help="Leave out paths that match, also of --include; may be repeated.",
-)
-@click.option("--digest", help="Require this digest: SHA-256 of the one file, or sha256:<root digest>.")
-@click.option("--quiet", "-q", is_flag=True, help="Print nothing before the end.")
-@json_option
-@click.pass_obj
 def copy(
-    target_: Target,
-    /,
+    session: Session,
     *,
     source: str,
     target: str,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
+    include: Sequence[str],
+    exclude: Sequence[str],
     digest: str | None,
     quiet: bool,
 ) -> int:
@@ -59,39 +58,33 @@ def copy(
     byte is hashed, and checked against the MANIFEST.json in FROM if there is one. The MANIFEST.json in TO is written
     last. The same command again copies only what is missing; after a kill, it resumes.
     """
-    from trainjob.cli import texts
-    from trainjob.data import transfer
-
-    with interruptible(), _shown(quiet, target_.as_json) as shown:
-        manifest = transfer.copy(source, target, include=include, exclude=exclude, digest=digest, **shown)
-    fields = _fields(target, manifest)
-    echo(texts.as_json(fields) if target_.as_json else f"{fields['digest']}  {fields['uri']}")
+    chosen: dict[str, Any] = {"include": include, "exclude": exclude, "digest": digest}
+    with interruptible(), bar(of_bytes=True, shown=not quiet and not session.as_json) as update:
+        if update is not None:
+            manifest = transfer.copy(source, target, **chosen, moved=lambda done, total: update(done, total, ""))
+        else:
+            manifest = transfer.copy(source, target, **chosen, progress=lines(quiet))
+    uri = parse_store(target).uri
+    fields = {"uri": uri, "digest": manifest.digest, "files": len(manifest.files), "bytes": manifest.size}
+    session.answer(fields, f"{manifest.digest}  {uri}")
     return 0
 
 
-def _fields(target: str, manifest: ContentManifest) -> dict[str, Any]:
-    from trainjob.data.locations import parse_store
-
-    uri = parse_store(target).uri
-    return {"uri": uri, "digest": manifest.digest, "files": len(manifest.files), "bytes": manifest.size}
+data.add_command(copy)
 
 
-@contextmanager
-def _shown(quiet: bool, as_json: bool) -> Iterator[dict[str, Any]]:
-    """Arguments of `transfer.copy` that show its progress on stderr: a bar on a terminal, else lines."""
-    if quiet:
-        yield {}
-        return
-    if as_json or not redrawn(sys.stderr):
-        yield {"progress": lines(quiet)}
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+@command(shared=all_of(), name="exec", cls=WithCommand)
+def exec_(session: Session, *, command: Sequence[str]) -> int:
+    """Run COMMAND inside a job, on local copies of the job's inputs and outputs.
 
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        yield {"moved": lambda done, total: bar.update(task, completed=done, total=total)}
+    Downloads remote inputs (s3://, models:/, ...) on every node first. In the arguments of COMMAND and in
+    TRAINJOB_INPUT_<NAME> and TRAINJOB_OUTPUT_<NAME>, the paths of the copies replace the URIs. If COMMAND succeeds,
+    node 0 uploads the outputs. The exit code is that of COMMAND.
+    """
+    del session
+    if not command:
+        raise click.UsageError("give the command to run: trainjob exec -- COMMAND [ARG]...")
+    return staging.run(command, echo)
 
 
 def lines(quiet: bool) -> Notify | None:

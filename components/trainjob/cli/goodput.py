@@ -9,13 +9,15 @@ from datetime import UTC, datetime
 import click
 
 from trainjob._goodput import Attempt, measure, pieces_of_work, ratio_of, sums, total
-from trainjob._jobs.named import find_written
 from trainjob._support.control_characters import one_line
 from trainjob._support.display import short
 from trainjob._support.kube_objects import mapping
-from trainjob.cli import texts
-from trainjob.cli.commands import Commands
-from trainjob.cli.output import echo
+from trainjob.cli import completion, texts
+from trainjob.cli.command import command
+from trainjob.cli.exits import EXIT_CODES
+from trainjob.cli.options import gpu_price, job_name, key_option, pair
+from trainjob.cli.output import columns, echo
+from trainjob.cli.session import Session
 from trainjob.goodput import Activity, Goodput
 from trainjob.job import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob.verdicts import Evidence
@@ -25,27 +27,61 @@ _BAR = 30  # characters of the bar of all time
 _LOSSES = 2  # largest of a job that the table names
 
 
+@command(
+    click.argument("name", type=job_name, required=False, metavar="[JOB]", shell_complete=completion.jobs),
+    key_option("Show only the attempts of this key."),
+    click.option(
+        "--label",
+        "-l",
+        "given_labels",
+        type=pair,
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Show only jobs with this label; may be repeated.",
+    ),
+    click.option(
+        "--price-per-gpu-hour",
+        "price",
+        type=gpu_price,
+        metavar="NUMBER",
+        help="Show the cost of each activity, in the currency of this price.",
+    ),
+    epilog=EXIT_CODES,
+)
 async def goodput(
-    commands: Commands, name: tuple[str, str] | None, key: str | None, labels: Mapping[str, str], price: float | None
+    session: Session,
+    *,
+    name: tuple[str, str] | None,
+    key: str | None,
+    given_labels: Sequence[tuple[str, str]],
+    price: float | None,
 ) -> int:
-    """Print the goodput of one job, of a key, or of the jobs with those labels."""
-    jobs, uid = await _read(commands, name, key, labels)
+    """Show how the time of jobs was spent: the share of training that counted (goodput), and what the rest was lost to.
+
+    Shows the work of JOB with all its attempts, else all jobs of the namespace that trainjob launched. Each second is
+    queued, starting, training, evaluating, checkpointing, repeated, stalled, restarting or stopped. Time that cannot be
+    told apart counts as training.
+    """
+    labels = dict(given_labels)
+    if name is not None and (key or labels):
+        raise click.UsageError("give either the name of a JOB, or --key and --label")
+    jobs, uid = await _read(session, name, key, labels)
     for unseen in dict.fromkeys(text for job in jobs for text in job.unseen):
         echo(f"less is known without the {unseen}", err=True)
-    now = commands.backend.cluster.now() if commands.backend.cluster is not None else datetime.now(UTC)
+    now = session.backend.cluster.now() if session.backend.cluster is not None else datetime.now(UTC)
     pieces = pieces_of_work(jobs)
     if name is not None:
         pieces = [piece for piece in pieces if any(_uid(job) == uid for job in piece)]
     found = [measure([Attempt(job) for job in piece], now) for piece in pieces]
     seconds, hours, unknown = total(found)
-    if commands.as_json:
+    if session.as_json:
         # Unlike the sum of the known GPU-hours, which the text shows with its number, null cannot be misread.
         together = sums(seconds, None if unknown else hours, price)
         answer = {"jobs": [each.as_dict(price) for each in found], "total": together, "gpus_unknown": unknown}
-        echo(texts.as_json(answer))
+        session.answer(answer, "")
     elif not found:
         asked = f" with key {key!r}" if key else f" with labels {_pairs(labels)}" if labels else ""
-        echo(f"no jobs in namespace {commands.namespace}{asked}; list all: {commands.command('list')}", err=True)
+        echo(f"no jobs in namespace {session.namespace}{asked}; list all: {session.command('list')}", err=True)
     else:
         echo(_table(found, price) if len(found) > 1 else _header(found[0]))
         echo()
@@ -56,17 +92,17 @@ async def goodput(
 
 
 async def _read(
-    commands: Commands, name: tuple[str, str] | None, key: str | None, labels: Mapping[str, str]
+    session: Session, name: tuple[str, str] | None, key: str | None, labels: Mapping[str, str]
 ) -> tuple[Sequence[Evidence], str]:
     """The jobs, and the UID of the named one; by one list each of TrainJobs, pods and, for queues, Workloads."""
     if name is None:
         selected = {**labels, **(labels_of(key) if key else {MANAGED_BY: "trainjob"})}
-        return await commands.backend.states(commands.namespace, selected), ""
-    trainjob = await find_written(commands.backend, commands.namespace, *name)
+        return await session.backend.states(session.namespace, selected), ""
+    trainjob = await session.find(name)
     namespace, uid = trainjob["metadata"]["namespace"], trainjob["metadata"]["uid"]
     if work := mapping(trainjob, "metadata", "annotations").get(KEY):
-        return await commands.backend.states(namespace, labels_of(str(work))), uid
-    return [await commands.backend.state(JobRef.of(trainjob))], uid
+        return await session.backend.states(namespace, labels_of(str(work))), uid
+    return [await session.backend.state(JobRef.of(trainjob))], uid
 
 
 def _uid(job: Evidence) -> object:
@@ -115,7 +151,7 @@ def _table(found: Sequence[Goodput], price: float | None) -> str:
         )
     if price is None:
         rows = [row[:6] + row[7:] for row in rows]
-    return "\n".join(texts.columns(rows))
+    return "\n".join(columns(rows))
 
 
 def _activities(
@@ -148,4 +184,4 @@ def _activities(
     if price is None:
         rows = [row[:5] + row[6:] for row in rows]
     title = f"goodput {_percent(ratio_of(seconds)) or 'unknown'} of {short(wall)}"
-    return "\n".join([click.style(title, bold=True), *texts.columns(rows)])
+    return "\n".join([click.style(title, bold=True), *columns(rows)])

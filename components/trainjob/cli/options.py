@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from trainjob import names, wait_options
+from trainjob import names
 from trainjob.cli import completion
-from trainjob.cli.target import Target
 from trainjob.errors import ConfigurationError
-from trainjob.wait_options import WaitOptions
+from trainjob.wait_options import WaitOptions, duration as parse_duration, option_names
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -25,7 +23,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 def duration(text: str) -> timedelta:
     """A duration: ``90``, ``90s``, ``15m``, ``1h30m``, ``2d``; a number alone is seconds."""
     try:
-        return wait_options.duration(text)
+        return parse_duration(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -38,7 +36,7 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def price(text: str) -> float:
+def gpu_price(text: str) -> float:
     """A price: a finite number that is not negative."""
     try:
         number = float(text)
@@ -134,31 +132,22 @@ class WithCommand(click.Command):
 
 
 def _note(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    """Keep a value for the `trainjob.cli.session.Session` of the command."""
     if value and param.name:
-        setattr(ctx.ensure_object(Target), param.name, value)
+        ctx.ensure_object(dict)[param.name] = value
 
 
 def global_options(command: Decorated) -> Decorated:
     """The global options, which may stand before and after a command's name."""
-    text = "Use this backend: kubernetes or local."
-    where = click.option("--backend", metavar="NAME", expose_value=False, callback=_note, help=text)
-    in_namespace = click.option(
-        "-n",
-        "--namespace",
-        type=namespace,
-        metavar="NAME",
-        expose_value=False,
-        callback=_note,
-        help="Use this namespace.",
-    )
-    return where(in_namespace(command))
+    kept: dict[str, Any] = {"metavar": "NAME", "expose_value": False, "callback": _note}
+    where = click.option("--backend", help="Use this backend: kubernetes or local.", **kept)
+    return where(click.option("-n", "--namespace", type=namespace, help="Use this namespace.", **kept)(command))
 
 
 def json_option(command: Decorated) -> Decorated:
     """The option of every command."""
     text = "Print one JSON object on stdout, or one per line for many; messages go to stderr."
-    as_json = click.option("--json", "as_json", is_flag=True, expose_value=False, callback=_note, help=text)
-    return as_json(command)
+    return click.option("--json", "as_json", is_flag=True, expose_value=False, callback=_note, help=text)(command)
 
 
 def common_options(command: Decorated) -> Decorated:
@@ -166,7 +155,9 @@ def common_options(command: Decorated) -> Decorated:
     return json_option(global_options(command))
 
 
-def _apply(*decorators: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+def all_of(*decorators: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """Several arguments and options as one decorator, in their order."""
+
     def apply(command: Decorated) -> Decorated:
         for decorator in reversed(decorators):
             command = decorator(command)
@@ -175,16 +166,22 @@ def _apply(*decorators: Callable[[Any], Any]) -> Callable[[Decorated], Decorated
     return apply
 
 
+JOB = click.argument("name", type=job_name, shell_complete=completion.jobs)
+
+
+def key_option(text: str) -> Callable[[Any], Any]:
+    """``--key``, which does in a command what `text` says."""
+    return click.option("--key", type=work_key, metavar="KEY", shell_complete=completion.keys, help=text)
+
+
 def _pairs(option: str, text: str) -> Callable[[Any], Any]:
     return click.option(option, type=pair, multiple=True, metavar="NAME=VALUE", help=text)
 
 
 # Named after the fields of the spec. They add to the values in SPEC, or replace them.
-spec_options = _apply(
+spec_options = all_of(
     click.argument("spec", type=click.File("rb"), required=False, metavar="[SPEC.yaml|-]"),
-    click.option(
-        "--runtime", shell_complete=completion.runtimes, help="Use this ClusterTrainingRuntime, e.g. torch-distributed."
-    ),
+    click.option("--runtime", help="Use this ClusterTrainingRuntime, e.g. torch-distributed."),
     click.option("--image", help="Run this image on the nodes."),
     click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Run N nodes."),
     click.option("--num-proc-per-node", type=click.IntRange(min=1), metavar="N", help="Run N processes on each node."),
@@ -198,28 +195,12 @@ spec_options = _apply(
         help="Fail if no rank has made progress for this long, e.g. 15m; report the rank that hangs.",
     ),
     _pairs("--label", "Add a label to the job, e.g. kueue.x-k8s.io/queue-name=gpu."),
-    click.option(
-        "--key",
-        type=work_key,
-        metavar="KEY",
-        shell_complete=completion.keys,
-        help="Identify the work: the same key again adopts the same job.",
-    ),
+    key_option("Identify the work: the same key again adopts the same job."),
 )
 
 
-def _collected(command: Callable[..., int]) -> Callable[..., int]:
-    """Give `command` the options that are fields of `WaitOptions` as one argument, ``options``."""
-
-    @functools.wraps(command)
-    def call(*args: Any, **given: Any) -> int:
-        chosen = {name: given.pop(name) for name in wait_options.option_names()}
-        return command(*args, options=WaitOptions(**chosen), **given)
-
-    return call
-
-
-_wait_options = (
+# Named after the fields of `WaitOptions`.
+wait_options = all_of(
     click.option("--queue-timeout", type=duration, help="Fail if the job is not admitted within this time, e.g. 30m."),
     click.option("--start-timeout", type=duration, help="Fail if no rank is running this long after admission."),
     click.option("--run-timeout", type=duration, help="Fail if the job has not ended this long after admission."),
@@ -227,47 +208,18 @@ _wait_options = (
     click.option("--fail-on-first-crash", is_flag=True, help="Fail as soon as a rank crashes."),
 )
 
-live_options = _apply(
-    *_wait_options,
+# Of a command that shows one job.
+shown_options = all_of(
     click.option(
         "--on-crash",
         type=click.Choice(["suspend", "cancel", "keep"]),
         help="Choose what happens to a job that crashed or hangs: it is suspended (default of run), deleted, or kept"
         " (default of wait).",
     ),
-    click.option("--plain", is_flag=True, help="Print plain lines on a terminal, too."),
     click.option("--no-logs", is_flag=True, help="Do not print the ranks' log lines."),
-    _collected,
 )
 
 
-# Of a command whose jobs are not shown one by one.
-timeout_options = _apply(*_wait_options, _collected)
-
-
-def fields_of(options: dict[str, Any], command: tuple[str, ...]) -> dict[str, Any]:
-    """The spec's fields that the options set."""
-    renamed = {"input": "inputs", "output": "outputs", "label": "labels"}
-    fields = {
-        renamed.get(name, name): dict(value) if isinstance(value, tuple) else value for name, value in options.items()
-    }
-    return {name: value for name, value in {**fields, "command": list(command)}.items() if value}
-
-
-def require_work(spec: IO[bytes] | None, fields: dict[str, Any]) -> None:
-    """Refuse a command line without anything to run."""
-    if spec is None and not fields:
-        raise click.UsageError("nothing to run: give a SPEC file, or --runtime … -- COMMAND")
-
-
-def require_crash_option(on_crash: str | None, options: WaitOptions, *, may_hang: bool) -> None:
-    """Refuse --on-crash where nothing can make the wait end before the job; `may_hang`: it may have a stall timeout."""
-    if on_crash and not options.fail_on_first_crash and not may_hang:
-        raise click.UsageError("--on-crash needs --fail-on-first-crash or --stall-timeout: give one of them, too")
-
-
-champion_option = click.option(
-    "--champion",
-    metavar="MODEL[@ALIAS]",
-    help="Compare with the version of this model that holds the alias (champion) in the registry, TRAINJOB_REGISTRY.",
-)
+def chosen(options: dict[str, Any]) -> WaitOptions:
+    """Take the fields of `WaitOptions` out of the options of a command."""
+    return WaitOptions(**{name: options.pop(name) for name in option_names()})

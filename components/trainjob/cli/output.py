@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 import textwrap
-from typing import TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
 
 import click
 
-from trainjob._support.control_characters import colored, plain
+from trainjob._support.control_characters import colored, escaped_json, plain
+from trainjob._support.numbers import json_values
+
+above: Callable[[str], None] | None = None
+"""Prints a line above a progress bar, while there is one (`trainjob.cli.bars`)."""
 
 
 def no_color() -> bool:
@@ -28,7 +34,10 @@ def echo(text: object = "", *, err: bool = False) -> None:
     """
     stream = sys.stderr if err else sys.stdout
     shown = colored if stream.isatty() and not no_color() else plain
-    click.echo(shown(str(text)), err=err)
+    if above is not None and stream.isatty():
+        above(shown(str(text)))
+    else:
+        click.echo(shown(str(text)), err=err)
 
 
 def redrawn(stream: TextIO) -> bool:
@@ -51,3 +60,24 @@ def fitted(line: str) -> str:
     room = max(20, width - len(start))
     rest = textwrap.wrap(line[len(start) :], room, break_long_words=False, break_on_hyphens=False)
     return "\n".join(f"{below if i else start}{part}" for i, part in enumerate(rest))
+
+
+def as_json(value: Any) -> str:
+    """`value` as JSON on one line; NaN and infinity as text, since JSON has neither."""
+    return escaped_json(json.dumps(json_values(value), ensure_ascii=False, allow_nan=False))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with aligned columns, as wide as needed: names must not be cut in a pipe."""
+    widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    padded = (
+        (cell + " " * (width - len(click.unstyle(cell))) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return ["   ".join(row).rstrip() for row in padded]
+
+
+def aligned(values: Mapping[str, str], width: int = 8) -> list[str]:
+    """A line for each value that is not empty, behind its name, which takes at least so many characters."""
+    width = max(width, *map(len, values)) if values else 0
+    return [fitted(f"  {name:<{width}}  {text}") for name, text in values.items() if text]

@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import anyio.to_thread
 import click
 
@@ -29,17 +30,18 @@ from trainjob._pages.shared_documents import LINES, compared
 from trainjob._pages.study import document_of_study, find_study
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping
-from trainjob.cli import texts
-from trainjob.cli.options import output_file
+from trainjob.cli import completion
+from trainjob.cli.command import command
+from trainjob.cli.exits import EXIT_CODES
+from trainjob.cli.options import output_file, page_file
 from trainjob.cli.output import echo
+from trainjob.cli.session import Session
 from trainjob.client import TrainJobClient
 from trainjob.errors import ConfigurationError, NotFound, TrainJobError
 from trainjob.job import KEY, MANAGED_BY, key_hash, labels_of
 
 if TYPE_CHECKING:
     from trainjob._backends.base import TrainJob
-    from trainjob.cli.commands import Commands
-    from trainjob.cli.target import Target
 
 _SHOWN = 200  # characters of WHAT, or of a title, in a message
 _CHOICES = 20  # workflows that a message lists
@@ -49,15 +51,39 @@ _FIRST_READ_SECONDS = 5.0
 # ---------------------------------------------------------------- report
 
 
-async def report(commands: Commands, what: str, output: str | None, champion: str | None = None) -> int:
-    """Write the page of a job, of a key or of a workflow."""
-    found = _Found(commands, what)
+_CHAMPION = click.option(
+    "--champion",
+    metavar="MODEL[@ALIAS]",
+    help="Compare with the version of this model that holds the alias (champion) in the registry, TRAINJOB_REGISTRY.",
+)
+
+
+@command(
+    click.argument("what", shell_complete=completion.jobs),
+    click.option(
+        "--output",
+        "-o",
+        type=page_file,
+        metavar="FILE",
+        help="Write the page to this file, - for stdout; <name>.html in this directory if left out.",
+    ),
+    _CHAMPION,
+    epilog=EXIT_CODES,
+)
+async def report(session: Session, *, what: str, output: str | None, champion: str | None) -> int:
+    """Write the page of a job, of a key with all its attempts, or of a workflow, as one self-contained HTML file.
+
+    WHAT is the name of a job; else a key; else the ID of a KFP or Airflow run, or DAG/RUN; else the first part of keys
+    such as study/a and study/b. The page has curves of all metrics; that of a workflow compares its trainings. --json
+    prints the document of the page, and writes a file only with -o.
+    """
+    found = _Found(session, what)
     compare = await anyio.to_thread.run_sync(Champion, champion) if champion else None
     document = await found.document()
     if compare is not None and document["kind"] == "training":
         document = await anyio.to_thread.run_sync(compare.add, document)
-    if commands.as_json:
-        echo(texts.as_json(document))
+    if session.as_json:
+        session.answer(document, "")
         if output in (None, "-"):
             return 0
     page = page_html(document)
@@ -67,7 +93,7 @@ async def report(commands: Commands, what: str, output: str | None, champion: st
         return 0
     path = output_file(output or f"{_file_name(document)}.html")
     path.write_text(page, encoding="utf-8")
-    echo(str(path), err=commands.as_json)
+    echo(str(path), err=session.as_json)
     return 0
 
 
@@ -80,8 +106,8 @@ def _file_name(document: dict[str, Any]) -> str:
 class _Found:
     """The job, the key or the workflow that a person means: the first of them that exists."""
 
-    def __init__(self, commands: Commands, what: str) -> None:
-        self._commands = commands
+    def __init__(self, session: Session, what: str) -> None:
+        self._session = session
         self._what = what.strip()
         self._tried: list[str] = []
 
@@ -96,17 +122,17 @@ class _Found:
                 return document
         what = one_line(self._what, _SHOWN)
         tried = "".join(f"\n  {each}" for each in self._tried)
-        jobs = self._commands.command("list", "-n", self._commands.namespace)
+        jobs = self._session.command("list", "-n", self._session.namespace)
         raise click.UsageError(f"nothing is named {what!r}; looked for:{tried}\nlist the jobs: {jobs}")
 
     async def _job(self) -> dict[str, Any] | None:
         namespace, _, name = self._what.rpartition("/")
         if not names.JOB.fullmatch(name) or (namespace and not names.NAMESPACE.fullmatch(namespace)):
             return None
-        where = namespace or self._commands.namespace
+        where = namespace or self._session.namespace
         self._tried.append(f"TrainJob {where}/{name}")
         try:
-            return await take_document(self._commands.backend, where, name)
+            return await take_document(self._session.backend, where, name)
         except NotFound:
             return None
         except ConfigurationError as error:
@@ -117,11 +143,11 @@ class _Found:
             return None
 
     async def _key(self) -> dict[str, Any] | None:
-        namespace = self._commands.namespace
+        namespace = self._session.namespace
         self._tried.append(f"jobs with the key {one_line(self._what, _SHOWN)!r} in namespace {namespace}")
         if not self._what:
             return None
-        jobs = await self._commands.backend.find(namespace, labels_of(self._what))
+        jobs = await self._session.backend.find(namespace, labels_of(self._what))
         jobs = latest_attempts(job for job in jobs if _key_of(job) == self._what)
         return await self._read(jobs[0]) if jobs else None
 
@@ -134,12 +160,12 @@ class _Found:
         except ConfigurationError as error:
             self._tried[-1] += f" (cannot be read: {one_line(str(error), _SHOWN)})"
             return None
-        if state is None or state.namespace != self._commands.namespace:
+        if state is None or state.namespace != self._session.namespace:
             return None
         return await anyio.to_thread.run_sync(document_of_study, state)
 
     async def _workflow(self) -> dict[str, Any] | None:
-        backend, namespace, what = self._commands.backend, self._commands.namespace, self._what
+        backend, namespace, what = self._session.backend, self._session.namespace, self._what
         shown = one_line(what, _SHOWN)
         self._tried.append(f"the KFP run or Airflow run {shown!r}, or DAG/RUN, in namespace {namespace}")
         self._tried.append(f"jobs whose keys begin with {shown.rstrip('/') + '/'!r} in namespace {namespace}")
@@ -168,7 +194,7 @@ class _Found:
 
     async def _read(self, job: TrainJob, tail: int = LINES) -> dict[str, Any]:
         metadata = job["metadata"]
-        return await take_document(self._commands.backend, metadata["namespace"], metadata["name"], tail=tail)
+        return await take_document(self._session.backend, metadata["namespace"], metadata["name"], tail=tail)
 
 
 def _key_of(job: TrainJob) -> str:
@@ -178,21 +204,30 @@ def _key_of(job: TrainJob) -> str:
 # ---------------------------------------------------------------- ui
 
 
-def ui(target: Target, port: int, champion: str | None = None, *, browser: bool) -> int:
-    """Serve the pages until Ctrl-C or SIGTERM."""
+@command(
+    click.option(
+        "--port", type=click.IntRange(0, 65535), default=0, help="Listen on this port; on a free one if left out."
+    ),
+    click.option("--no-browser", is_flag=True, help="Do not open the address in a browser."),
+    _CHAMPION,
+    epilog=EXIT_CODES,
+)
+def ui(session: Session, *, port: int, no_browser: bool, champion: str | None) -> int:
+    """Serve live pages of the jobs of the namespace on 127.0.0.1, until Ctrl-C.
+
+    Prints an address with a random token: the list of jobs, a page for each job, and a page for each workflow that
+    compares its trainings. Works for a cluster and for the jobs of this machine.
+    """
     ended = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(_signals(ended))
-        client = stack.enter_context(TrainJobClient(target.backend, target.namespace))
+        client = stack.enter_context(TrainJobClient(session.given_backend, session.given_namespace))
         server = Server(client, port, champion=Champion(champion) if champion else None)
         _check(server)
         stack.enter_context(server)
-        if target.as_json:
-            echo(texts.as_json({"url": server.url, "namespace": client.namespace}))
-        else:
-            echo(f"jobs of namespace {client.namespace}; Ctrl-C ends the server", err=True)
-            echo(server.url)
-        if browser and sys.stdout.isatty() and _has_display():
+        session.say(f"jobs of namespace {client.namespace}; Ctrl-C ends the server")
+        session.answer({"url": server.url, "namespace": client.namespace}, server.url)
+        if not no_browser and sys.stdout.isatty() and _has_display():
             stack.enter_context(_browser(server.url))
         ended.wait()
     return 0
@@ -202,8 +237,6 @@ def _check(server: Server) -> None:
     """Report a configuration that cannot work; an outage is reported by the pages."""
 
     async def read() -> None:
-        import anyio
-
         with anyio.move_on_after(_FIRST_READ_SECONDS):
             await server.documents.listed()
 

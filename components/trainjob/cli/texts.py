@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,10 +13,9 @@ from trainjob._backends.base import TrainJob
 from trainjob._jobs.report import Report, facts, seconds_of
 from trainjob._jobs.report_parts import Event, Rank
 from trainjob._jobs.results import TrainJobResult
-from trainjob._support.control_characters import escaped_json, is_safe, one_line
+from trainjob._support.control_characters import is_safe, one_line
 from trainjob._support.display import rounded, short
-from trainjob._support.numbers import json_values
-from trainjob.cli.output import fitted
+from trainjob.cli.output import aligned, columns, fitted
 from trainjob.job import KEY, JobRef
 from trainjob.status import Phase, observe
 
@@ -44,27 +42,21 @@ def describe(trainjob: TrainJob) -> dict[str, Any]:
     return facts(JobRef.of(trainjob), key, observe(trainjob))
 
 
-def phase_styled(phase: Phase | str, width: int = 0) -> str:
+def phase_styled(phase: Phase | str) -> str:
     """The phase in its color."""
-    return click.style(f"{phase:<{width}}", fg=PHASE_COLORS.get(Phase(phase), "blue"))
+    return click.style(f"{phase}", fg=PHASE_COLORS.get(Phase(phase), "blue"))
 
 
 def table(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """A table of jobs, as wide as needed: names must not be cut in a pipe."""
+    """A table of jobs."""
     rows = [["NAME", "PHASE", "ATTEMPT", "AGE", "DURATION", "PROGRESS", "KEY"]]
     for job in jobs:
         seconds, progress = job["seconds"], job["progress"]
         age, active = (short(seconds[name]) if name in seconds else "" for name in ("age", "active"))
         done = "" if progress is None else f"{progress:.0f}%"
         rows.append([job["name"], job["phase"], str(job["attempt"]), age, active, done, job["key"]])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        if row is not rows[0]:
-            cells[1] = phase_styled(row[1], widths[1])
-        lines.append("   ".join(cells).rstrip())
-    return "\n".join(lines)
+    styled = [[name, phase_styled(phase), *more] for name, phase, *more in rows[1:]]
+    return "\n".join(columns([rows[0], *styled]))
 
 
 def status_text(report: Report) -> str:
@@ -85,8 +77,8 @@ def status_text(report: Report) -> str:
         "queued": short(seconds["queued"]) if seconds.get("queued") else "",
         "active": short(seconds["active"]) if "active" in seconds else "",
     }
-    slow = [fitted(f"  {'warning':<9} {each}") for each in report.stragglers[:_STRAGGLERS]]
-    text = "\n".join([click.style(str(report.ref), bold=True), *_aligned(shown), *slow])
+    slow = [fitted(f"  {'warning':<8}  {each}") for each in report.stragglers[:_STRAGGLERS]]
+    text = "\n".join([click.style(str(report.ref), bold=True), *aligned(shown), *slow])
     return f"{text}\n\n{_explanation(report)}" if report.troubled else text
 
 
@@ -96,7 +88,7 @@ def report_text(report: Report) -> str:
     if not report.troubled and report.diagnosis.summary:
         parts.append(_explanation(report))
     spec = {name: text for name, text in report.spec.items() if name not in ("runtime", "nodes")}
-    parts += [_section("spec", _aligned(spec)), _section("ranks", _rank_lines(report.ranks))]
+    parts += [_section("spec", aligned(spec)), _section("ranks", _rank_lines(report.ranks))]
     parts.append(_section("events", [_event_line(event, report.taken) for event in report.events[-_EVENTS:]]))
     return "\n\n".join(filter(None, parts))
 
@@ -107,10 +99,6 @@ def _explanation(report: Report) -> str:
 
 def _section(title: str, lines: Sequence[str]) -> str:
     return "\n".join([click.style(title, bold=True), *lines]) if lines else ""
-
-
-def _aligned(values: Mapping[str, str]) -> list[str]:
-    return [fitted(f"  {name:<9} {text}") for name, text in values.items() if text]
 
 
 def _rank_lines(ranks: Sequence[Rank]) -> list[str]:
@@ -132,12 +120,6 @@ def _event_line(event: Event, now: datetime) -> str:
     often = f" ({event.count} times)" if event.count > 1 else ""
     reason = click.style(event.reason, fg="yellow") if event.kind == "Warning" else event.reason
     return fitted(f"  {age:<11} {reason}  {event.about}: {event.message}{often}")
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    return ["   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _moment(time: datetime | None) -> str:
@@ -181,7 +163,7 @@ def last_text(last: Mapping[str, Any]) -> str:
         "progress": progress_text(last["progress"], None),
         "metrics": joined(last["metrics"]),
     }
-    lines = _aligned(shown)
+    lines = aligned(shown)
     for rank, log in last["logs"].items():
         lines += [f"last lines of {rank}:", *(f"  | {line}" for line in log)]
     return "\n".join(lines)
@@ -204,11 +186,6 @@ def as_yaml(manifest: Mapping[str, Any]) -> str:
         for readable in (True, False)
     )
     return shown if is_safe(shown) else escaped
-
-
-def as_json(value: Any) -> str:
-    """`value` as JSON on one line; NaN and infinity as text, since JSON has neither."""
-    return escaped_json(json.dumps(json_values(value), ensure_ascii=False, allow_nan=False))
 
 
 def color_of(rank: str) -> str:

@@ -1,4 +1,4 @@
-"""``trainjob wait --stdin`` with a ticker on its event loop. ``ours.py TICKS [OPTION]...``
+"""``trainjob wait NAME...`` with a ticker on its event loop. ``ours.py TICKS [OPTION]...``; reads the names from stdin.
 
 Every 5 ms the ticker records its delay and the CPU time that the loop has used since the last tick. A blocked loop
 delays the ticker; on a busy machine only the CPU time is caused by the loop. Values above 1 ms are written to the file
@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from trainjob.cli import main
-from trainjob.cli.many import ManyWaits
+from trainjob.cli import main, run
+from trainjob.cli.many import wait_for_many
+from trainjob.cli.session import Session
+from trainjob.wait_options import WaitOptions
 
 TICK = 0.005
 WORTH_NOTING = 0.001
@@ -30,15 +33,16 @@ async def tick(ticks: Path) -> None:
                 file.write(f"{time.time():.6f}\t{late:.6f}\t{used:.6f}\n")
 
 
-class Ticking(ManyWaits):
-    async def run(self) -> int:
-        ticker = asyncio.create_task(tick(Path(sys.argv[1])))
-        try:
-            return await super().run()
-        finally:
-            ticker.cancel()
+async def ticking(session: Session, names: Sequence[tuple[str, str]], options: WaitOptions) -> int:
+    ticker = asyncio.create_task(tick(Path(sys.argv[1])))
+    try:
+        return await wait_for_many(session, names, options)
+    finally:
+        ticker.cancel()
 
 
 if __name__ == "__main__":
-    sys.modules[ManyWaits.__module__].ManyWaits = Ticking  # type: ignore[attr-defined]
-    main(["wait", "--stdin", *sys.argv[2:]])
+    run.wait_for_many = ticking  # type: ignore[attr-defined] # in place of what it imports
+    names = sys.stdin.read().split()
+    # The name of one job, twice, is waited for like many.
+    main(["wait", *sys.argv[2:], *names, *names[:1]])

@@ -1,4 +1,4 @@
-"""``trainjob cancel`` and ``trainjob resume``: stop jobs, print what a deletion would lose, and start ranks again."""
+"""``trainjob cancel``, ``resume`` and ``delete``: stop jobs, print what a deletion loses, and start ranks again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 import click
@@ -16,7 +16,11 @@ from trainjob._jobs import cancellation
 from trainjob._jobs.last_state import LAST_LINES, last_ranks, last_state, log_of
 from trainjob._manifest.attempts import LAUNCHED, decide, may_run, version_of, work_of
 from trainjob._support.kube_objects import mapping
-from trainjob.cli import texts
+from trainjob.cli import completion, texts
+from trainjob.cli.command import command
+from trainjob.cli.exits import STILL_STOPPING
+from trainjob.cli.options import JOB, job_name, key_option
+from trainjob.cli.session import Interrupts, Session
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.job import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob.status import CANCELLED, GIVEN_UP, Phase, observe
@@ -28,27 +32,69 @@ LAUNCH_SECONDS = 1.0
 _RESUMES = 5  # times that a resume is repeated for a job that other clients change
 
 
-class Session(Protocol):
-    """What these commands need of the one that runs."""
+@command(
+    click.argument("name", type=job_name, required=False, shell_complete=completion.jobs),
+    key_option("Stop all attempts of this key instead, and a launch of it that is on its way."),
+    click.option("--suspend", is_flag=True, help="Suspend the job instead; `trainjob resume` starts its ranks again."),
+)
+async def cancel(session: Session, *, name: tuple[str, str] | None, key: str | None, suspend: bool) -> int:
+    """Stop a job, or all attempts of a key, and wait until no rank is running.
 
-    @property
-    def backend(self) -> Backend:
-        """The backend."""
+    On this machine the job's logs and metrics are kept; `trainjob gc` removes them later. On a cluster the job is
+    deleted with its pods and logs; its phase, metrics and last log lines are printed.
+    """
+    stopped, last = False, None
+    if key is not None and name is None:
+        message, jobs = f"exited before the end: jobs of key {key} may still be stopping", tuple[JobRef, ...]()
+        with Interrupts() as interrupts, interrupts.stage():
+            done, message, last = await stop_key(session, key, suspend=suspend)
+            jobs, stopped = done.jobs, done.ended
+        answer = {"key": key, "jobs": [vars(ref) for ref in jobs]}
+    elif name is not None and key is None:
+        ref = JobRef.of(await session.find(name))
+        message = f"exited before the end: {ref} may still be stopping"
+        with Interrupts() as interrupts, interrupts.stage():
+            stopped, message, last = await stop_job(session, ref, suspend=suspend)
+        answer = {**_identity(ref)}
+    else:
+        raise click.UsageError("give either the NAME of a job or --key")
+    text = message if key is not None or not last else f"{message}\n{texts.last_text(last)}"
+    session.answer({**answer, "stopped": stopped, **({"last": last} if last else {}), "message": message}, text)
+    return interrupts.exit_code or (0 if stopped else STILL_STOPPING)
 
-    @property
-    def namespace(self) -> str:
-        """Namespace of jobs that are named without one."""
 
-    def command(self, *words: str) -> str:
-        """A command for the same backend, to be pasted."""
+@command(JOB)
+async def resume(session: Session, *, name: tuple[str, str]) -> int:
+    """Resume a suspended job: start its ranks again.
 
-    def argument(self, ref: JobRef) -> str:
-        """`ref` as the argument of the next command."""
+    Refuses to resume an attempt if another attempt of its key runs or has followed it: two of them would train at once.
+    """
+    trainjob = await session.find(name)
+    resumed, message = await _resume(session, trainjob)
+    session.answer({**_identity(JobRef.of(trainjob)), "resumed": resumed, "message": message}, message)
+    return 0
 
 
-async def cancel_job(commands: Session, ref: JobRef, *, suspend: bool) -> tuple[bool, str, dict[str, Any] | None]:
+@command(JOB)
+async def delete(session: Session, *, name: tuple[str, str]) -> int:
+    """Delete a job that has ended, with its logs."""
+    trainjob = await session.find(name)
+    ref, phase = JobRef.of(trainjob), observe(trainjob).phase
+    if not phase.terminal:
+        cancels = session.command("cancel", session.argument(ref))
+        raise click.UsageError(f"{ref} is {phase}; cancel it instead: {cancels}")
+    await session.backend.delete(ref)
+    session.answer({**_identity(ref), "deleted": True, "message": f"deleted {ref}"}, f"deleted {ref}")
+    return 0
+
+
+def _identity(ref: JobRef) -> dict[str, Any]:
+    return {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
+
+
+async def stop_job(session: Session, ref: JobRef, *, suspend: bool) -> tuple[bool, str, dict[str, Any] | None]:
     """Whether all ranks of the job have ended, a message, and the last state of a job that is deleted."""
-    backend = commands.backend
+    backend = session.backend
     reading = asyncio.create_task(_last_state(backend, ref))
     try:
         # The logs of a pod are gone soon after its deletion; a slow server must not delay the deletion for long.
@@ -61,16 +107,16 @@ async def cancel_job(commands: Session, ref: JobRef, *, suspend: bool) -> tuple[
         reading.cancel()
     if before.terminal or phase in (Phase.COMPLETE, Phase.FAILED):
         return True, f"{ref} has already ended: {phase}", None
-    return stopped, _done(commands, ref, phase, suspend=suspend, stopped=stopped), last
+    return stopped, _done(session, ref, phase, suspend=suspend, stopped=stopped), last
 
 
-async def cancel_work(
-    commands: Session, key: str, *, suspend: bool = False, look_seconds: float = 0.0
+async def stop_key(
+    session: Session, key: str, *, suspend: bool = False, look_seconds: float = 0.0
 ) -> tuple[cancellation.Cancelled, str, dict[str, Any]]:
     """Cancel all attempts of a key, and a launch of it that is on its way.
 
     Args:
-        commands: The backend and the namespace.
+        session: The backend and the namespace.
         key: The key.
         suspend: Suspend the jobs instead of deleting them.
         look_seconds: How long to look for the job of a launch that is on its way.
@@ -78,7 +124,7 @@ async def cancel_work(
     Returns:
         What was stopped, a message, and the last states of the jobs that were deleted, by name.
     """
-    backend, namespace = commands.backend, commands.namespace
+    backend, namespace = session.backend, session.namespace
     running = [JobRef.of(job) for job in await backend.find(namespace, labels_of(key)) if may_run(job)]
     reading = {} if suspend else {ref: asyncio.create_task(_last_state(backend, ref)) for ref in running}
     try:
@@ -91,7 +137,7 @@ async def cancel_work(
         last: dict[str, Any] = {}
         for ref in sorted(done.jobs, key=lambda job: job.attempt):
             phase = observe(await backend.get(ref.namespace, ref.name)).phase
-            lines.append(_done(commands, ref, phase, suspend=suspend, stopped=done.ended))
+            lines.append(_done(session, ref, phase, suspend=suspend, stopped=done.ended))
             if phase is Phase.DELETED and ref in reading and (state := await reading[ref]):
                 last[ref.name] = state
                 lines.append(texts.last_text(state))
@@ -102,7 +148,7 @@ async def cancel_work(
     return done, "\n".join(lines) or nothing, last
 
 
-def _done(commands: Session, ref: JobRef, phase: Phase, *, suspend: bool, stopped: bool) -> str:
+def _done(session: Session, ref: JobRef, phase: Phase, *, suspend: bool, stopped: bool) -> str:
     """What was done with a job that was running, as text."""
     why = ""
     if suspend and phase in (Phase.CANCELLED, Phase.DELETED):
@@ -113,7 +159,7 @@ def _done(commands: Session, ref: JobRef, phase: Phase, *, suspend: bool, stoppe
     if not stopped:
         done += ", but its last ranks are still terminating"
     elif phase is Phase.CANCELLED:
-        done += f"; its logs and metrics are kept: {commands.command('logs', commands.argument(ref))}"
+        done += f"; its logs and metrics are kept: {session.command('logs', session.argument(ref))}"
     return done
 
 
@@ -133,7 +179,7 @@ async def _last_state(backend: Backend, ref: JobRef) -> dict[str, Any] | None:
     return None
 
 
-async def resume_job(commands: Session, trainjob: TrainJob) -> tuple[bool, str]:
+async def _resume(session: Session, trainjob: TrainJob) -> tuple[bool, str]:
     """Start the ranks of a suspended job; whether that was done, and a message.
 
     Raises:
@@ -149,23 +195,23 @@ async def resume_job(commands: Session, trainjob: TrainJob) -> tuple[bool, str]:
             raise click.UsageError(f"{ref} is Queued: {now.message}; Kueue resumes it when there is room")
         if now.phase is not Phase.SUSPENDED:
             return False, f"{ref} is not suspended: {now.phase}"
-        if (other := await _counts_instead(commands.backend, trainjob)) is not None:
-            name = commands.argument(JobRef.of(other))
+        if (other := await _counts_instead(session.backend, trainjob)) is not None:
+            name = session.argument(JobRef.of(other))
             raise click.UsageError(
                 f"{ref} cannot be resumed: {JobRef.of(other)} ({observe(other).phase}) is the attempt of its key that "
                 "counts, so the next launch or the reaper would delete the resumed one. To continue this attempt, "
-                f"remove the other one first: {commands.command('cancel', name)}"
+                f"remove the other one first: {session.command('cancel', name)}"
             )
         # Like a launch: cancels before it do not concern the job any more.
         annotations: dict[str, str | None] = {CANCELLED: None, GIVEN_UP: None}
         if work := work_of(ref.name):
-            version, _ = await commands.backend.cancels(ref.namespace, work)
+            version, _ = await session.backend.cancels(ref.namespace, work)
             annotations |= {} if version is None else {LAUNCHED: str(version)}
         try:
             metadata = {"annotations": annotations, **version_of(trainjob)}
-            await commands.backend.patch(ref, {"metadata": metadata, "spec": {"suspend": False}})
+            await session.backend.patch(ref, {"metadata": metadata, "spec": {"suspend": False}})
         except NotFound:  # or changed since
-            latest = await commands.backend.get(ref.namespace, ref.name)
+            latest = await session.backend.get(ref.namespace, ref.name)
             if latest is None or latest["metadata"]["uid"] != ref.uid:
                 raise
             trainjob = latest
