@@ -148,6 +148,7 @@ class RunningJob:
         evidence: Evidence of the job; None if it was not read.
         training: What the task stores about the job; None if it stores nothing.
         on_follow: Called in the thread that waits when another attempt counts.
+        adopted: The job, if another launch has created it.
     """
 
     def __init__(self, client: TrainJobClient, key: str, ref: JobRef | None = None, tried: int = 1) -> None:
@@ -157,6 +158,7 @@ class RunningJob:
         self.tried = tried
         self.on_follow: Callable[[JobRef], None] | None = None
         self._followed: SimpleQueue[JobRef] = SimpleQueue()
+        self.adopted: JobRef | None = None
         self.evidence: Evidence | None = None
         self.training: TaskTraining | None = None
         self._launching: Future[JobRef] | None = None
@@ -202,12 +204,16 @@ class RunningJob:
                 origin=origin,
                 wait_for_ranks=wait_for_ranks,
                 began=began,
+                on_adopt=self._adopt,
             )
         )
         self.ref = self._launching.result()
         if self._killed:
             raise CancelledError
         return self.ref
+
+    def _adopt(self, ref: JobRef) -> None:
+        self.adopted = ref
 
     def wait(self, ref: JobRef, options: WaitOptions, log: Log, *, logs: bool, seconds: float | None) -> TrainJobResult:
         """Wait for the end of the job for at most `seconds`; log changes, crashes and, with `logs`, the ranks' lines.
@@ -405,11 +411,11 @@ class RunningJob:
             look=look,
         )
 
-    def cancel_earlier_tries(self, seconds: float) -> None:
-        """Delete the job of the earlier tries; the launch of this try does not obey."""
+    def stop_earlier_tries(self, action: CancelAction, seconds: float) -> None:
+        """Delete or suspend the job of the earlier tries; the launch of this try does not obey."""
         client, tried = self.client, self.tried - 1
         client.call(
-            lambda: stop_key(client.backend, self.key, "delete", seconds, namespace=client.namespace, tried=tried)
+            lambda: stop_key(client.backend, self.key, action, seconds, namespace=client.namespace, tried=tried)
         )
 
     def stop_waiting(self) -> None:

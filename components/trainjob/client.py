@@ -106,6 +106,7 @@ class TrainJobClient:
         tried: int | None = None,
         after_failure: AfterFailure = "retry",
         origin: Mapping[str, str] | None = None,
+        on_adopt: Callable[[JobRef], object] | None = None,
     ) -> JobRef:
         """Create the job of `key`, or adopt the existing one, as `trainjob.launch` does.
 
@@ -116,10 +117,11 @@ class TrainJobClient:
             after_failure: When a new attempt follows one that failed: always (``retry``), unless its verdict is final
                 (``verdict``), or only if the cause was outside the training code (``infrastructure``).
             origin: Labels of a new job that record where it comes from, such as DAG, run and try.
+            on_adopt: Called with the job, on another thread, if another launch has created it.
 
         Raises:
             InvalidSpec: the spec is invalid, or the key is blank.
-            SpecMismatch: the job of this key was launched from another spec.
+            SpecMismatch: the job of this key was launched from another spec, and runs, waits or is complete.
             TrainJobFailed: the earlier attempt failed, and `after_failure` rules out a new one.
             LaunchError: the job was refused.
         """
@@ -134,6 +136,7 @@ class TrainJobClient:
                 tried=tried,
                 after_failure=after_failure,
                 origin=origin,
+                on_adopt=on_adopt,
             )
         )
 

@@ -103,10 +103,18 @@ def run_job(
         again = execution.after_failure(user_errors=bool(parameters.get("retry_user_errors", True)))
         origin = origin_of(execution) | (SUSPEND if parameters["on_kill_action"] != "keep" else {})
         with offered_report(client, crash_deletes=parameters.get("on_crash_action") == "cancel"):
-            ref = client.launch(spec, execution.key, tried=execution.tried, after_failure=again, origin=origin)
+            adopted: list[JobRef] = []
+            ref = client.launch(
+                spec,
+                execution.key,
+                tried=execution.tried,
+                after_failure=again,
+                origin=origin,
+                on_adopt=adopted.append,
+            )
             stop.job = client.get(ref)
             client.start(stop.keep_ready)
-            write_job(client, ref)
+            write_job(client, ref, adopted=bool(adopted))
             _log_deadline()
 
             def follow(job: JobRef) -> None:
@@ -131,9 +139,9 @@ def run_job(
                 raise
 
 
-def write_job(client: TrainJobClient, ref: JobRef) -> None:
+def write_job(client: TrainJobClient, ref: JobRef, *, adopted: bool = False) -> None:
     """Log the job and where to see it: KFP (2.17) shows artifacts only after the end of their step."""
-    write_line(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")
+    write_line(f"TrainJob {ref} (attempt {ref.attempt}{', adopted' if adopted else ''}, uid {ref.uid})")
     if address := address_of(ref.namespace, ref.name, ref.uid):
         write_line(f"TrainJob {ref}: {address}")  # KFP's UI shows it as a link
     write_line(f"watch it: {command_of(client)} ui -n {ref.namespace} (job {ref.name})")

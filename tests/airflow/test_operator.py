@@ -398,6 +398,7 @@ def test_the_next_try_adopts_the_job_of_a_lost_worker(run: Run, home: Path) -> N
     assert ran.state == "success"
     assert ran.xcoms["train"]["attempt"] == 1
     assert len(jobs(home)) == 1
+    assert ran.log.count("(attempt 1)") == ran.log.count("(attempt 1, adopted)") == 1
 
 
 @pytest.mark.parametrize("ends", ["Complete", "Failed"])

@@ -342,16 +342,23 @@ def test_a_kill_of_a_job_whose_deletion_was_requested_before_waits_for_its_pods(
             assert running.cancel("delete", 2) is False, "it is still terminating"
 
 
-def test_a_clear_cancels_the_job_of_the_earlier_try_only(home: Path) -> None:
-    key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize(("action", "phase"), [("delete", Phase.CANCELLED), ("suspend", Phase.SUSPENDED)])
+def test_a_clear_stops_the_job_of_the_earlier_try_only(
+    home: Path, action: Literal["delete", "suspend"], phase: Phase, changed: bool
+) -> None:
+    """The next try resumes a suspended job, or replaces it if the author has changed the task before the clear."""
+    fields = {"runtime": "trainjob-step", "command": python(SLEEP)}
+    key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse(fields)
     with TrainJobClient("local") as client:
         client.call(lambda: core.launch(client.backend, spec, key, namespace="default", tried=1))
         running = RunningJob(client, key, tried=2)
-        running.cancel_earlier_tries(60)
-        assert [*phases().values()] == [Phase.CANCELLED]
-        ref = running.launch(spec, {})
+        running.stop_earlier_tries(action, 60)
+        assert [*phases().values()] == [phase]
+        ref = running.launch(TrainJobSpec.parse(fields | {"env": {"A": "1"}}) if changed else spec, {})
         wait_until("it runs", lambda: phases()[ref.name] is Phase.RUNNING, 60)
-        assert ref.attempt == 2
+        assert ref.attempt == (1 if action == "suspend" and not changed else 2)
+        assert running.adopted == (ref if ref.attempt == 1 else None)
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), AirflowException("the webhook refused it")])

@@ -110,7 +110,7 @@ def test_arguments_that_an_earlier_version_stored_are_read() -> None:
     stored = {
         "trainjob_conn_id": "trainjob_default", "namespace": "ns", "name": "train-abc-2", "uid": "uid-1", "attempt": 2,
         "queue_timeout": 43200.0, "start_timeout": None, "fail_fast": False, "fail_on_first_crash": True,
-        "deadline": None, "on_kill_action": "cancel", "get_logs": True, "resumed": 0, "target": None,
+        "deadline": None, "on_kill_action": "suspend", "get_logs": True, "resumed": 0, "target": None,
     }  # fmt: skip
     trigger = TrainJobTrigger(**cast(dict[str, Any], stored))
     assert trigger.wait_options == WaitOptions(timedelta(hours=12), fail_on_first_crash=True)

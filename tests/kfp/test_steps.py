@@ -215,6 +215,7 @@ def test_a_step_adopts_its_job_after_it_was_killed(steps: Steps) -> None:
     assert first.wait(10) != 0
 
     second = steps.start("train", runtime="trainjob-step", command=SLEEPING)
+    read_until(second, "(attempt 1, adopted, uid ")
     read_until(second, "[node-0] started")
     (steps.directory / "done").touch()
     ended = steps.end("train", second)

@@ -1,4 +1,4 @@
-"""Random variations of scripts: the first lines of one, some left out, with random actions between and after them.
+"""Random variations of scripts: all lines of one or the first ones, some left out, with random actions between and after them.
 
 They reach the states for which the scripts were written, each beside what else can happen then. Purely random schedules
 reach most of them in one of thousands, and some of them never.
@@ -28,7 +28,7 @@ class Variation:
     def __init__(self, seed: int, numbers: random.Random) -> None:
         self._numbers = numbers
         self.settings, lines = parsed(numbers.choice(EXAMPLES), seed)
-        self._lines = lines[: numbers.randint(1, len(lines))]
+        self._lines = lines[: numbers.choice((len(lines), numbers.randint(1, len(lines))))]
 
     def act(self, world: World) -> None:
         """Do it."""

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import json
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -33,8 +33,9 @@ from trainjob._jobs import (
     launching as flow,
     waiting,
 )
-from trainjob._jobs.cancellation import cancel, give_up
+from trainjob._jobs.cancellation import cancel, cancel_key, give_up
 from trainjob._jobs.records import mark_delivered
+from trainjob._manifest import unattended
 from trainjob._manifest.attempts import ADOPTED, LAUNCHED, given_up
 from trainjob.errors import (
     AlreadyExists,
@@ -50,7 +51,7 @@ from trainjob.errors import (
     TimedOut,
 )
 from trainjob.job import DELIVERED, FAILURE, FAILURE_OF, MAX_NAME, TRY, job_name, labels_of
-from trainjob.status import GIVEN_UP, QUEUE_LABEL, Blocker, observe
+from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, Blocker, observe
 from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -307,6 +308,54 @@ async def test_another_spec_with_the_same_key_is_rejected(backend: MemoryBackend
     with pytest.raises(SpecMismatch, match="labels or annotations"):
         await launch(backend, args=["--lr", "0.1"], labels={"a": "b"})
     assert len(backend.jobs) == 1
+
+
+STOPS: dict[str, Callable[[MemoryBackend, JobRef], Awaitable[object]]] = {
+    "cancel of the job": lambda backend, ref: cancel(backend, ref, "suspend"),
+    "cancel of the key": lambda backend, ref: cancel_key(backend, "key", namespace="ns", action="suspend"),
+    "kill": lambda backend, ref: cancel_key(backend, "key", namespace="ns", action="suspend", tried=1),
+    "reaper": lambda backend, ref: backend.patch(
+        ref, {"metadata": {"annotations": {CANCELLED: unattended.MARK}}, "spec": {"suspend": True}}
+    ),
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+async def test_another_spec_replaces_a_job_that_was_stopped(backend: MemoryBackend, stop: str) -> None:
+    """It waits for a launch that resumes it; "fix the spec, run again" must not fail."""
+    first = await launch(backend, options={"tried": 1})
+    backend.running(first)
+    await STOPS[stop](backend, first)
+    assert observe(backend.job(first)).phase is Phase.SUSPENDED
+    second = await launch(backend, options={"tried": 2}, num_nodes=2)
+    assert (second.attempt, [name for _, name in backend.jobs]) == (2, [second.name])
+    with pytest.raises(SpecMismatch):
+        await launch(backend, options={"tried": 3})
+
+
+@pytest.mark.parametrize("stop", STOPS)
+async def test_the_same_spec_resumes_a_job_that_was_stopped(backend: MemoryBackend, stop: str) -> None:
+    first = await launch(backend, options={"tried": 1})
+    backend.running(first)
+    await STOPS[stop](backend, first)
+    assert await launch(backend, options={"tried": 2}) == first
+    with pytest.raises(SpecMismatch):  # it is waited for
+        await launch(backend, options={"tried": 3}, num_nodes=2)
+
+
+async def test_a_job_that_a_person_suspended_is_not_replaced_by_another_spec(backend: MemoryBackend) -> None:
+    first = await launch(backend)
+    await backend.patch(first, {"spec": {"suspend": True}})
+    with pytest.raises(SpecMismatch):
+        await launch(backend, num_nodes=2)
+
+
+async def test_of_launches_at_once_one_says_that_it_has_created_the_job(backend: MemoryBackend) -> None:
+    adopted: list[JobRef] = []
+    refs = await asyncio.gather(*(launch(backend, options={"on_adopt": adopted.append}) for _ in range(5)))
+    assert adopted == refs[:1] * 4
+    again = await launch(backend, options={"on_adopt": adopted.append})
+    assert adopted == [again] * 5
 
 
 async def test_another_spec_after_a_failure_is_the_next_attempt(backend: MemoryBackend) -> None:

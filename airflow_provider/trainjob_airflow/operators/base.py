@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import JobRef, TrainJobClient, TrainJobSpec
+    from trainjob._manifest.attempts import CancelAction
 
 OnKill = Literal["cancel", "suspend", "keep"]
 OnCrash = Literal["suspend", "cancel", "keep"]
@@ -77,7 +78,7 @@ class TrainJobTask(ReportingTask):
         fail_fast: bool = False,
         fail_on_first_crash: bool = False,
         on_crash_action: OnCrash = "suspend",
-        on_kill_action: OnKill = "cancel",
+        on_kill_action: OnKill = "suspend",
         cancel_on_timeout: bool = True,
         retry_user_errors: bool = True,
         get_logs: bool = True,
@@ -206,8 +207,8 @@ class TrainJobTask(ReportingTask):
         key = self._key(context)
         spec = self._spec(key, context)
         with self._connected(context, self.namespace, key) as running:
-            if self.on_kill_action == "cancel" and was_cleared(context):
-                running.cancel_earlier_tries(CANCEL_SECONDS)
+            if self.on_kill_action != "keep" and was_cleared(context):
+                running.stop_earlier_tries(self._stops_by, CANCEL_SECONDS)
             running.on_follow = partial(self._follow, context, running)
             ref = self._launch(context, running, spec, defer=defer)
             stats().incr("trainjob.launched", tags=tags_of(context["ti"]))
@@ -365,6 +366,10 @@ class TrainJobTask(ReportingTask):
             running.training.store()
         self._defer(context, running, ref, event["resumed"] + 1)
 
+    @property
+    def _stops_by(self) -> CancelAction:
+        return "suspend" if self.on_kill_action == "suspend" else "delete"
+
     def _handle_kill(self, context: Context, running: RunningJob) -> NoReturn:
         """Apply `on_kill_action` if a person ended this try; keep the job if only the worker terminates."""
         if is_wanted(context):
@@ -374,7 +379,7 @@ class TrainJobTask(ReportingTask):
         else:
             try:
                 measuring = running.start_measuring()
-                ended = running.cancel("suspend" if self.on_kill_action == "suspend" else "delete", _KILL_SECONDS)
+                ended = running.cancel(self._stops_by, _KILL_SECONDS)
                 message = f"the task was killed: {running} {'has ended' if ended else 'is terminating'}"
                 if measuring is not None and measuring.done():
                     self._record_end(context, running, measuring.result())

@@ -92,7 +92,7 @@ class ReportingTask(StrictTemplates):
         publish_job(context, ref, running.key)
         self._link(context, ref)
         links.push(context, self)
-        self._log_launch(context, ref, running.key)
+        self._log_launch(context, ref, running.key, adopted=ref == running.adopted)
 
     def _record_end(self, context: Context, running: RunningJob, spent: Goodput | None) -> None:
         """Record how the time of a job was spent that this try has ended. A later wait records one that keeps running.
@@ -125,12 +125,12 @@ class ReportingTask(StrictTemplates):
         if self.do_xcom_push:
             self.links.setdefault(links.TrainJobLink.template, links.xcom_page(context["ti"]))
 
-    def _log_launch(self, context: Context, ref: JobRef, key: str) -> None:
+    def _log_launch(self, context: Context, ref: JobRef, key: str, *, adopted: bool) -> None:
         xcoms = links.xcom_page(context["ti"])  # the link to it is on the same page as the log
         known = {name: url for name, url in self.links.items() if url != xcoms}
         urls = [f"{link.name}: {known[link.template]}" for link in links.LINKS if link.template in known]
         lines = [f"uid: {ref.uid}", f"key: {key}", f"more about it: trainjob diagnose {ref}", *urls]
-        write_group(self.log, f"TrainJob {ref} (attempt {ref.attempt})", lines)
+        write_group(self.log, f"TrainJob {ref} (attempt {ref.attempt}{', adopted' if adopted else ''})", lines)
 
     def _deliver(self, context: Context, result: TrainJobResult, ref: JobRef) -> Any:
         """What `execute` returns. `_acknowledge` marks the job as delivered once Airflow has recorded the success."""

@@ -122,8 +122,9 @@ class TrainJobOperator(TrainJobTask):
             would start it again.) ``cancel`` deletes it. ``keep`` keeps it running; the next try adopts it and finds
             the same crash. It is separate from `on_kill_action`: a job that is kept when workers end need not be kept
             after a crash.
-        on_kill_action: Action on the job when a person marks or clears the task: ``cancel`` deletes it, ``suspend``
-            keeps it for the next try to resume, ``keep`` keeps it running. If only the worker terminates, the job
+        on_kill_action: Action on the job when a person marks or clears the task: ``suspend`` stops its ranks
+            and keeps it for the next try to resume (one that Kueue manages is deleted, since Kueue would start it
+            again), ``cancel`` deletes it, ``keep`` keeps it running. If only the worker terminates, the job
             always keeps running and the next try adopts it.
         cancel_on_timeout: Cancel a job that exceeds a timeout. If False, the next try adopts it.
         retry_user_errors: Retry after a failure of the training code that may not recur (an exception, an exit code).

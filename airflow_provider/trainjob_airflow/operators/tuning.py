@@ -89,7 +89,7 @@ class TrainJobTuningOperator(TrainJobOperator):
     ) -> None:
         if given := [name for name in _REFUSED if name in kwargs]:
             raise TypeError(f"{type(self).__name__} waits for all trials: remove {', '.join(given)}")
-        if kwargs.get("on_kill_action") == "suspend":
+        if kwargs.setdefault("on_kill_action", "cancel") == "suspend":
             raise ValueError("on_kill_action must be 'cancel' or 'keep', not 'suspend': trials are not suspended")
         self.study = study
         self.workspace = workspace

@@ -70,7 +70,7 @@ class TrainJobTrigger(TaskTrigger):
         uid: str,
         attempt: int,
         deadline: str | None = None,
-        on_kill_action: str = "cancel",
+        on_kill_action: str = "suspend",
         get_logs: bool = True,
         resumed: int = 0,
         target: dict[str, Any] | None = None,

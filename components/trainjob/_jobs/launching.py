@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from trainjob._manifest.attempts import (
     given_up,
     has_foreign_end,
     is_deleting,
+    is_left_suspended,
     is_marked_after,
     killed_try,
     launched_at,
@@ -44,7 +45,15 @@ from trainjob._manifest.attempts import (
 from trainjob._manifest.render import check_same_spec, render
 from trainjob._manifest.retry_changes import Changes, changed, recorded
 from trainjob._spec import TrainJobSpec
-from trainjob.errors import AlreadyExists, BackendUnavailable, NotFound, RanksRemain, Rejected, TrainJobFailed
+from trainjob.errors import (
+    AlreadyExists,
+    BackendUnavailable,
+    NotFound,
+    RanksRemain,
+    Rejected,
+    SpecMismatch,
+    TrainJobFailed,
+)
 from trainjob.job import TRY, JobRef, check_key, job_name, spec_hash
 from trainjob.status import Phase, observe
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
@@ -72,13 +81,15 @@ async def launch(
     origin: Mapping[str, str] | None = None,
     wait_for_ranks: bool = True,
     began: int | None = None,
+    on_adopt: Callable[[JobRef], object] | None = None,
 ) -> JobRef:
     """Create the job of `key`, or adopt the existing one.
 
     An attempt is adopted while it is active or suspended, and when it is complete but its result was not delivered. An
-    attempt that a cancel before this launch suspended is resumed; one that a person suspended stays suspended. After an
-    attempt that failed, was given up, cancelled or deleted, or whose result was delivered, a new attempt is created,
-    once no rank of an earlier attempt runs. Its name is one of which nothing is left.
+    attempt that a cancel before this launch suspended is resumed, or deleted if it has another spec; one that a person
+    suspended stays suspended. After an attempt that failed, was given up, cancelled or deleted, or whose result was
+    delivered, a new attempt is created, once no rank of an earlier attempt runs. Its name is one of which nothing is
+    left.
 
     After a failure for which `on_retry` of the spec has a rule, the new attempt is changed, by what is recorded on the
     failed one; if that was deleted, by its `failure_record`, which a launch deletes.
@@ -99,9 +110,10 @@ async def launch(
         wait_for_ranks: Wait until no rank of an earlier attempt runs, at most their grace period and 30 s.
         began: That of `RanksRemain`, if an earlier call of the same try has raised it: cancels since then concern this
             launch, too.
+        on_adopt: Called with the job before the launch returns, if another launch has created it.
 
     Raises:
-        SpecMismatch: the attempt to adopt was created from another spec.
+        SpecMismatch: the attempt to adopt was created from another spec, and runs, waits or is complete.
         TrainJobFailed: the earlier attempt failed, and `after_failure` or `last_try` rules out a new one; or the key
             was cancelled since this launch began.
         RanksRemain: ranks of an earlier attempt run, and `wait_for_ranks` is False.
@@ -114,7 +126,9 @@ async def launch(
     decides = spec.on_retry is not None or after_failure != "retry" or last_try is not None
     # The local backend keeps a job that is cancelled, with its reason.
     seen = Looks(backend, key, namespace, began, reads_records=decides and backend.cluster is not None)
-    request = _Launch(backend, spec, key, namespace, is_new, tried, last_try, after_failure, origin, ranks, seen)
+    request = _Launch(
+        backend, spec, key, namespace, is_new, tried, last_try, after_failure, origin, on_adopt, ranks, seen
+    )
     return await request.run()
 
 
@@ -138,6 +152,7 @@ class _Launch:
     last_try: int | None
     after_failure: AfterFailure
     origin: Mapping[str, str] | None
+    on_adopt: Callable[[JobRef], object] | None
     ranks: EarlierRanks
     seen: Looks
     replacing: Changes = field(default_factory=Changes)
@@ -153,12 +168,14 @@ class _Launch:
                 counts, losers = delivered, [] if counts is None else [counts]  # this launch need not have created it
             await self._obey(counts)
             if losers:
-                await self._end(losers)
+                await self._end(losers, "another attempt of its key counts")
             elif counts is None and (own := self.seen.own()) is not None:  # it has failed already, or was given up
                 return await self._done(own)
             elif counts is not None and self.seen.is_own(counts):
                 return await self._done(counts)
             elif (adopted := await self._continue(counts or self.seen.latest())) is not None:
+                if self.on_adopt is not None:
+                    self.on_adopt(JobRef.of(adopted))
                 return await self._done(adopted)
             await self.seen.look()
 
@@ -221,14 +238,22 @@ class _Launch:
         return False
 
     async def _adopt(self, latest: TrainJob) -> bool:
-        """Continue with an attempt; False if it was changed since the look that showed it.
+        """Continue with an attempt; False if it was changed since the look that showed it, or has ended.
+
+        One that a cancel, a kill or the reaper has suspended ends if its spec is another one: nobody waits for it.
 
         Raises:
-            SpecMismatch: it was created from another spec.
+            SpecMismatch: it was created from another spec, and runs, waits or is complete.
             TrainJobFailed: the key was cancelled since this launch began.
         """
         ref = JobRef.of(latest)
-        check_same_spec(latest, self._rendered(ref.attempt, recorded(latest)))
+        try:
+            check_same_spec(latest, self._rendered(ref.attempt, recorded(latest)))
+        except SpecMismatch:
+            if not is_left_suspended(latest):
+                raise
+            await self._end([latest], "it was suspended, and the next attempt has another spec")
+            return False
         if cancelled_since(latest, self.seen.began, self._try_after(latest)):
             raise _cancelled(ref)
         await self.backend.recover(ref)
@@ -271,10 +296,10 @@ class _Launch:
 
     # --- what must not run any more
 
-    async def _end(self, losers: list[TrainJob]) -> None:
+    async def _end(self, losers: list[TrainJob], why: str) -> None:
         """End attempts that do not count, unless they were changed since the look that showed them."""
         for loser in losers:
-            _log.warning("TrainJob %s is deleted: another attempt of its key counts", JobRef.of(loser))
+            _log.warning("TrainJob %s is deleted: %s", JobRef.of(loser), why)
             await end_attempt(self.backend, loser)
         self.lowest = max([self.lowest, *(JobRef.of(loser).attempt + 1 for loser in losers)])
         await anyio.sleep(_AGAIN)

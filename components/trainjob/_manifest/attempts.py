@@ -206,6 +206,13 @@ def mark_of(trainjob: Mapping[str, Any]) -> str:
     return str(mapping(trainjob, "metadata", "annotations").get(CANCELLED) or "")
 
 
+def is_left_suspended(trainjob: Mapping[str, Any]) -> bool:
+    """Whether this package has suspended a job, and no launch since then waits for it."""
+    if observe(trainjob).phase is not Phase.SUSPENDED or is_deleting(trainjob) or not (mark := mark_of(trainjob)):
+        return False
+    return mark == MARK or not is_stale(trainjob)  # a launch removes the mark of the reaper
+
+
 def is_deleting(trainjob: Mapping[str, Any]) -> bool:
     """Whether the deletion of a job was requested."""
     return "deletionTimestamp" in mapping(trainjob, "metadata")

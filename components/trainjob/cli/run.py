@@ -10,7 +10,6 @@ from typing import IO, Any, Literal
 
 import click
 
-from trainjob._backends.base import TrainJob
 from trainjob._jobs import cancellation, launching, telemetry, waiting
 from trainjob._jobs.cancellation import CrashAction
 from trainjob._jobs.records import mark_delivered
@@ -27,7 +26,7 @@ from trainjob.cli.shown import Shown
 from trainjob.cli.spec_files import fields_of, parse_spec, slug_of
 from trainjob.cli.stop import LAUNCH_SECONDS, stop_job, stop_key
 from trainjob.errors import RankCrashed, TrainJobError, TrainJobFailed
-from trainjob.job import JobRef, labels_of
+from trainjob.job import JobRef
 from trainjob.wait_options import WaitOptions
 
 _PATHS = ("/", "file:", "pvc:")
@@ -73,23 +72,27 @@ async def run(
     fields = fields_of(given, command)
     work = parse_spec(spec, fields)
     _require_crash(on_crash, options, may_hang=spec is not None or "stall_timeout" in fields)
-    present: list[TrainJob] = await session.backend.find(session.namespace, labels_of(key)) if key else []
     is_new = key is None
     key = key or f"cli-{secrets.token_hex(6)}/{slug_of(spec, work.command)}"
     cancels = on_interrupt == "cancel"
     origin = {} if detach or not cancels else unattended.SUSPEND
-    ref = None
+    ref, adopted = None, list[JobRef]()
     with Shown(session) as shown, Interrupts() as interrupts:
         with interrupts.stage():
             ref = await launching.launch(
-                session.backend, work, key, namespace=session.namespace, is_new=is_new, origin=origin
+                session.backend,
+                work,
+                key,
+                namespace=session.namespace,
+                is_new=is_new,
+                origin=origin,
+                on_adopt=adopted.append,
             )
-            adopted = any(job["metadata"]["uid"] == ref.uid for job in present)
             attach = session.command("wait", session.argument(ref))
             text = f"{'adopted' if adopted else 'launched'} {ref} (attempt {ref.attempt}, key {key})"
             stops = "" if detach else f"Ctrl-C {'cancels the job' if cancels else 'leaves the job running'}; "
             text += f"\n{stops}to wait for it elsewhere: {attach}"
-            session.event("launched", text, err=True, **vars(ref), key=key, adopted=adopted)
+            session.event("launched", text, err=True, **vars(ref), key=key, adopted=bool(adopted))
             if detach:
                 if not session.as_json:
                     session.event("name", session.argument(ref))
