@@ -1,4 +1,4 @@
-"""Random variations of scripts: all lines of one or the first ones, some left out, with random actions between and after them.
+"""Random variations of scripts: all lines or the first ones, some left out, with random actions between and after.
 
 They reach the states for which the scripts were written, each beside what else can happen then. Purely random schedules
 reach most of them in one of thousands, and some of them never.
