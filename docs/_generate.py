@@ -21,6 +21,7 @@ from pydantic import BaseModel
 import trainjob._diagnosis
 import trainjob._spec
 from trainjob._diagnosis.meaning import Meaning
+from trainjob._spec.arguments import ARGUMENTS
 from trainjob.cli.program import program
 from trainjob.tuning.study import CategoricalParameter, FloatParameter, IntParameter, Pruner, Sampler, Study
 from trainjob.verdicts import Category
@@ -178,6 +179,24 @@ def study() -> str:
     )
 
 
+_UNITS = {"duration": "seconds, or text such as 15m", "words": "list", "mapping": "names with values"}
+
+
+def arguments() -> str:
+    """The table of arguments: what each is called in Airflow, KFP, on the command line and in Python."""
+    faces = {"operator": "operator", "component": "component", "command": "command line", "python": "Python"}
+    rows = []
+    for row in ARGUMENTS.values():
+        names = {face: f"`{row.name}`" if face in row.faces else "" for face in faces}
+        names["command"] = f"`{row.flag}`" if row.flag else "behind `--`" if "command" in row.faces else ""
+        if not names["component"]:
+            names["component"] = f"`spec`: `{row.name}`"
+        values = ", ".join(f"`{each}`" for each in row.choices) or _UNITS.get(row.kind, row.kind)
+        default = "" if row.default is None else f"`{row.default}`"
+        rows.append([*names.values(), values, default, row.text])
+    return _table([*faces.values(), "values", "default", ""], rows)
+
+
 def component(name: str) -> str:
     """What a KFP component does, its inputs and outputs, from the README that is generated from it."""
     text = (ROOT / "kfp_components" / "trainjob_kfp" / name / "README.md").read_text()
@@ -189,6 +208,7 @@ def component(name: str) -> str:
 PARTS: dict[str, Callable[..., str]] = {
     "advice": advice,
     "api": api,
+    "arguments": arguments,
     "cli": cli,
     "component": component,
     "errors": errors,

@@ -44,12 +44,10 @@ from trainjob._jobs.telemetry import record_goodput
 from trainjob._manifest.unattended import SUSPEND
 from trainjob._pages.live import take_document
 from trainjob._pages.page import page_html
+from trainjob._spec.arguments import wrong_value
 from trainjob_kfp.execution import Execution, origin_of
 from trainjob_kfp.steplog import write_line
 from trainjob_kfp.stopping import StopWithStep, command_of
-
-ACTIONS = ("suspend", "cancel", "keep")
-"""What can happen to a job when its step ends first."""
 
 _NO_DEADLINE = "0001-"  # start of ARGO_DEADLINE on a first try: Go's zero time
 
@@ -291,11 +289,9 @@ def wait_options_of(parameters: Mapping[str, Any]) -> WaitOptions:
             Problem(name, f"is {value} seconds", "give 1 or more, or 0 for no limit")
             for name, value in error.invalid.items()
         ]
-    problems += [
-        Problem(name, f"is {action!r}", f"give one of {', '.join(ACTIONS)}")
-        for name in ("on_kill_action", "on_crash_action")
-        if (action := parameters.get(name, "suspend")) not in ACTIONS
-    ]
+    for name in ("on_kill_action", "on_crash_action"):
+        if name in parameters and (wrong := wrong_value(name, parameters[name])):
+            problems.append(Problem(name, wrong))
     if problems:
         raise InvalidSpec(problems)
     return options

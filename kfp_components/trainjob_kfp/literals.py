@@ -9,6 +9,7 @@ from kfp.dsl.pipeline_channel import PipelineChannel
 
 from trainjob import ConfigurationError, TrainJobSpec, names
 from trainjob._backends import BACKENDS
+from trainjob._spec.arguments import ARGUMENTS, wrong_value
 from trainjob._spec.function import Function
 from trainjob._spec.literals import (
     check_literals,
@@ -24,7 +25,6 @@ from trainjob.data.program import (
 from trainjob.tuning import Study
 from trainjob.tuning.template import check_template
 from trainjob_kfp.execution import as_text, location
-from trainjob_kfp.jobs import ACTIONS
 
 _PLACEHOLDERS = ("{{channel:", "{{$.")  # the first: parameters and step outputs inside a text; the second: of the run
 _STEPS: dict[str, Step] = {
@@ -42,8 +42,6 @@ _REQUIRED = {
     "cleanup": ("run_id",),
 }
 _ALLOWED: dict[str, tuple[str, ...]] = {
-    "on_kill_action": ACTIONS,
-    "on_crash_action": ACTIONS,
     "action": ("suspend", "cancel"),
     "backend": BACKENDS,
 }
@@ -129,6 +127,8 @@ def source_of(function: Callable[..., Any]) -> dict[str, str]:
 
 def _check(name: str, value: object) -> None:
     """Check an argument that has the same meaning in all components."""
+    if name in ARGUMENTS and (wrong := wrong_value(name, value)):
+        raise ConfigurationError(f"{name} {wrong}")
     if name in _ALLOWED and value not in _ALLOWED[name]:
         raise ConfigurationError(f"{name} must be {' or '.join(map(repr, _ALLOWED[name]))}, not {value!r}")
     if name.endswith("timeout") and isinstance(value, int) and value < 0:

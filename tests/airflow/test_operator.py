@@ -178,6 +178,16 @@ def test_a_timeout_can_keep_the_job(run: Run, home: Path) -> None:
 
 
 @both
+def test_a_job_that_exceeds_its_run_timeout_is_cancelled(run: Run, home: Path, deferrable: bool) -> None:
+    with DAG("too-long") as dag:
+        step(code=SLEEP, run_timeout=1, deferrable=deferrable)
+    error = run(dag).errors["train"]
+    assert isinstance(error, TrainJobTimeout)
+    assert "it did not end within run_timeout of " in str(error)
+    assert jobs(home) == []
+
+
+@both
 def test_the_next_try_has_more_memory(run: Run, home: Path, deferrable: bool) -> None:
     code = "import os\nif os.environ['MEMORY'] == '16Mi': raise MemoryError\nprint('memory', os.environ['MEMORY'])"
     with DAG("grows") as dag:

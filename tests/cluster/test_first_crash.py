@@ -223,7 +223,7 @@ async def by_the_core(waiters: Waiters) -> None:
 async def by_the_command_line(waiters: Waiters) -> None:
     """Keep the job, so that a restarted waiter finds the past crash."""
     words = ["--runtime", "torch-distributed", "--num-nodes", "2", "--image", images.PYTHON]
-    options = ["--fail-on-first-crash", "--on-crash", "keep", "--no-logs", "--key", "cli"]
+    options = ["--fail-on-first-crash", "--on-crash-action", "keep", "--no-logs", "--key", "cli"]
     done = await waiters.trainjob("run", *options, *words, "--", *REAL["command"])
     name = next(word for word in done.stderr.split() if word.startswith(f"{waiters.namespace}/")).partition("/")[2]
 

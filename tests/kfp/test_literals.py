@@ -40,7 +40,7 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "image": (train, {**TRAIN, "image": "my image"}, "'my image' is not an image"),
     "namespace": (train, {**TRAIN, "namespace": "A B"}, "'A B' is not a namespace"),
     "backend": (train, {**TRAIN, "backend": "docker"}, "backend must be 'kubernetes' or 'local', not 'docker'"),
-    "crash action": (train, {**TRAIN, "on_crash_action": "retry"}, "on_crash_action must be 'suspend' or 'cancel' or"),
+    "crash action": (train, {**TRAIN, "on_crash_action": "retry"}, "on_crash_action must be 'suspend', 'cancel' or"),
     "kill action": (initialize_dataset, {**DATASET, "on_kill_action": "delete"}, "on_kill_action must be"),
     "timeout": (train, {**TRAIN, "queue_timeout": -5}, "queue_timeout is -5; give a number of seconds"),
     "no source": (initialize_dataset, {"source": ""}, "initialize-dataset: source is empty"),

@@ -42,7 +42,7 @@ def test_commands_options_and_choices_are_completed() -> None:
     assert completed("st") == ["status"]
     assert "--runtime" in completed("run", "--r")
     assert completed("list", "--phase", "run") == ["running"]
-    assert completed("run", "--on-crash", "s") == ["suspend"]
+    assert completed("run", "--on-crash-action", "s") == ["suspend"]
 
 
 def test_jobs_and_keys_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:

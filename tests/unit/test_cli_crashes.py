@@ -55,9 +55,9 @@ def crashing(backend: MemoryBackend, job: JobRef) -> JobRef:
     ("options", "outcome"),
     [
         ([], (Phase.RUNNING, "keeps running")),
-        (["--on-crash", "keep"], (Phase.RUNNING, "keeps running")),
-        (["--on-crash", "suspend"], (Phase.SUSPENDED, "was suspended")),
-        (["--on-crash", "cancel"], (None, "was deleted")),
+        (["--on-crash-action", "keep"], (Phase.RUNNING, "keeps running")),
+        (["--on-crash-action", "suspend"], (Phase.SUSPENDED, "was suspended")),
+        (["--on-crash-action", "cancel"], (None, "was deleted")),
     ],
 )
 def test_wait_fails_at_the_first_crash(
@@ -116,11 +116,11 @@ def test_json_output_has_a_crash_event(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["wait", "x", "y", "--on-crash", "cancel"], "give the NAME of one"),
-        (["run", "--runtime", "r", "--on-crash", "keep", "--", "x"], "give one of them"),
+        (["wait", "x", "y", "--on-crash-action", "cancel"], "give the NAME of one"),
+        (["run", "--runtime", "r", "--on-crash-action", "keep", "--", "x"], "give one of them"),
         (["wait", "x", "y", "--fail-on-first-crash"], "give the NAME of one"),
         (["wait", "x", "y", "--no-logs"], "give the NAME of one"),
-        (["wait", "x", "--fail-on-first-crash", "--on-crash", "delete"], "delete"),
+        (["wait", "x", "--fail-on-first-crash", "--on-crash-action", "delete"], "delete"),
     ],
 )
 def test_invalid_crash_options_are_rejected(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:

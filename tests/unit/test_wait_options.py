@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,77 +12,6 @@ from trainjob import TrainJobClient, WaitOptions, wait_options
 from trainjob._jobs import following, waiting
 from trainjob.cli.program import program
 from trainjob.wait_options import InvalidWaitOptions, option_names
-
-ROOT = Path(__file__).parents[2]
-AIRFLOW = "airflow_provider/trainjob_airflow/"
-KFP = "kfp_components/trainjob_kfp/"
-
-OTHER_NAMES = {("airflow", "run_timeout"): "execution_timeout"}
-"""Options with a platform's name in an integration: in Airflow, the platform's timeout limits the task."""
-
-OMITTED = {
-    ("initialize_dataset", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
-    ("initialize_model", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
-    ("evaluate_model", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
-    ("export_model", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
-}
-"""Options that a component does not have, and why."""
-
-
-def function(path: str, name: str) -> ast.FunctionDef:
-    """A function or method, read without an import of Airflow or KFP, which may be missing in unit tests."""
-    nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
-    return next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name)
-
-
-def parameters(path: str, name: str) -> set[str]:
-    found = function(path, name).args
-    return {each.arg for each in (*found.args, *found.kwonlyargs)}
-
-
-def test_the_airflow_operators_have_every_option() -> None:
-    path = AIRFLOW + "operators/base.py"
-    task_parameters = parameters(path, "__init__")
-    documented = (ROOT / AIRFLOW / "operators/trainjob.py").read_text(encoding="utf-8")
-    for option in option_names():
-        name = OTHER_NAMES.get(("airflow", option), option)
-        if name == option:
-            assert name in task_parameters, f"TrainJobTask.__init__ in {path} has no parameter {name}"
-            assert f"        {name}: " in documented, f"the docstring of TrainJobOperator has no argument {name}"
-
-
-@pytest.mark.parametrize("command", ["run", "wait"])
-def test_the_command_line_has_every_option(command: str) -> None:
-    found = {option for each in program.commands[command].params for option in each.opts}
-    for option in option_names():
-        name = "--" + option.replace("_", "-")
-        assert name in found, (
-            f"`trainjob {command}` has no option {name}: add it to wait_options in trainjob.cli.options"
-        )
-
-
-@pytest.mark.parametrize(
-    ("path", "component"),
-    [
-        ("train/component.py", "train"),
-        ("tune/component.py", "tune"),
-        ("wait/component.py", "wait"),
-        ("distributed.py", "distributed"),
-        ("initialize_dataset/component.py", "initialize_dataset"),
-        ("initialize_model/component.py", "initialize_model"),
-        ("evaluate_model/component.py", "evaluate_model"),
-        ("export_model/component.py", "export_model"),
-    ],
-)
-def test_the_kfp_components_have_every_option(path: str, component: str) -> None:
-    found = parameters(KFP + path, component)
-    documented = ast.get_docstring(function(KFP + path, component)) or ""
-    for option in option_names():
-        if (component, option) in OMITTED:
-            assert option not in found, f"{component} has {option}: remove it from OMITTED"
-            continue
-        assert option in found, f"{component} in {KFP}{path} has no parameter {option}"
-        assert f"    {option}: " in documented, f"the docstring of {component} in {KFP}{path} has no argument {option}"
 
 
 @pytest.mark.parametrize("call", [waiting.wait, waiting.attend, following.follow])

@@ -75,6 +75,7 @@ class TrainJobTask(ReportingTask):
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         queue_timeout: Seconds = None,
         start_timeout: Seconds = None,
+        run_timeout: Seconds = None,
         fail_fast: bool = False,
         fail_on_first_crash: bool = False,
         on_crash_action: OnCrash = "suspend",
@@ -88,26 +89,20 @@ class TrainJobTask(ReportingTask):
     ) -> None:
         given = dict(locals())
         from trainjob import WaitOptions  # here, so that an import of this module does not import `trainjob`
+        from trainjob._spec.arguments import wrong_value
 
         super().__init__(namespace=namespace, trainjob_conn_id=trainjob_conn_id, **kwargs)
         self.deferrable = deferrable
         self.wait_options = WaitOptions.parse(given)
-        if on_crash_action not in ("suspend", "cancel", "keep"):
-            raise ValueError(f"on_crash_action must be 'suspend', 'cancel' or 'keep', not {on_crash_action!r}")
+        for name in ("on_crash_action", "on_kill_action", "cancel_on_timeout", "retry_user_errors"):
+            if message := wrong_value(name, given[name]):
+                raise ValueError(f"{name} {message}")
         self.on_crash_action = on_crash_action
-        if on_kill_action not in ("cancel", "suspend", "keep"):
-            raise ValueError(f"on_kill_action must be 'cancel', 'suspend' or 'keep', not {on_kill_action!r}")
         self.on_kill_action = on_kill_action
         if not kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
             check_place(namespace, trainjob_conn_id)
             check_texts(required=True, trainjob_conn_id=trainjob_conn_id)
-            check_switches(
-                deferrable=deferrable,
-                cancel_on_timeout=cancel_on_timeout,
-                retry_user_errors=retry_user_errors,
-                get_logs=get_logs,
-                wait_for_completion=wait_for_completion,
-            )
+            check_switches(deferrable=deferrable, get_logs=get_logs, wait_for_completion=wait_for_completion)
         self.cancel_on_timeout = cancel_on_timeout
         self.retry_user_errors = retry_user_errors
         self.get_logs = get_logs
@@ -281,7 +276,7 @@ class TrainJobTask(ReportingTask):
     @contextmanager
     def _connected(self, context: Context, namespace: str | None, key: str, ref: JobRef | None = None) -> Iterator[Any]:
         """Hold the client for this job: lets `on_kill` interrupt, maps errors to Airflow's."""
-        from trainjob import RankCrashed, TimedOut, TrainJobError, TrainJobFailed
+        from trainjob import RankCrashed, Stuck, TimedOut, TrainJobError, TrainJobFailed
 
         try:
             with self._client(namespace) as client:
@@ -295,7 +290,7 @@ class TrainJobTask(ReportingTask):
                 except CancelledError:
                     self._handle_kill(context, running)
                 except TimedOut as error:
-                    self._time_out(context, running, str(error), retryable=error.retry.retryable)
+                    self._time_out(context, running, str(error), retryable=not isinstance(error, Stuck))
                 except TrainJobError as error:
                     self._log_failure(error)
                     self._store_end(running, error.diagnosis if isinstance(error, TrainJobFailed) else None)

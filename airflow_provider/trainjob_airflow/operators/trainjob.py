@@ -112,6 +112,8 @@ class TrainJobOperator(TrainJobTask):
         pod_annotations: Annotations of the pods.
         queue_timeout: How long the job may wait for admission (Kueue), as ``timedelta`` or seconds; no limit if None.
         start_timeout: How long the ranks may take to start after admission; no limit if None.
+        run_timeout: How long the job may take from admission to its end, over all tries of the task; no limit if None.
+            ``execution_timeout`` counts anew for each try, and includes the time in a queue.
         fail_fast: Fail at once and without a retry on a permanent blocker, which only a person can remove: a missing
             queue, more GPUs than the queue will ever have, a missing image, refused pods.
         fail_on_first_crash: Fail as soon as a rank crashes, with its exit code and last log lines. Trainer's runtimes

@@ -87,7 +87,7 @@ class TaskTrigger(BaseTrigger):
             # a busy machine. So the first call must not be that of `on_kill`, which Airflow ends after 30 s.
             type(self)._has_called_airflow = True
             _run_in_background(self._is_wanted())
-        from trainjob import TimedOut, TrainJobError
+        from trainjob import Stuck, TimedOut, TrainJobError
 
         limit: asyncio.Timeout | None = None
         try:
@@ -95,7 +95,7 @@ class TaskTrigger(BaseTrigger):
                 async with asyncio.timeout(self._seconds_left()) as limit:
                     return await wait(backend)
         except TimedOut as error:
-            return event_of("timeout", str(error), retryable=error.retry.retryable)
+            return event_of("timeout", str(error), retryable=not isinstance(error, Stuck))
         except TrainJobError as error:
             return event_of("error", str(error), retryable=error.retry.retryable)
         except Exception as error:

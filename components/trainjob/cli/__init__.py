@@ -7,6 +7,7 @@ May import `_pages` and `_doctor`, and the layers below.
     program.py     the commands by name; how errors end the program
     exits.py       exit codes
     options.py     types of options, and options that several commands share (click)
+    job_options.py options of commands that launch or wait, from the table of arguments
     command.py     makes commands of functions
     session.py     what each command gets: backend, namespace, output; Ctrl-C
     run.py         `run`, `wait`, `render`; many.py: `wait` for several jobs

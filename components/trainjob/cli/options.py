@@ -15,7 +15,7 @@ import click
 from trainjob import names
 from trainjob.cli import completion
 from trainjob.errors import ConfigurationError
-from trainjob.wait_options import WaitOptions, duration as parse_duration, option_names
+from trainjob.wait_options import duration as parse_duration
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -172,54 +172,3 @@ JOB = click.argument("name", type=job_name, shell_complete=completion.jobs)
 def key_option(text: str) -> Callable[[Any], Any]:
     """``--key``, which does in a command what `text` says."""
     return click.option("--key", type=work_key, metavar="KEY", shell_complete=completion.keys, help=text)
-
-
-def _pairs(option: str, text: str) -> Callable[[Any], Any]:
-    return click.option(option, type=pair, multiple=True, metavar="NAME=VALUE", help=text)
-
-
-# Named after the fields of the spec. They add to the values in SPEC, or replace them.
-spec_options = all_of(
-    click.argument("spec", type=click.File("rb"), required=False, metavar="[SPEC.yaml|-]"),
-    click.option("--runtime", help="Use this ClusterTrainingRuntime, e.g. torch-distributed."),
-    click.option("--image", help="Run this image on the nodes."),
-    click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Run N nodes."),
-    click.option("--num-proc-per-node", type=click.IntRange(min=1), metavar="N", help="Run N processes on each node."),
-    _pairs("--resources-per-node", "Request cpu=4, memory=16Gi or gpu=1; may be repeated, like all NAME=VALUE."),
-    _pairs("--env", "Set a variable on the nodes; for a secret, use secretKeyRef in SPEC."),
-    _pairs("--input", "Read this URI; on the nodes it is $TRAINJOB_INPUT_<NAME>."),
-    _pairs("--output", "Write to this URI; on the nodes it is $TRAINJOB_OUTPUT_<NAME>."),
-    click.option(
-        "--stall-timeout",
-        type=duration,
-        help="Fail if no rank has made progress for this long, e.g. 15m; report the rank that hangs.",
-    ),
-    _pairs("--label", "Add a label to the job, e.g. kueue.x-k8s.io/queue-name=gpu."),
-    key_option("Identify the work: the same key again adopts the same job."),
-)
-
-
-# Named after the fields of `WaitOptions`.
-wait_options = all_of(
-    click.option("--queue-timeout", type=duration, help="Fail if the job is not admitted within this time, e.g. 30m."),
-    click.option("--start-timeout", type=duration, help="Fail if no rank is running this long after admission."),
-    click.option("--run-timeout", type=duration, help="Fail if the job has not ended this long after admission."),
-    click.option("--fail-fast", is_flag=True, help="Fail at once if only a person can unblock the job."),
-    click.option("--fail-on-first-crash", is_flag=True, help="Fail as soon as a rank crashes."),
-)
-
-# Of a command that shows one job.
-shown_options = all_of(
-    click.option(
-        "--on-crash",
-        type=click.Choice(["suspend", "cancel", "keep"]),
-        help="Choose what happens to a job that crashed or hangs: it is suspended (default of run), deleted, or kept"
-        " (default of wait).",
-    ),
-    click.option("--no-logs", is_flag=True, help="Do not print the ranks' log lines."),
-)
-
-
-def chosen(options: dict[str, Any]) -> WaitOptions:
-    """Take the fields of `WaitOptions` out of the options of a command."""
-    return WaitOptions(**{name: options.pop(name) for name in option_names()})

@@ -19,8 +19,9 @@ from trainjob._manifest.render import render as manifest_of
 from trainjob.cli import completion, texts
 from trainjob.cli.command import command
 from trainjob.cli.exits import EXIT_CODES
+from trainjob.cli.job_options import chosen, shown_options, spec_options, wait_options
 from trainjob.cli.many import wait_for_many
-from trainjob.cli.options import WithCommand, chosen, job_name, shown_options, spec_options, wait_options
+from trainjob.cli.options import WithCommand, job_name
 from trainjob.cli.session import Interrupts, Session
 from trainjob.cli.shown import Shown
 from trainjob.cli.spec_files import fields_of, parse_spec, slug_of
@@ -54,7 +55,7 @@ async def run(
     spec: IO[bytes] | None,
     key: str | None,
     detach: bool,
-    on_crash: CrashAction | None,
+    on_crash_action: CrashAction | None,
     no_logs: bool,
     on_interrupt: Literal["cancel", "keep"],
     command: Sequence[str],
@@ -71,7 +72,7 @@ async def run(
     options = chosen(given)
     fields = fields_of(given, command)
     work = parse_spec(spec, fields)
-    _require_crash(on_crash, options, may_hang=spec is not None or "stall_timeout" in fields)
+    _require_crash(on_crash_action, options, may_hang=spec is not None or "stall_timeout" in fields)
     is_new = key is None
     key = key or f"cli-{secrets.token_hex(6)}/{slug_of(spec, work.command)}"
     cancels = on_interrupt == "cancel"
@@ -97,7 +98,7 @@ async def run(
                 if not session.as_json:
                     session.event("name", session.argument(ref))
                 return 0
-            waited = _Waited(shown, ref, options, on_crash or "suspend", logs=not no_logs)
+            waited = _Waited(shown, ref, options, on_crash_action or "suspend", logs=not no_logs)
             try:
                 result = await waited.result()
             finally:
@@ -135,7 +136,12 @@ async def run(
     epilog=EXIT_CODES,
 )
 async def wait(
-    session: Session, *, names: Sequence[tuple[str, str]], on_crash: CrashAction | None, no_logs: bool, **given: Any
+    session: Session,
+    *,
+    names: Sequence[tuple[str, str]],
+    on_crash_action: CrashAction | None,
+    no_logs: bool,
+    **given: Any,
 ) -> int:
     """Wait for existing jobs to finish. Ctrl-C leaves them running.
 
@@ -146,16 +152,16 @@ async def wait(
     if len(names) > 1:
         for option, value in (
             ("--fail-on-first-crash", options.fail_on_first_crash),
-            ("--on-crash", on_crash),
+            ("--on-crash-action", on_crash_action),
             ("--no-logs", no_logs),
         ):
             if value:
                 raise click.UsageError(f"{option} cannot be combined with several jobs: give the NAME of one")
         return await wait_for_many(session, names, options)
-    _require_crash(on_crash, options, may_hang=True)
+    _require_crash(on_crash_action, options, may_hang=True)
     ref = JobRef.of(await session.find(names[0]))
     with Shown(session) as shown, Interrupts() as interrupts:
-        waited = _Waited(shown, ref, options, on_crash or "keep", logs=not no_logs)
+        waited = _Waited(shown, ref, options, on_crash_action or "keep", logs=not no_logs)
         with interrupts.stage():
             shown.result(result := await waited.result())
             session.say(*_after_success(session, waited.ref, result))
@@ -188,10 +194,11 @@ async def render(
     return 0
 
 
-def _require_crash(on_crash: str | None, options: WaitOptions, *, may_hang: bool) -> None:
-    """Refuse --on-crash where nothing can make the wait end before the job; `may_hang`: it may have a stall timeout."""
-    if on_crash and not options.fail_on_first_crash and not may_hang:
-        raise click.UsageError("--on-crash needs --fail-on-first-crash or --stall-timeout: give one of them, too")
+def _require_crash(action: str | None, options: WaitOptions, *, may_hang: bool) -> None:
+    """Refuse --on-crash-action where nothing ends the wait before the job; `may_hang`: it may have a stall timeout."""
+    if action and not options.fail_on_first_crash and not may_hang:
+        needed = "--fail-on-first-crash or --stall-timeout"
+        raise click.UsageError(f"--on-crash-action needs {needed}: give one of them, too")
 
 
 class _Waited:

@@ -14,15 +14,11 @@ from trainjob._spec.reading import load_spec
 from trainjob.data.program import STEP_RUNTIME
 
 _ADDED_TO = ("env", "inputs", "outputs", "labels")
-_OPTIONS = {"input": "inputs", "output": "outputs", "label": "labels"}
-"""Options with other names than their fields: each of them gives one entry."""
 
 
 def fields_of(options: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
-    """The fields of a spec that `trainjob.cli.options.spec_options` set, and the command behind ``--``."""
-    fields = {
-        _OPTIONS.get(name, name): dict(value) if isinstance(value, tuple) else value for name, value in options.items()
-    }
+    """The fields of a spec that `trainjob.cli.job_options.spec_options` set, and the command behind ``--``."""
+    fields = {name: dict(value) if isinstance(value, tuple) else value for name, value in options.items()}
     return {name: value for name, value in {**fields, "command": list(command)}.items() if value}
 
 

@@ -17,7 +17,8 @@ from trainjob._support.display import rounded
 from trainjob.cli.bars import Update, bar
 from trainjob.cli.command import command
 from trainjob.cli.exits import EXIT_CODES
-from trainjob.cli.options import chosen, key_option, wait_options
+from trainjob.cli.job_options import chosen, wait_options
+from trainjob.cli.options import key_option
 from trainjob.cli.session import Interrupts, Session, now
 from trainjob.cli.spec_files import name_of, slug_of
 from trainjob.errors import InvalidSpec, InvalidStudy, Problem
