@@ -90,6 +90,11 @@ users: [{name: u, user: {token: t}}]
         ("client.close(); print(client.call(work))", "worked\nworked\n"),
         ("pid = os.fork(); print(client.call(work), flush=True); pid and os.waitpid(pid, 0)", "worked\n" * 3),
         (
+            "pid = os.fork(); client.start(lambda: anyio.to_thread.run_sync(time.sleep, 1)); "
+            "print(client.call(work), flush=True); pid and os.waitpid(pid, 0)",
+            "worked\n" * 3,
+        ),
+        (
             "signal.signal(signal.SIGALRM, lambda *_: print(client.start(work).result(), flush=True));"
             "signal.setitimer(signal.ITIMER_REAL, 0.1); client.call(lambda: asyncio.sleep(0.3))",
             "worked\n" * 2,
@@ -100,7 +105,7 @@ users: [{name: u, user: {token: t}}]
             "worked\nmine\n",
         ),
     ],
-    ids=["", "busy", "thread", "closed", "forked", "signal", "context"],
+    ids=["", "busy", "thread", "closed", "forked", "thread of a fork", "signal", "context"],
 )
 def test_a_script_ends_with_its_last_line(backend: str, rest: str, printed: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(KUBECONFIG)
