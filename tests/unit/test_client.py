@@ -70,6 +70,12 @@ async def work():
 print(client.call(work), flush=True)
 {rest}
 """
+HOLD = """async def hold():
+    try:
+        await asyncio.sleep(600)
+    finally:
+        print("cleaned up", flush=True)
+pass"""
 KUBECONFIG = """
 apiVersion: v1
 kind: Config
@@ -89,10 +95,10 @@ users: [{name: u, user: {token: t}}]
         ("client.start(lambda: anyio.to_thread.run_sync(time.sleep, 1)); client.call(work)", "worked\n"),
         ("client.close(); print(client.call(work))", "worked\nworked\n"),
         ("pid = os.fork(); print(client.call(work), flush=True); pid and os.waitpid(pid, 0)", "worked\n" * 3),
+        (f"{HOLD}; client.start(hold); client.call(work)", "worked\ncleaned up\n"),
         (
-            "pid = os.fork(); client.start(lambda: anyio.to_thread.run_sync(time.sleep, 1)); "
-            "print(client.call(work), flush=True); pid and os.waitpid(pid, 0)",
-            "worked\n" * 3,
+            f"{HOLD}; pid = os.fork(); client.start(hold); client.call(work); pid and os.waitpid(pid, 0)",
+            "worked\n" + "cleaned up\n" * 2,
         ),
         (
             "signal.signal(signal.SIGALRM, lambda *_: print(client.start(work).result(), flush=True));"
@@ -105,7 +111,7 @@ users: [{name: u, user: {token: t}}]
             "worked\nmine\n",
         ),
     ],
-    ids=["", "busy", "thread", "closed", "forked", "thread of a fork", "signal", "context"],
+    ids=["", "busy", "thread", "closed", "forked", "cleans up", "fork cleans up", "signal", "context"],
 )
 def test_a_script_ends_with_its_last_line(backend: str, rest: str, printed: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(KUBECONFIG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -14,20 +15,21 @@ from anyio.from_thread import BlockingPortal
 
 T = TypeVar("T")
 
-_open: set[BlockingPortal] = set()
-_watched: set[int] = set()  # the processes whose end is watched; a fork copies no threads
+_END_SECONDS = 5.0  # that calls have to clean up when the process ends
+
+_open: set[LoopThread] = set()
 
 
 class LoopThread:
-    """A `BlockingPortal` in a daemon thread, which is stopped when the main thread ends, whatever still runs on it."""
+    """A `BlockingPortal` in a daemon thread. When the process ends, what still runs is cancelled, and cleans up."""
 
     def __init__(self) -> None:
         started: Future[BlockingPortal] = Future()
         self._thread = threading.Thread(target=_run, args=(started,), name="trainjob", daemon=True)
         self._thread.start()
         self._portal = started.result()
-        _watch()
-        _open.add(self._portal)
+        self._process = os.getpid()
+        _open.add(self)
 
     def start(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
         """Run an async function without arguments in the background. From any thread or signal handler."""
@@ -41,11 +43,12 @@ class LoopThread:
         """
         return self._portal.call(function)
 
-    def stop(self) -> None:
-        """Cancel what still runs, and end the thread."""
-        _open.discard(self._portal)
-        self._portal.call(self._portal.stop, True)
-        self._thread.join()
+    def stop(self, seconds: float | None = None) -> None:
+        """Cancel what still runs, and end the thread; wait for that at most so long."""
+        _open.discard(self)
+        if self._process == os.getpid():  # a fork copies no threads
+            self._portal.call(self._portal.stop, True)
+            self._thread.join(seconds)
 
 
 def _run(started: Future[BlockingPortal]) -> None:
@@ -61,16 +64,9 @@ def _run(started: Future[BlockingPortal]) -> None:
             started.set_exception(error)
 
 
-def _watch() -> None:
-    if os.getpid() not in _watched:
-        _watched.add(os.getpid())
-        _open.clear()  # after a fork, those of the parent, whose threads are not here
-        threading.Thread(target=_stop_with_main, name="trainjob-end", daemon=True).start()
-
-
-def _stop_with_main() -> None:
-    """Stop what is still open: anyio's worker threads are no daemons, and end with the loop that uses them."""
-    threading.main_thread().join()
-    for portal in [*_open]:
+@atexit.register
+def _stop_all() -> None:
+    """Let what still runs clean up: Python ends daemon threads in the middle of a call."""
+    for loop in [*_open]:
         with suppress(RuntimeError):  # it has been stopped meanwhile
-            portal.call(portal.stop, True)
+            loop.stop(_END_SECONDS)
