@@ -9,7 +9,7 @@ from kfp.dsl.pipeline_channel import PipelineChannel
 
 from trainjob import ConfigurationError, TrainJobSpec, names
 from trainjob._backends import BACKENDS
-from trainjob._spec.arguments import ARGUMENTS, wrong_value
+from trainjob._spec.arguments import ARGUMENTS, STEP_RUNTIME, wrong_value
 from trainjob._spec.function import Function
 from trainjob._spec.literals import (
     check_literals,
@@ -17,11 +17,7 @@ from trainjob._spec.literals import (
 )
 from trainjob._spec.parts import field_name
 from trainjob._spec.reading import check_limits
-from trainjob.data.checks import check_options
-from trainjob.data.program import (
-    STEP_RUNTIME,
-    Step,
-)
+from trainjob.data.options import STEPS, Step
 from trainjob.tuning import Study
 from trainjob.tuning.template import check_template
 from trainjob_kfp.execution import as_text, location
@@ -110,7 +106,7 @@ def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
             del known["metrics"]
         if is_runtime_value(options.get("evaluation")):  # the rules that exclude each other are still checked
             known["evaluation"] = _UNKNOWN
-        check_options(_STEPS[component], known)
+        STEPS[_STEPS[component]].known(known).check()
 
 
 def source_of(function: Callable[..., Any]) -> dict[str, str]:

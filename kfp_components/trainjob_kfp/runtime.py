@@ -18,15 +18,11 @@ from typing import Any, Literal
 from trainjob import InvalidSpec, Problem, TrainJobError, TrainJobResult, TrainJobSpec
 from trainjob._manifest.attempts import CancelAction
 from trainjob._pages.documents.evaluation import with_evaluation
+from trainjob._spec.arguments import STEP_RUNTIME
 from trainjob._spec.parts import field_name
 from trainjob._spec.reading import check_limits
 from trainjob._support.display import numeric
-from trainjob.data.checks import check_options
-from trainjob.data.program import (
-    STEP_RUNTIME,
-    Step,
-    step_command,
-)
+from trainjob.data.options import STEPS, Step
 from trainjob.tuning import Study
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
@@ -335,9 +331,10 @@ def _run_step(
     add: AddToDocument = unchanged,
 ) -> TrainJobResult:
     """Run ``python -m trainjob.data`` as a TrainJob with these fields of its spec."""
-    check_options(program, options)
+    chosen = STEPS[program](**options)
+    chosen.check()
     env = {name: as_text(value) for name, value in parameters["env"].items()}
-    spec = spec_of(execution, {"command": step_command(program, options), "env": env, **fields}, parameters)
+    spec = spec_of(execution, {"command": chosen.to_command(), "env": env, **fields}, parameters)
     return run_job(execution, spec, parameters, report, add)
 
 

@@ -188,7 +188,9 @@ def test_a_straggler_is_a_metric_with_its_node(run: Run, monkeypatch: pytest.Mon
     counted: list[tuple[str, dict[str, str]]] = []
     monkeypatch.setattr(Stats, "incr", lambda name, *_, tags=None, **__: counted.append((name, tags)))
     with DAG("slow") as dag:
-        TrainJobOperator(task_id="t", runtime="trainjob-step", num_nodes=2, command=python(SLOW_RANK), stall_timeout=1)
+        TrainJobOperator(
+            task_id="t", runtime="trainjob-step", num_nodes=2, command=python(SLOW_RANK), stall_timeout=1.5
+        )
     ran = run(dag)
     (slow,) = ran.xcoms["t"]["stragglers"]
     assert slow["rank"] == "node-1"

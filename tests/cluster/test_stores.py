@@ -29,7 +29,7 @@ from trainjob import TrainJobClient, TrainJobFailed
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob.data import file_manifest
-from trainjob.data.program import step_command
+from trainjob.data.options import STEPS
 from trainjob.job import KEY, job_name
 
 pytestmark = pytest.mark.timeout(400)
@@ -418,7 +418,7 @@ def test_pvcs_are_mounted_in_steps_and_trainings(platform: Platform, namespace: 
             return client.wait(client.launch({**step, **spec}, f"claims/{key}"))
 
         options: Object = {"source": DIGITS_URI, "target": "pvc://scratch/data set"}
-        downloaded = wait("initialize", command=step_command("initialize-dataset", options))
+        downloaded = wait("initialize", command=STEPS["initialize-dataset"](**options).to_command())
         assert downloaded.outputs["uri"] == "pvc://scratch/data%20set"
         assert (claims / "scratch" / "data set" / "digits.csv.gz").read_bytes() == DIGITS.read_bytes()
 
@@ -428,7 +428,7 @@ def test_pvcs_are_mounted_in_steps_and_trainings(platform: Platform, namespace: 
         assert trained.outputs == outputs
 
         options = {"target": "pvc://models/", "name": "digits-claim", "export_id": "claims", "registry": registry}
-        command = step_command("export", {**options, "source": trained.outputs["model"]})
+        command = STEPS["export"](**{**options, "source": trained.outputs["model"]}).to_command()
         exported = wait("export", command=command)
         version, artifact = platform.version("digits-claim")
         assert exported.outputs["uri"] == artifact["uri"]
@@ -440,7 +440,7 @@ def test_pvcs_are_mounted_in_steps_and_trainings(platform: Platform, namespace: 
 
         # The PVC of a registered model is not known before its step runs.
         options = {"source": "models:/digits-claim/latest", "target": "pvc://scratch/champion", "registry": registry}
-        command = step_command("initialize-model", options)
+        command = STEPS["initialize-model"](**options).to_command()
         with pytest.raises(
             TrainJobFailed, match="PersistentVolumeClaim models is not mounted at /mnt/trainjob-claims/models"
         ):

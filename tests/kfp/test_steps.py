@@ -323,7 +323,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"inputs": {"dataset": "nowhere"}}, "inputs.dataset"),
         ({"outputs": {"model": "s3://user:pass@bucket/x"}}, "outputs.model"),
         ({"spec": {"labels": 5.0}}, "labels: must be a mapping, not 5"),
-        ({"on_kill_action": "stop"}, "on_kill_action: is 'stop' (give one of suspend, cancel, keep)"),
+        ({"on_kill_action": "stop"}, "on_kill_action: must be 'suspend', 'cancel' or 'keep', not 'stop'"),
         ({"backend": "kubernetes"}, "TRAINJOB_BACKEND=local"),
     ],
 )
@@ -507,7 +507,7 @@ def test_a_step_writes_a_report_and_logs_its_deadline(steps: Steps) -> None:
 
 
 def test_a_straggler_is_in_the_log_the_result_and_the_metrics(steps: Steps) -> None:
-    ended = steps.run("train", **script(SLOW_RANK), num_nodes=2, spec={"stall_timeout": "1s"})
+    ended = steps.run("train", **script(SLOW_RANK), num_nodes=2, spec={"stall_timeout": "1.5s"})
     assert ended.code == 0, ended.log
     (slow,) = ended.output["parameterValues"]["result"]["stragglers"]
     assert slow["summary"] in ended.log

@@ -87,12 +87,12 @@ SLOW_RANK = """
 import os, time
 from trainjob import progress
 slow = os.environ["JOB_COMPLETION_INDEX"] == "1"
-end = time.monotonic() + 8
+end = time.monotonic() + 10
 while time.monotonic() < end:
-    time.sleep(0.06 if slow else 0.02)
+    time.sleep(0.08 if slow else 0.01)
     progress.step()
 """
-"""A script of two ranks, of which rank 1 takes three times as long for a step."""
+"""A script of two ranks, of which rank 1 takes eight times as long for a step; for a timeout of 1.5 s."""
 
 
 def planned(chance: random.Random, **plan: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from tests.registry.fake import FakeRegistry, Fault
 
 from trainjob.data import export
-from trainjob.data.checks import check_options
+from trainjob.data.options import Export
 from trainjob.errors import ConfigurationError, RegistryConflict, RegistryUnavailable, TrainJobError
 from trainjob.registry import connect
 from trainjob.registry.provenance import LONGEST
@@ -159,7 +159,7 @@ def test_the_launcher_of_a_step_checks_provenance_before_the_job(monkeypatch: py
     for mlflow in ({"registry": "mlflow+https://host"}, {}):
         monkeypatch.setenv("TRAINJOB_REGISTRY", "https://host")
         with pytest.raises(ConfigurationError, match=r"a\+b"):
-            check_options("export", options | mlflow)
-    check_options("export", options | {"registry": "kubeflow+https://host"})
+            Export.known(options | mlflow).check()
+    Export.known(options | {"registry": "kubeflow+https://host"}).check()
     monkeypatch.delenv("TRAINJOB_REGISTRY")
-    check_options("export", options)
+    Export.known(options).check()

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 import trainjob
 from trainjob._install import STEP_IMAGE, STORAGE, images, objects
+from trainjob._spec.arguments import STEP_RUNTIME
 from trainjob.cli.program import program
-from trainjob.data.program import STEP_RUNTIME
 
 INSTALL = Path(trainjob.__file__).parent / "_install"
 

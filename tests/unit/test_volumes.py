@@ -11,7 +11,7 @@ from trainjob import InvalidSpec, TrainJobSpec
 from trainjob._manifest.render import render
 from trainjob._support import volumes
 from trainjob.data import copy, initialize, read_manifest
-from trainjob.data.program import step_command
+from trainjob.data.options import Export
 from trainjob.errors import ConfigurationError, UnsafePath
 
 
@@ -33,8 +33,8 @@ def mounted(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_locations_of_a_step_are_mounted() -> None:
-    options = {"source": "pvc://scratch/trained", "target": "pvc://models/", "name": "digits", "export_id": "pvc//x"}
-    spec = body(command=step_command("export", options))
+    options = Export(source="pvc://scratch/trained", target="pvc://models/", name="digits", export_id="pvc//x")
+    spec = body(command=options.to_command())
     assert mounted(spec) == {"/mnt/trainjob-claims/scratch": "scratch", "/mnt/trainjob-claims/models": "models"}
     assert {"--source=pvc://scratch/trained", "--target=pvc://models/"} <= set(spec["trainer"]["command"])
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context, XComArg
 
     from trainjob import TrainJobSpec
-    from trainjob.data.program import Step
+    from trainjob.data.options import Step
 
 
 class DataOperator(TrainJobOperator):
@@ -35,7 +35,7 @@ class DataOperator(TrainJobOperator):
         super().__init__(runtime=runtime, **kwargs)  # calls check_literals(), which reads the attributes
 
     def options(self, key: str) -> dict[str, Any]:
-        """Options of the program, as `trainjob.data.program.step_command` takes them."""
+        """Options of the program, as `trainjob.data.options` has them."""
         raise NotImplementedError
 
     required: ClassVar[Sequence[str]]
@@ -52,27 +52,28 @@ class DataOperator(TrainJobOperator):
     def check_literals(self) -> None:
         """Check the spec and the options for errors that no template can fix."""
         from trainjob._spec.literals import has_open
-        from trainjob.data.checks import check_options
+        from trainjob.data.options import STEPS
 
         super().check_literals()
         check_texts(required=True, **{name: getattr(self, name) for name in self.required})
         check_texts(**{name: getattr(self, name) for name in self.texts}, registry=self.registry)
         given = self.checked_options()
-        check_options(self.step, {name: value for name, value in given.items() if not has_open(value, is_open)})
+        known = {name: value for name, value in given.items() if not has_open(value, is_open)}
+        STEPS[self.step].known(known).check()
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """Build the spec; invalid options are refused before a job is launched."""
-        from trainjob.data.checks import check_options
+        from trainjob.data.options import STEPS
 
-        check_options(self.step, {"registry": self.registry, **self.options(key)})
+        STEPS[self.step](registry=self.registry, **self.options(key)).check()
         return super().job_spec(key, context)
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """The fields of the spec with the program as the command."""
-        from trainjob.data.program import step_command
+        from trainjob.data.options import STEPS
 
-        options = {"registry": self.registry, **self.options(key)}
-        return super().spec_fields(key) | {"command": step_command(self.step, options)}
+        options = STEPS[self.step](registry=self.registry, **self.options(key))
+        return super().spec_fields(key) | {"command": options.to_command()}
 
 
 class DatasetInitializerOperator(DataOperator):

@@ -16,7 +16,7 @@ from trainjob_airflow.templates import StrictTemplates, is_open
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context, XComArg
 
-    from trainjob.data.program import Step
+    from trainjob.data.options import Step
 
 
 class ModelEvaluationOperator(DataOperator):

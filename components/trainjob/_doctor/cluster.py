@@ -21,9 +21,9 @@ from trainjob._doctor.findings import Finding, Level
 from trainjob._install import STEP_IMAGE
 from trainjob._jobs.reaper import REAPER
 from trainjob._spec import RuntimeRef
+from trainjob._spec.arguments import STEP_RUNTIME
 from trainjob._support import retrying
 from trainjob._support.kube_objects import mapping, mappings, parse_time
-from trainjob.data.program import STEP_RUNTIME
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.job import API_VERSION, KIND
 from trainjob.status import QUEUE_LABEL

@@ -15,6 +15,9 @@ Kind = Literal["text", "count", "words", "mapping", "duration", "switch", "choic
 """What a value is: text; a whole number from 1; a list of texts; names with values; a duration (a number is seconds);
 True or False; one of `Argument.choices`."""
 
+STEP_RUNTIME = "trainjob-step"
+"""Runtime of the steps around training. Its image has trainjob with the extras for storage and registries."""
+
 ACTIONS = ("suspend", "cancel", "keep")
 """What becomes of a job: its ranks end and the object stays, it is deleted, or it keeps running."""
 

@@ -10,8 +10,8 @@ import click
 from pydantic.alias_generators import to_camel
 
 from trainjob._spec import TrainJobSpec
+from trainjob._spec.arguments import STEP_RUNTIME
 from trainjob._spec.reading import load_spec
-from trainjob.data.program import STEP_RUNTIME
 
 _ADDED_TO = ("env", "inputs", "outputs", "labels")
 

@@ -20,14 +20,13 @@ termination message contains the verdict too, from which the diagnosis of the jo
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,8 +34,8 @@ from trainjob import progress
 from trainjob._diagnosis import termination_messages
 from trainjob.data import trainer
 from trainjob.data.evaluate import CommandFailed, Evaluated, Function, evaluate
+from trainjob.data.options import Evaluate, Export, InitializeModel, StepOptions, from_words
 from trainjob.data.steps import Exported, Initialized, export, initialize
-from trainjob.data.strict import json_object
 from trainjob.errors import TrainJobError
 from trainjob.progress.message import MAX_METRICS, MAX_NAME, termination_log
 
@@ -51,15 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words and trainer.is_idle():
         _print("STORAGE_URI is empty: nothing to download")
         return 0
-    given = None if not words and trainer.is_initializer() else _parser().parse_args(words)
     try:
-        if given is None:
-            result: Initialized | Exported = _initialize_for_trainer(trainer.task(os.environ))
-        elif given.step == "evaluate":
-            _report_evaluation(_evaluate(given))
-            return 0
+        if not words and trainer.is_initializer():
+            result: Initialized | Exported | Evaluated = _initialize_for_trainer(trainer.task(os.environ))
         else:
-            result = _export(given) if given.step == "export" else _initialize(given)
+            result = _run(from_words(words))
     except CommandFailed as error:  # the diagnosis reads the log of the author's program
         _print(str(error))
         return error.code
@@ -71,154 +66,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         _write_verdict(error)
         return 1
-    _report(result)
+    if isinstance(result, Evaluated):
+        _report_evaluation(result)
+    else:
+        _report(result)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainjob.data", description="Run a step around a training job.")
-    steps = parser.add_subparsers(dest="step", required=True)
-    for what in ("dataset", "model"):
-        step = steps.add_parser(
-            f"initialize-{what}", help=f"download a {what} to the directory from which training reads it"
-        )
-        step.add_argument(
-            "--source", help="set the location to download, or models:/name@alias (default: Trainer's STORAGE_URI)"
-        )
-        step.add_argument("--target", default=trainer.TARGETS[what], help="set the directory to download to")
-        step.add_argument("--digest", help="require this SHA-256 of the only file, or sha256:<root digest>")
-        step.add_argument(
-            "--include",
-            action="append",
-            default=[],
-            metavar="PATTERN",
-            help="download only matching files (repeatable)",
-        )
-        step.add_argument(
-            "--exclude", action="append", default=[], metavar="PATTERN", help="leave out matching files (repeatable)"
-        )
-        step.add_argument("--registry", help="use this registry instead of TRAINJOB_REGISTRY")
-        step.add_argument("--verify-key", metavar="PATH", help="require a valid signature for this public key")
-        step.set_defaults(if_missing="fail", what=what)
-        if what == "model":
-            step.add_argument(
-                "--if-missing",
-                choices=("fail", "fresh"),
-                help="fresh: start without a model if it is not registered yet",
-            )
-    step = steps.add_parser("export", help="store, register and promote a trained model")
-    step.add_argument("--source", required=True, help="set the model to export: a file or a directory")
-    step.add_argument("--target", required=True, help="set the directory of all models")
-    step.add_argument("--name", required=True, help="set the name of the model in the registry")
-    step.add_argument(
-        "--export-id",
-        required=True,
-        help="identify the export: the same for every retry of it, different for any other",
-    )
-    step.add_argument("--registry", help="use this registry instead of TRAINJOB_REGISTRY")
-    step.add_argument("--metrics", default="{}", metavar="JSON", help="record these metrics: a JSON object or @file")
-    step.add_argument("--alias", help="move this alias, such as champion, to the version")
-    step.add_argument(
-        "--metric", help="move the alias only if this metric is better than that of the alias's current version"
-    )
-    step.add_argument(
-        "--mode", choices=("max", "min"), default="max", help="choose whether a higher or lower metric is better"
-    )
-    step.add_argument(
-        "--min-improvement", type=float, default=0.0, help="require at least this improvement of the metric"
-    )
-    step.add_argument(
-        "--provenance",
-        default="{}",
-        metavar="JSON",
-        help="write this provenance beside the model: a JSON object or @file",
-    )
-    step.add_argument(
-        "--history", default="{}", metavar="JSON", help="record these metrics over time: a JSON object or @file"
-    )
-    step.add_argument(
-        "--allow-pickle", action="store_true", help="also accept files that can run code when they are loaded"
-    )
-    step.add_argument("--sign", metavar="PATH", help="sign the model with this private key (OpenSSF Model Signing)")
-    step.add_argument(
-        "--evaluation", metavar="URI", help="export with this evaluation; its gate decides about the alias"
-    )
-    step = steps.add_parser("evaluate", help="evaluate a model beside the current champion")
-    step.add_argument("--candidate", required=True, help="set the model to evaluate")
-    step.add_argument("--champion", help="set the champion: a location, or models:/name@alias")
-    step.add_argument("--dataset", required=True, help="set the held-out dataset")
-    step.add_argument("--dataset-digest", help="require this digest of the dataset")
-    step.add_argument("--target", required=True, help="set the directory for the report")
-    step.add_argument("--gate", metavar="JSON", help="decide by these rules: a JSON object or @file")
-    step.add_argument("--code", default="{}", metavar="JSON", help="record this code: uri and revision, a JSON object")
-    step.add_argument("--registry", help="use this registry instead of TRAINJOB_REGISTRY")
-    step.add_argument("--function", metavar="NAME", help="evaluate with this function of --function-source")
-    step.add_argument("--function-source", metavar="SOURCE", help="define the function: Python source or @file")
-    step.add_argument("command", nargs="*", metavar="COMMAND", help="evaluate one model with this command")
-    return parser
+def _run(options: StepOptions) -> Initialized | Exported | Evaluated:
+    given = {each.name: getattr(options, each.name) for each in fields(options)}
+    if isinstance(options, Evaluate):
+        name, source = given.pop("function"), given.pop("function_source") or ""
+        if name and source.startswith("@"):
+            source = Path(source[1:]).read_text(encoding="utf-8")
+        return evaluate(**given, function=Function(name, source) if name else None, progress=_print)
+    if isinstance(options, Export):
+        return export(**given, progress=_print)
+    if given["source"]:
+        return initialize(**given, progress=_print)
+    task = trainer.task(os.environ, "model" if isinstance(options, InitializeModel) else "dataset")
+    return _initialize_for_trainer(replace(task, target=given["target"]))
 
 
 def _initialize_for_trainer(task: trainer.Task) -> Initialized:
     return initialize(task.source, task.target, include=task.include, exclude=task.exclude, progress=_print)
-
-
-def _initialize(given: argparse.Namespace) -> Initialized:
-    if not given.source:
-        task = trainer.task(os.environ, given.what)
-        return _initialize_for_trainer(replace(task, target=given.target))
-    return initialize(
-        given.source,
-        given.target,
-        digest=given.digest,
-        include=given.include,
-        exclude=given.exclude,
-        registry=given.registry,
-        if_missing=given.if_missing,
-        verify_key=given.verify_key,
-        progress=_print,
-    )
-
-
-def _export(given: argparse.Namespace) -> Exported:
-    return export(
-        given.source,
-        given.target,
-        name=given.name,
-        export_id=given.export_id,
-        registry=given.registry,
-        metrics=json_object("--metrics", given.metrics),
-        alias=given.alias,
-        metric=given.metric,
-        mode=given.mode,
-        min_improvement=given.min_improvement,
-        provenance=json_object("--provenance", given.provenance),
-        allow_pickle=given.allow_pickle,
-        sign=given.sign,
-        history=json_object("--history", given.history),
-        evaluation=given.evaluation,
-        progress=_print,
-    )
-
-
-def _evaluate(given: argparse.Namespace) -> Evaluated:
-    function = None
-    if given.function:
-        source = given.function_source or ""
-        text = Path(source[1:]).read_text(encoding="utf-8") if source.startswith("@") else source
-        function = Function(given.function, text)
-    return evaluate(
-        given.candidate,
-        given.dataset,
-        given.target,
-        command=given.command,
-        function=function,
-        champion=given.champion,
-        dataset_digest=given.dataset_digest,
-        gate=json_object("--gate", given.gate) if given.gate else None,
-        code=json_object("--code", given.code),
-        registry=given.registry,
-        progress=_print,
-    )
 
 
 def _report_evaluation(result: Evaluated) -> None:
