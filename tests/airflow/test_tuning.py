@@ -180,8 +180,10 @@ def test_arguments_of_one_job_are_refused(name: str) -> None:
     fields: dict[str, Any] = {name: True}
     with pytest.raises(TypeError, match=f"remove {name}"):
         search(**fields)
-    with pytest.raises(ValueError, match="trials are not suspended"):
+    with pytest.raises(ValueError, match="no trial is suspended"):
         search(on_kill_action="suspend")
+    with DAG("defaults", default_args={"on_kill_action": "keep"}):
+        assert search().on_kill_action == "keep"
 
 
 @pytest.mark.timeout(300)

@@ -112,10 +112,10 @@ async def _look_unless_created(seen: Any, *, first: bool = False) -> None:
         await _look(seen, first=first)
 
 
-async def _end_own_only(launch: Any, losers: list[Any], _: str) -> None:
+async def _end_own_only(launch: Any, losers: list[Any]) -> None:
     own = [job for job in losers if launch.seen.is_own(job)]
     launch.seen.attempts = [job for job in launch.seen.attempts if job in own or job not in losers]
-    await _end(launch, own, "")
+    await _end(launch, own)
     if not own:
         raise _Decided
 

@@ -19,6 +19,7 @@ from trainjob._jobs.cancellation import give_up
 from trainjob._manifest.attempts import REPLACES, cancel_of
 from trainjob._manifest.render import render
 from trainjob._manifest.unattended import LABEL
+from trainjob.errors import Rejected
 from trainjob.job import DELIVERED, key_hash
 from trainjob.status import CANCELLED, observe
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
@@ -348,3 +349,29 @@ def test_many_waits_take_names_and_keys(backend: MemoryBackend, capsys: pytest.C
     assert code == 5
     assert sorted(line.split("\t")[0] for line in out.splitlines()) == sorted([named.name, "nightly/b"])
     assert "there is no TrainJob default/gone" in err
+
+
+def test_many_waits_wait_once_for_each_job(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    ref, other = launched(backend, "Team/Train_v1"), launched(backend, "other")
+    for each in (ref, other):
+        backend.end(each)
+    code, out, _ = exit_of(capsys, "wait", "Team/Train_v1", ref.name, f"default/{ref.name}", "other")
+    assert (code, sorted(line.split("\t")[0] for line in out.splitlines())) == (0, ["Team/Train_v1", "other"])
+
+
+def test_many_waits_find_keys_that_look_like_jobs_of_a_forbidden_namespace(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = backend.refs
+
+    async def forbidden(namespace: str, names: set[str]) -> dict[str, JobRef]:
+        if namespace != "default":
+            raise Rejected("trainjobs is forbidden")
+        return await refs(namespace, names)
+
+    monkeypatch.setattr(backend, "refs", forbidden)
+    keyed, other = launched(backend, "nightly/train"), launched(backend, "other")
+    for each in (keyed, other):
+        backend.end(each)
+    code, out, _ = exit_of(capsys, "wait", "nightly/train", other.name)
+    assert (code, len(out.splitlines())) == (0, 2)

@@ -6,12 +6,13 @@ import asyncio
 import copy
 import json
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from tests.contract.memory import MemoryBackend, MemoryCluster, remaining_pod
 
@@ -25,7 +26,7 @@ from trainjob import (
     TrainJobSpec,
     WaitOptions,
 )
-from trainjob._backends.base import Snapshot
+from trainjob._backends.base import Snapshot, TrainJob
 from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob._jobs import (
     fencing,
@@ -341,6 +342,43 @@ async def test_the_same_spec_resumes_a_job_that_was_stopped(backend: MemoryBacke
     assert await launch(backend, options={"tried": 2}) == first
     with pytest.raises(SpecMismatch):  # it is waited for
         await launch(backend, options={"tried": 3}, num_nodes=2)
+
+
+@pytest.mark.parametrize("stop", STOPS)
+async def test_a_stopped_job_stays_if_the_next_spec_is_refused(backend: MemoryBackend, stop: str) -> None:
+    first = await launch(backend, options={"tried": 1})
+    backend.running(first)
+    await STOPS[stop](backend, first)
+    with pytest.raises(RuntimeNotFound):
+        await launch(backend, options={"tried": 2}, runtime="nosuch")
+    assert await launch(backend, options={"tried": 2}) == first
+
+
+async def test_a_cancel_between_two_reads_of_a_launch_keeps_the_job_that_it_suspends(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await launch(backend)
+    backend.running(first)
+    find = backend.find
+
+    async def late(namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
+        monkeypatch.undo()
+        await anyio.lowlevel.checkpoint()  # the records of cancels were read
+        await cancel_key(backend, "key", namespace="ns", action="suspend")
+        return await find(namespace, labels)
+
+    monkeypatch.setattr(backend, "find", late)
+    with pytest.raises(TrainJobFailed, match="its key was cancelled while it was launched"):
+        await launch(backend, num_nodes=2)
+    assert observe(backend.job(first)).phase is Phase.SUSPENDED
+
+
+async def test_what_replaces_a_stopped_job_is_later_than_the_kill(backend: MemoryBackend) -> None:
+    first = await launch(backend, options={"tried": 3})
+    backend.running(first)
+    await cancel_key(backend, "key", namespace="ns", action="suspend", tried=3)
+    second = await launch(backend, num_nodes=2)
+    assert backend.job(second)["metadata"]["annotations"][TRY] == "4"
 
 
 async def test_a_job_that_a_person_suspended_is_not_replaced_by_another_spec(backend: MemoryBackend) -> None:

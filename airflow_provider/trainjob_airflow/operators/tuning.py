@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from trainjob_airflow import assets, links
 from trainjob_airflow.arguments import check_texts
@@ -85,16 +85,19 @@ class TrainJobTuningOperator(TrainJobOperator):
         study: Mapping[str, Any] | XComArg,
         workspace: str | None = None,
         key: str | None = None,
+        on_kill_action: Literal["cancel", "keep"] = "cancel",
         **kwargs: Any,
     ) -> None:
         if given := [name for name in _REFUSED if name in kwargs]:
             raise TypeError(f"{type(self).__name__} waits for all trials: remove {', '.join(given)}")
-        if kwargs.setdefault("on_kill_action", "cancel") == "suspend":
-            raise ValueError("on_kill_action must be 'cancel' or 'keep', not 'suspend': trials are not suspended")
+        if on_kill_action not in ("cancel", "keep"):
+            raise ValueError(
+                f"on_kill_action must be 'cancel' or 'keep', not {on_kill_action!r}: no trial is suspended"
+            )
         self.study = study
         self.workspace = workspace
         self.key = key
-        super().__init__(**kwargs)  # calls check_literals(), which reads the attributes
+        super().__init__(on_kill_action=on_kill_action, **kwargs)  # calls check_literals(), which reads the attributes
 
     def check_literals(self) -> None:
         """Check the template, and the study if no part of it is set later.

@@ -51,7 +51,6 @@ from trainjob.errors import (
     NotFound,
     RanksRemain,
     Rejected,
-    SpecMismatch,
     TrainJobFailed,
 )
 from trainjob.job import TRY, JobRef, check_key, job_name, spec_hash
@@ -141,6 +140,7 @@ class _Launch:
         seen: What this launch has seen of the key.
         replacing: What the next attempt changes, after this launch has stopped one that got no capacity.
         lowest: Lowest number of a new attempt.
+        created: UIDs of the attempts that this launch has created.
     """
 
     backend: Backend
@@ -157,6 +157,7 @@ class _Launch:
     seen: Looks
     replacing: Changes = field(default_factory=Changes)
     lowest: int = 1
+    created: set[str] = field(default_factory=set)
 
     async def run(self) -> JobRef:
         if not self.is_new:  # of a new key, every cancel is newer than this launch
@@ -168,21 +169,22 @@ class _Launch:
                 counts, losers = delivered, [] if counts is None else [counts]  # this launch need not have created it
             await self._obey(counts)
             if losers:
-                await self._end(losers, "another attempt of its key counts")
+                await self._end(losers)
             elif counts is None and (own := self.seen.own()) is not None:  # it has failed already, or was given up
                 return await self._done(own)
             elif counts is not None and self.seen.is_own(counts):
                 return await self._done(counts)
             elif (adopted := await self._continue(counts or self.seen.latest())) is not None:
-                if self.on_adopt is not None:
-                    self.on_adopt(JobRef.of(adopted))
                 return await self._done(adopted)
             await self.seen.look()
 
     async def _done(self, trainjob: TrainJob) -> JobRef:
         """The job of this launch. Deletes the records of failures, which the next attempt has taken into account."""
         await self.seen.delete_records()
-        return JobRef.of(trainjob)
+        ref = JobRef.of(trainjob)
+        if self.on_adopt is not None and ref.uid not in self.created:
+            self.on_adopt(ref)
+        return ref
 
     # --- what follows from an earlier attempt
 
@@ -230,30 +232,37 @@ class _Launch:
         if phase is Phase.COMPLETE:
             return latest["metadata"]["uid"] not in self.seen.delivered and not has_foreign_end(latest)
         if phase is not Phase.FAILED and given_up(latest) is None:
-            return True
+            return not self._takes_the_place_of(latest)
         if failure is not None and self._is_same_work(latest):
             final = not failure.retry.retried(user_errors=self.after_failure != "infrastructure")
             if over or (final and self.after_failure != "retry"):
                 raise TrainJobFailed(failure)
         return False
 
-    async def _adopt(self, latest: TrainJob) -> bool:
-        """Continue with an attempt; False if it was changed since the look that showed it, or has ended.
+    def _takes_the_place_of(self, latest: TrainJob) -> bool:
+        """Whether a cancel, a kill or the reaper has suspended an attempt of another spec: it waits for a launch.
 
-        One that a cancel, a kill or the reaper has suspended ends if its spec is another one: nobody waits for it.
+        Once the next attempt exists, which names it as replaced, it is deleted.
 
         Raises:
-            SpecMismatch: it was created from another spec, and runs, waits or is complete.
+            TrainJobFailed: the key was cancelled since this launch began.
+        """
+        wanted = self._rendered(JobRef.of(latest).attempt, recorded(latest))
+        if not is_left_suspended(latest) or spec_hash(latest) == spec_hash(wanted):
+            return False
+        if cancelled_since(latest, self.seen.began, self._try_after(latest)):
+            raise _cancelled(JobRef.of(latest))
+        return True
+
+    async def _adopt(self, latest: TrainJob) -> bool:
+        """Continue with an attempt; False if it was changed since the look that showed it.
+
+        Raises:
+            SpecMismatch: it was created from another spec.
             TrainJobFailed: the key was cancelled since this launch began.
         """
         ref = JobRef.of(latest)
-        try:
-            check_same_spec(latest, self._rendered(ref.attempt, recorded(latest)))
-        except SpecMismatch:
-            if not is_left_suspended(latest):
-                raise
-            await self._end([latest], "it was suspended, and the next attempt has another spec")
-            return False
+        check_same_spec(latest, self._rendered(ref.attempt, recorded(latest)))
         if cancelled_since(latest, self.seen.began, self._try_after(latest)):
             raise _cancelled(ref)
         await self.backend.recover(ref)
@@ -296,10 +305,10 @@ class _Launch:
 
     # --- what must not run any more
 
-    async def _end(self, losers: list[TrainJob], why: str) -> None:
+    async def _end(self, losers: list[TrainJob]) -> None:
         """End attempts that do not count, unless they were changed since the look that showed them."""
         for loser in losers:
-            _log.warning("TrainJob %s is deleted: %s", JobRef.of(loser), why)
+            _log.warning("TrainJob %s is deleted: another attempt of its key counts", JobRef.of(loser))
             await end_attempt(self.backend, loser)
         self.lowest = max([self.lowest, *(JobRef.of(loser).attempt + 1 for loser in losers)])
         await anyio.sleep(_AGAIN)
@@ -377,9 +386,11 @@ class _Launch:
         if latest is not None and (notice := checkpoint_directories.notice(latest, made)):
             _log.log(logging.INFO if observe(latest).phase is Phase.COMPLETE else logging.WARNING, "%s", notice)
         try:
-            await self.backend.create(made)
+            stored = await self.backend.create(made)
         except AlreadyExists:
             self.lowest = number + 1
+        else:
+            self.created.add(stored["metadata"]["uid"])
 
 
 async def dry_run(backend: Backend, spec: TrainJobSpec, key: str, *, namespace: str) -> TrainJob:

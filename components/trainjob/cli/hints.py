@@ -32,6 +32,7 @@ _OPTIONS = {
     "--nproc-per-node": "--num-proc-per-node NUMBER",
     "--output": "--json",
     "--replicas": "--num-nodes NUMBER",
+    "--stdin": "trainjob wait NAME...",
     "--watch": "trainjob wait NAME",
     "-A": "-n NAMESPACE for one namespace",
     "-f": "the file as an argument: trainjob run FILE",

@@ -9,12 +9,22 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
+from trainjob import names
 from trainjob._jobs.following import follow
 from trainjob._jobs.successors import JobReplaced
 from trainjob._jobs.waiting import until_hung
-from trainjob.cli.exits import NOT_FOUND, TIMEOUT, USER
+from trainjob.cli.exits import NOT_FOUND, TIMEOUT, USAGE, USER
+from trainjob.cli.output import OutputClosed
 from trainjob.cli.session import Interrupts, Session, now
-from trainjob.errors import JobHung, NotFound, TimedOut, TrainJobFailed
+from trainjob.errors import (
+    BackendUnavailable,
+    InvalidSpec,
+    JobHung,
+    NotFound,
+    TimedOut,
+    TrainJobError,
+    TrainJobFailed,
+)
 from trainjob.job import JobRef
 from trainjob.status import Observation, Phase
 from trainjob.wait_options import WaitOptions
@@ -22,12 +32,12 @@ from trainjob.wait_options import WaitOptions
 _SLICE = 100  # waits started in one turn of the event loop, which has to serve a connection meanwhile
 
 
-async def wait_for_many(session: Session, names: Sequence[tuple[str, str]], options: WaitOptions) -> int:
+async def wait_for_many(session: Session, given: Sequence[tuple[str, str]], options: WaitOptions) -> int:
     """Wait for jobs; the exit code is the first that applies to any of them: failed, timeout, not found.
 
     Args:
         session: Backend and namespace.
-        names: Namespaces (empty: the default one) and names of the jobs, or their keys.
+        given: Namespaces (empty: the default one) and names of the jobs, or their keys.
         options: When to stop waiting for each; `fail_on_first_crash` is not used.
     """
     session.shared = True
@@ -36,7 +46,7 @@ async def wait_for_many(session: Session, names: Sequence[tuple[str, str]], opti
         # All objects that are created here stay until the end: each garbage collection over 10,000 waits would
         # block the event loop for 0.1 s.
         gc.disable()
-        refs = await waits.find(names)
+        refs = await waits.find(given)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for i, (name, ref) in enumerate(refs.items(), 1):
@@ -62,21 +72,38 @@ class _Waits:
         self.codes: set[int] = set()
         self._notice = ""
 
-    async def find(self, names: Sequence[tuple[str, str]]) -> dict[str, JobRef]:
-        """Name as the caller wrote it -> job. One list for each namespace; what is no name is looked up as a key."""
-        given = {f"{namespace}/{name}" if namespace else name: (namespace, name) for namespace, name in names}
+    async def find(self, given: Sequence[tuple[str, str]]) -> dict[str, JobRef]:
+        """Name as the caller wrote it -> job, each job once. What is no name of a job is looked up as a key.
+
+        One list for each namespace. So a text that is a name is not looked up as a key, too.
+        """
         wanted: dict[str, set[str]] = {}
-        for namespace, name in given.values():
-            wanted.setdefault(namespace or self._session.namespace, set()).add(name)
-        listed = {each: await self._session.backend.refs(each, wanted[each]) for each in wanted}
+        for namespace, name in given:
+            if names.JOB.fullmatch(name):
+                wanted.setdefault(namespace or self._session.namespace, set()).add(name)
+        listed = {namespace: await self._listed(namespace, each) for namespace, each in wanted.items()}
         refs: dict[str, JobRef] = {}
-        for written, (namespace, name) in given.items():
-            ref = listed[namespace or self._session.namespace].get(name)
+        for namespace, name in given:
+            ref = listed.get(namespace or self._session.namespace, {}).get(name)
             try:
-                refs[written] = ref or JobRef.of(await self._session.find((namespace, name)))
-            except NotFound as error:
-                self._bad(NOT_FOUND, str(error))
+                ref = ref or JobRef.of(await self._session.find((namespace, name)))
+            except (NotFound, InvalidSpec) as error:
+                self._bad(NOT_FOUND if isinstance(error, NotFound) else USAGE, str(error))
+                continue
+            if ref not in refs.values():
+                refs[f"{namespace}/{name}" if namespace else name] = ref
         return refs
+
+    async def _listed(self, namespace: str, wanted: set[str]) -> dict[str, JobRef]:
+        """The jobs of those names; none in a namespace that may not be read: a key may look like a job of it."""
+        try:
+            return await self._session.backend.refs(namespace, wanted)
+        except BackendUnavailable:
+            raise
+        except TrainJobError:
+            if namespace == self._session.namespace:
+                raise
+            return {}
 
     async def wait(self, ref: JobRef, name: str) -> None:
         """Wait for a job, or for the attempt that replaces it; `name` is the name that the caller wrote."""
@@ -116,7 +143,7 @@ class _Waits:
         reached: dict[str, Any] = {"phase": str(final.phase), "reason": final.reason, "message": final.message}
         self._session.event("ended", f"{name}\t{seen:.6f}", name=name, uid=ref.uid, time=seen, **reached)
         if self._session.closed:
-            raise BrokenPipeError  # the reader of stdout has closed it
+            raise OutputClosed
         if final.phase is not Phase.COMPLETE:
             code = USER if final.phase is Phase.FAILED else NOT_FOUND
             self._bad(code, f"TrainJob {ref} is {final.phase}: {final.message}")

@@ -20,6 +20,10 @@ above: Callable[[str], None] | None = None
 """Prints a line above a progress bar, while there is one (`trainjob.cli.bars`)."""
 
 
+class OutputClosed(Exception):
+    """The reader of stdout has closed it."""
+
+
 def no_color() -> bool:
     """Whether colors are turned off (``NO_COLOR``) or unknown to the terminal (``TERM=dumb``)."""
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -36,8 +40,12 @@ def echo(text: object = "", *, err: bool = False) -> None:
     shown = colored if stream.isatty() and not no_color() else plain
     if above is not None and stream.isatty():
         above(shown(str(text)))
-    else:
+        return
+    try:
         click.echo(shown(str(text)), err=err)
+    except BrokenPipeError:
+        if not err:  # without a reader of stderr, stdout may still have one
+            raise OutputClosed from None
 
 
 def redrawn(stream: TextIO) -> bool:

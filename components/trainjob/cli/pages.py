@@ -34,7 +34,7 @@ from trainjob.cli import completion
 from trainjob.cli.command import command
 from trainjob.cli.exits import EXIT_CODES
 from trainjob.cli.options import output_file, page_file
-from trainjob.cli.output import echo
+from trainjob.cli.output import OutputClosed, echo
 from trainjob.cli.session import Session
 from trainjob.client import TrainJobClient
 from trainjob.errors import ConfigurationError, NotFound, TrainJobError
@@ -88,8 +88,11 @@ async def report(session: Session, *, what: str, output: str | None, champion: s
             return 0
     page = page_html(document)
     if output == "-":
-        sys.stdout.buffer.write(page.encode())
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(page.encode())
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise OutputClosed from None
         return 0
     path = output_file(output or f"{_file_name(document)}.html")
     path.write_text(page, encoding="utf-8")

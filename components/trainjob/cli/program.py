@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from trainjob._support.control_characters import one_line
 from trainjob.cli import completion
@@ -67,7 +68,14 @@ class _Commands(UserDict[str, click.Command]):
 
 
 class _Group(click.Group):
-    """A group whose help imports no command."""
+    """A group whose help and whose names for shell completion import no command."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names of commands, or the options of this group."""
+        if incomplete[:1] == "-":
+            return click.Command.shell_complete(self, ctx, incomplete)
+        found = [name for name in COMMANDS if name.startswith(incomplete)]
+        return [CompletionItem(name, help=COMMANDS[name][1]) for name in found]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx

@@ -19,7 +19,7 @@ import anyio
 from trainjob._backends import connect
 from trainjob._jobs.named import find_written
 from trainjob.cli.exits import PIPE_CLOSED
-from trainjob.cli.output import as_json, echo
+from trainjob.cli.output import OutputClosed, as_json, echo
 from trainjob.errors import ConfigurationError
 from trainjob.settings import Settings
 
@@ -66,7 +66,7 @@ class Session:
             if inspect.iscoroutinefunction(body):
                 return anyio.run(session)
             return body(self, **given)  # type: ignore[return-value] # it is no coroutine function
-        except BrokenPipeError:  # the reader of stdout has closed it, as in `trainjob logs NAME | head`
+        except OutputClosed:  # the reader of stdout has closed it, as in `trainjob logs NAME | head`
             drop_stdout()
             return PIPE_CLOSED
 
@@ -130,10 +130,10 @@ class Session:
         """
         if self.as_json:
             text, err = as_json({"event": kind, **fields}), False
-        if text and not (self.closed and not err):
+        if text and (err or not self.closed):
             try:
                 echo(text, err=err)
-            except BrokenPipeError:
+            except OutputClosed:
                 self.closed = True
                 drop_stdout()
 

@@ -35,7 +35,9 @@ class Shown:
 
     def __init__(self, session: Session, *, timestamps: bool = False) -> None:
         self.session = session
-        self.state_seconds = TERMINAL_SECONDS if redrawn(sys.stdout) else STATE_SECONDS
+        on_terminal = redrawn(sys.stdout) and redrawn(sys.stderr)
+        self._has_bar = on_terminal and not session.as_json  # the reader of a pipe wants lines
+        self.state_seconds = TERMINAL_SECONDS if on_terminal else STATE_SECONDS
         self._done: float | None = None
         self._timestamps = timestamps
         self._stack = ExitStack()
@@ -52,7 +54,7 @@ class Shown:
         self._logger.change(observation, notice)
 
     def __enter__(self) -> Self:
-        self._bar = self._stack.enter_context(bar(shown=not self.session.as_json))
+        self._bar = self._stack.enter_context(bar(shown=self._has_bar))
         self._restart()
         return self
 
@@ -69,7 +71,7 @@ class Shown:
     def follow(self, before: JobRef, ref: JobRef) -> None:
         """Show `ref` from now on, another attempt of the same key."""
         self.notice(f"TrainJob {before} was replaced by {ref}, which is waited for from now on")
-        self._last = ""
+        self._last, self._done = "", None
         self._restart()
         self.session.event("followed", **vars(ref), instead_of=before.name)
 
@@ -89,10 +91,10 @@ class Shown:
         """Print progress and metrics, or redraw the bar."""
         time, done, remaining = now(), observation.progress, observation.remaining_seconds
         metrics = joined(observation.metrics)
-        if self._bar is not None and done is not None:
+        if self._bar is not None:
             self._done = done
             left = progress_text(None, None if done == 100 else remaining)
-            self._bar(done, 100, "  ".join(filter(None, (left, metrics))))
+            self._bar(done or 0, None if done is None else 100, "  ".join(filter(None, (left, metrics))))
             return
         line = "  ".join(filter(None, (f"{time} progress {progress_text(done, remaining)}", metrics)))
         self.session.event(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -19,6 +20,7 @@ from trainjob.cli.command import command
 from trainjob.cli.exits import EXIT_CODES
 from trainjob.cli.job_options import chosen, wait_options
 from trainjob.cli.options import key_option
+from trainjob.cli.output import redrawn
 from trainjob.cli.session import Interrupts, Session, now
 from trainjob.cli.spec_files import name_of, slug_of
 from trainjob.errors import InvalidSpec, InvalidStudy, Problem
@@ -57,7 +59,7 @@ async def tune(session: Session, *, study: IO[bytes], key: str | None, workspace
     session.shared = True
     words = ["tune", name_of(study), "--key", key, *(["--workspace", workspace] if workspace else [])]
     again = session.command(*words)
-    with bar(shown=not session.as_json) as update, Interrupts() as interrupts:
+    with bar(shown=redrawn(sys.stdout) and not session.as_json) as update, Interrupts() as interrupts:
         shown = _Shown(session, asked, update)
         with interrupts.stage():
             text = f"study {key}, journal {where}\nCtrl-C cancels the running trials; "

@@ -33,10 +33,10 @@ async def tick(ticks: Path) -> None:
                 file.write(f"{time.time():.6f}\t{late:.6f}\t{used:.6f}\n")
 
 
-async def ticking(session: Session, names: Sequence[tuple[str, str]], options: WaitOptions) -> int:
+async def ticking(session: Session, given: Sequence[tuple[str, str]], options: WaitOptions) -> int:
     ticker = asyncio.create_task(tick(Path(sys.argv[1])))
     try:
-        return await wait_for_many(session, names, options)
+        return await wait_for_many(session, given, options)
     finally:
         ticker.cancel()
 
