@@ -99,5 +99,5 @@ def test_copy_shows_a_progress_bar_on_a_terminal(source: Path, tmp_path: Path) -
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out.startswith(b"sha256:")
-    assert b"MB/s" in seen
+    assert b"B/s" in seen
     assert b"copied" not in seen
