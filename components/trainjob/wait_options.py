@@ -2,16 +2,17 @@
 
 A new option is a field of `WaitOptions`, a parameter of `trainjob_airflow.operators.base.TrainJobTask`, an option in
 `trainjob.cli.options` and a parameter of the KFP components; tests/unit/test_wait_options.py names the place that lacks
-it. Imports the standard library only: DAG files and ``trainjob --help`` read it.
+it. Imports little more than the standard library: DAG files and ``trainjob --help`` read it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
+
+from trainjob._support.durations import EXAMPLES, parse_duration
 
 _TIMEOUTS = ("queue_timeout", "start_timeout", "run_timeout")
 
@@ -93,7 +94,7 @@ class InvalidWaitOptions(ValueError):
 
     def __init__(self, invalid: Mapping[str, Any]) -> None:
         self.invalid = dict(invalid)
-        timeout = "a timedelta, a number of seconds above 0, or text such as 15m or 1h30m"
+        timeout = f"a timedelta, a number of seconds above 0, or text such as {EXAMPLES}"
         super().__init__(
             "; ".join(
                 f"{name} must be {timeout if name in _TIMEOUTS else 'True or False'}, not {value!r}"
@@ -107,29 +108,11 @@ def option_names() -> tuple[str, ...]:
     return tuple(field.name for field in fields(WaitOptions))
 
 
-def duration(text: str) -> timedelta:
-    """Read ``90``, ``90s``, ``15m``, ``1h30m`` or ``2d``; a number alone is seconds.
-
-    Raises:
-        ValueError: the text is no duration, or 0.
-    """
-    number = r"(\d+(?:\.\d+)?)"
-    parts = re.fullmatch(rf"(?:{number}d)?(?:{number}h)?(?:{number}m)?(?:{number}s?)?", text.strip())
-    units = ("days", "hours", "minutes", "seconds")
-    amounts = {unit: float(n) for unit, n in zip(units, parts.groups(), strict=True) if n} if parts else {}
-    if not any(amounts.values()):
-        raise ValueError(f"{text!r} is not a duration such as 90s, 15m, 1h30m or 2d")
-    try:
-        return timedelta(**amounts)
-    except OverflowError:
-        raise ValueError(f"{text!r} is not a duration such as 90s, 15m, 1h30m or 2d: it is too long") from None
-
-
 def _timeout(value: object) -> timedelta | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return duration(value)
+        return parse_duration(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = timedelta(seconds=value)
     if not isinstance(value, timedelta) or value <= timedelta(0):

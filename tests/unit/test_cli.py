@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import click
@@ -19,7 +19,7 @@ from trainjob import __version__
 from trainjob._support.display import numeric, rounded, short
 from trainjob.cli import main
 from trainjob.cli.exits import exit_code
-from trainjob.cli.options import duration, job_name, pair
+from trainjob.cli.options import job_name, pair
 from trainjob.cli.output import as_json
 from trainjob.cli.program import COMMANDS, program
 from trainjob.cli.spec_files import parse_spec, slug_of
@@ -63,20 +63,6 @@ def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 
 
 # --- types of options
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("15m", 900), ("1h30m", 5400), ("2d", 172800), ("0.5s", 0.5), ("1d1h1m1s", 90061)],
-)
-def test_durations_are_parsed(text: str, seconds: float) -> None:
-    assert duration(text) == timedelta(seconds=seconds)
-
-
-@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5 minutes", "m", "1m1h", "inf"])
-def test_invalid_durations_are_rejected(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a duration such as"):
-        duration(text)
 
 
 def test_pairs_and_job_names_are_parsed() -> None:

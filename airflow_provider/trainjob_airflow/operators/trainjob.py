@@ -91,7 +91,8 @@ class TrainJobOperator(TrainJobTask):
         unattended: Action when no task has waited for the job for `unattended_after`: ``suspend`` (the next task that
             waits resumes it), ``delete`` or ``keep``. The default is ``suspend``, or ``keep`` if the task does not wait
             or `on_kill_action` is ``keep``.
-        unattended_after: One minute to seven days, as ``timedelta``, seconds or ISO 8601; an hour if left out.
+        unattended_after: One minute to seven days, as ``timedelta``, seconds or text such as ``2h``. Default: an
+            hour.
         on_retry: What the job of the next try changes after a failure, by its category: ``{"out_of_memory":
             {"max_memory": "64Gi"}, "node_lost": {"max_excluded_nodes": 3}}``, see `trainjob._spec.OnRetry`.
         namespace: Kubernetes namespace; the connection's if left out.

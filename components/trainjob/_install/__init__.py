@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from trainjob._jobs.leftovers import KEEP_FOR
+from trainjob._support.durations import iso_duration
 from trainjob.version import __version__
 
 Part = Literal["runtimes", "rbac", "reaper", "kfp", "policy"]
@@ -92,15 +93,9 @@ def objects(
                 filled["subjects"] = bound
             if each["kind"] == "CronJob":
                 (container,) = filled["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-                container["args"] = ["--keep-for", _iso(keep_for)]
+                container["args"] = ["--keep-for", iso_duration(keep_for)]
             found.append(filled)
     return found
-
-
-def _iso(duration: timedelta) -> str:
-    """A duration in ISO 8601: ``P30D``, ``PT5400S``."""
-    seconds = round(duration.total_seconds())
-    return f"P{seconds // 86400}D" if seconds % 86400 == 0 else f"PT{seconds}S"
 
 
 def images(value: Any) -> list[str]:

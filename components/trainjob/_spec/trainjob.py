@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticKnownError
 
 from trainjob._spec import torchtune
 from trainjob._spec.checks import (
@@ -31,11 +32,11 @@ from trainjob._spec.patches import RuntimePatch
 from trainjob._spec.reading import check_limits, load_spec
 from trainjob._spec.torchtune import TorchTuneConfig
 from trainjob._spec.validation import Validation, snake_path
+from trainjob._support.durations import parse_duration
 from trainjob._support.masking import holds_secret, source_holds_secret
 from trainjob._support.volumes import CHECKPOINT_VARIABLE
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.job import API_VERSION, KIND, LONGEST_UNATTENDED, SHORTEST_UNATTENDED
-from trainjob.wait_options import duration
 
 SHORTEST_STALL, LONGEST_STALL = timedelta(seconds=1), timedelta(days=7)
 
@@ -70,13 +71,13 @@ def _function(value: object) -> object:
 
 
 def _duration(value: object) -> object:
-    """Text such as ``15m`` as a timedelta; pydantic reads other values, and ISO 8601."""
-    if not isinstance(value, str):
-        return value
     try:
-        return duration(value)
+        return parse_duration(value) if isinstance(value, str) else value
     except ValueError:
-        return value
+        raise PydanticKnownError("time_delta_type") from None  # without the value, which may be a secret
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
 
 
 class TrainJobSpec(Part):
@@ -154,11 +155,9 @@ class TrainJobSpec(Part):
     active_deadline_seconds: Count | None = None
     """Seconds after creation, or after the latest resume, at which Trainer fails the job."""
 
-    stall_timeout: (
-        Annotated[timedelta, BeforeValidator(_duration), Field(ge=SHORTEST_STALL, le=LONGEST_STALL)] | None
-    ) = None
-    """Fail the job when no rank has made progress for so long: seconds, text such as ``15m`` or ISO 8601. It should be
-    several times the longest pause of a healthy training, such as an evaluation. Before the first step the limit is
+    stall_timeout: Annotated[Duration, Field(ge=SHORTEST_STALL, le=LONGEST_STALL)] | None = None
+    """Fail the job when no rank has made progress for so long: seconds, or text such as ``15m`` or ``PT15M``. It should
+    be several times the longest pause of a healthy training, such as an evaluation. Before the first step the limit is
     twice as long. The process that waits for the job checks it, see docs/how-to/hangs.md."""
 
     managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None
@@ -169,8 +168,8 @@ class TrainJobSpec(Part):
     or delete it. Default: jobs of waiting Airflow tasks and KFP steps are suspended, all others are kept. On a cluster,
     ``trainjob reap`` executes it, see docs/how-to/unattended-jobs.md."""
 
-    unattended_after: Annotated[timedelta, Field(ge=SHORTEST_UNATTENDED, le=LONGEST_UNATTENDED)] | None = None
-    """One minute to seven days, as a number of seconds or ISO 8601 (``PT2H``). Default: one hour. The reaper of
+    unattended_after: Annotated[Duration, Field(ge=SHORTEST_UNATTENDED, le=LONGEST_UNATTENDED)] | None = None
+    """One minute to seven days, as seconds, or text such as ``2h`` or ``PT2H``. Default: one hour. The reaper of
     `trainjob install` runs every ten minutes, so the action may follow up to twelve minutes later."""
 
     on_retry: OnRetry | None = None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from pydantic_core import ErrorDetails
 
+from trainjob._support.durations import EXAMPLES
 from trainjob._support.masking import public
 
 _MUST_BE = {
@@ -23,7 +24,7 @@ _MUST_BE = {
     "model": "a mapping",
     "model_attributes": "a mapping",
     "string": "text",
-    "time_delta": "a duration in seconds, or in ISO 8601 such as PT10M",
+    "time_delta": f"a number of seconds, or a duration such as {EXAMPLES}",
     "tuple": "a list",
 }
 """First part of the type of an error of pydantic (``int_parsing``) -> what the value must be."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import textwrap
@@ -40,9 +39,8 @@ _INDENT = " " * 22  # width of level and check
 
 
 def keep_for(text: str) -> timedelta:
-    """A duration of at least an hour, as `duration` or ISO 8601 (``P30D``, ``PT12H``)."""
-    iso = re.fullmatch(r"P(\d+D)?(?:T(\d+H)?(\d+M)?(\d+S)?)?", text)
-    found = duration("".join(part or "" for part in iso.groups()).lower() or text if iso else text)
+    """A duration of at least an hour."""
+    found = duration(text)
     if found < timedelta(hours=1):
         raise click.BadParameter(f"{text!r} is less than an hour: the next try of a step reads why its job failed")
     return found

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 import click
 
 from trainjob import names
+from trainjob._support.durations import parse_duration
 from trainjob.cli import completion
 from trainjob.errors import ConfigurationError
-from trainjob.wait_options import duration as parse_duration
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def duration(text: str) -> timedelta:
-    """A duration: ``90``, ``90s``, ``15m``, ``1h30m``, ``2d``; a number alone is seconds."""
+    """A duration, see `parse_duration`."""
     try:
         return parse_duration(text)
     except ValueError as error:
