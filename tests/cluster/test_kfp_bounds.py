@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)
         ),
         (
             {"runtime": "trainjob-step", "image": "127.0.0.1:1/nosuch:1", "start_timeout": 20},
-            "no rank was running within start_timeout of 0:00:20",
+            "no rank was running within start_timeout of 20s",
             "",
         ),
     ],

@@ -335,7 +335,7 @@ def test_a_container_that_has_ended_is_an_ended_rank() -> None:
 def test_the_diagnosis_shows_the_stack_of_the_culprit_and_of_one_that_waits() -> None:
     diagnosis = hang_of(judge(job({"stack": LOADING * 20})), 900, "ns/x")
     assert (diagnosis.category, diagnosis.rank) == (Category.HANG, "node-2")
-    assert diagnosis.summary.startswith("no rank has made progress for 15m: node-2 is in load() (data.py, line 1)")
+    assert diagnosis.summary.startswith("no rank has made progress for 15m00s: node-2 is in load() (data.py, line 1)")
     text = diagnosis.text()
     assert "stack of node-2 (the rank that hangs), innermost frame first:" in text
     assert "stack of node-0 (waits), innermost frame first:" in text

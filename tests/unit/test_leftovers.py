@@ -100,7 +100,7 @@ def test_reasons_are_named() -> None:
     ]
     failed = removed(job(mark=MARKS["given up"], conditions=(condition("Failed"),)))
     assert failed is not None
-    assert str(failed) == f"TrainJob {JobRef.of(job())} was removed: it failed, not used for 40 days, 0:00:00"
+    assert str(failed) == f"TrainJob {JobRef.of(job())} was removed: it failed, not used for 40d00h"
     assert failed.as_dict() == {
         "job": str(JobRef.of(job())),
         "done": "removed",

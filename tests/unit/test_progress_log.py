@@ -63,7 +63,7 @@ def test_a_log_of_several_jobs_names_the_job() -> None:
     assert lines == [
         "TrainJob ml/train: resumed",
         "TrainJob ml/train is Running",
-        "TrainJob ml/train: progress: 42 %, about 0:01:10 left, loss 0.3125",
+        "TrainJob ml/train: progress: 42 %, about 1m10s left, loss 0.3125",
     ]
 
 

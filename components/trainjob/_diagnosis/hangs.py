@@ -14,6 +14,7 @@ from itertools import takewhile
 from trainjob._diagnosis.meaning import Meaning
 from trainjob._diagnosis.rank_states import SAME_ON_ALL, RankState, name_of
 from trainjob._support.control_characters import plain
+from trainjob._support.display import short
 from trainjob._support.masking import masked_lines
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
@@ -246,7 +247,7 @@ def hang_of(hang: Hang, seconds: float, job: str) -> Diagnosis:
     return Diagnosis(
         Category.HANG,
         hang.meaning.retry,
-        f"no rank has made progress for {_duration(seconds)}: {hang.summary}",
+        f"no rank has made progress for {short(seconds)}: {hang.summary}",
         rank=hang.culprit.process[0] if hang.culprit else "",
         log=tuple(masked_lines(map(plain, lines))),
         advice=hang.meaning.advice,
@@ -288,10 +289,3 @@ def _count(ranks: Sequence[RankState]) -> str:
 
 def _wait(ranks: Sequence[RankState]) -> str:
     return "waits" if len(ranks) == 1 else "wait"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [f"{value}{unit}" for value, unit in ((hours, "h"), (minutes, "m"), (rest, "s")) if value]
-    return " ".join(parts) or f"{seconds:g}s"

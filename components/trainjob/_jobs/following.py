@@ -14,6 +14,7 @@ from trainjob._jobs.records import record_failure
 from trainjob._jobs.successors import check_given_up, check_verdict, last_observation, resume_if_stale
 from trainjob._manifest import retry_notice, unattended
 from trainjob._manifest.attempts import NOT_STARTED
+from trainjob._support.display import short
 from trainjob._support.kube_objects import mapping, parse_time
 from trainjob.errors import BackendUnavailable, QueueTimeout, RunTimeout, StartTimeout, Stuck, TimedOut
 from trainjob.job import JobRef
@@ -166,9 +167,10 @@ def _seconds_until(expiry: tuple[datetime, str] | None) -> float | None:
 
 def _timeout(ref: JobRef, observation: Observation, options: WaitOptions, name: str) -> Exception:
     state = f"TrainJob {ref} is {observation.phase}" + (f": {observation.message}" if observation.message else "")
+    limit = f"{name}_timeout of {short(getattr(options, f'{name}_timeout'))}"
     if name == "queue":
         happened = "resumed" if observation.phase is Phase.SUSPENDED else "admitted"
-        return QueueTimeout(f"{state}; it was not {happened} within queue_timeout of {options.queue_timeout}")
+        return QueueTimeout(f"{state}; it was not {happened} within {limit}")
     if name == "start":
-        return StartTimeout(f"{state}; no rank was running within start_timeout of {options.start_timeout}")
-    return RunTimeout(f"{state}; it did not end within run_timeout of {options.run_timeout}")
+        return StartTimeout(f"{state}; no rank was running within {limit}")
+    return RunTimeout(f"{state}; it did not end within {limit}")

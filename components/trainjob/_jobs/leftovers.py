@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trainjob._backends.base import Cluster, TrainJob
 from trainjob._manifest.attempts import is_deleting, is_record, mark_of
 from trainjob._manifest.unattended import MARK
+from trainjob._support.display import short
 from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.job import MANAGED_BY, JobRef
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
@@ -54,8 +55,7 @@ class Leftover:
         return {"job": str(self.ref), "done": "removed", "reason": self.reason, "unused": self.age.total_seconds()}
 
     def __str__(self) -> str:
-        seconds = timedelta(seconds=round(self.age.total_seconds()))
-        return f"TrainJob {self.ref} was removed: {self.reason}, not used for {seconds}"
+        return f"TrainJob {self.ref} was removed: {self.reason}, not used for {short(self.age)}"
 
 
 def leftover(

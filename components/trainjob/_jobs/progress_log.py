@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from trainjob._diagnosis.serialization import warning
 from trainjob._support.control_characters import plain
-from trainjob._support.display import rounded
+from trainjob._support.display import rounded, short
 
 if TYPE_CHECKING:
     from trainjob._support.log_lines import LogLine
@@ -140,7 +139,7 @@ class LogSink:
         self._info(plain(f"{self._job} is {phase_text(observation)}"))
 
     def progress(self, observation: Observation) -> None:
-        """Write ``progress: 42 %, about 0:01:10 left, loss 0.31``."""
+        """Write ``progress: 42 %, about 1m10s left, loss 0.31``."""
         self._info(plain(f"{self._prefix}{progress_text(observation)}"))
 
     def notice(self, text: str) -> None:
@@ -163,10 +162,10 @@ def phase_text(observation: Observation) -> str:
 
 
 def progress_text(observation: Observation) -> str:
-    """``progress: 42 %, about 0:01:10 left, loss 0.31``; without a percentage ``metrics: loss 0.31``."""
+    """``progress: 42 %, about 1m10s left, loss 0.31``; without a percentage ``metrics: loss 0.31``."""
     metrics = [f"{name} {rounded(value)}" for name, value in list(observation.metrics.items())[:_METRICS]]
     if observation.progress is None:
         return f"metrics: {', '.join(metrics)}"
     remaining = observation.remaining_seconds
-    left = [f"about {timedelta(seconds=round(remaining))} left"] if remaining else []
+    left = [f"about {short(remaining)} left"] if remaining else []
     return ", ".join([f"progress: {observation.progress:g} %", *left, *metrics])

@@ -36,6 +36,7 @@ from trainjob._manifest.attempts import (
     version_of,
 )
 from trainjob._manifest.unattended import LABEL, MARK, policy_of, runs, unattended_for
+from trainjob._support.display import short
 from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.job import KEY, MANAGED_BY, JobRef
 from trainjob.status import Phase, observe
@@ -185,8 +186,7 @@ async def _end_unattended(backend: Cluster, job: TrainJob) -> Reaped | None:
     policy, unattended = policy_of(latest), _overdue(latest, await backend.waiters(ref.namespace), backend.now())
     if policy is None or unattended is None:
         return None
-    seconds = timedelta(seconds=round(unattended.total_seconds()))
-    done = await _end(backend, latest, policy.action, MARK, f"no process had waited for it for {seconds}")
+    done = await _end(backend, latest, policy.action, MARK, f"no process had waited for it for {short(unattended)}")
     return None if done is None else replace(done, unattended=unattended)
 
 

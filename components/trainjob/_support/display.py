@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from trainjob._support.control_characters import one_line, plain
@@ -45,9 +45,9 @@ def iso(time: datetime | None) -> str | None:
     return time.isoformat().replace("+00:00", "Z") if time else None
 
 
-def short(seconds: float) -> str:
-    """A duration in at most two units: ``0.4s``, ``12s``, ``1m20s``, ``2h05m``, ``3d04h``."""
-    seconds = max(0.0, seconds)
+def short(duration: timedelta | float) -> str:
+    """A duration, or a number of seconds, in at most two units: ``0.4s``, ``12s``, ``1m20s``, ``2h05m``, ``3d04h``."""
+    seconds = max(0.0, duration.total_seconds() if isinstance(duration, timedelta) else duration)
     if seconds < 1:
         return f"{int(seconds * 10) / 10:.1f}s"
     minutes, whole = divmod(int(seconds), 60)

@@ -254,7 +254,7 @@ async def gc(session: Session, *, older_than: timedelta, dry_run: bool) -> int:
     in a queue, that a process waits for, and jobs that trainjob did not launch.
     """
     done = "would remove" if dry_run else "removed"
-    limit, old = short(older_than.total_seconds()), time.time() - older_than.total_seconds()
+    limit, old = short(older_than), time.time() - older_than.total_seconds()
     removed: list[TrainJob] = []
     left: list[Path] = []
     if (home := session.backend.home) is not None:
@@ -275,7 +275,7 @@ async def gc(session: Session, *, older_than: timedelta, dry_run: bool) -> int:
     elif (cluster := session.backend.cluster) is not None:
 
         def show(found: Leftover) -> None:
-            _print(session, f"{done} {found.ref}: {found.reason}, {short(found.age.total_seconds())} ago")
+            _print(session, f"{done} {found.ref}: {found.reason}, {short(found.age)} ago")
 
         found = await remove_leftovers(cluster, session.namespace, older_than, dry_run=dry_run, on_removed=show)
         removed = [each.trainjob for each in found]

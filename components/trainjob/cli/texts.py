@@ -116,7 +116,7 @@ def _rank_lines(ranks: Sequence[Rank]) -> list[str]:
 
 
 def _event_line(event: Event, now: datetime) -> str:
-    age = f"{short((now - event.time).total_seconds())} ago" if event.time else ""
+    age = f"{short(now - event.time)} ago" if event.time else ""
     often = f" ({event.count} times)" if event.count > 1 else ""
     reason = click.style(event.reason, fg="yellow") if event.kind == "Warning" else event.reason
     return fitted(f"  {age:<11} {reason}  {event.about}: {event.message}{often}")
@@ -129,13 +129,8 @@ def _moment(time: datetime | None) -> str:
 def progress_text(progress: float | None, remaining: float | None) -> str:
     """``42%  about 1m10s left``, as far as it is known."""
     done = "" if progress is None else f"{progress:.0f}%"
-    left = "" if remaining is None or progress == 100 else left_text(remaining)
+    left = "" if remaining is None or progress == 100 else f"about {short(remaining)} left"
     return "  ".join(filter(None, (done, left)))
-
-
-def left_text(seconds: float) -> str:
-    """``about 1m10s left``: an estimate of the script or of `trainjob.progress`."""
-    return f"about {short(seconds)} left"
 
 
 def joined(values: Mapping[str, float | str]) -> str:
