@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from trainjob._support.display import iso
 from trainjob.status import Phase
 
 
@@ -145,8 +145,8 @@ class Goodput:
             "phase": str(self.phase),
             "attempts": self.attempts,
             "missing_attempts": list(self.missing),
-            "start": _text(self.segments[0].start) if self.segments else None,
-            "end": _text(self.segments[-1].end) if self.segments else None,
+            "start": iso(self.segments[0].start, "milliseconds") if self.segments else None,
+            "end": iso(self.segments[-1].end, "milliseconds") if self.segments else None,
             **sums(self.seconds, self.gpu_hours, price),
             "sources": {
                 str(activity): {str(source): round(seconds, 3) for source, seconds in known.items()}
@@ -155,8 +155,8 @@ class Goodput:
             "segments": [
                 {
                     "activity": str(each.activity),
-                    "start": _text(each.start),
-                    "end": _text(each.end),
+                    "start": iso(each.start, "milliseconds"),
+                    "end": iso(each.end, "milliseconds"),
                     "attempt": each.attempt,
                     "source": str(each.source),
                     "gpus": each.gpus,
@@ -213,7 +213,3 @@ def total(found: Iterable[Goodput]) -> tuple[dict[Activity, float], dict[Activit
             seconds[activity] += spent
             hours[activity] += of_each[activity] if of_each is not None else 0.0
     return seconds, hours, unknown
-
-
-def _text(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

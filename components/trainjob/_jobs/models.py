@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import diagnosis_of
 from trainjob._jobs.results import TrainJobResult, result_of
 from trainjob._support import volumes
-from trainjob._support.display import numeric
+from trainjob._support.display import iso, numeric
 from trainjob._support.kube_objects import mapping, mappings, rank_of, training_container
 from trainjob.errors import ConfigurationError, NotFound, TrainJobFailed
 from trainjob.job import KEY, JobRef, spec_hash
@@ -216,8 +215,8 @@ def _provenance(
         "runtime": runtime.get("name"),
         "runtime_kind": runtime.get("kind"),
         "spec_hash": spec_hash(trainjob),
-        "started": _moment(observation.admitted or observation.created),
-        "finished": _moment(observation.finished),
+        "started": iso(observation.admitted or observation.created),
+        "finished": iso(observation.finished),
         "metrics": dict(result.metrics),
         "outputs": dict(outputs),
     }
@@ -272,8 +271,3 @@ def _run(key: str) -> Any:
     if kind == "airflow":
         return key
     return {"kfp": rest.partition("/")[0]} if kind == "kfp" and rest else ""
-
-
-def _moment(time: datetime | None) -> str:
-    """The time in RFC 3339."""
-    return time.astimezone(UTC).isoformat().replace("+00:00", "Z") if time else ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, overload
 
 from trainjob._support.control_characters import one_line, plain
 from trainjob._support.masking import masked_lines, public
@@ -40,9 +40,20 @@ def rounded(value: float | str) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
-def iso(time: datetime | None) -> str | None:
-    """The time in RFC 3339, in UTC."""
-    return time.isoformat().replace("+00:00", "Z") if time else None
+@overload
+def iso(time: datetime | float, precision: str = "auto") -> str: ...
+
+
+@overload
+def iso(time: None) -> None: ...
+
+
+def iso(time: datetime | float | None, precision: str = "auto") -> str | None:
+    """The time, or the seconds since 1970, in RFC 3339 in UTC; `precision` as `timespec` of `datetime.isoformat`."""
+    if time is None:
+        return None
+    moment = time.astimezone(UTC) if isinstance(time, datetime) else datetime.fromtimestamp(time, UTC)
+    return moment.isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def short(duration: timedelta | float) -> str:

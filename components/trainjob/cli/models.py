@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import click
 
 from trainjob._jobs.named import find_written
+from trainjob._support.display import iso
 from trainjob.cli import completion
 from trainjob.cli.command import command
 from trainjob.cli.data import interruptible, lines
@@ -79,7 +79,7 @@ def list_(session: Session, *, name: str, uri: str | None) -> int:
     rows += [
         [
             *(each.version, ", ".join(each.aliases), *([gate] if any(gates) else [])),
-            *(joined(each.metrics), _moment(each), each.uri),
+            *(joined(each.metrics), _created(each), each.uri),
         ]
         for each, gate in zip(versions, gates, strict=True)
     ]
@@ -251,7 +251,7 @@ def _show(session: Session, version: ModelVersion) -> int:
         "digest": version.digest,
         "aliases": ", ".join(version.aliases),
         "metrics": joined(version.metrics),
-        "created": _moment(version),
+        "created": _created(version),
         "gate": f"{gate}: {reason}" if reason else gate,
         **tags,
     }
@@ -280,5 +280,5 @@ def _fields(version: ModelVersion) -> dict[str, Any]:
     return vars(version) | {"aliases": [*version.aliases]}
 
 
-def _moment(version: ModelVersion) -> str:
-    return datetime.fromtimestamp(version.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if version.created else ""
+def _created(version: ModelVersion) -> str:
+    return iso(version.created, "seconds") if version.created else ""

@@ -8,9 +8,9 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +18,7 @@ import anyio
 
 from trainjob._backends import connect
 from trainjob._jobs.named import find_written
+from trainjob._support.display import iso
 from trainjob.cli.exits import PIPE_CLOSED
 from trainjob.cli.output import OutputClosed, as_json, echo
 from trainjob.errors import ConfigurationError
@@ -145,7 +146,7 @@ class Session:
 
 def now() -> str:
     """The time for a line or an event."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return iso(time.time(), "seconds")
 
 
 def drop_stdout() -> None:

@@ -14,7 +14,7 @@ from trainjob._jobs.report import Report, facts, seconds_of
 from trainjob._jobs.report_parts import Event, Rank
 from trainjob._jobs.results import TrainJobResult
 from trainjob._support.control_characters import is_safe, one_line
-from trainjob._support.display import rounded, short
+from trainjob._support.display import iso, rounded, short
 from trainjob.cli.output import aligned, columns, fitted
 from trainjob.job import KEY, JobRef
 from trainjob.status import Phase, observe
@@ -73,7 +73,7 @@ def status_text(report: Report) -> str:
         "runtime": f"{spec['runtime']}, {nodes} node{'' if nodes == '1' else 's'}" if "runtime" in spec else "",
         "key": one_line(report.key, _KEY),
         "attempt": str(report.ref.attempt),
-        "created": f"{_moment(now.created)} ({short(seconds['age'])} ago)" if now.created else "",
+        "created": f"{iso(now.created, 'seconds')} ({short(seconds['age'])} ago)" if now.created else "",
         "queued": short(seconds["queued"]) if seconds.get("queued") else "",
         "active": short(seconds["active"]) if "active" in seconds else "",
     }
@@ -107,7 +107,7 @@ def _rank_lines(ranks: Sequence[Rank]) -> list[str]:
     rows = [["RANK", "STATE", "EXIT", "RESTARTS", "STARTED", "ENDED", "NODE", "POD"]] if chosen else []
     for rank in chosen:
         code = "" if rank.exit_code is None else str(rank.exit_code)
-        times = [_moment(time)[11:] for time in (rank.started, rank.finished)]
+        times = [iso(time, "seconds")[11:] if time else "" for time in (rank.started, rank.finished)]
         rows.append([rank.rank, rank.state, code, str(rank.restarts or ""), *times, rank.node, rank.pod])
     bad = [None, *(rank.bad for rank in chosen)]
     lines = [click.style(line, fg="red") if is_bad else line for line, is_bad in zip(columns(rows), bad, strict=False)]
@@ -120,10 +120,6 @@ def _event_line(event: Event, now: datetime) -> str:
     often = f" ({event.count} times)" if event.count > 1 else ""
     reason = click.style(event.reason, fg="yellow") if event.kind == "Warning" else event.reason
     return fitted(f"  {age:<11} {reason}  {event.about}: {event.message}{often}")
-
-
-def _moment(time: datetime | None) -> str:
-    return time.isoformat(timespec="seconds").replace("+00:00", "Z") if time else ""
 
 
 def progress_text(progress: float | None, remaining: float | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Conflict, Forbidden
 from trainjob._manifest.attempts import Cancel
+from trainjob._support.display import iso
 from trainjob._support.kube_objects import mapping, parse_time
 from trainjob.job import RESERVED_PREFIX
 from trainjob.names import namespace as checked
@@ -40,7 +41,7 @@ async def write(client: ApiClient, namespace: str, work: str, cancel: Cancel) ->
             "labels": {_KEY: work},
             "annotations": {_ACTION: cancel.action, **tried, **only},
         },
-        "spec": {"renewTime": client.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")},
+        "spec": {"renewTime": iso(client.now(), "microseconds")},
     }
     try:
         return _cancel(await client.send(Request("POST", _path(namespace), body=lease)))

@@ -34,6 +34,7 @@ from trainjob._backends.kubernetes.errors import (
     TooLarge,
     Transient,
 )
+from trainjob._support.display import iso
 from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.errors import TrainJobError
 from trainjob.job import API_VERSION, KIND, LONGEST_UNATTENDED, MANAGED_BY, RESERVED_PREFIX, JobRef
@@ -229,9 +230,10 @@ class _Lease:
     async def _write(self) -> None:
         now = self._client.now()
         self._left = {uid: at for uid, at in self._left.items() if now - at < LONGEST_UNATTENDED}
-        jobs = {ref.uid: None for ref in self._waiters} | {uid: _text(min(at, now)) for uid, at in self._left.items()}
+        left = {uid: iso(min(at, now), "microseconds") for uid, at in self._left.items()}
+        jobs = {ref.uid: None for ref in self._waiters} | left
         text = json.dumps(jobs, separators=(",", ":"))
-        renewed: dict[str, Any] = {"spec": {"renewTime": _text(now)}}
+        renewed: dict[str, Any] = {"spec": {"renewTime": iso(now, "microseconds")}}
         if self._name:
             # Only the time, for any number of jobs.
             changed = (
@@ -263,8 +265,8 @@ class _Lease:
             "spec": {
                 "holderIdentity": socket.gethostname(),
                 "leaseDurationSeconds": max(1, round(3 * self._client.timings.renew)),
-                "acquireTime": _text(now),
-                "renewTime": _text(now),
+                "acquireTime": iso(now, "microseconds"),
+                "renewTime": iso(now, "microseconds"),
             },
         }
 
@@ -343,7 +345,3 @@ def deletion(namespace: str, lease: str) -> Request:
 
 def _path(namespace: str) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-
-
-def _text(time: datetime) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -32,13 +32,13 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from trainjob import names
 from trainjob._backends.local import permissions
 from trainjob._support import durable
+from trainjob._support.display import iso
 from trainjob._support.kube_objects import name_of, rank_of
 from trainjob.progress.message import MAX_BYTES
 
@@ -55,7 +55,7 @@ Stamp = tuple[int, int, int]
 
 def now() -> str:
     """The current time as an API timestamp, with microseconds: a local job may finish within a second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return iso(time.time(), "microseconds")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

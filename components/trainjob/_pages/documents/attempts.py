@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -50,7 +50,7 @@ def attempt_of(
         "restarts": report.restarts,
         "spans": [{"phase": name, "start": iso(start), "end": iso(end)} for name, start, end in report.phases],
         "checkpoints": [
-            {"time": iso(datetime.fromtimestamp(time, UTC)), "step": step, "uri": short_text(directory)}
+            {"time": iso(time), "step": step, "uri": short_text(directory)}
             for step, time in sorted(found.items(), key=lambda each: each[1])[-_CHECKPOINTS:]
         ],
         "history": {},
@@ -92,8 +92,8 @@ def _of_attempt(goodput: Goodput) -> dict[str, Any]:
 
 
 def _shown_segment(segment: Segment) -> dict[str, Any]:
-    start, end = (datetime.fromtimestamp(time, UTC) for time in (segment.start, segment.end))
-    return {"activity": str(segment.activity), "start": iso(start), "end": iso(end), "source": str(segment.source)}
+    times = {"start": iso(segment.start), "end": iso(segment.end)}
+    return {"activity": str(segment.activity), **times, "source": str(segment.source)}
 
 
 def with_segments(goodput: Mapping[str, Any], limit: int) -> dict[str, Any]:
