@@ -24,7 +24,7 @@ from tests.testcluster.access import Access
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._support.retrying import KUBERNETES
+from trainjob._support.retrying import REQUEST
 from trainjob.job import KEY, key_hash
 
 RUNS = campaigns.runs(200, 24)
@@ -37,8 +37,8 @@ TIMINGS = Timings(
     watch_read=6,
     healthy_after=3,
     poll=(0.2, 0.5),
-    watch_backoff=partial(KUBERNETES, failures=10, seconds=40),
-    request_backoff=partial(KUBERNETES, failures=6, seconds=40),
+    watch_backoff=partial(REQUEST, failures=10, seconds=40),
+    request_backoff=partial(REQUEST, failures=6, seconds=40),
 )
 
 

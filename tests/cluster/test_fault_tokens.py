@@ -22,7 +22,7 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
-from trainjob._support.retrying import KUBERNETES
+from trainjob._support.retrying import REQUEST
 from trainjob.errors import BackendUnavailable, Rejected
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -103,7 +103,7 @@ def kubeconfig(
 
 def connected(kubeconfig: Path, failures: int, seconds: float) -> KubernetesBackend:
     timings = Timings(
-        watch_read=2, healthy_after=1, request_backoff=partial(KUBERNETES, failures=failures, seconds=seconds)
+        watch_read=2, healthy_after=1, request_backoff=partial(REQUEST, failures=failures, seconds=seconds)
     )
     return KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), timings=timings)
 

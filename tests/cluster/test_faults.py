@@ -28,7 +28,7 @@ from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.following import follow
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
-from trainjob._support.retrying import KUBERNETES
+from trainjob._support.retrying import REQUEST
 from trainjob.errors import BackendUnavailable, SpecMismatch
 
 pytestmark = [
@@ -246,7 +246,7 @@ async def test_a_server_that_does_not_answer_is_reported_within_seconds(wires: W
 async def test_a_first_request_that_is_not_answered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     unreachable = Credentials(host=f"https://127.0.0.1:{free_port()}", token="x")
     backend = KubernetesBackend(
-        unreachable, timings=Timings(connect=1, request_backoff=partial(KUBERNETES, failures=2, seconds=1))
+        unreachable, timings=Timings(connect=1, request_backoff=partial(REQUEST, failures=2, seconds=1))
     )
     with pytest.raises(BackendUnavailable):
         await backend.get("default", "a")
@@ -266,7 +266,7 @@ async def test_connections_have_tcp_keepalive(wires: Wires) -> None:
 
 async def test_cut_idle_watches_are_no_outage(wires: Wires) -> None:
     """Load balancers cut connections that are idle for a minute or less; bookmarks arrive once a minute."""
-    async with wires.open(Timings(healthy_after=1, watch_backoff=partial(KUBERNETES, failures=2, seconds=2))) as (
+    async with wires.open(Timings(healthy_after=1, watch_backoff=partial(REQUEST, failures=2, seconds=2))) as (
         backend,
         proxy,
     ):
@@ -300,8 +300,8 @@ async def test_a_total_outage_exhausts_the_retry_budget_without_a_request_storm(
         connect=3,
         read=3,
         watch_read=1,
-        watch_backoff=partial(KUBERNETES, failures=3, seconds=4),
-        request_backoff=partial(KUBERNETES, failures=3, seconds=4),
+        watch_backoff=partial(REQUEST, failures=3, seconds=4),
+        request_backoff=partial(REQUEST, failures=3, seconds=4),
     )
     await wires.each({**BEFORE, **GONE, "drop": AFTER["drop"]}, check, timings)
 

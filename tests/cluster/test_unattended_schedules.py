@@ -33,7 +33,7 @@ from trainjob._jobs.launching import launch
 from trainjob._jobs.reaper import Reaped, reap
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.unattended import AFTER
-from trainjob._support.retrying import KUBERNETES
+from trainjob._support.retrying import REQUEST
 from trainjob.errors import TrainJobError
 
 RUNS = campaigns.runs(200, 8)
@@ -45,8 +45,8 @@ TIMINGS = Timings(
     healthy_after=1,
     poll=(0.2, 0.5),
     renew=0.5,
-    watch_backoff=partial(KUBERNETES, failures=99, seconds=99),
-    request_backoff=partial(KUBERNETES, failures=99, seconds=99),
+    watch_backoff=partial(REQUEST, failures=99, seconds=99),
+    request_backoff=partial(REQUEST, failures=99, seconds=99),
 )
 GRACE, LOOK = 12.0, 1.0
 """The grace is longer than a request takes to fail and to be repeated, as `reaper.GRACE` is. A look that takes

@@ -16,7 +16,7 @@ from tests.testcluster.access import TRAINER, Access
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._support.retrying import KUBERNETES
+from trainjob._support.retrying import REQUEST
 from trainjob.job import KEY, key_hash
 
 FAST = Timings(
@@ -25,8 +25,8 @@ FAST = Timings(
     watch_read=3,
     healthy_after=1,
     poll=(0.2, 0.5),
-    watch_backoff=partial(KUBERNETES, failures=20, seconds=60),
-    request_backoff=partial(KUBERNETES, failures=20, seconds=60),
+    watch_backoff=partial(REQUEST, failures=20, seconds=60),
+    request_backoff=partial(REQUEST, failures=20, seconds=60),
 )
 
 

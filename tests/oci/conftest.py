@@ -43,7 +43,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Shorten the pauses between retries; remove credentials of this machine."""
-    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, first_pause=0.02))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, first_pause=0.02))
     monkeypatch.setenv("HOME", str(tmp_path))
     for variable in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(variable, raising=False)

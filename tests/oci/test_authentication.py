@@ -232,7 +232,7 @@ def test_plain_http_requires_this_machine_or_a_setting(
 ) -> None:
     # As if this machine's name were the name of another host.
     monkeypatch.setattr(client, "_loopback", lambda _: False)
-    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, failures=1))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, failures=1))
     with pytest.raises(StoreUnavailable, match=r"SSL|TLS|ssl"):
         copy(str(source), server.uri(f"{name}:1"))
     monkeypatch.setenv("TRAINJOB_OCI_PLAIN_HTTP", f"other:5000, {server.host}")
@@ -258,6 +258,6 @@ def test_no_password_is_sent_to_a_token_server_without_tls(
 
 
 def test_an_unreachable_registry(name: str, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, failures=2))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, failures=2))
     with pytest.raises(StoreUnavailable, match="ConnectError"):
         copy(str(source), f"oci://127.0.0.1:1/{name}:1")

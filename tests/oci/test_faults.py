@@ -180,7 +180,7 @@ def test_a_pull_resumes_where_it_was_cut(
 def test_a_lasting_outage_fails_the_copy(
     proxy: Proxy, name: str, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, longest_pause=0.1))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, longest_pause=0.1))
     uri = f"oci://{proxy.host}/{name}:1"
     for method, fault in (
         ("PATCH", Fault(Kind.CUT, after=1000)),
@@ -293,7 +293,7 @@ def test_random_schedules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tenth of all requests fails in some way: the copy succeeds or reports its failure."""
-    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, longest_pause=0.1))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, longest_pause=0.1))
     monkeypatch.setattr(client, "READ", 1.0)
     kinds = [Kind.REFUSE, Kind.DROP, Kind.CUT, Kind.BREAK, Kind.ANSWER, Kind.STALL]
     lock = threading.Lock()

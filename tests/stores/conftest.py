@@ -43,8 +43,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.04))
-    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, first_pause=0.02))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, first_pause=0.02))
 
 
 @pytest.fixture(scope="session")

@@ -150,7 +150,7 @@ class FaultyHub:
 @contextmanager
 def faulty_store(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[FaultyStore]:
     """Open a store of scheme ``s3``, ``gs``, ``az``, ``http`` or ``hf``; shorten the timeouts of its clients."""
-    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.02))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, first_pause=0.02))
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
     monkeypatch.setattr("trainjob.data.stores.clouds.STALL", "1s")
     monkeypatch.setattr("trainjob.data.stores.web._TIMEOUT", 1.0)

@@ -87,12 +87,12 @@ def test_temporary_faults_of_reads_are_survived(store: FaultyStore, target: Path
 def test_a_lasting_fault_of_reads_is_reported(
     store: FaultyStore, target: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.002))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, first_pause=0.002))
     store.put({"big": BIG})
     store.on_read(lambda number: fault)
     with pytest.raises(StoreUnavailable):
         copy(store.uri("big"), str(target))
-    assert store.matched <= 2 * retrying.STORE().failures * 6
+    assert store.matched <= 2 * retrying.TRANSFER().failures * 6
     assert files(target).keys() <= {".trainjob/lock", file_manifest.MARK}
     assert read_manifest(str(target)) is None
     store.on_read(lambda number: {})
@@ -156,7 +156,7 @@ def test_a_failed_upload_is_incomplete_and_can_be_repeated(
     error: type[Exception],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.002))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, first_pause=0.002))
     source = tree(tmp_path / "source", {"big": BIG, "a": b"a"})
     store.on_write(lambda number: fault if number > 1 else {})
     if store.scheme == "hf":

@@ -135,7 +135,7 @@ def own_bucket(seaweedfs: SeaweedFS) -> Any:
 def bucket(seaweedfs: SeaweedFS, own_bucket: Any, proxy: _Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, value in {**seaweedfs.environment(), "AWS_ENDPOINT_URL": proxy.url}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.02))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, first_pause=0.02))
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
     yield own_bucket
     own_bucket.objects.all().delete()

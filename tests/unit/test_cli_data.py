@@ -68,7 +68,7 @@ def test_copy_errors_have_exit_codes(
     arguments: tuple[str, ...], code: int, words: str, *, source: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, failures=1))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, failures=1))
     assert _run(*(argument.format(tmp_path) for argument in arguments)) == code
     assert words in capsys.readouterr().err
 

@@ -34,7 +34,7 @@ def unset_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
             monkeypatch.delenv(name)
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
-    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, failures=1))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, failures=1))
 
 
 def test_plain_http_of_google_requires_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def web() -> Iterator[_Server]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.02))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, first_pause=0.02))
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ def test_a_step_reports_its_verdict(
 ) -> None:
     log = tmp_path / "termination-log"
     monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(log))
-    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, failures=1))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, failures=1))
     assert main(["initialize-model", "--source", source, "--target", str(tmp_path / "m")]) == code
     assert json.loads(log.read_text())["error"]["retry"] == retry
     assert ended(code, message=log.read_text()).retry == retry

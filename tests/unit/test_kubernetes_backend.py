@@ -171,7 +171,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def backend(server: Server, pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> KubernetesBackend:
-    timings = Timings(request_backoff=partial(retrying.KUBERNETES_REQUEST, failures=6, seconds=0.0))
+    timings = Timings(request_backoff=partial(retrying.REQUEST, failures=6, seconds=0.0))
     made = KubernetesBackend(Credentials(host="http://localhost:1"), timings=timings)
     monkeypatch.setattr(made._client, "send", server.send)
     monkeypatch.setattr(made._client, "items", server.items)

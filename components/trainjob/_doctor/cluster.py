@@ -30,7 +30,7 @@ from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 
 # An API server waits 10 s for a webhook by default, and 30 at most. No request is retried: outages must be reported.
-_TIMINGS = Timings(connect=5, read=35, request_backoff=partial(retrying.KUBERNETES_REQUEST, failures=1, seconds=0))
+_TIMINGS = Timings(connect=5, read=35, request_backoff=partial(retrying.REQUEST, failures=1, seconds=0))
 _JOBSET = "jobset.x-k8s.io/v1alpha2"
 _FAILING = timedelta(minutes=30)  # without a run of the reaper that succeeds
 _SUPPORT = "trainer.kubeflow.org/support"

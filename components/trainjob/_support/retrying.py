@@ -1,17 +1,12 @@
 """One retry policy for all requests: `Backoff`, its presets, and the header ``Retry-After``.
 
-==================  ========================  ===============  ===============  =====================================
-preset              gives up after            pauses, seconds  ``Retry-After``  used for
-==================  ========================  ===============  ===============  =====================================
-KUBERNETES_WATCH    20 failures and 900 s     0.8 to 30        up to 60 s       watches of jobs that are waited for
-KUBERNETES_REQUEST  5 failures and 60 s       0.8 to 30        up to 60 s       one request, or one log to follow
-KUBERNETES_LOG      3 failures                0.8 to 1.6       up to 60 s       one log, as far as it is written
-KUBERNETES_TAIL     at a limit of the caller  0.8 to 2         up to 1 s        the log of a crash that is diagnosed
-STORE               6 failures or 60 s        1 to 16          up to 3600 s     reads of a web server or object store
-OCI                 7 failures, 30 in total   1 to 20          up to 3600 s     requests to a container registry
-MODEL_REGISTRY      4 failures                1 to 4           up to 60 s       requests to a Kubeflow Model Registry
-SQLITE_LOCK         30 s                      0.05 to 2        never sent       a locked SQLite database of MLflow
-==================  ========================  ===============  ===============  =====================================
+========  =======================  ===============  ===============  ==============================================
+preset    gives up after           pauses, seconds  ``Retry-After``  used for
+========  =======================  ===============  ===============  ==============================================
+PATIENT   20 failures and 900 s    0.8 to 30        up to 60 s       watches of jobs that are waited for
+REQUEST   5 failures and 60 s      0.8 to 30        up to 60 s       one request to Kubernetes, or one log
+TRANSFER  7 failures or 120 s      1 to 20          up to 3600 s     stores of data, registries of images and models
+========  =======================  ===============  ===============  ==============================================
 
 Failures are counted in a row; a success sets their number back. The pauses are the upper bounds of the first and of the
 longest one: the bound doubles at each failure, and the pause is random below it (full jitter).
@@ -104,35 +99,15 @@ class Backoff:
 Preset = Callable[..., Backoff]
 """Makes a `Backoff`; its arguments replace fields of the preset."""
 
-# --- Kubernetes: a proxy between API server and client may ask for a day, the API server itself asks for 1 s.
+_KUBERNETES = partial(Backoff, both=True, first_pause=0.8, longest_pause=30.0)  # as client-go's reflector
 
-KUBERNETES: Preset = partial(Backoff, both=True, first_pause=0.8, longest_pause=30.0)  # as client-go's reflector
-KUBERNETES_WATCH: Preset = partial(KUBERNETES, failures=20, seconds=900.0)
+PATIENT: Preset = partial(_KUBERNETES, failures=20, seconds=900.0)
 """An upgrade of a control plane takes minutes, and a job that is waited for keeps running meanwhile."""
-KUBERNETES_REQUEST: Preset = partial(KUBERNETES, failures=5, seconds=60.0)
+REQUEST: Preset = partial(_KUBERNETES, failures=5, seconds=60.0)
 """Somebody waits for the answer."""
-KUBERNETES_TAIL: Preset = partial(KUBERNETES, failures=math.inf, longest_pause=2.0, longest_retry_after=1.0)
-"""The caller sets the time limit of the diagnosis, which is a few seconds."""
-KUBERNETES_LOG: Preset = partial(KUBERNETES, both=False, failures=3)
-"""The log of one of many pods: those of the others are read meanwhile."""
-
-# --- Data: an outage of up to a minute is bridged, longer ones are for the orchestrator's retry. A rate limit can last
-# for an hour; a transfer that asks earlier is refused again.
-
-_TRANSFER = partial(Backoff, longest_retry_after=3600.0)
-
-STORE: Preset = partial(_TRANSFER, failures=6, seconds=60.0)
-"""Success is any byte that arrives, so 60 s is the time for which nothing moves."""
-OCI: Preset = partial(_TRANSFER, failures=7, total=30)
-"""Without `seconds`, since a registry is silent for minutes while it computes the digest of a large blob. With `total`,
-since each cut of an upload can cost what was sent before it."""
-
-# --- Registries
-
-MODEL_REGISTRY: Preset = partial(Backoff, failures=4)
-"""KEP-12020: three retries."""
-SQLITE_LOCK: Preset = partial(Backoff, failures=math.inf, seconds=30.0, first_pause=0.05, longest_pause=2.0)
-"""The number of failures says nothing: each is one look whether the lock is free."""
+TRANSFER: Preset = partial(Backoff, failures=7, seconds=120.0, longest_retry_after=3600.0)
+"""Success is any byte that arrives, so 120 s is the time for which nothing moves: a stall of 60 s is retried, a longer
+outage is for the orchestrator's retry. A rate limit can last for an hour; an earlier request is refused again."""
 
 
 def retry(action: Callable[[], _T], error: type[Exception], backoff: Backoff) -> _T:

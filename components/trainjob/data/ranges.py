@@ -71,7 +71,7 @@ def _alone(store: ReadableStore, path: str, start: int, entry: Entry, stopped: E
 
 def _fetch(store: ReadableStore, path: str, start: int, end: int, etag: str, ends: tuple[Event, Event]) -> list[bytes]:
     chunks: list[bytes] = []
-    backoff, at = retrying.STORE(), start
+    backoff, at = retrying.TRANSFER(), start
     while at < end:
         try:
             for chunk in store.read(path, start=at, length=end - at, etag=etag):
@@ -103,7 +103,7 @@ def resumed(
         etag: Entity tag that every part must have.
         stopped: Ends the current pause, and no further attempt is made.
     """
-    backoff, at, stopped = retrying.STORE(), start, stopped or Event()
+    backoff, at, stopped = retrying.TRANSFER(), start, stopped or Event()
     while True:
         # The first read has no length, so that a file which has grown is noticed.
         length = end - at if at > start else None

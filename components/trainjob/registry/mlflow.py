@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -277,19 +277,20 @@ class MlflowRegistry(MlflowPromotions):
 
     def _call(self, what: str, action: Callable[[], _T]) -> _T:
         """Do ``action``; retries for ``lock_timeout`` seconds while the database is locked."""
-        backoff = retrying.SQLITE_LOCK(seconds=self._lock_timeout)
-        while True:
-            try:
-                with without_warnings(), self._errors(what):
-                    if self._database is not None:
-                        sqlite.probe(self._database, backoff.seconds - backoff.elapsed)
-                    return action()
-            except _Locked:
-                if backoff.failure():
-                    raise RegistryUnavailable(
-                        f"cannot {what}: {self._database} was locked for {self._lock_timeout:g} s"
-                    ) from None
-                time.sleep(backoff.pause())
+        # Without a limit of the failures: each is one look whether the lock is free.
+        backoff = retrying.TRANSFER(failures=math.inf, seconds=self._lock_timeout, first_pause=0.05, longest_pause=2.0)
+
+        def attempt() -> _T:
+            with without_warnings(), self._errors(what):
+                if self._database is not None:
+                    sqlite.probe(self._database, backoff.seconds - backoff.elapsed)
+                return action()
+
+        try:
+            return retrying.retry(attempt, _Locked, backoff)
+        except _Locked:
+            problem = f"cannot {what}: {self._database} was locked for {self._lock_timeout:g} s"
+            raise RegistryUnavailable(problem) from None
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

@@ -175,7 +175,7 @@ class Session:
         return self._endpoint.version
 
     def _send(self, method: str, path: str, query: Mapping[str, str], body: Json | None = None) -> Json:
-        backoff, problem = retrying.MODEL_REGISTRY(), ""
+        backoff, problem = retrying.TRANSFER(longest_retry_after=60.0), ""
         while True:
             token, asked = self._endpoint.token(), 0.0
             try:

@@ -16,7 +16,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     from huggingface_hub import close_session, constants
 
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.002))
+    monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, first_pause=0.002))
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with serving(Hub()) as server:

@@ -345,7 +345,7 @@ def _fail(backoff: Backoff, times: int, *, progress: bool = False) -> None:
 def test_retries_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
-    backoff = retrying.OCI()
+    backoff = retrying.TRANSFER()
     with pytest.raises(StoreUnavailable, match=r"it: cut \(7 failures\)"):
         _fail(backoff, 100)
     assert len(waits) == backoff.failures - 1
@@ -355,7 +355,7 @@ def test_retries_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_retries_obey_retry_after_and_a_total_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
-    backoff = retrying.OCI()
+    backoff = retrying.TRANSFER(total=30)
     pause(backoff, "it", Interrupted("busy", 9))
     pause(backoff, "it", Interrupted("busy", 10_000))
     assert 9 <= waits[0] <= 10

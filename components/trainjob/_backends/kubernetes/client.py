@@ -90,8 +90,8 @@ class Timings:
     probe: float = 0.0
     settle: float = 3.0
     renew: float = 30.0
-    watch_backoff: Preset = retrying.KUBERNETES_WATCH
-    request_backoff: Preset = retrying.KUBERNETES_REQUEST
+    watch_backoff: Preset = retrying.PATIENT
+    request_backoff: Preset = retrying.REQUEST
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ class RankLogs:
         """The existing lines, ordered by time; at most 4 MiB of each rank."""
         lines: list[LogLine] = []
         for pod in await self._pods():
-            async with aclosing(self._resumed(pod, retrying.KUBERNETES_LOG(), follow=False)) as read:
+            backoff = retrying.REQUEST(failures=3, seconds=0)  # the logs of the other pods wait
+            async with aclosing(self._resumed(pod, backoff, follow=False)) as read:
                 lines += latest([line async for line in read])
         return sorted(lines, key=lambda line: line.time)
 
@@ -172,7 +173,7 @@ class RankLogs:
 
     async def _read(self, pod: Pod, queue: asyncio.Queue[LogLine | None]) -> None:
         """Put one pod's lines into the queue."""
-        async with aclosing(self._resumed(pod, retrying.KUBERNETES_REQUEST(), follow=True)) as lines:
+        async with aclosing(self._resumed(pod, retrying.REQUEST(), follow=True)) as lines:
             async for line in lines:
                 await queue.put(line)
 

@@ -229,7 +229,7 @@ class _Tails:
 
     async def _read(self, crash: Crash) -> ApiError | None:
         pod = self._pods[crash.pod]
-        backoff = retrying.KUBERNETES_TAIL()
+        backoff = retrying.REQUEST(longest_pause=2.0, longest_retry_after=1.0)  # `_TAIL_SECONDS` ends the retries
         failure: ApiError = Unreachable(0, "", f"{crash.pod}: no answer within {_TAIL_SECONDS:.0f} s")
         lines, read, empty = None, False, 0
         # The kubelet of a lost node does not answer at all.

@@ -188,4 +188,4 @@ class Resumable(Protocol):
 
 def retry(action: Callable[[], T]) -> T:
     """The result of ``action``, retried while a store is unavailable."""
-    return retrying.retry(action, StoreUnavailable, retrying.STORE())
+    return retrying.retry(action, StoreUnavailable, retrying.TRANSFER())

@@ -69,7 +69,7 @@ def retry(where: str, attempt: Callable[[], T]) -> T:
     Raises:
         StoreUnavailable: The registry failed too often.
     """
-    backoff = retrying.OCI()
+    backoff = retrying.TRANSFER()
     while True:
         try:
             return attempt()

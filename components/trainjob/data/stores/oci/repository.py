@@ -168,7 +168,7 @@ class Repository:
         """
         check_digest(digest, self._where)
         end = size if length is None else min(size, start + length)
-        backoff = retrying.OCI()
+        backoff = retrying.TRANSFER()
         while start < end:
             try:
                 for chunk in self._blob(digest, start, end):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -63,7 +64,9 @@ def _upload(
     repository: Repository, payload: Payload, digest: str | None, hashing: Hashing | None, once: Once | None
 ) -> None:
     where = repository.where(digest) if digest else f"oci://{repository.client.host}/{repository.name}"
-    backoff = retrying.OCI()
+    # Without `seconds`, since a registry is silent for minutes while it computes the digest of a large blob. With
+    # `total`, since each cut can cost what was sent before it.
+    backoff = retrying.TRANSFER(seconds=math.inf, total=30)
     while True:
         try:
             session = _Session(repository, where, backoff)
