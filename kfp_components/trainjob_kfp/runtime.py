@@ -6,7 +6,6 @@ Each function takes the arguments of the shim as KFP passes them, and returns th
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from trainjob._spec.arguments import STEP_RUNTIME
 from trainjob._spec.parts import field_name
 from trainjob._spec.reading import check_limits
 from trainjob._support.display import numeric
+from trainjob._support.signals import exiting, handled
 from trainjob.data.options import STEPS, Step
 from trainjob.tuning import Study
 from trainjob_kfp import task_config
@@ -342,10 +342,9 @@ def _in_pod(step: Literal["initialize", "export"], options: Parameters) -> Outco
     """Do the same work in this process."""
     from trainjob.data import export, initialize
 
-    # Exit by an exception, so that a terminated transfer removes its temporary files.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     arguments: dict[str, Any] = {name: value if value != "" else None for name, value in options.items()}
-    done = (initialize if step == "initialize" else export)(**arguments, progress=write_line)
+    with handled(exiting):
+        done = (initialize if step == "initialize" else export)(**arguments, progress=write_line)
     return _outcome(asdict(done))
 
 

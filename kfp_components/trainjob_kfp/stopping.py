@@ -17,6 +17,7 @@ import anyio
 from trainjob import JobRef, TrainJobClient, TrainJobError, cancel_key
 from trainjob._backends.base import TrainJob
 from trainjob._jobs.cancellation import cancelling, request_cancel
+from trainjob._support.signals import handled
 from trainjob_kfp.steplog import end_process, leave_message, write_line
 from trainjob_kfp.stop_requests import StopRequests, how, keep_warm, mark_for
 
@@ -108,12 +109,12 @@ class StopWithStep:
             request.close()
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._handled = handled(self._stop)
+        self._handled.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handled.__exit__(kind, error, tb)
 
     def _stop(self, number: int, frame: FrameType | None) -> NoReturn:
         del frame

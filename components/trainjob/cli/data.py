@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
+from trainjob._support.signals import exiting, handled
 from trainjob.cli.bars import bar
 from trainjob.cli.command import command
 from trainjob.cli.options import WithCommand, all_of, json_option
@@ -59,7 +57,7 @@ def copy(
     last. The same command again copies only what is missing; after a kill, it resumes.
     """
     chosen: dict[str, Any] = {"include": include, "exclude": exclude, "digest": digest}
-    with interruptible(), bar(of_bytes=True, shown=not quiet and not session.as_json) as update:
+    with handled(exiting), bar(of_bytes=True, shown=not quiet and not session.as_json) as update:
         if update is not None:
             manifest = transfer.copy(source, target, **chosen, moved=lambda done, total: update(done, total, ""))
         else:
@@ -90,19 +88,3 @@ def exec_(session: Session, *, command: Sequence[str]) -> int:
 def lines(quiet: bool) -> Notify | None:
     """A function that prints lines about progress on stderr."""
     return None if quiet else lambda line: echo(line, err=True)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise SystemExit, so that an upload cleans up."""
-
-    def end(number: int, frame: object) -> NoReturn:
-        del frame
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)

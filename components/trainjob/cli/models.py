@@ -10,9 +10,10 @@ import click
 
 from trainjob._jobs.named import find_written
 from trainjob._support.display import iso
+from trainjob._support.signals import exiting, handled
 from trainjob.cli import completion
 from trainjob.cli.command import command
-from trainjob.cli.data import interruptible, lines
+from trainjob.cli.data import lines
 from trainjob.cli.options import all_of, global_options, job_name, json_option, pair
 from trainjob.cli.output import aligned, columns
 from trainjob.cli.session import Session
@@ -222,7 +223,7 @@ def export(
     model, so it must be able to read the output. Idempotent: the same command again shows the same version.
     """
     more = json_object("--provenance", provenance) if provenance else None
-    with TrainJobClient(session.given_backend, session.given_namespace) as client, interruptible():
+    with TrainJobClient(session.given_backend, session.given_namespace) as client, handled(exiting):
         found = JobRef.of(client.call(lambda: find_written(client.backend, client.namespace, *job)))
         done = client.export(found, target, provenance=more, registry=uri, progress=lines(quiet), **options)
     title = click.style(f"{done.name} {done.version}", bold=True)

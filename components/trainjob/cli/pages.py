@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 import tempfile
 import threading
@@ -30,6 +29,7 @@ from trainjob._pages.shared_documents import LINES, compared
 from trainjob._pages.study import document_of_study, find_study
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping
+from trainjob._support.signals import handled
 from trainjob.cli import completion
 from trainjob.cli.command import command
 from trainjob.cli.exits import EXIT_CODES
@@ -223,7 +223,7 @@ def ui(session: Session, *, port: int, no_browser: bool, champion: str | None) -
     """
     ended = threading.Event()
     with ExitStack() as stack:
-        stack.enter_context(_signals(ended))
+        stack.enter_context(handled(lambda *_: ended.set()))
         client = stack.enter_context(TrainJobClient(session.given_backend, session.given_namespace))
         server = Server(client, port, champion=Champion(champion) if champion else None)
         _check(server)
@@ -249,18 +249,6 @@ def _check(server: Server) -> None:
     except TrainJobError:
         server.server_close()
         raise
-
-
-@contextmanager
-def _signals(ended: threading.Event) -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda *_: ended.set())
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _has_display() -> bool:

@@ -21,17 +21,16 @@ termination message contains the verdict too, from which the diagnosis of the jo
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import NoReturn
 
 from trainjob import progress
 from trainjob._diagnosis import termination_messages
+from trainjob._support.signals import exiting, handled
 from trainjob.data import trainer
 from trainjob.data.evaluate import CommandFailed, Evaluated, Function, evaluate
 from trainjob.data.options import Evaluate, Export, InitializeModel, StepOptions, from_words
@@ -130,12 +129,6 @@ def _print(line: str) -> None:
     print(line, flush=True)
 
 
-def _terminate(number: int, frame: object) -> NoReturn:
-    """End on SIGTERM as on Ctrl-C, so that partial uploads are cleaned up."""
-    del frame
-    sys.exit(128 + number)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(main())
+    with handled(exiting):
+        sys.exit(main())

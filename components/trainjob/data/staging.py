@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import trainjob
 from trainjob import progress
+from trainjob._support.signals import exiting, handled
 from trainjob.data.locations import Location, parse
 from trainjob.progress import returned
 from trainjob.progress.message import termination_log
@@ -47,8 +45,7 @@ def run(command: Sequence[str], notify: Callable[[str], None]) -> int:
     from trainjob.data.steps import initialize  # noqa: PLC0415 - only if there is something to download
     from trainjob.data.transfer import copy  # noqa: PLC0415
 
-    signal.signal(signal.SIGTERM, _terminate)
-    with tempfile.TemporaryDirectory(prefix="trainjob-") as directory:
+    with handled(exiting), tempfile.TemporaryDirectory(prefix="trainjob-") as directory:
         places = {}
         for variable, uri in inputs.items():
             place = Path(directory, "inputs", variable.removeprefix(_INPUT).lower())
@@ -104,24 +101,12 @@ def _run(command: Sequence[str], uris: Mapping[str, str], places: Mapping[str, P
             subprocess.Popen(
                 words, env={**_environment(), **{name: str(place) for name, place in places.items()}}
             ) as child,
-            _forward_signals(child),
+            handled(lambda number, _: child.send_signal(number)),  # the command decides how to end
         ):
             code = child.wait()
     except OSError as error:
         return _cannot_start(command, error)
     return code if code >= 0 else 128 - code
-
-
-@contextmanager
-def _forward_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward SIGTERM and Ctrl-C to the command, which decides how to end."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda number, _: child.send_signal(number)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _report(moved: Mapping[str, str]) -> None:
@@ -143,9 +128,3 @@ def _uploaded(value: str, moved: Mapping[str, str]) -> str:
         if path == place or path.startswith(f"{place}/"):
             return uri + path.removeprefix(place)
     return value
-
-
-def _terminate(number: int, frame: object) -> NoReturn:
-    """End during a transfer, with cleanup."""
-    del frame
-    sys.exit(128 + number)
