@@ -157,6 +157,12 @@ def thinned(series: Points, limit: int) -> dict[str, list[list[Any]]]:
     }
 
 
+def thinned_values(values: Iterable[tuple[float, float]], limit: int) -> list[tuple[Any, float]]:
+    """At most `limit` pairs of a step and a value, as `thinned`."""
+    series = [[step, step, value] for step, value in values]
+    return [(step, value) for step, _, value in thinned({"": series}, limit).get("", [])]
+
+
 def _decimated(points: Sequence[Point], limit: int) -> list[Point]:
     """At most `limit` points: the first, the last, and the lowest and highest of buckets of equal size."""
     if len(points) <= limit:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainjob._backends.base import Backend, TrainJob
-from trainjob._goodput.history import thinned
+from trainjob._goodput.history import thinned_values
 from trainjob._jobs import launching
 from trainjob._jobs.results import TrainJobResult
 from trainjob._jobs.waiting import wait
@@ -318,7 +318,7 @@ class _Search:
             return None  # the same report again
         values.append((step, float(value)))
         if len(values) > 2 * _VALUES:
-            values[:] = _thinned(values)
+            values[:] = thinned_values(values, _VALUES)
         self.state.update(number, value=float(value), values=tuple(values))
         decision = self.state.report(number, step, float(value))
         self._changed()
@@ -347,7 +347,7 @@ class _Search:
         trial, watched = self.state.trials[number], self.watched.get(number) or _Watched()
         if trial.ended:
             return
-        values, seconds = _thinned(watched.values), round(watched.seconds, 3)
+        values, seconds = thinned_values(watched.values, _VALUES), round(watched.seconds, 3)
         made = Trial(
             number, trial.parameters, state, value, reason[:_REASON], trial.job, values=values, seconds=seconds, **more
         )
@@ -371,8 +371,3 @@ class _Search:
     def _changed(self) -> None:
         if self.on_change is not None:
             self.on_change(self.state.ordered())
-
-
-def _thinned(values: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    points = thinned({"": [(step, 0.0, value) for step, value in values]}, _VALUES).get("", [])
-    return [(int(step), float(value)) for step, _, value in points]

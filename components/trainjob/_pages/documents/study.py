@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from trainjob._goodput.history import METHOD, thinned
+from trainjob._goodput.history import METHOD, thinned_values
 from trainjob._pages.documents import MAX_POINTS, VERSION
 from trainjob._pages.documents.values import finite, shortened
 from trainjob._support.display import iso, short_text
@@ -90,19 +90,14 @@ def _trials(trials: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], 
     """The trials with as many details as a page can have, and notes of what is left out."""
     texts: dict[str, str] = {}
     share = max(4, MAX_POINTS // max(1, len(trials)))
-    trials = [{**each, "values": _values(each, share), "given": len(each.get("values") or ())} for each in trials]
+    series = [(each, each.get("values") or ()) for each in trials]
+    trials = [{**each, "values": thinned_values(values, share), "given": len(values)} for each, values in series]
     for limits in _LIMITS:
         made = _Details(limits, share, texts)
         shown = [made.trial(each) for each in trials]
         if len(json.dumps(shown, separators=(",", ":"))) <= _STUDY_BYTES:
             break
     return shown, made.notes
-
-
-def _values(trial: Mapping[str, Any], limit: int) -> list[tuple[float, float]]:
-    """At most `limit` values during the trial."""
-    series = [[step, step, value] for step, value in trial.get("values") or ()]  # a series has steps and times
-    return [(step, value) for step, _, value in thinned({"": series}, limit).get("", [])]
 
 
 class _Limits(NamedTuple):
@@ -157,7 +152,7 @@ class _Details:
             "href": short_text(trial.get("href")),
             "metrics": self._scalars(trial, "metrics", self._fields),
             "outputs": self._scalars(trial, "outputs", self._fields),
-            "values": [[step, shortened(each)] for step, each in _values(trial, self._points)],
+            "values": [[step, shortened(each)] for step, each in thinned_values(trial["values"], self._points)],
             "seconds": shortened(trial.get("seconds")),
         }
 
