@@ -15,8 +15,8 @@ from trainjob._spec.literals import (
     check_literals,
     has_open,
 )
-from trainjob._spec.parts import field_name
 from trainjob._spec.reading import check_limits
+from trainjob._spec.validation import field_name
 from trainjob.data.options import STEPS, Step
 from trainjob.tuning import Study
 from trainjob.tuning.template import check_template

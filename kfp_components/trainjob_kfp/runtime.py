@@ -18,8 +18,8 @@ from trainjob import InvalidSpec, Problem, TrainJobError, TrainJobResult, TrainJ
 from trainjob._manifest.attempts import CancelAction
 from trainjob._pages.documents.evaluation import with_evaluation
 from trainjob._spec.arguments import STEP_RUNTIME
-from trainjob._spec.parts import field_name
 from trainjob._spec.reading import check_limits
+from trainjob._spec.validation import field_name
 from trainjob._support.display import numeric
 from trainjob._support.signals import exiting, handled
 from trainjob.data.options import STEPS, Step

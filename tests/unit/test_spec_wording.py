@@ -1,17 +1,28 @@
-"""No message about a spec, a study or a gate has the words of pydantic, whatever the value is."""
+"""No message about a spec, a study, a gate or a part of them has the words of pydantic, whatever the value is."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import trainjob
 from trainjob import InvalidSpec, TrainJobSpec
+from trainjob._spec import OnRetry, Resources, RuntimePatch
+from trainjob._spec.base import Part
+from trainjob._spec.patches import Toleration
+from trainjob.errors import InvalidGate, InvalidStudy
 from trainjob.evaluation import Gate
+from trainjob.evaluation.gate import MetricRule
 from trainjob.tuning import Study
+from trainjob.tuning.study import CategoricalParameter, FloatParameter, IntParameter, Pruner, Sampler
 
 SPEC = {"runtime": "torch-distributed", "command": ["python", "train.py"]}
 SPACE = {"lr": {"type": "float", "low": 0, "high": 1}}
@@ -44,15 +55,15 @@ KINDS: dict[str, tuple[Callable[[Mapping[str, Any]], object], list[str]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_message_has_the_words_of_pydantic(kind: str) -> None:
     read, names = KINDS[kind]
-    refused = 0
+    count = 0
     for name, value in itertools.product(names, VALUES):
         try:
             read({name: value})
         except InvalidSpec as error:
-            refused += 1
+            count += 1
             for problem in error.problems:
                 assert not PYDANTIC.search(problem.message), (name, value, problem)
-    assert refused > 20
+    assert count > 20
 
 
 @pytest.mark.parametrize(
@@ -80,6 +91,131 @@ def test_no_message_has_the_words_of_pydantic(kind: str) -> None:
 def test_a_message_says_what_to_write(
     read: Callable[[Mapping[str, Any]], object], fields: Mapping[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidSpec) as refused:
+    with pytest.raises(InvalidSpec) as error:
         read(fields)
-    assert message in str(refused.value)
+    assert message in str(error.value)
+
+
+# ---------------------------------------------------------------- constructors
+
+
+def models() -> Iterator[type[Part]]:
+    for each in pkgutil.walk_packages(trainjob.__path__, "trainjob."):
+        if each.name.startswith(("trainjob._spec.", "trainjob.tuning.", "trainjob.evaluation.", "trainjob._manifest.")):
+            importlib.import_module(each.name)
+    found = [Part]
+    for model in found:
+        found += model.__subclasses__()
+    return (each for each in found if each.model_fields and not each.__name__.startswith("_"))
+
+
+MODELS = sorted({*models()}, key=lambda each: each.__name__)
+VALID: dict[str, Any] = {
+    "api_version": "v1",
+    "choices": [1],
+    "direction": "minimize",
+    "field_path": "metadata.name",
+    "high": 1,
+    "key": "k",
+    "kind": "Workflow",
+    "low": 0,
+    "max_excluded_nodes": 2,
+    "max_memory": "64Gi",
+    "max_trials": 3,
+    "metric": "loss",
+    "mount_path": "/a",
+    "name": "a",
+    "resource": "limits.memory",
+    "source": "def f(): 0",
+    "space": SPACE,
+    "storage_uri": "hf://a/b",
+    "training_runtime_spec": {},
+    "type": "float",
+    "uid": "u",
+}
+PARTS_OF_STUDIES = (Study, FloatParameter, IntParameter, CategoricalParameter, Sampler, Pruner)
+ERRORS: dict[Any, type[InvalidSpec]] = {**dict.fromkeys(PARTS_OF_STUDIES, InvalidStudy), Gate: InvalidGate}
+ERRORS[MetricRule] = InvalidGate
+
+
+def refused(model: Any, fields: Mapping[str, Any]) -> InvalidSpec | None:
+    try:
+        model(**fields)
+    except InvalidSpec as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda each: each.__name__)
+def test_no_constructor_has_the_words_of_pydantic(model: type[Part]) -> None:
+    fields = {name: VALID[name] for name, field in model.model_fields.items() if field.is_required()}
+    fields |= {IntParameter: {"type": "int"}, CategoricalParameter: {"type": "categorical"}}.get(model, {})
+    values = [*VALUES, timedelta(days=-1), {"y": object()}, [[]], float("nan")]
+    count = 0
+    for name, value in itertools.product([*model.model_fields, "unknown"], values):
+        if (error := refused(model, {**fields, name: value})) is not None:
+            count += 1
+            assert type(error) is ERRORS.get(model, InvalidSpec)
+            assert error.problems
+            assert error.__suppress_context__
+            texts = [f"{each.message} {each.instead.partition('fields: ')[0]}" for each in error.problems]
+            assert not [each for each in texts if PYDANTIC.search(each)], (name, value)
+    assert count > len(values) / 2
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    [
+        (
+            TrainJobSpec,
+            {"command": "python train.py"},
+            'command: must be a list, not text (write a list: ["python", "train.py"])',
+        ),
+        (TrainJobSpec, {"runtme": "torch-distributed"}, "runtme: no such field (did you mean runtime?)"),
+        (TrainJobSpec, {"func": len}, "func: must be a function defined with def"),
+        (TrainJobSpec, {"num_nodes": 0, "args": "x"}, "num_nodes: must be greater"),
+        (TrainJobSpec, {"num_nodes": 0, "args": "x"}, "args: must be a list"),
+        (
+            OnRetry,
+            {"out_of_memory": {"max_memory": 3}},
+            "OnRetry.out_of_memory.max_memory: must be text, not int (write '3')",
+        ),
+        (OnRetry, {"oom": {}}, "OnRetry.oom: no such field (fields: out_of_memory, "),
+        (RuntimePatch, {"manager": "x"}, "RuntimePatch.manager: must be a domain-prefixed path"),
+        (RuntimePatch, {"manager": "x"}, "RuntimePatch.training_runtime_spec: is missing"),
+        (Resources, {"cpu": "many"}, "Resources.cpu: 'many' is not a Kubernetes quantity"),
+        (Toleration, {"operator": "Equal"}, "Toleration: without a key it needs operator: Exists"),
+        (Toleration, {"key": 3, "operator": "Equal"}, "spec:\n  - Toleration.key: must be text, not int (write '3')"),
+        (Study, {**STUDY, "space": {"lr": {"type": "floot"}}}, "space.lr: is 'floot' (use one of: float,"),
+        (
+            Study,
+            {**STUDY, "space": {"lr": {"type": "int", "low": 2, "high": 1}}},
+            "space.lr: low is 2, which is more than high, 1",
+        ),
+        (Study, {**STUDY, "max_trails": 3}, "max_trails: no such field (did you mean max_trials?)"),
+        (
+            FloatParameter,
+            {"type": "float", "low": 1, "high": 0},
+            "FloatParameter: low is 1, which is more than high, 0",
+        ),
+        (
+            IntParameter,
+            {"type": "int", "low": "a", "high": 0},
+            "IntParameter.low: must be a whole number, not 'a'",
+        ),
+        (MetricRule, {"min": 1, "max": 0}, "MetricRule: min is 1, which is more than max, 0"),
+        (Gate, {"metrics": {"f1": {}}}, "Gate.metrics.f1: has no rule: set one of"),
+    ],
+)
+def test_a_constructor_has_the_words_of_the_reader(model: Any, fields: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ERRORS.get(model, InvalidSpec)) as error:
+        model(**fields)
+    assert message in str(error.value)
+
+
+def test_a_function_that_is_too_long_is_a_problem_of_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "long_function.py").write_text("def f():\n    return '" + "x" * (96 << 10) + "'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    function = importlib.import_module("long_function").f
+    with pytest.raises(InvalidSpec, match=r"func: the source of f\(\) has [\d,]+ characters; at most"):
+        TrainJobSpec.parse({"runtime": "torch-distributed", "func": function})

@@ -17,8 +17,9 @@ from pydantic import Field, ValidationError
 from trainjob._diagnosis import ON_RETRY
 from trainjob._manifest.retry_notice import RETRY_CHANGE, text_of
 from trainjob._spec import Resources, TrainJobSpec, for_every_node
+from trainjob._spec.base import Part
 from trainjob._spec.on_retry import PRIORITY_LABEL, ExcludeNodes, MoreMemory, OtherCapacity, memory_of
-from trainjob._spec.parts import Count, Part, canonical_quantity, quantity_value
+from trainjob._spec.parts import Count, canonical_quantity, quantity_value
 from trainjob._spec.patches import RuntimePatch
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping, mappings

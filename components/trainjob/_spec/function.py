@@ -12,7 +12,9 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from trainjob._spec.parts import Part
+from trainjob._spec.base import Part
+
+_LONGEST = 96 * 1024  # characters; an argument of a process has at most 128 KiB on Linux
 
 
 class Function(Part):
@@ -22,7 +24,7 @@ class Function(Part):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
-    source: Annotated[str, Field(min_length=1, max_length=96 * 1024)]  # an argument has at most 128 KiB on Linux
+    source: Annotated[str, Field(min_length=1, max_length=_LONGEST)]
 
     @classmethod
     def of(cls, function: Callable[..., object], *, arguments: str = ", or pass it in func_args") -> Self:
@@ -56,6 +58,10 @@ class Function(Part):
             raise ValueError(
                 f"{name}() uses {', '.join(sorted(foreign))} from outside itself, which does not exist on the nodes: "
                 f"import or define it inside the function{arguments}"
+            )
+        if len(source) > _LONGEST:
+            raise ValueError(
+                f"the source of {name}() has {len(source):,} characters; at most {_LONGEST:,}: put code into the image"
             )
         return cls(name=name, source=source)
 

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from trainjob._spec.base import Part
 from trainjob._spec.checks import env_problems
-from trainjob._spec.parts import Env, EnvVarSource, Part, SecretRef, env_api, unwrap_value_from
+from trainjob._spec.parts import Env, EnvVarSource, SecretRef, env_api, unwrap_value_from
 from trainjob._support.masking import holds_secret, names_a_secret
 from trainjob.errors import Problem
 

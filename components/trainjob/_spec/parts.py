@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    AliasGenerator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -20,15 +17,14 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.alias_generators import to_camel, to_snake
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from trainjob import names
+from trainjob._spec.base import Fault, Part, refuse
+from trainjob._spec.validation import ENV_ENTRY
 
 _DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d+)?")
-_LONGEST_NAME = 100  # characters of a field's name, far more than any field has
 _LONGEST = 40  # characters of a quantity: the largest is 2^63 - 1, with nine decimals
 
 # The Kubeflow SDK's short names, and the names that it accepts in any case.
@@ -36,65 +32,10 @@ _SHORT_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
 _IN_ANY_CASE = {"cpu", "memory", "ephemeral-storage", *_SHORT_NAMES}
 
 
-def field_name(name: str) -> str:
-    """A field's name in snake_case; `name` unchanged if it is too long for a field.
-
-    The time of pydantic's `to_snake` grows with the square of the length: two minutes for 100,000 capitals.
-    """
-    return to_snake(name) if len(name) <= _LONGEST_NAME else name
-
-
-class Part(BaseModel):
-    """Base of all parts: immutable, without unknown fields, reads snake_case and camelCase."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        alias_generator=AliasGenerator(validation_alias=to_camel, serialization_alias=to_camel),
-        populate_by_name=True,
-    )
-
-    def api(self) -> dict[str, Any]:
-        """This part in the API's spelling, without unset fields."""
-        return self.model_dump(by_alias=True, exclude_none=True, mode="json")
-
-
 def _is_count(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("must be a number, not a bool")
     return value
-
-
-class Fault(NamedTuple):
-    """One of several errors of a validator.
-
-    Attributes:
-        location: Location in the validated value.
-        message: What is wrong.
-        value: The invalid part.
-        kind: Type of pydantic's error.
-    """
-
-    location: tuple[int | str, ...]
-    message: str
-    value: object
-    kind: str = "value"
-
-
-def refuse(faults: Sequence[Fault]) -> None:
-    """Raise one error for all faults, if there are any. A ValueError has room for one only."""
-    if faults:
-        raise ValidationError.from_exception_data(
-            "spec",
-            [
-                InitErrorDetails(
-                    type=PydanticCustomError(each.kind, "{message}", {"message": each.message}),
-                    loc=each.location,
-                    input=each.value,
-                )
-                for each in faults
-            ],
-        )
 
 
 Count = Annotated[int, BeforeValidator(_is_count), Field(ge=1)]
@@ -127,6 +68,8 @@ class RuntimeRef(Part):
 class KeyRef(Part):
     """A key of a Secret or ConfigMap in the job's namespace."""
 
+    camel_case: ClassVar[bool] = True
+
     name: ObjectName
     key: Annotated[str, Field(min_length=1)]
     optional: bool | None = None
@@ -135,12 +78,16 @@ class KeyRef(Part):
 class FieldRef(Part):
     """A field of the pod (``metadata.name``, ``status.podIP``, …)."""
 
+    camel_case: ClassVar[bool] = True
+
     field_path: Annotated[str, Field(min_length=1)]
     api_version: str | None = None
 
 
 class ResourceFieldRef(Part):
     """A resource of a container (``limits.memory``, …)."""
+
+    camel_case: ClassVar[bool] = True
 
     resource: Annotated[str, Field(min_length=1)]
     container_name: str | None = None
@@ -149,6 +96,8 @@ class ResourceFieldRef(Part):
 
 class EnvVarSource(Part):
     """Source of an environment variable's value; exactly one of the four."""
+
+    camel_case: ClassVar[bool] = True
 
     secret_key_ref: KeyRef | None = None
     config_map_key_ref: KeyRef | None = None
@@ -168,9 +117,6 @@ def unwrap_value_from(value: object) -> object:
         return next(iter(value.values()))
     return value
 
-
-ENV_ENTRY = "env_entry"
-"""Type of pydantic's error for an entry of an env list that has no valid form."""
 
 _VALUES = ("valueFrom", "value_from", "value")
 
@@ -222,6 +168,8 @@ def env_api(env: Mapping[str, str | EnvVarSource]) -> list[dict[str, Any]]:
 
 class Resources(Part):
     """Resources of each node, as Kubernetes quantities (``4``, ``500m``, ``16Gi``)."""
+
+    unknown_field: ClassVar[str] = "write it into requests or limits"
 
     requests: dict[str, str] = Field(default_factory=dict)
     limits: dict[str, str] = Field(default_factory=dict)

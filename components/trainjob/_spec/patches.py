@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from trainjob._spec.parts import Env, ObjectName, Part, SecretRef, env_api
+from trainjob._spec.base import Part
+from trainjob._spec.parts import Env, ObjectName, SecretRef, env_api
 
 _MANAGER = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)+")
 

@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 import yaml
 from pydantic import Field
 
-from trainjob._spec.parts import Part
+from trainjob._spec.base import Part
 from trainjob.errors import Problem
 
 COMMAND = ["tune", "run"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticKnownError
 
 from trainjob._spec import torchtune
+from trainjob._spec.base import Part
 from trainjob._spec.checks import (
     argument_problems,
     checkpoint_directory_problems,
@@ -27,7 +28,7 @@ from trainjob._spec.checks import (
 from trainjob._spec.function import Function
 from trainjob._spec.initializers import Initializer
 from trainjob._spec.on_retry import OnRetry
-from trainjob._spec.parts import Count, Env, OwnerReference, Part, Resources, RuntimeRef, env_api
+from trainjob._spec.parts import Count, Env, OwnerReference, Resources, RuntimeRef, env_api
 from trainjob._spec.patches import RuntimePatch
 from trainjob._spec.reading import check_limits, load_spec
 from trainjob._spec.torchtune import TorchTuneConfig
@@ -84,9 +85,11 @@ class TrainJobSpec(Part):
     """All settings of one TrainJob.
 
     Raises:
-        InvalidSpec: From `parse` and `check`, with every problem, its path, and what to write instead. Also from the
-            constructor if the spec has more than 1 MiB, or more than 64 levels of lists and mappings.
+        InvalidSpec: With every problem, its path, and what to write instead. The constructor checks each field by
+            itself, and the size of the spec; `parse` and `check` also check rules that concern several fields.
     """
+
+    unknown_field: ClassVar[str] = "fields that a spec does not have can be set in a whole manifest"
 
     runtime: RuntimeRef | None = None
     """Name of a ClusterTrainingRuntime, or a `RuntimeRef`."""
@@ -194,6 +197,11 @@ class TrainJobSpec(Part):
     def _within_limits(cls, value: object) -> object:
         check_limits(value)
         return value
+
+    @classmethod
+    def refusal(cls, problems: Sequence[Problem]) -> InvalidSpec:
+        """The error of the constructor."""
+        return InvalidSpec(problems)
 
     @classmethod
     def parse(cls, source: TrainJobSpec | Mapping[str, Any] | str | Path) -> TrainJobSpec:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import ErrorDetails
 
 from trainjob._spec.checks import text_problem
-from trainjob._spec.parts import ENV_ENTRY, EnvVarSource, FieldRef, KeyRef, ResourceFieldRef, Resources, field_name
 from trainjob._spec.wording import in_words
 from trainjob.errors import Problem
 
@@ -22,12 +21,33 @@ _PASSES = 5
 _EXPLAINED = 200
 """Errors of a pass that are explained, and whose parts are removed one by one: a similar name is found in 0.5 ms."""
 
-_CAMEL_CASE = (EnvVarSource, KeyRef, FieldRef, ResourceFieldRef)
-"""Parts that the docs write as Kubernetes does; all others are written in snake_case."""
+ENV_ENTRY = "env_entry"
+"""Type of pydantic's error for an entry of an env list that has no valid form."""
 
-Model = TypeVar("Model", bound=BaseModel)
+_LONGEST_NAME = 100  # characters of a field's name, far more than any field has
+
+
+class Described(BaseModel):
+    """A model, with what the messages about it depend on."""
+
+    camel_case: ClassVar[bool] = False
+    """Whether the docs write its fields as Kubernetes does; those of all others are written in snake_case."""
+
+    unknown_field: ClassVar[str] = ""
+    """What to do with a field that the model does not have; by default, the message lists the fields."""
+
+
+Model = TypeVar("Model", bound=Described)
 Location = tuple[int | str, ...]
 _BRANCH = re.compile(r"(function-.*|EnvVarSource|str|\[key\])")
+
+
+def field_name(name: str) -> str:
+    """A field's name in snake_case; `name` unchanged if it is too long for a field.
+
+    The time of pydantic's `to_snake` grows with the square of the length: two minutes for 100,000 capitals.
+    """
+    return to_snake(name) if len(name) <= _LONGEST_NAME else name
 
 
 class Validation(Generic[Model]):
@@ -54,11 +74,17 @@ class Validation(Generic[Model]):
                 details = error.errors()
                 whole_fields = count >= _PASSES or len(details) > _EXPLAINED
                 valid = self._without_invalid(valid, details, whole_fields=whole_fields)
+                if not all(each["loc"] for each in details):
+                    return  # the model itself is invalid, and has no part to remove
 
     def _was_removed(self, path: str) -> bool:
         """Whether a part was removed at `path` or below, from which a problem at `path` only follows."""
         path = snake_path(path)
-        return any(each == path or each.startswith((f"{path}.", f"{path}[")) for each in self.removed)
+        return (
+            bool(self.removed)
+            if not path
+            else any(each == path or each.startswith((f"{path}.", f"{path}[")) for each in self.removed)
+        )
 
     def _without_invalid(
         self, fields: Mapping[Any, Any], details: Sequence[ErrorDetails], *, whole_fields: bool
@@ -70,7 +96,7 @@ class Validation(Generic[Model]):
         emptied: set[Location] = set()
         paths: set[str] = set()
         for detail in details:
-            if detail["loc"][-1] == "str" and isinstance(detail["input"], Mapping):
+            if detail["loc"][-1:] == ("str",) and isinstance(detail["input"], Mapping):
                 continue  # an env source; the union's other branch reports what is wrong with it
             if whole_fields:
                 removed.add(detail["loc"][:1])
@@ -94,7 +120,7 @@ class Validation(Generic[Model]):
 
     def _problem(self, detail: ErrorDetails) -> Problem:
         path, kind, value = _path(detail["loc"]), detail["type"], detail["input"]
-        if kind == "extra_forbidden" or (kind == "literal_error" and detail["loc"][-1] == "[key]"):
+        if kind == "extra_forbidden" or (kind == "literal_error" and detail["loc"][-1:] == ("[key]",)):
             return self._unknown(path, detail)
         if kind == "missing":
             parent, _, name = path.rpartition(".")
@@ -120,16 +146,14 @@ class Validation(Generic[Model]):
         if similar := _similar(name, list(names)):
             self._similar.append(snake_path(f"{path[: -len(name)]}{similar}"))
             return Problem(path, "no such field", f"did you mean {similar}?")
-        if len(detail["loc"]) == 1:
-            return Problem(path, "no such field", "fields that a spec does not have can be set in a whole manifest")
-        if parts == [Resources]:
-            return Problem(path, "no such field", "write it into requests or limits")
+        if len(parts) == 1 and parts[0].unknown_field:
+            return Problem(path, "no such field", parts[0].unknown_field)
         if field_name(name) in self._kind.model_fields:
             return Problem(path, "no such field", f"{field_name(name)} is a field of the spec itself")
         return Problem(path, "no such field", f"fields: {', '.join(names)}" if 0 < len(names) <= 12 else "")
 
     def _camel_case(self, location: Location) -> bool:
-        return any(part in _CAMEL_CASE for part in _parts_at(self._kind, location[:-1]))
+        return any(part.camel_case for part in _parts_at(self._kind, location[:-1]))
 
 
 def _path(location: Location) -> str:
@@ -147,7 +171,7 @@ def snake_path(path: str) -> str:
     return ".".join(field_name(part) for part in path.split("."))
 
 
-def _parts_at(kind: type[BaseModel], location: Location) -> list[type[BaseModel]]:
+def _parts_at(kind: type[Described], location: Location) -> list[type[Described]]:
     """The models that may stand at a location."""
     parts = [kind]
     for name in location:
@@ -159,8 +183,8 @@ def _parts_at(kind: type[BaseModel], location: Location) -> list[type[BaseModel]
     return parts
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _models(annotation: Any) -> Iterator[type[Described]]:
+    if isinstance(annotation, type) and issubclass(annotation, Described):
         yield annotation
     for each in get_args(annotation):
         yield from _models(each)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainjob._spec.parts import Part
+from trainjob._spec.base import Part
 from trainjob._spec.validation import Validation
 from trainjob.errors import InvalidGate, Problem
 from trainjob.evaluation.comparison import Compared, EvaluationReport
@@ -19,7 +19,14 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Required = Literal["champion", "confusion", "roc", "slices", "scores"]
 
 
-class MetricRule(Part):
+class _GatePart(Part):
+    @classmethod
+    def refusal(cls, problems: Sequence[Problem]) -> InvalidGate:
+        """The error of the constructor."""
+        return InvalidGate(cls.within(cls.__name__, problems))
+
+
+class MetricRule(_GatePart):
     """What one metric must fulfil. All rules that are set must pass.
 
     Without a champion, rules about the difference pass: the first model is judged by the bounds alone.
@@ -101,7 +108,7 @@ class Decision:
         return cls(value["passed"], value["rule"], value["reason"], checks)
 
 
-class Gate(Part):
+class Gate(_GatePart):
     """Rules that a candidate must pass to become the champion. All of them must pass."""
 
     metrics: dict[str, MetricRule] = Field(default_factory=dict)
@@ -130,9 +137,7 @@ class Gate(Part):
             raise InvalidGate([Problem("", f"must be a mapping of rules, not {type(value).__name__}")])
         validation = Validation(cls, value)
         if validation.problems or validation.model is None:
-            raise InvalidGate(
-                [Problem(f"gate.{each.path}", each.message, each.instead) for each in validation.problems]
-            )
+            raise InvalidGate(cls.within("gate", validation.problems))
         gate = validation.model
         if gate == cls():
             raise InvalidGate([Problem("", "has no rule", "set metrics, such as {'accuracy': {'min': 0.9}}")])

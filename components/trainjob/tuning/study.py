@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainjob._spec.parts import Part
+from trainjob._spec.base import Part
 from trainjob._spec.validation import Validation
 from trainjob.errors import InvalidStudy, Problem
 
@@ -26,7 +26,14 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")  # a part of the name of an e
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Parameter(Part):
+class _StudyPart(Part):
+    @classmethod
+    def refusal(cls, problems: Sequence[Problem]) -> InvalidStudy:
+        """The error of the constructor."""
+        return InvalidStudy(cls.within(cls.__name__, problems))
+
+
+class _Parameter(_StudyPart):
     when: dict[str, list[Scalar] | Scalar] = Field(default_factory=dict)
     """Condition: other parameter -> value or values for which this parameter applies."""
 
@@ -81,7 +88,7 @@ class CategoricalParameter(_Parameter):
 Parameter = Annotated[FloatParameter | IntParameter | CategoricalParameter, Field(discriminator="type")]
 
 
-class Sampler(Part):
+class Sampler(_StudyPart):
     """A sampler of Optuna."""
 
     name: Literal["tpe", "random", "grid", "qmc"] = "tpe"
@@ -92,7 +99,7 @@ class Sampler(Part):
     """Arguments of Optuna's class, such as ``n_startup_trials`` of ``TPESampler``."""
 
 
-class Pruner(Part):
+class Pruner(_StudyPart):
     """A pruner of Optuna: it stops trials that are worse than others at the same step."""
 
     name: Literal["none", "median", "percentile", "successive_halving", "hyperband", "threshold"] = "none"
@@ -143,13 +150,17 @@ class Study(Part):
         if not isinstance(value, Mapping):
             raise InvalidStudy([Problem("", f"must be a mapping, not {type(value).__name__}")])
         validation = Validation(cls, value)
-        # Without the type of a parameter, which pydantic adds to the path.
-        problems = [replace(each, path=_TYPED.sub(r"\1", each.path)) for each in validation.problems]
-        if validation.model is not None and not problems:
-            problems += validation.model.problems()
-        if problems or validation.model is None:
+        if validation.problems or validation.model is None:
+            raise cls.refusal(validation.problems)
+        if problems := [*validation.model.problems()]:
             raise InvalidStudy(problems)
         return validation.model
+
+    @classmethod
+    def refusal(cls, problems: Sequence[Problem]) -> InvalidStudy:
+        """The error of the constructor."""
+        # Without the type of a parameter, which pydantic adds to the path.
+        return InvalidStudy([replace(each, path=_TYPED.sub(r"\1", each.path)) for each in problems])
 
     def problems(self) -> Iterator[Problem]:
         """Problems between several fields."""
