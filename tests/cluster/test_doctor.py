@@ -437,6 +437,7 @@ async def test_each_failing_component_is_reported(bare: Cluster) -> None:
 
     found = await examined(kubeconfig, namespace)
     assert failures(found) == []
+    assert of(found, "kueue").level is Level.SKIPPED
     assert "not installed: jobs start at once" in of(found, "kueue").message
     assert not any("workloads" in finding.message for finding in found)
     assert of(found, "steps").level is Level.WARNING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -10,11 +11,12 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anyio
 import click
 import pytest
 import yaml
@@ -22,10 +24,13 @@ from click.testing import CliRunner, Result
 from tests.serving import serving
 
 from trainjob._backends.credentials import Credentials
+from trainjob._backends.kubernetes.client import Request
+from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob._backends.local import runtimes
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._doctor import Finding, Level, cluster, local, permissions, server
+from trainjob._doctor import Finding, Level, cluster, local, permissions, pipelines, queues, server
 from trainjob._install import objects
+from trainjob._jobs.reaper import REAPER
 from trainjob.cli import cluster as command
 from trainjob.cli.program import program
 from trainjob.verdicts import RetryVerdict
@@ -59,7 +64,8 @@ def by_check(findings: Iterator[Finding] | list[Finding]) -> dict[str, Finding]:
 
 def test_a_working_machine_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = by_check(local.examine(LocalBackend()))
-    assert {name for name, finding in found.items() if finding.level is not Level.OK} == set()
+    assert {finding.level for finding in found.values()} <= {Level.OK, Level.SKIPPED}
+    assert {name for name, finding in found.items() if finding.level is Level.SKIPPED} <= {"extras", "gpus", "mpi"}
     assert str(tmp_path / "home") in found["home"].message
     assert not (tmp_path / "home").exists(), "nothing is created"
     present = runtimes.gpus_present()
@@ -105,7 +111,7 @@ def test_unknown_and_incomplete_runtimes_are_failures(monkeypatch: pytest.Monkey
     assert "trainjob-step" in unknown.advice
     assert "openmpi" in found["mpi"].advice
     assert found["queue"].level is Level.SKIPPED
-    assert by_check(local.examine(LocalBackend()))["mpi"].level is Level.OK, "no requested runtime needs MPI"
+    assert by_check(local.examine(LocalBackend()))["mpi"].level is Level.SKIPPED, "no requested runtime needs MPI"
 
 
 def test_missing_environments_of_runtimes_are_failures(tmp_path: Path) -> None:
@@ -159,7 +165,9 @@ def test_runtimes_are_checked_in_their_environment(
     complete = made_environment(tmp_path / "complete", programs=programs, modules=modules)
     bare = made_environment(tmp_path / "bare")
     found = by_check(local.examine(LocalBackend(environments={runtime: complete}), [runtime]))
-    assert {name for name, each in found.items() if each.level is not Level.OK} == set()
+    assert {name for name, each in found.items() if each.level is not Level.OK} <= {"extras", "gpus"} | (
+        set() if "mpirun" in programs else {"mpi"}
+    )
     for name in modules:
         assert f"{name} 1.2 is in {complete}" in found["runtime"].message
     for name in programs:
@@ -197,7 +205,7 @@ def test_missing_extras_are_listed_with_their_features(monkeypatch: pytest.Monke
     assert local.EXTRAS.keys() == project["optional-dependencies"].keys() - {"all", "examples"}
     monkeypatch.setattr(local, "find_spec", lambda name: None if name == "obstore" else True)
     finding = by_check(local.examine(LocalBackend()))["extras"]
-    assert finding.level is Level.OK, "local jobs need no extra"
+    assert finding.level is Level.SKIPPED, "local jobs need no extra"
     assert "storage (s3://, gs://" in finding.message
     assert "mlflow" not in finding.message
     assert ".[storage]" in finding.advice
@@ -214,6 +222,97 @@ def test_command_line_reports_local_findings(monkeypatch: pytest.MonkeyPatch) ->
     assert answer["ok"] is False
     (failure,) = [finding for finding in answer["findings"] if finding["level"] == "failure"]
     assert (failure["check"], failure["retry"]) == ("runtime", "configuration")
+
+
+# ---------------------------------------------------------------- what is absent
+
+ABSENT = re.compile(r"\b(no|none|not|nothing|without|missing|absent|lacks?|cannot|never|rejected|unused)\b")
+
+
+def levels_of_absent(findings: list[Finding]) -> set[Level]:
+    return {each.level for each in findings if ABSENT.search(each.message)}
+
+
+@pytest.mark.parametrize(("mpirun", "gpus", "extra"), [*itertools.product([True, False], repeat=3)])
+def test_nothing_absent_on_this_machine_is_ok(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mpirun: bool, gpus: bool, extra: bool
+) -> None:
+    environment = made_environment(tmp_path / "made", programs=("mpirun",) if mpirun else ())
+    monkeypatch.setenv("PATH", str(environment / "bin"))
+    monkeypatch.setattr(runtimes, "gpus_present", lambda: ["0", "1"] if gpus else [])
+    monkeypatch.setattr(local, "find_spec", lambda name: True if extra or name != "obstore" else None)
+    found = [*local.examine(LocalBackend())]
+    assert levels_of_absent(found) <= {Level.SKIPPED}
+    absent = {each.check for each in found if each.level is Level.SKIPPED}
+    assert absent == {name for name, there in {"mpi": mpirun, "gpus": gpus, "extras": extra}.items() if not there}
+    for wanted in runtimes.FRAMEWORKS:
+        assert Level.OK not in levels_of_absent([*local.examine(LocalBackend(), [wanted, "nosuch"], "gpus")])
+
+
+class Bare:
+    """A client of a cluster that has only the paths and objects given, and hides others."""
+
+    def __init__(self, there: Mapping[str, Any], hidden: bool) -> None:
+        self._there = there
+        self._hidden = hidden
+
+    async def send(self, request: Request) -> Any:
+        for path, answer in self._there.items():
+            if request.path.endswith(path):
+                return answer
+        if self._hidden and "/namespaces/" in request.path:
+            raise Forbidden(403, "Forbidden", "hidden", None)
+        raise ObjectNotFound(404, "NotFound", "absent", None)
+
+    async def items(self, path: str, _: object) -> Any:
+        if self._hidden and "/namespaces/" in path:
+            raise Forbidden(403, "Forbidden", "hidden", None)
+        return [each for name, each in self._there.items() if name == path.rpartition("/")[2]]
+
+    def stream(self, _: Request) -> Any:
+        raise ObjectNotFound(404, "NotFound", "absent", None)
+
+    async def lines(self, _: Request) -> AsyncGenerator[bytes]:
+        raise ObjectNotFound(404, "NotFound", "absent", None)
+        yield b""
+
+
+KUEUE = {"versions": [{"version": "v1beta1"}], "preferredVersion": {"version": "v1beta1"}}
+OBJECTS: dict[str, Any] = {
+    f"/apis/{queues.GROUP}": KUEUE,
+    "clustertrainingruntimes": {"metadata": {"name": "torch-distributed"}},
+    "localqueues": {"metadata": {"name": "gpus"}, "spec": {"clusterQueue": "gpus"}},
+    "/workflows": {},
+    f"/configmaps/{pipelines.CONFIG}": {"data": {"workflowDefaults": "{}"}},
+    f"/cronjobs/{REAPER}": {"spec": {}},
+}
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("queue", ["", "gpus"])
+def test_nothing_absent_in_a_cluster_is_ok(hidden: bool, queue: str) -> None:
+    async def examined(client: Any) -> list[Finding]:
+        place = cluster._Cluster(client, object(), "training", ["trainjob-step"], queue)  # type: ignore[arg-type]
+        return [finding async for finding in place.examine()]
+
+    for count in range(len(OBJECTS) + 1):
+        for names in itertools.combinations(OBJECTS, count):
+            found = anyio.run(examined, Bare({name: OBJECTS[name] for name in names}, hidden))
+            wrong = [each for each in found if each.level is Level.OK and ABSENT.search(each.message)]
+            assert not wrong, names
+            assert not [each for each in found if "unexpected reply" in each.message and each.check != "webhooks"], (
+                names
+            )
+
+
+def test_a_cluster_without_runtimes_is_a_warning() -> None:
+    async def examined() -> list[Finding]:
+        client: Any = Bare({}, hidden=False)
+        return await cluster._Cluster(client, client, "training", (), "")._runtimes()
+
+    found = by_check(anyio.run(examined))
+    assert found["runtimes"].level is Level.WARNING
+    assert "trainjob install --only runtimes" in found["runtimes"].advice
 
 
 # ---------------------------------------------------------------- no cluster, or no answer
@@ -383,8 +482,6 @@ def test_an_error_of_one_check_does_not_stop_the_others() -> None:
 
     async def both() -> list[Finding]:
         return [finding async for finding in cluster._all(("a", broken()), ("b", fine()))]
-
-    import anyio
 
     found = anyio.run(both)
     assert [(finding.check, finding.level) for finding in found] == [("a", Level.SKIPPED), ("b", Level.OK)]

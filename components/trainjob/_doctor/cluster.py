@@ -90,7 +90,8 @@ async def examine_jobs(
             (("rights", place._permissions()),),
         ):
             async for finding in _all(*checks):
-                yield "", finding
+                if finding != queues.NO_KUEUE:  # a job that names a queue has its own finding
+                    yield "", finding
         if not place.trainer:
             return
         users: dict[Any, list[str]] = {}
@@ -228,18 +229,20 @@ class _Cluster:
 
     async def _runtimes(self) -> list[Finding]:
         findings, scopes = [], {"ClusterTrainingRuntime": "", "TrainingRuntime": f"/namespaces/{self.namespace}"}
-        hidden = 0
         for kind, scope in scopes.items():
             try:
                 for each in await self.client.items(f"/apis/{API_VERSION}{scope}/{kind.lower()}s", {}):
                     self.runtimes[str(mapping(each, "metadata").get("name"))] = {**each, "kind": kind}
             except Forbidden as error:
-                hidden += 1
                 findings.append(Finding("runtimes", Level.SKIPPED, f"{kind}s may not be listed: {error.message}"))
-        self.all_seen = not hidden
+        self.all_seen = not findings
         shown = ", ".join(_shown(name, self.runtimes[name]) for name in sorted(self.runtimes))
-        if hidden < len(scopes):
-            findings.insert(0, Finding("runtimes", Level.OK, shown or "none"))
+        if shown:
+            findings.insert(0, Finding("runtimes", Level.OK, shown))
+        elif self.all_seen:
+            findings.append(
+                Finding("runtimes", Level.WARNING, "none: every job would be rejected", self._install_runtimes)
+            )
         findings += [found for name in dict.fromkeys(self.wanted) for found in self._runtime(name)]
         step = self.runtimes.get(STEP_RUNTIME)
         if step is not None:

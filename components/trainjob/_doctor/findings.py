@@ -17,7 +17,7 @@ class Level(StrEnum):
     FAILURE = "failure"
     """A function of this package does not work."""
     SKIPPED = "skipped"
-    """The check could not be made."""
+    """The check could not be made, or it found that something is absent which only some jobs need."""
 
 
 @dataclass(frozen=True)

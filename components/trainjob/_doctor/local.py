@@ -39,10 +39,10 @@ def examine(backend: LocalBackend, wanted: Sequence[str] = (), queue: str = "") 
         yield _runtime(backend, runtime)
     yield _mpi(backend, wanted)
     yield _extras()
-    gpus = runtimes.gpus_present()
-    yield Finding(
-        "gpus", Level.OK, f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none: jobs that request one are rejected"
-    )
+    if gpus := runtimes.gpus_present():
+        yield Finding("gpus", Level.OK, f"{len(gpus)} ({', '.join(gpus)})")
+    else:
+        yield Finding("gpus", Level.SKIPPED, "none: jobs that request one are rejected")
     if queue:
         yield Finding("queue", Level.SKIPPED, f"this machine has no queues: a job for {queue} starts at once")
 
@@ -164,7 +164,9 @@ def _extras() -> Finding:
     if not lacking:
         return Finding("extras", Level.OK, "all are installed")
     without = "; ".join(f"{extra} ({EXTRAS[extra][1]})" for extra in lacking)
-    return Finding("extras", Level.OK, f"not installed: {without}", f"in a checkout: pip install '.[{lacking[0]}]'")
+    return Finding(
+        "extras", Level.SKIPPED, f"not installed: {without}", f"in a checkout: pip install '.[{lacking[0]}]'"
+    )
 
 
 def _mpi(backend: LocalBackend, wanted: Sequence[str]) -> Finding:
@@ -174,7 +176,7 @@ def _mpi(backend: LocalBackend, wanted: Sequence[str]) -> Finding:
         path = backend.path_of(asked[0]) if asked else None
         if program := shutil.which("mpirun", path=path):
             return Finding("mpi", Level.OK, f"mpirun is {program}")
-    level = Level.FAILURE if asked else Level.OK
+    level = Level.FAILURE if asked else Level.SKIPPED
     message = f"mpirun is not installed: jobs of {' and '.join(need)} are rejected"
     return Finding(
         "mpi", level, message, "install it (Debian: apt install openmpi-bin)" if level is Level.FAILURE else ""

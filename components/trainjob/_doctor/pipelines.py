@@ -52,7 +52,7 @@ def _defaults(namespace: str, config: dict[str, Any]) -> Finding:
     except yaml.YAMLError as error:
         return Finding("pipelines", Level.SKIPPED, f"{name}: workflowDefaults is not valid YAML ({error})")
     if not mapping(defaults, "spec", "templateDefaults", "retryStrategy"):
-        return Finding("pipelines", Level.OK, f"{name} has no retryStrategy for all steps")
+        return Finding("pipelines", Level.OK, f"{name} leaves retries to each step")
     message = (
         f"{name} has a retryStrategy in templateDefaults: after Terminate, a cleanup task whose driver's pod is "
         "Pending for longer than 10 s does not run, and set_retry retries no step that fails"

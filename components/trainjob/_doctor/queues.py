@@ -17,6 +17,9 @@ from trainjob._support.kube_objects import mapping, mappings
 from trainjob.status import QUEUE_LABEL
 
 GROUP = "kueue.x-k8s.io"
+NO_KUEUE = Finding("kueue", Level.SKIPPED, "not installed: jobs start at once, without a queue")
+"""The finding about a cluster without Kueue, if nobody asked for a queue."""
+
 _READ = "bind Kueue's ClusterRole kueue-batch-user-role, which allows reading queues"
 
 
@@ -39,7 +42,7 @@ async def look(client: ApiClient, queue: str) -> tuple[Kueue, list[Finding]]:
         group = await client.send(Request("GET", f"/apis/{GROUP}"))
     except ObjectNotFound:
         if not queue:
-            return Kueue(), [Finding("kueue", Level.OK, "not installed: jobs start at once, without a queue")]
+            return Kueue(), [NO_KUEUE]
         message = f"not installed: a job for queue {queue} would start at once"
         return Kueue(), [
             Finding("kueue", Level.FAILURE, message, "install Kueue, or remove the queue label from the job")
@@ -64,7 +67,7 @@ async def local_queues(client: ApiClient, kueue: Kueue, namespace: str, queue: s
         return [queue] if queue else [], [Finding("queue", Level.SKIPPED, error.message, _READ)]
     findings = [await _queue(client, kueue, each, asked=bool(queue)) for each in found]
     if not found:
-        findings.append(Finding("queue", Level.OK, f"no LocalQueue in {namespace}: jobs start without a queue"))
+        findings.append(Finding("queue", Level.SKIPPED, f"no LocalQueue in {namespace}: jobs start without a queue"))
     active = [str(mapping(each, "metadata").get("name")) for each in found if _inactive(each) is None]
     return active, findings
 

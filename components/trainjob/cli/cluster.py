@@ -188,8 +188,8 @@ async def reap(session: Session, *, keeps: timedelta | None) -> int:
 async def doctor(session: Session, *, runtimes: Sequence[str], queue: str) -> int:
     """Check whether the cluster and namespace, or this machine, can run jobs: what is missing, and how to fix it.
 
-    Creates and changes nothing. Prints one line for each finding: ok, warning, failure, or skipped if it could not be
-    checked. Exits with 0 if nothing fails.
+    Creates and changes nothing. Prints one line for each finding: ok, warning, failure, or skipped if the check could
+    not be made, or found that something is absent which only some jobs need. Exits with 0 if nothing fails.
     """
     findings: list[Finding] = []
     async with aclosing(_examined(session, runtimes, queue)) as found:
