@@ -111,7 +111,11 @@ def test_the_verdict_of_each_version_is_shown(trainjob: Any) -> None:
         (("promote", "digits", "7", "--alias", "champion"), 5, "7"),
         (("promote", "digits", "7"), 2, "--alias"),
         (("promote", "digits", "7", "--alias", "v1"), 2, "is not a valid alias"),
-        (("promote", "digits", "7", "--alias", "a", "--min-improvement", "1"), 2, "requires a metric; set metric"),
+        (
+            ("promote", "digits", "7", "--alias", "a", "--min-improvement", "1"),
+            2,
+            "--min-improvement has no effect without --metric",
+        ),
         (("promote", "digits", "7", "--alias", "a", "--metric", "acc", "--min-improvement", "nan"), 2, "at least 0"),
         (("register", "a/b", "s3://b/m", "--digest", DIGEST), 2, "is not a valid model name"),
         (("register", "m", "s3://b/m", "--digest", "abc"), 2, "not a digest"),

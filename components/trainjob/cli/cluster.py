@@ -25,7 +25,16 @@ from trainjob._support.display import short
 from trainjob.cli import texts
 from trainjob.cli.command import command
 from trainjob.cli.exits import EXIT_CODES, INFRASTRUCTURE, USAGE
-from trainjob.cli.options import duration, image_name, pinned_image, service_account
+from trainjob.cli.ignored import refuse_ignored
+from trainjob.cli.options import (
+    all_of,
+    duration,
+    image_name,
+    json_option,
+    namespace_option,
+    pinned_image,
+    service_account,
+)
 from trainjob.cli.output import echo
 from trainjob.cli.session import Session
 from trainjob.errors import ConfigurationError
@@ -36,6 +45,18 @@ from trainjob.version import __version__
 
 _COLORS = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red", Level.SKIPPED: "bright_black"}
 _INDENT = " " * 22  # width of level and check
+
+
+_USED_BY: dict[str, tuple[package.Part, ...]] = {
+    "namespace": ("rbac", "reaper", "kfp", "policy"),
+    "service_accounts": ("rbac",),
+    "image": ("runtimes", "reaper"),
+    "pins": ("runtimes", "reaper"),
+    "storage_secret": ("runtimes",),
+    "trainer": ("runtimes",),
+    "keeps": ("reaper",),
+}
+"""Option of `trainjob install` -> the parts whose objects depend on it."""
 
 
 def keep_for(text: str) -> timedelta:
@@ -89,6 +110,7 @@ def keep_for(text: str) -> timedelta:
         help="Let the reaper remove jobs that trainjob has left suspended for longer, e.g. 12h or P90D; P30D if left"
         " out.",
     ),
+    shared=all_of(namespace_option, json_option),
 )
 def install(
     session: Session,
@@ -110,6 +132,7 @@ def install(
         raise click.UsageError("--only reaper needs the namespace whose jobs it checks: --namespace")
     if only == "policy" and not namespace:
         raise click.UsageError("--only policy needs the namespace whose TrainJobs it checks: --namespace")
+    _refuse_ignored(only, namespace)
     accounts = [(where or namespace or "", name) for where, name in service_accounts]
     if unplaced := [name for where, name in accounts if not where]:
         raise click.UsageError(f"service account {unplaced[0]} has no namespace: give NAMESPACE:{unplaced[0]}")
@@ -134,6 +157,16 @@ def install(
         lambda: "\n".join([_heading(only, found), *(f"---\n{texts.as_yaml(each)}" for each in found)]),
     )
     return 0
+
+
+def _refuse_ignored(only: package.Part | None, namespace: str | None) -> None:
+    """Refuse options that change none of the objects."""
+    for field, parts in _USED_BY.items():
+        if only is not None and only not in parts:
+            others = " or ".join(f"--only {part}" for part in parts)
+            refuse_ignored(field, because=f"has no effect with --only {only}: leave it out, or use {others}")
+    if not namespace:
+        refuse_ignored("keeps", because="has no effect without the reaper, which needs a namespace: give --namespace")
 
 
 def _heading(only: package.Part | None, found: Sequence[Mapping[str, Any]]) -> str:

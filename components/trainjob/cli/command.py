@@ -32,7 +32,12 @@ def command(
     def decorate(body: Body) -> click.Command:
         @functools.wraps(body)
         def run(**given: Any) -> int:
-            return Session(**click.get_current_context().ensure_object(dict)).run(body, given)
+            context = click.get_current_context()
+            noted = context.ensure_object(dict)
+            # A global option may stand before the name of any command.
+            for unused in noted.keys() - {each.name for each in context.command.params}:
+                raise click.UsageError(f"{context.command_path} does not use --{unused}: leave it out")
+            return Session(**noted).run(body, given)
 
         for each in (shared, *reversed(parameters)):
             run = each(run)

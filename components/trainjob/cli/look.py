@@ -14,6 +14,7 @@ from trainjob._support.log_lines import Throttle
 from trainjob.cli import texts
 from trainjob.cli.command import command
 from trainjob.cli.exits import EXIT_CODES, PIPE_CLOSED, USAGE, exit_code
+from trainjob.cli.ignored import refuse_ignored
 from trainjob.cli.options import JOB, key_option
 from trainjob.cli.output import echo
 from trainjob.cli.session import Interrupts, Session
@@ -107,6 +108,8 @@ async def logs(
     session: Session, *, name: tuple[str, str], follow: bool, ranks: Sequence[str], tail: int | None, timestamps: bool
 ) -> int:
     """Print the log lines of a job's ranks."""
+    if session.as_json:
+        refuse_ignored("timestamps", because="has no effect with --json, whose objects have the time: leave it out")
     ref = JobRef.of(await session.find(name))
     shown = Shown(session, timestamps=timestamps)
     throttle = Throttle(shown.log, shown.state_seconds)

@@ -14,6 +14,7 @@ from trainjob._support.signals import exiting, handled
 from trainjob.cli import completion
 from trainjob.cli.command import command
 from trainjob.cli.data import lines
+from trainjob.cli.ignored import refuse_ignored
 from trainjob.cli.options import all_of, global_options, job_name, json_option, pair
 from trainjob.cli.output import aligned, columns
 from trainjob.cli.session import Session
@@ -118,6 +119,7 @@ def promote(
 
     VERSION is a number, an alias or `latest`. Prints whether the alias moved, and exits with 0 in both cases.
     """
+    _check_rule(metric)
     verdict = connect(uri).promote(
         name, version, alias=alias, metric=metric, mode=mode, min_improvement=min_improvement, dry_run=dry_run
     )
@@ -222,6 +224,14 @@ def export(
     Uses the job's metrics, outputs, inputs, image and identity. The job must be Complete. This machine copies the
     model, so it must be able to read the output. Idempotent: the same command again shows the same version.
     """
+    if options["evaluation"] is not None:
+        refuse_ignored(
+            *("metric", "mode", "min_improvement"),
+            because="has no effect with --evaluation, whose gate decides about --alias: leave it out",
+        )
+    if options["alias"] is None:
+        refuse_ignored("metric", "mode", "min_improvement", because="has no effect without --alias: name an alias, too")
+    _check_rule(options["metric"])
     more = json_object("--provenance", provenance) if provenance else None
     with TrainJobClient(session.given_backend, session.given_namespace) as client, handled(exiting):
         found = JobRef.of(client.call(lambda: find_written(client.backend, client.namespace, *job)))
@@ -230,6 +240,11 @@ def export(
     shown = {"uri": done.uri, "digest": done.digest, "alias": done.reason}
     session.answer(vars(done), "\n".join([title, *_lines(shown)]))
     return 0
+
+
+def _check_rule(metric: str | None) -> None:
+    if metric is None:
+        refuse_ignored("mode", "min_improvement", because="has no effect without --metric: name the metric, too")
 
 
 def _place(location: str) -> str:

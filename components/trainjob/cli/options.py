@@ -137,11 +137,18 @@ def _note(ctx: click.Context, param: click.Parameter, value: object) -> None:
         ctx.ensure_object(dict)[param.name] = value
 
 
+_KEPT: dict[str, Any] = {"metavar": "NAME", "expose_value": False, "callback": _note}
+
+
+def namespace_option(command: Decorated) -> Decorated:
+    """The option of every command that works in a namespace."""
+    return click.option("-n", "--namespace", type=namespace, help="Use this namespace.", **_KEPT)(command)
+
+
 def global_options(command: Decorated) -> Decorated:
     """The global options, which may stand before and after a command's name."""
-    kept: dict[str, Any] = {"metavar": "NAME", "expose_value": False, "callback": _note}
-    where = click.option("--backend", help="Use this backend: kubernetes or local.", **kept)
-    return where(click.option("-n", "--namespace", type=namespace, help="Use this namespace.", **kept)(command))
+    where = click.option("--backend", help="Use this backend: kubernetes or local.", **_KEPT)
+    return where(namespace_option(command))
 
 
 def json_option(command: Decorated) -> Decorated:

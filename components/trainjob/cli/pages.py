@@ -33,6 +33,7 @@ from trainjob._support.signals import handled
 from trainjob.cli import completion
 from trainjob.cli.command import command
 from trainjob.cli.exits import EXIT_CODES
+from trainjob.cli.ignored import refuse_ignored
 from trainjob.cli.options import output_file, page_file
 from trainjob.cli.output import OutputClosed, echo
 from trainjob.cli.session import Session
@@ -80,7 +81,11 @@ async def report(session: Session, *, what: str, output: str | None, champion: s
     found = _Found(session, what)
     compare = await anyio.to_thread.run_sync(Champion, champion) if champion else None
     document = await found.document()
-    if compare is not None and document["kind"] == "training":
+    if document["kind"] != "training":
+        what = one_line(what, _SHOWN)
+        because = f"compares one job with a model, and {what!r} is a {document['kind']}: leave it out, or name one job"
+        refuse_ignored("champion", because=because)
+    if compare is not None:
         document = await anyio.to_thread.run_sync(compare.add, document)
     if session.as_json:
         session.answer(document, "")

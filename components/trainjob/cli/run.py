@@ -19,6 +19,7 @@ from trainjob._manifest.render import render as manifest_of
 from trainjob.cli import completion, texts
 from trainjob.cli.command import command
 from trainjob.cli.exits import EXIT_CODES
+from trainjob.cli.ignored import refuse_ignored
 from trainjob.cli.job_options import chosen, shown_options, spec_options, wait_options
 from trainjob.cli.many import wait_for_many
 from trainjob.cli.options import WithCommand, job_name
@@ -28,7 +29,7 @@ from trainjob.cli.spec_files import fields_of, parse_spec, slug_of
 from trainjob.cli.stop import LAUNCH_SECONDS, stop_job, stop_key
 from trainjob.errors import RankCrashed, TrainJobError, TrainJobFailed
 from trainjob.job import JobRef
-from trainjob.wait_options import WaitOptions
+from trainjob.wait_options import WaitOptions, option_names
 
 _PATHS = ("/", "file:", "pvc:")
 """Begins of a location that only pods of a cluster can read."""
@@ -70,6 +71,9 @@ async def run(
     launched with --detach or --on-interrupt keep, or its spec says otherwise (`unattended`, `unattended_after`).
     """
     options = chosen(given)
+    if detach:
+        ignored = (*option_names(), "on_crash_action", "no_logs")
+        refuse_ignored(*ignored, because="has no effect with --detach, which does not wait: give it to `trainjob wait`")
     fields = fields_of(given, command)
     work = parse_spec(spec, fields)
     _require_crash(on_crash_action, options, may_hang=spec is not None or "stall_timeout" in fields)
@@ -150,13 +154,8 @@ async def wait(
     """
     options = chosen(given)
     if len(names) > 1:
-        for option, value in (
-            ("--fail-on-first-crash", options.fail_on_first_crash),
-            ("--on-crash-action", on_crash_action),
-            ("--no-logs", no_logs),
-        ):
-            if value:
-                raise click.UsageError(f"{option} cannot be combined with several jobs: give the NAME of one")
+        ignored = ("fail_on_first_crash", "on_crash_action", "no_logs")
+        refuse_ignored(*ignored, because="cannot be combined with several jobs: give the NAME of one")
         return await wait_for_many(session, names, options)
     _require_crash(on_crash_action, options, may_hang=True)
     ref = JobRef.of(await session.find(names[0]))
