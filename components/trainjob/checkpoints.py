@@ -29,10 +29,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainjob._support import durable, volumes
+from trainjob._support.formats import wrong_format
 
 __all__ = ["clear", "latest", "save"]
 
 _MARKER = ".trainjob.json"
+_FORMAT = 1  # of the marker
 _NAME = re.compile(r"(\d+)-step-(\d+)")
 _UNFINISHED, _REMOVED = "unfinished-", "removed-"
 
@@ -53,7 +55,8 @@ def save(step: int, write: Callable[[Path], object], *, keep: int = 2, rank: int
         rank: Rank of this process, if `save` is called on every rank.
 
     Raises:
-        ValueError: `step` or `keep` is out of range, or ``TRAINJOB_CHECKPOINT`` is not a directory.
+        ValueError: `step` or `keep` is out of range, ``TRAINJOB_CHECKPOINT`` is not a directory, or a newer trainjob
+            has saved checkpoints in it.
         OSError: The checkpoint cannot be written, for example because the disk is full, or because another process
             saves checkpoints of the same key. Earlier checkpoints are kept.
     """
@@ -88,7 +91,7 @@ def latest() -> tuple[int, Path] | None:
     rank 0 ask, and broadcast its answer.
 
     Raises:
-        ValueError: ``TRAINJOB_CHECKPOINT`` is not a directory.
+        ValueError: ``TRAINJOB_CHECKPOINT`` is not a directory, or a newer trainjob has saved checkpoints in it.
     """
     root = _root()
     complete = [(step, path) for _, step, path in _saved(root) if _is_complete(path)] if root else []
@@ -127,12 +130,23 @@ def _saved(root: Path) -> list[tuple[int, int, Path]]:
 
 
 def _is_complete(directory: Path) -> bool:
-    """Whether all its files have the recorded size. A copy of a volume, or a full one, may have cut some."""
+    """Whether all its files have the recorded size. A copy of a volume, or a full one, may have cut some.
+
+    Raises:
+        ValueError: A newer trainjob wrote it: to call it incomplete would remove it.
+    """
+    marker = directory / _MARKER
     try:
-        sizes = json.loads((directory / _MARKER).read_bytes())["files"]
-        return all((directory / name).stat().st_size == size for name, size in sizes.items())
+        recorded = json.loads(marker.read_bytes())
+        problem = wrong_format(str(marker), recorded.get("format"), _FORMAT)
+        complete = bool(problem) or all(
+            (directory / name).stat().st_size == size for name, size in recorded["files"].items()
+        )
     except (OSError, ValueError):
         return False
+    if problem:
+        raise ValueError(problem)
+    return complete
 
 
 def _complete(directory: Path, step: int) -> None:
@@ -140,7 +154,7 @@ def _complete(directory: Path, step: int) -> None:
     files = [path for path in directory.rglob("*") if path.is_file()]
     sizes = {str(path.relative_to(directory)): path.stat().st_size for path in files}
     marker = directory / _MARKER
-    marker.write_text(json.dumps({"step": step, "files": sizes}))
+    marker.write_text(json.dumps({"format": _FORMAT, "step": step, "files": sizes}))
     for path in [*files, marker, *(path for path in directory.rglob("*") if path.is_dir()), directory]:
         durable.sync(path)
 

@@ -18,7 +18,7 @@ from tests.airflow.conftest import ROOT, Run, python
 from tests.airflow.versions import older_than, since
 from tests.processes import wait_until
 
-from trainjob import TrainJobClient
+from trainjob import JobRef, Observation, Phase, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.operators.tuning import TrainJobTuningOperator
@@ -530,3 +530,17 @@ def test_a_custom_xcom_backend_is_called_only_if_that_is_allowed(
     assert "Set [trainjob] xcom_backend_in_api_server = True" in page.text
     monkeypatch.setenv("AIRFLOW__TRAINJOB__XCOM_BACKEND_IN_API_SERVER", "True")
     assert document_in(get(path_of(dag, run_id)))["phase"] == "Complete"
+
+
+NEWER = "written by a newer trainjob (format 2; this one reads 1): upgrade trainjob"
+
+
+def test_a_document_of_a_newer_version_is_not_shown() -> None:
+    from trainjob._pages.documents.training import observed_document
+    from trainjob_airflow.web.stored import _document
+
+    made = observed_document(JobRef("ns", "job", "uid"), Observation(Phase.RUNNING))
+    assert _document(made) == (made, "")
+    document, why = _document({**made, "version": 2})
+    assert document is None
+    assert why == f"The document of the XCom {KEY} was {NEWER}."

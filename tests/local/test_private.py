@@ -177,7 +177,7 @@ def test_the_advice_makes_a_home_usable(home: Path, tmp_path: Path) -> None:
 
 
 def test_a_home_that_others_can_only_read_is_closed(home: Path) -> None:
-    """Earlier versions created such homes."""
+    """As `mkdir` creates it."""
     ref = stored(home, "true")
     job = home / "jobs" / "default" / ref.name
     for each in (home, home / "jobs", job.parent, job):

@@ -54,7 +54,7 @@ def test_of_20_writers_one_creates_an_object(bucket: Any) -> None:
 def test_a_journal_in_a_bucket(bucket: Any) -> None:
     with open_journal(f"s3://{BUCKET}/a/b") as journal:
         assert read_study(journal) is None
-        header = {"study": {"metric": "loss"}, "key": "k", "namespace": "ns", "began": 1.0}
+        header = {"format": 1, "study": {"metric": "loss"}, "key": "k", "namespace": "ns", "began": 1.0}
         assert journal.create("study", header) == header
         journal.create("asked/00000", {"parameters": {"x": 1}})
     with open_journal(f"s3://{BUCKET}/a/b") as again:

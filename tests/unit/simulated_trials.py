@@ -33,6 +33,8 @@ class Killed(BaseException):
 class MemoryJournal:
     """A journal in a dictionary, which several launchers share."""
 
+    location = "memory"
+
     def __init__(self, files: dict[str, str] | None = None) -> None:
         self.files: dict[str, str] = {} if files is None else files
         self.before: Callable[[str], None] = lambda _: None
@@ -87,7 +89,7 @@ class Trainings:
         if step > STEPS:
             metrics = [{"name": self.name, "value": str(self.metric(values, STEPS))}]
             code = self.exits(values, ref)
-            self.backend.end(ref, code, json.dumps({"trainjob": 2, "metrics": metrics}) if not code else "")
+            self.backend.end(ref, code, json.dumps({"trainjob": 1, "metrics": metrics}) if not code else "")
             self.ended.append(values["TRAINJOB_TRIAL"])
             return
         metrics = [

@@ -215,14 +215,18 @@ def test_unneeded_files_of_a_killed_copy_are_removed(source: Path, target: Path,
         copy(str(source), str(target))
     tree(target, {"old/1": b"of an even older try", "notes.txt": b"not ours"})
     mark = target / file_manifest.MARK
-    mark.write_text(json.dumps([*json.loads(mark.read_text()), "old/1"]))
+    written = json.loads(mark.read_text())
+    mark.write_text(json.dumps({**written, "files": [*written["files"], "old/1"]}))
     other = tree(tmp_path / "other", {"a.txt": b"other"})
     copy(str(other), str(target))
     assert files(target) == {"a.txt": b"other", "notes.txt": b"not ours"}
 
 
+UNSAFE = (b"[1]", b'["../outside"]', b'["/etc/passwd"]', b'["MANIFEST.json"]', b"null", b"3")
+
+
 @pytest.mark.parametrize(
-    "listed", [b"", b"{", b"[1]", b'["../outside"]', b'["/etc/passwd"]', b'["MANIFEST.json"]', b"null"]
+    "listed", [b"", b"{", b"[1]", b"{}", *(b'{"format": 1, "files": %s}' % each for each in UNSAFE), b"null"]
 )
 def test_unsafe_entries_of_a_mark_are_ignored(source: Path, target: Path, tmp_path: Path, listed: bytes) -> None:
     tree(tmp_path, {"outside": b"x", f"target/{file_manifest.MARK}": listed})

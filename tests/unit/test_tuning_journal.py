@@ -65,7 +65,7 @@ def test_a_file_that_is_cut_or_damaged_is_named(tmp_path: Path, text: str) -> No
 
 
 GOOD: dict[str, dict[str, Any]] = {
-    "study": {"study": {"metric": "loss"}, "template": {}, "key": "k", "namespace": "ns", "began": 1.0},
+    "study": {"format": 1, "study": {"metric": "loss"}, "template": {}, "key": "k", "namespace": "ns", "began": 1.0},
     "asked/00000": {"parameters": {"x": 1}},
     "ended/00000": {"state": "complete", "value": 1.0, "values": [[1, 1.0]]},
 }
@@ -74,8 +74,8 @@ GOOD: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("study", {"study": {"metric": "loss"}}),
-        ("study", {"study": 5, "key": "k", "namespace": "ns"}),
+        ("study", {"format": 1, "study": {"metric": "loss"}}),
+        ("study", {"format": 1, "study": 5, "key": "k", "namespace": "ns"}),
         ("asked/00000", {}),
         ("asked/00000", {"parameters": [1]}),
         ("asked/00000", {"parameters": {"x": [1]}}),

@@ -29,6 +29,7 @@ SPACE = {
     "momentum": {"type": "float", "low": 0, "high": 1, "when": {"optimizer": "sgd"}},
 }
 HEADER: dict[str, Any] = {
+    "format": 1,
     "study": {"space": SPACE, "metric": "loss", "direction": "minimize"},
     "template": {"command": ["train"]},
     "key": "digits/search",

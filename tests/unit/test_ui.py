@@ -319,7 +319,8 @@ def test_the_trials_of_a_study_have_one_page(
     with open_journal(journal_location(key_hash("search/a"))) as journal:
         space = {"x": {"type": "float", "low": 0, "high": 1}}
         fields = {"space": space, "metric": "loss", "direction": "minimize"}
-        journal.create("study", {"study": fields, "template": {}, "key": "search/a", "namespace": "ns", "began": 1.0})
+        header = {"format": 1, "study": fields, "template": {}, "key": "search/a", "namespace": "ns", "began": 1.0}
+        journal.create("study", header)
         journal.create("launches/00000", {"max_trials": 3, "parallel": 1})
         journal.create("asked/00000", {"parameters": {"x": 0.5}})
         journal.create("ended/00000", {"state": "complete", "value": 0.25, "job": trials[0].name})

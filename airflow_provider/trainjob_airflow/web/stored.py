@@ -19,8 +19,10 @@ from airflow.utils.session import create_session
 from sqlalchemy import Text, cast, select
 
 from trainjob import JobRef, Observation, Phase
+from trainjob._pages.documents import VERSION
 from trainjob._pages.documents.training import observed_document
 from trainjob._pages.study import document_of_study
+from trainjob._support.formats import wrong_format
 from trainjob.tuning import StudyState
 from trainjob_airflow.training import KEY
 
@@ -212,7 +214,8 @@ def _document(value: Any) -> tuple[dict[str, Any] | None, str]:
             _log.warning("the XCom backend cannot read %s", KEY, exc_info=True)
             return None, f"The XCom backend cannot read it: {type(error).__name__}, see the log of the API server."
     if document := _valid(loaded):
-        return document, ""
+        problem = wrong_format(f"The document of the XCom {KEY}", document.get("version"), VERSION)
+        return (None, f"{problem}.") if problem else (document, "")
     if isinstance(loaded, str):
         return (
             None,
@@ -243,14 +246,14 @@ _NEEDED = {"training": ("namespace", "name", "uid", "phase"), "study": ("namespa
 
 @cache
 def _empty_study() -> dict[str, Any]:
-    """A document of a study with all keys of this version."""
+    """A document of a study with all keys."""
     fields = {"metric": "value", "direction": "minimize", "space": {}}
     return document_of_study(StudyState("", "", fields, ()), importances=False)
 
 
 @cache
 def _empty() -> dict[str, Any]:
-    """A document with all keys of this version: a task may have stored it with an earlier one."""
+    """A document with all keys: a stored one may lack those that were added within its version."""
     return observed_document(JobRef("", "", ""), Observation(Phase.NOT_STARTED))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import diagnosis_of
-from trainjob._jobs.results import TrainJobResult, result_of
+from trainjob._jobs.results import TrainJobResult, check_report, result_of
 from trainjob._support import volumes
 from trainjob._support.display import iso, numeric
 from trainjob._support.kube_objects import mapping, mappings, rank_of, training_container
@@ -84,6 +84,7 @@ async def find(backend: Backend, ref: JobRef, output: str = "model", *, source: 
         )
     if evidence.trainjob is None or observation.phase is not Phase.COMPLETE:
         raise TrainJobFailed(replace(diagnosis_of(evidence), job=str(ref)))
+    check_report(ref, evidence)
     result = result_of(ref, evidence, observation)
     outputs = {**_locations(evidence.trainjob, _OUTPUT), **result.outputs}
     home = backend.home

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,13 +19,14 @@ from trainjob._jobs import telemetry
 from trainjob._jobs.records import record_failure
 from trainjob._support import volumes
 from trainjob._support.display import short
+from trainjob._support.formats import wrong_format
 from trainjob._support.kube_objects import mapping, mappings, rank_of
 from trainjob._support.numbers import json_values
-from trainjob.errors import TrainJobFailed
+from trainjob.errors import ConfigurationError, TrainJobFailed
 from trainjob.goodput import Goodput
 from trainjob.job import ATTEMPT, JobRef
 from trainjob.progress import Report, read
-from trainjob.progress.message import MAX_POINTS, RESERVED
+from trainjob.progress.message import MAX_POINTS, RESERVED, VERSION, newer_version
 from trainjob.status import Observation, Phase, observe
 from trainjob.verdicts import Evidence
 
@@ -122,6 +123,7 @@ async def conclude(
 
     Raises:
         TrainJobFailed: the job failed or was deleted; has the diagnosis.
+        ConfigurationError: A newer trainjob in the image of the job wrote its outputs.
     """
     evidence = await backend.evidence(ref)
     observation = observe(evidence.trainjob, final)
@@ -136,6 +138,7 @@ async def conclude(
         if observation.phase is Phase.FAILED and ON_RETRY in mapping(evidence.trainjob, "metadata", "annotations"):
             await record_failure(backend, ref, diagnosis)
         raise TrainJobFailed(diagnosis, spent.summary())
+    check_report(ref, evidence)
     return result_of(ref, evidence, observation, history, spent)
 
 
@@ -227,16 +230,32 @@ def measured(
     return replace(measure([Attempt(seen, collected.phases, collected.points())], end), phase=final.phase)
 
 
+def check_report(ref: JobRef, evidence: Evidence) -> None:
+    """Refuse a result without the outputs that the training has reported.
+
+    Raises:
+        ConfigurationError: A newer trainjob in the image of the job wrote its termination message.
+    """
+    for message in _messages(evidence):
+        if read(message):
+            return
+        if (number := newer_version(message)) is not None:
+            raise ConfigurationError(wrong_format(f"the termination message of TrainJob {ref}", number, VERSION))
+
+
 def _report(evidence: Evidence) -> Report:
     """The report in the latest termination message of rank 0; with MPI, of the launcher."""
+    return next((report for message in _messages(evidence) if (report := read(message))), None) or Report()
+
+
+def _messages(evidence: Evidence) -> Iterator[str]:
+    """Termination messages of rank 0, the latest first; with MPI, those of the launcher come first."""
     latest = sorted(evidence.pods, key=lambda pod: str(mapping(pod, "metadata").get("creationTimestamp")), reverse=True)
     for rank in ("launcher-0", "node-0"):
         for pod in latest:
             for status in mappings(pod, "status", "containerStatuses") if rank_of(pod) == rank else ():
-                message = mapping(status, "state", "terminated").get("message")
-                if report := read(str(message)):
-                    return report
-    return read(evidence.reported) or Report()
+                yield str(mapping(status, "state", "terminated").get("message"))
+    yield evidence.reported
 
 
 def spent_text(spent: Mapping[str, Any]) -> str:

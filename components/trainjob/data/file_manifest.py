@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from trainjob._support.formats import wrong_format
 from trainjob.data import strict
 from trainjob.data.locations import safe_path
 from trainjob.errors import ConfigurationError, CorruptData, UnsafePath
@@ -161,6 +162,10 @@ def parse(data: bytes, where: str) -> ContentManifest:
         value = strict.loads(data)
         form = value["format"]
         if form != _FORMAT:
+            name, _, number = str(form).rpartition("/v")
+            known = int(_FORMAT.rpartition("/v")[2])
+            if name == _FORMAT.rpartition("/v")[0] and number.isdecimal():
+                raise CorruptData(wrong_format(where, int(number), known))
             raise CorruptData(f"{where} has format {form!a}; this version of trainjob supports {_FORMAT}")
         files = [_file(item) for item in value["files"]]
         manifest = build(files, origin=str(value.get("origin", "")))

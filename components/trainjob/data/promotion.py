@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainjob._support.formats import wrong_format
 from trainjob.data import file_manifest, strict
 from trainjob.data.file_manifest import ContentManifest
 from trainjob.data.locations import join, parse_store
 from trainjob.data.stores.opening import opened
 from trainjob.errors import ConfigurationError, CorruptData, ModelNotFound
 from trainjob.evaluation import Decision, EvaluationReport
+from trainjob.evaluation.comparison import VERSION
 from trainjob.registry.base import ModelVersion, Registry
 
 GATE_DECIDES = (
@@ -42,21 +44,24 @@ class Evaluation:
 
         Raises:
             SourceNotFound: There is no evaluation.
-            CorruptData: The file is not an evaluation report.
+            CorruptData: The file is not an evaluation report, or a newer trainjob wrote it.
         """
         folder, name = parse_store(uri), file_manifest.EVALUATION
         if folder.name.endswith(".json") and not folder.directory:
             folder, name = replace(folder, path=folder.path.rpartition("/")[0]), folder.name
             uri = folder.uri
+        where = join(uri, name)
         with opened(folder) as store:
             data = b"".join(store.read(name))
         try:
             value = strict.loads(data)
+            if problem := wrong_format(where, value["report"]["version"], VERSION):
+                raise CorruptData(problem)
             decision = value["decision"]
             report = EvaluationReport.of(value["report"])
             return cls(uri, report, Decision.of(decision) if decision is not None else None)
         except (ConfigurationError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CorruptData(f"{join(uri, name)} is not an evaluation report: {error}") from None
+            raise CorruptData(f"{where} is not an evaluation report: {error}") from None
 
     def as_json(self) -> bytes:
         """The content of ``evaluation.json``."""

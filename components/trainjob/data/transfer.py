@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from trainjob._support.formats import wrong_format
 from trainjob.data import file_manifest
 from trainjob.data.file_manifest import ContentManifest, File, matches
 from trainjob.data.locations import Location, parse_store, parse_target
@@ -19,7 +20,7 @@ from trainjob.data.selection import Selection, manifest_of, select
 from trainjob.data.stores.base import Entry, ReadableStore, WritableStore
 from trainjob.data.stores.opening import opened, opened_writable
 from trainjob.data.streams import AT_A_TIME, Source, Stream
-from trainjob.errors import ChecksumMismatch, ConfigurationError, SourceNotFound, UnsafePath
+from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, SourceNotFound, UnsafePath
 
 Sidecars = Callable[[ContentManifest], Mapping[str, bytes]]
 """Makes small files to write beside the content, before the manifest, unless the content has files of these names. They
@@ -27,6 +28,7 @@ are not part of the digest."""
 Check = Callable[[ContentManifest], None]
 """Raises ChecksumMismatch if the content must not be accepted."""
 
+_MARK_FORMAT = 1
 _BYTES_AT_A_TIME, _FILES_AT_A_TIME = 64 * 1024 * 1024, 32  # small files mostly wait for responses
 _RESUMED = 32 * 1024 * 1024  # smaller files are sent again faster than their parts are found
 
@@ -243,13 +245,16 @@ def _announce(into: WritableStore, selection: Selection, previous: ContentManife
     earlier = {file.path for file in previous.files} if previous else set()
     again = False
     try:
-        listed = json.loads(b"".join(into.read(file_manifest.MARK)))
+        mark = json.loads(b"".join(into.read(file_manifest.MARK)))
         again = True
-        file_manifest.check_paths(listed)
-        earlier |= set(listed)
-    except (SourceNotFound, UnsafePath, ValueError, TypeError, AttributeError):
+        if problem := wrong_format(f"{into.location}: {file_manifest.MARK}", mark["format"], _MARK_FORMAT):
+            raise CorruptData(problem)
+        file_manifest.check_paths(mark["files"])
+        earlier |= set(mark["files"])
+    except (SourceNotFound, UnsafePath, ValueError, TypeError, AttributeError, KeyError):
         pass  # there is no list, or not one of trainjob: nothing is removed
-    into.write_small(file_manifest.MARK, json.dumps(sorted(coming | earlier)).encode())
+    mark = {"format": _MARK_FORMAT, "files": sorted(coming | earlier)}
+    into.write_small(file_manifest.MARK, json.dumps(mark).encode())
     return earlier - coming, again
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trainjob._support.formats import wrong_format
 from trainjob.errors import ConfigurationError
 from trainjob.evaluation.scores import Scores, Slice
 
@@ -95,13 +96,11 @@ class EvaluationReport:
         """The report that `as_dict` made.
 
         Raises:
-            ConfigurationError: The value is not an evaluation report of this version.
+            ConfigurationError: The value is not an evaluation report, or a newer trainjob wrote it.
         """
         try:
-            if value["version"] != VERSION:
-                raise ConfigurationError(
-                    f"the evaluation report has version {value['version']!r}; this version of trainjob reads {VERSION}"
-                )
+            if problem := wrong_format("the evaluation report", value["version"], VERSION):
+                raise ConfigurationError(problem)
             names = cls.__dataclass_fields__
             fields = {name: value[name] for name in names}
             fields["metrics"] = _restored(value["metrics"])

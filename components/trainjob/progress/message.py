@@ -133,14 +133,8 @@ def read(text: str) -> Report | None:
     Text after the object is ignored, since the writer truncates the file after writing and may be killed in between.
     Unknown keys are ignored; known keys with a wrong type count as absent.
     """
-    import json
-
-    try:
-        message, _ = json.JSONDecoder().raw_decode(text.lstrip())
-    except (ValueError, RecursionError):
-        return None
-    # `True == 1`, and a later version may use the same keys for other values.
-    if not isinstance(message, dict) or type(message.get("trainjob")) is not int or message["trainjob"] != VERSION:
+    message = _decoded(text)
+    if _number(message) != VERSION:  # a later version may use the same keys for other values
         return None
     metrics = message.get("metrics")
     outputs = message.get("outputs")
@@ -157,6 +151,28 @@ def read(text: str) -> Report | None:
         history=history_of(message.get("history")),
         details=details,
     )
+
+
+def newer_version(text: str) -> int | None:
+    """The version of a termination message that `read` does not support, because a newer trainjob wrote it."""
+    number = _number(_decoded(text))
+    return number if number is not None and number > VERSION else None
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    """The first JSON object in a text; an empty one without any."""
+    import json
+
+    try:
+        message, _ = json.JSONDecoder().raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def _number(message: dict[str, Any]) -> int | None:
+    number = message.get("trainjob")
+    return number if type(number) is int else None  # `True == 1`
 
 
 def _named(entry: object) -> tuple[str, Value]:

@@ -2,7 +2,7 @@
 
 ::
 
-    <directory>/study.json              the search and the template, and when the study began
+    <directory>/study.json              number of the format, the search and the template, and when the study began
     <directory>/asked/00007.json        parameters of trial 7, before its job is created
     <directory>/ended/00007.json        outcome of trial 7, before its job is cancelled
     <directory>/launches/00002.json     limits of the third launch
@@ -40,6 +40,11 @@ class StoreJournal:
     def __init__(self, store: WritableStore) -> None:
         self._store = store
         self._known: dict[str, dict[str, Any]] = {}
+
+    @property
+    def location(self) -> str:
+        """Its location, for errors."""
+        return str(self._store.location)
 
     def create(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
         """Store `value` if the name is not in use; returns what stands there."""

@@ -15,7 +15,16 @@ from trainjob._support.numbers import is_finite
 from trainjob.errors import InvalidStudy, Problem
 from trainjob.tuning.sampling import Sampling
 from trainjob.tuning.study import Study
-from trainjob.tuning.trials import Journal, Trial, damaged, name_of, parameters_of, trial_of
+from trainjob.tuning.trials import (
+    FORMAT,
+    Journal,
+    Trial,
+    check_format,
+    damaged,
+    name_of,
+    parameters_of,
+    trial_of,
+)
 
 T = TypeVar("T")
 
@@ -75,7 +84,8 @@ class SearchState:
         await self._sampled(lambda: self._rebuild([]))  # before the journal: Optuna may refuse an option
         identity = {"study": self.study.identity(), "template": self._template()}
         where = {"key": self.key, "namespace": self.namespace}
-        header = await asyncio.to_thread(self.journal.create, "study", {**identity, **where, "began": time.time()})
+        made = {"format": FORMAT, **identity, **where, "began": time.time()}
+        header = check_format(self.journal, await asyncio.to_thread(self.journal.create, "study", made))
         if present := {name: header.get(name) for name in where if header.get(name) != where[name]}:
             found = ", ".join(f"{name} {value}" for name, value in present.items())
             raise InvalidStudy([Problem("", f"the journal is that of another study, with {found}", "use another one")])

@@ -112,6 +112,11 @@ class StorageJournal:
         self._rdb.remove_session()
         self._rdb.engine.dispose()
 
+    @property
+    def location(self) -> str:
+        """Its location, for errors."""
+        return self._location
+
     def create(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
         """Store `value` if the name is not in use; returns what stands there.
 

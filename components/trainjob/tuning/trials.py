@@ -7,16 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from trainjob._support.formats import wrong_format
 from trainjob._support.numbers import json_values
 from trainjob.errors import CorruptData
 from trainjob.tuning.study import Scalar
 
+FORMAT = 1
+"""Number of the format of a journal, which is in its file ``study``."""
 STATES = ("running", "complete", "pruned", "failed", "stopped")
 _SUMMARY_TRIALS = 50
 
 
 class Journal(Protocol):
     """Where the state of a study is kept."""
+
+    @property
+    def location(self) -> str:
+        """Its location, for errors."""
+        ...
 
     def create(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
         """Store `value` under a name that is not in use; returns what stands there, perhaps by another launcher."""
@@ -149,11 +157,12 @@ def read_study(journal: Journal) -> StudyState | None:
     """Read the state of a study; None if the journal has none.
 
     Raises:
-        CorruptData: A file of the journal is damaged.
+        CorruptData: A file of the journal is damaged, or a newer trainjob wrote the journal.
     """
     header = journal.read("study")
     if header is None:
         return None
+    check_format(journal, header)
     asked, ended, launches, ends = (journal.all(folder) for folder in ("asked", "ended", "launches", "ends"))
     latest = max(launches, default="")
     trials = []
@@ -170,6 +179,17 @@ def read_study(journal: Journal) -> StudyState | None:
     # Of two launchers at once, the one that began first may end the study.
     end = max((name for name, limits in launches.items() if name in ends and limits == launches[latest]), default="")
     return StudyState(key, namespace, fields, trials, bool(end), str(ends.get(end, {}).get("reason", "")))
+
+
+def check_format(journal: Journal, header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The header of a journal, whose number is that of all files of the journal.
+
+    Raises:
+        CorruptData: A newer trainjob wrote the journal.
+    """
+    if problem := wrong_format(f"{journal.location}: study.json", header.get("format"), FORMAT):
+        raise CorruptData(problem)
+    return header
 
 
 def name_of(number: int) -> str:

@@ -35,14 +35,19 @@ from trainjob._backends.kubernetes.errors import (
     Transient,
 )
 from trainjob._support.display import iso
+from trainjob._support.formats import wrong_format
 from trainjob._support.kube_objects import mapping, mappings, parse_time
-from trainjob.errors import TrainJobError
+from trainjob.errors import ConfigurationError, TrainJobError
 from trainjob.job import API_VERSION, KIND, LONGEST_UNATTENDED, MANAGED_BY, RESERVED_PREFIX, JobRef
 
 _log = logging.getLogger(__name__)
 
 JOBS = RESERVED_PREFIX + "jobs"
 """Annotation of a Lease, as JSON: UID -> time at which the process stopped waiting for the job, null while it waits."""
+
+FORMAT = RESERVED_PREFIX + "format"
+"""Annotation of a Lease: number of the format of `JOBS`."""
+_FORMAT = 1
 
 LARGEST = 2000
 """Most jobs of a Lease. Kubernetes allows 256 KiB for all annotations of an object; a job takes 44 or 69 bytes."""
@@ -259,7 +264,7 @@ class _Lease:
             "metadata": {
                 "name": name,
                 "labels": {MANAGED_BY: "trainjob"},
-                "annotations": {JOBS: text},
+                "annotations": {JOBS: text, FORMAT: str(_FORMAT)},
                 "ownerReferences": self._owners(),
             },
             "spec": {
@@ -295,6 +300,7 @@ async def waiters(client: ApiClient, namespace: str) -> list[Waiter]:
 
     Raises:
         ApiError: The Leases cannot be listed.
+        ConfigurationError: A newer trainjob wrote one of them: its jobs must not count as unattended.
     """
     path, selector = _path(namespace), {"labelSelector": f"{MANAGED_BY}=trainjob"}
     listed = await client.items(path, selector)
@@ -323,10 +329,15 @@ def _waiter(lease: Mapping[str, Any], now: datetime, arrivals: Mapping[str, date
     renewed, name = _renewed(lease), str(lease["metadata"]["name"])
     if renewed is None:
         return None
+    annotations = mapping(lease, "metadata", "annotations")
+    written = str(annotations.get(FORMAT) or "")
+    if written.isdecimal() and int(written) > _FORMAT:
+        namespace = lease["metadata"].get("namespace", "")
+        raise ConfigurationError(wrong_format(f"Lease {namespace}/{name}", int(written), _FORMAT))
     if renewed > now:
         renewed = arrivals.get(name, now) if renewed - now > _AHEAD else now
     try:
-        jobs = mapping(json.loads(mapping(lease, "metadata", "annotations").get(JOBS) or "{}"))
+        jobs = mapping(json.loads(annotations.get(JOBS) or "{}"))
     except (ValueError, RecursionError):
         jobs = {}
     waiting = frozenset(uid for uid, at in jobs.items() if at is None)

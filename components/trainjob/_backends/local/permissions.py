@@ -20,7 +20,7 @@ _ANY = stat.S_IRWXG | stat.S_IRWXO
 
 
 def check(directory: Path, *, link: bool = False) -> bool:
-    """Whether `directory` exists. Removes the access of other users to one of this user (earlier versions gave it).
+    """Whether `directory` exists. Removes the access that other users have to one of this user.
 
     Checks only `directory` itself: other users cannot reach anything below a directory that passed.
 

@@ -13,6 +13,8 @@
         spare           reserved space for the last status, or to cancel the job, when the disk is full
     <home>/jobs/<namespace>/.deleted/<name>     the name was used and is not used again
 
+Each JSON file has the number of the format in `format`; a newer one is refused.
+
 Directories have mode 0700 and files 0600, and all must belong to the user of this process (`private`).
 
 Every file is replaced atomically, so a reader sees the old or the new state. It is on the disk before anything relies
@@ -39,7 +41,9 @@ from trainjob import names
 from trainjob._backends.local import permissions
 from trainjob._support import durable
 from trainjob._support.display import iso
+from trainjob._support.formats import wrong_format
 from trainjob._support.kube_objects import name_of, rank_of
+from trainjob.errors import ConfigurationError
 from trainjob.progress.message import MAX_BYTES
 
 DELETED = ".deleted"
@@ -47,6 +51,8 @@ KEEP = "trainjob.dev/keep"
 """Finalizer of a job that is cancelled and not removed: with it, ``deletionTimestamp`` requests a cancellation."""
 FINAL = ("Complete", "Failed", "Cancelled")
 """Types of the conditions of a finished job."""
+FORMAT = 1
+"""Number of the format of all JSON files in the home."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _SPARE = 64 * 1024  # bytes: the status of a dozen ranks with termination messages as long as they may be
 
@@ -62,12 +68,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`, or None if the file does not exist.
 
     Raises:
-        ConfigurationError: Another user can have written it.
+        ConfigurationError: Another user can have written it, or a newer trainjob has.
     """
     try:
         loaded: dict[str, Any] = json.loads(permissions.read(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
+    if problem := wrong_format(str(path), loaded.pop("format", None), FORMAT):
+        raise ConfigurationError(problem)
     return loaded
 
 
@@ -75,7 +83,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace `path` atomically; the content is on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "w", encoding="utf-8", opener=permissions.opener) as file:
-        json.dump(value, file, indent=1)
+        json.dump({"format": FORMAT, **value}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -1,0 +1,200 @@
+"""A stored format of a newer trainjob is refused by the name of the file, with both numbers, and never misread."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.unit.simulated_trials import study
+
+from trainjob import checkpoints
+from trainjob._backends.kubernetes import leases
+from trainjob._backends.local.store import JobFiles
+from trainjob._jobs.results import check_report
+from trainjob._spec import TrainJobSpec
+from trainjob._support.formats import wrong_format
+from trainjob._support.kube_objects import parse_time
+from trainjob._support.volumes import CHECKPOINT_VARIABLE
+from trainjob.data import file_manifest, transfer
+from trainjob.data.promotion import Evaluation
+from trainjob.errors import ConfigurationError, CorruptData
+from trainjob.evaluation import Scores, compare
+from trainjob.job import JobRef
+from trainjob.progress.message import composed
+from trainjob.tuning.journal import open_journal
+from trainjob.tuning.search_state import SearchState
+from trainjob.tuning.trials import read_study
+from trainjob.verdicts import Evidence
+
+REF = JobRef("ns", "job", "uid")
+
+
+def raised(path: Path, *fields: str) -> None:
+    """Raise the number of the format in a JSON file."""
+    value = part = json.loads(path.read_text())
+    for field in fields[:-1]:
+        part = part[field]
+    assert part[fields[-1]] == 1
+    part[fields[-1]] = 2
+    path.write_text(json.dumps(value))
+
+
+def job_on_disk(home: Path, file: str) -> Callable[[], object]:
+    made = JobFiles.create(home / "jobs" / "ns" / "job", {"metadata": {}, "spec": {}}, {"path": "/bin"})
+    made.write_status({"conditions": []}, [])
+    raised(made.directory / file, "format")
+    return made.read
+
+
+def study_on_disk(folder: Path) -> tuple[str, SearchState]:
+    with open_journal(str(folder)) as journal:
+        state = SearchState(study(), TrainJobSpec(runtime="a"), "k", journal, "ns")  # type: ignore[arg-type]
+        anyio.run(state.load)
+        return str(folder), state
+
+
+def journal_read(folder: Path) -> Callable[[], object]:
+    uri, _ = study_on_disk(folder)
+    raised(folder / "study.json", "format")
+
+    def read() -> object:
+        with open_journal(uri) as journal:
+            return read_study(journal)
+
+    return read
+
+
+def journal_continued(folder: Path) -> Callable[[], object]:
+    study_on_disk(folder)
+    raised(folder / "study.json", "format")
+    return lambda: study_on_disk(folder)
+
+
+def dataset(folder: Path) -> Callable[[], object]:
+    (folder / "source").mkdir(parents=True)
+    (folder / "source" / "a.txt").write_text("a")
+    transfer.copy(str(folder / "source"), str(folder / "made"))
+    path = folder / "made" / file_manifest.NAME
+    path.write_text(path.read_text().replace("trainjob.content/v1", "trainjob.content/v2"))
+    return lambda: transfer.copy(str(folder / "made"), str(folder / "copy"))
+
+
+def interrupted_copy(folder: Path) -> Callable[[], object]:
+    (folder / "source").mkdir(parents=True)
+    (folder / "source" / "a.gz").write_bytes(b"is no gzip, so that the copy fails after its mark")
+    with pytest.raises(CorruptData):
+        transfer.copy(str(folder / "source"), str(folder / "made"))
+    raised(folder / "made" / file_manifest.MARK, "format")
+    return lambda: transfer.copy(str(folder / "source"), str(folder / "made"))
+
+
+def evaluation(folder: Path) -> Callable[[], object]:
+    scores = Scores({"loss": 0.5}, 3)
+    report = compare(scores, None, models=({"uri": "a"}, None), dataset={"uri": "b"})
+    folder.mkdir()
+    (folder / file_manifest.EVALUATION).write_bytes(Evaluation(str(folder), report, None).as_json())
+    raised(folder / file_manifest.EVALUATION, "report", "version")
+    return lambda: Evaluation.read(str(folder))
+
+
+def checkpoint(folder: Path) -> Callable[[], object]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CHECKPOINT_VARIABLE, str(folder))
+        checkpoints.save(3, lambda directory: (directory / "model.pt").write_text("m"))
+    raised(folder / "000001-step-3" / ".trainjob.json", "format")
+
+    def read() -> object:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(CHECKPOINT_VARIABLE, str(folder))
+            return checkpoints.latest()
+
+    return read
+
+
+def saved_over_a_newer_one(folder: Path) -> Callable[[], object]:
+    read = checkpoint(folder)
+
+    def save() -> object:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(CHECKPOINT_VARIABLE, str(folder))
+            try:
+                checkpoints.save(4, lambda directory: (directory / "model.pt").write_text("m"), keep=1)
+            finally:
+                assert (folder / "000001-step-3" / "model.pt").exists()
+        return read()
+
+    return save
+
+
+class OneLease:
+    """A client whose namespace has one Lease."""
+
+    def __init__(self, lease: dict[str, Any]) -> None:
+        self._lease = lease
+        self.now = lambda: parse_time("2026-11-28T11:00:00Z")
+
+    async def items(self, *_: object) -> list[dict[str, Any]]:
+        return [self._lease]
+
+
+def lease(_: Path) -> Callable[[], object]:
+    class Timings:
+        renew = 10.0
+
+    client: Any = OneLease({})
+    client.timings = Timings()
+    written = leases._Lease(client, "ns", client, client)._lease("waiter", "{}", client.now())
+    assert written["metadata"]["annotations"][leases.FORMAT] == "1"
+    written["metadata"]["annotations"][leases.FORMAT] = "2"
+    written["metadata"]["namespace"] = "ns"
+    reader: Any = OneLease(written)
+    return lambda: anyio.run(leases.waiters, reader, "ns")
+
+
+def termination_message(_: Path) -> Callable[[], object]:
+    text = json.dumps(composed(100, None, [], {"model": "s3://b/m"}) | {"trainjob": 2})
+    return lambda: check_report(REF, Evidence(None, [], reported=text))
+
+
+FORMATS: dict[str, tuple[Callable[[Path], Callable[[], object]], type[Exception], str]] = {
+    "object": (lambda path: job_on_disk(path, "object.json"), ConfigurationError, "jobs/ns/job/object.json"),
+    "status": (lambda path: job_on_disk(path, "status.json"), ConfigurationError, "jobs/ns/job/status.json"),
+    "journal, read": (journal_read, CorruptData, "study.json"),
+    "journal, continued": (journal_continued, CorruptData, "study.json"),
+    "manifest": (dataset, CorruptData, "made/MANIFEST.json"),
+    "mark of a copy": (interrupted_copy, CorruptData, ".trainjob/writing.json"),
+    "evaluation": (evaluation, CorruptData, "/evaluation.json"),
+    "checkpoint": (checkpoint, ValueError, "000001-step-3/.trainjob.json"),
+    "checkpoint, saved": (saved_over_a_newer_one, ValueError, "000001-step-3/.trainjob.json"),
+    "lease": (lease, ConfigurationError, "Lease ns/waiter"),
+    "termination message": (termination_message, ConfigurationError, "the termination message of TrainJob ns/job"),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_newer_format_is_refused(tmp_path: Path, kind: str) -> None:
+    write, error, where = FORMATS[kind]
+    read = write(tmp_path / "x")
+    message = re.escape(f"{where} was written by a newer trainjob (format 2; this one reads 1): upgrade trainjob")
+    with pytest.raises(error, match=message):
+        read()
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (1, ""),
+        (2, "f was written by a newer trainjob (format 2; this one reads 1): upgrade trainjob"),
+        (0, "f has the unknown format 0 (this trainjob reads 1)"),
+        (None, "f has no number of its format (this trainjob reads 1)"),
+        (True, "f has no number of its format (this trainjob reads 1)"),
+        ("1", "f has no number of its format (this trainjob reads 1)"),
+    ],
+)
+def test_each_number_but_the_known_one_is_refused(found: object, message: str) -> None:
+    assert wrong_format("f", found, 1) == message
