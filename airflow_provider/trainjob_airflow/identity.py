@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import conf
@@ -232,10 +233,9 @@ def is_wanted(context: Context) -> bool:
     True if Airflow cannot be reached: an unwanted job that keeps running does less harm than a wanted job that is
     terminated, and the next try adopts the job.
     """
-    try:
+    with suppress(Exception):  # this process ends now, on any error
         return not _UNWANTED.issuperset(states_of(context["ti"]))
-    except Exception:  # noqa: BLE001 - any error; this process ends now
-        return True
+    return True
 
 
 def has_retry(context: Context) -> bool:
@@ -250,10 +250,9 @@ def has_succeeded(context: Context) -> bool:
     If a trigger's event arrives before the worker that deferred the task has ended, the scheduler marks the resumed try
     as failed and drops its result (3.3.2, `SchedulerJobRunner.process_executor_events`).
     """
-    try:
+    with suppress(Exception):  # Airflow accepted the success, and no error contradicts it
         return "success" in states_of(context["ti"])
-    except Exception:  # noqa: BLE001 - any error; Airflow accepted the success, and nothing contradicts it
-        return True
+    return True
 
 
 def states_of(ti: Any) -> list[str]:

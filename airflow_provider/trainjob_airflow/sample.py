@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from trainjob_airflow.templates import SAMPLE, is_open
 
@@ -121,7 +121,7 @@ def sample_context(task: BaseOperator) -> Context:
     vars(ti).update(ids)
     run = Sample("dag_run")
     vars(run).update(dag_id=task.dag_id, run_id=run_id, logical_date=now, conf=Sample("dag_run.conf"))
-    return known | {  # type: ignore[return-value]  # a TypedDict of all keys that a context can have
+    made = known | {
         "dag": dag or SimpleNamespace(dag_id=task.dag_id),
         "dag_run": run,
         "ds": now.strftime("%Y-%m-%d"),
@@ -140,6 +140,7 @@ def sample_context(task: BaseOperator) -> Context:
         "task_instance": ti,
         "try_number": 1,
     }
+    return cast("Context", made)  # a TypedDict of all keys that a context can have
 
 
 def _params(task: BaseOperator) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def test_invalid_metrics_are_rejected() -> None:
     assert check_metrics({"val/acc": 1}) == {"val/acc": 1.0}
     for bad in ({"a\n": 1.0}, {"": 1.0}, {"/a": 1.0}, {"a..b": 1.0}, {"acc": "high"}):
         with pytest.raises(ConfigurationError):
-            check_metrics(bad)  # type: ignore[arg-type]
+            check_metrics(bad)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ class _Watcher(BaseEventTrigger):
 
     poll_interval: float
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # BaseTrigger's has no types
+
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event for each change. After any error, log it and poll again."""
         seen = await self._seen()
@@ -100,7 +103,7 @@ class TrainJobEventTrigger(_Watcher):
         trainjob_conn_id: str = TrainJobHook.default_conn_name,
         poll_interval: float = 30,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # BaseTrigger's has no types
+        super().__init__()
         if wrong := set(phases) - {"Complete", "Failed"}:
             raise ValueError(f"phases must be Complete, Failed or both, not {min(wrong)}")
         self.labels = labels
@@ -157,7 +160,7 @@ class ModelVersionEventTrigger(_Watcher):
     def __init__(
         self, *, name: str, alias: str | None = None, registry: str | None = None, poll_interval: float = 60
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # BaseTrigger's has no types
+        super().__init__()
         self.name = name
         self.alias = alias
         self.registry = registry

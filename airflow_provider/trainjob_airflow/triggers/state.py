@@ -8,19 +8,19 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import TriggerEvent
 
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.states import Wait, Wanted
 from trainjob_airflow.tasklog import progress_logger
-from trainjob_airflow.triggers.base import event_of, load
+from trainjob_airflow.triggers.base import Trigger, event_of, load
 
 if TYPE_CHECKING:
     from trainjob import Backend, Observation
     from trainjob._backends.base import Snapshot
 
 
-class TrainJobStateTrigger(BaseTrigger):
+class TrainJobStateTrigger(Trigger):
     """Waits until a job reaches one of several phases or a condition. Yields one event and never raises.
 
     If the job is gone or was given up, and another attempt of its key counts, the trigger waits for that one.
@@ -51,7 +51,7 @@ class TrainJobStateTrigger(BaseTrigger):
         poll_interval: float = 10,
         target: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # BaseTrigger's has no types
+        super().__init__()
         self.trainjob_conn_id = trainjob_conn_id
         self.namespace = namespace
         self.name = name

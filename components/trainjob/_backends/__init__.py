@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainjob.errors import ConfigurationError, missing
+from trainjob.settings import Settings
+
 if TYPE_CHECKING:
     from trainjob._backends.base import Backend
     from trainjob._backends.credentials import Credentials
@@ -37,9 +40,6 @@ def connect(
     Raises:
         ConfigurationError: The backend is unknown, or a package that it needs is not installed.
     """
-    from trainjob.errors import ConfigurationError, missing  # noqa: PLC0415 - supervisors import this package too
-    from trainjob.settings import Settings  # noqa: PLC0415 - supervisors import this package too
-
     name = backend or Settings().backend
     if name == "local":
         from trainjob._backends.local.backend import LocalBackend  # noqa: PLC0415 - needed on this machine only, not for a cluster
@@ -47,14 +47,13 @@ def connect(
         return LocalBackend()
     if name == "kubernetes":
         try:
-            from trainjob._backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx, an extra
-            from trainjob._backends.kubernetes.client import Timings  # noqa: PLC0415 - needs httpx, an extra
+            from trainjob._backends.kubernetes import backend as cluster, client  # noqa: PLC0415 - needs httpx, an extra
         except ImportError as error:
             needed = missing(
                 "a cluster (TRAINJOB_BACKEND=kubernetes, the default)", error.name or "httpx", "kubernetes"
             )
             raise ConfigurationError(f"{needed}; to run jobs on this machine: export TRAINJOB_BACKEND=local") from error
-        timings = Timings(probe=_PROBE_SECONDS) if attended else None
-        return KubernetesBackend(credentials, shared=shared, timings=timings)
+        timings = client.Timings(probe=_PROBE_SECONDS) if attended else None
+        return cluster.KubernetesBackend(credentials, shared=shared, timings=timings)
     where = "" if backend else "TRAINJOB_BACKEND: "
     raise ConfigurationError(f"{where}unknown backend {name!r}; use one of: {', '.join(BACKENDS)}")

@@ -156,12 +156,11 @@ class Credentials:
             ConfigurationError: The package is missing, or it finds no valid kubeconfig.
         """
         try:
-            from kubernetes import config  # noqa: PLC0415 - heavy, and needed in the other process only
-            from kubernetes.client import Configuration  # noqa: PLC0415 - as above
+            from kubernetes import client, config  # noqa: PLC0415 - heavy, and needed in the other process only
         except ImportError as error:
             what = "an exec plugin or auth provider of the kubeconfig"
             raise missing(what, "the package kubernetes", "kubernetes") from error
-        found: Any = Configuration()
+        found: Any = client.Configuration()
         found.host = None
         options = {"context": self.context, "client_configuration": found, "temp_file_path": directory}
         try:

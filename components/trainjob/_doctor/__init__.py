@@ -43,10 +43,9 @@ async def examine(
         queue: LocalQueue that jobs are to name.
     """
     if backend.home is not None:
-        from trainjob._backends.local.backend import LocalBackend  # noqa: PLC0415 - a cluster does without it
-        from trainjob._doctor import local  # noqa: PLC0415 - as above
+        from trainjob._doctor import local  # noqa: PLC0415 - a cluster does without it
 
-        for finding in local.examine(LocalBackend(backend.home), runtimes, queue):
+        for finding in local.examine_home(backend.home, runtimes, queue):
             yield finding
     if backend.cluster is not None:
         from trainjob._doctor import cluster  # noqa: PLC0415 - needs httpx, which the local backend does without

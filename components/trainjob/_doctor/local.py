@@ -22,6 +22,11 @@ from trainjob.errors import ConfigurationError
 _ROOM = 1 << 30  # bytes; logs and models of a small training
 
 
+def examine_home(home: Path, wanted: Sequence[str] = (), queue: str = "") -> Iterator[Finding]:
+    """Check this machine, with the settings of this process and this directory of jobs; see `examine`."""
+    return examine(LocalBackend(home), wanted, queue)
+
+
 def examine(backend: LocalBackend, wanted: Sequence[str] = (), queue: str = "") -> Iterator[Finding]:
     """Check this machine.
 

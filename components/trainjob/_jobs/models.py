@@ -11,14 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from trainjob import data
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import diagnosis_of
 from trainjob._jobs.results import TrainJobResult, check_report, result_of
 from trainjob._support import volumes
 from trainjob._support.display import iso, numeric
 from trainjob._support.kube_objects import mapping, mappings, rank_of, training_container
+from trainjob.data.locations import parse_store
 from trainjob.errors import ConfigurationError, NotFound, TrainJobFailed
 from trainjob.job import KEY, JobRef, spec_hash
+from trainjob.registry.base import is_metric
 from trainjob.status import Observation, Phase, observe
 from trainjob.verdicts import Evidence
 
@@ -127,9 +130,7 @@ def export(
             another model, or has no gate that could decide about ``alias``.
         TrainJobError: See `trainjob.data.export`.
     """
-    from trainjob.data import export as export_model  # noqa: PLC0415 - imports all stores, for exports only
-    from trainjob.data.promotion import Evaluation  # noqa: PLC0415 - likewise
-    from trainjob.registry.base import is_metric  # noqa: PLC0415 - likewise
+    from trainjob.data.promotion import Evaluation  # noqa: PLC0415 - imports all stores, for exports only
 
     if own := sorted({*_RECORDED} & {*(provenance or {})}):
         raise ConfigurationError(
@@ -150,7 +151,7 @@ def export(
     metrics = {metric: value for metric, value in model.metrics.items() if is_metric(metric)}
     if (left := sorted(model.metrics.keys() - metrics)) and (progress := options.get("progress")):
         progress(f"metrics with names that registries do not accept are left out: {', '.join(map(ascii, left))}")
-    return export_model(
+    return data.export(  # the package imports it now
         model.source,
         where,
         name=name,
@@ -174,8 +175,6 @@ def _locations(trainjob: TrainJob, prefix: str) -> dict[str, str]:
 
 def _location(ref: JobRef, output: str, outputs: Mapping[str, object], source: str | None, *, here: bool) -> str:
     """The location of an output for this machine."""
-    from trainjob.data.locations import parse_store  # noqa: PLC0415 - see `export`
-
     value = outputs.get(output)
     if not isinstance(value, str) or not value:
         found = ", ".join(name for name, each in outputs.items() if isinstance(each, str) and each) or "none"

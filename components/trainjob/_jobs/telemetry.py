@@ -15,12 +15,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from trainjob._diagnosis.stragglers import Straggler
 from trainjob.goodput import Goodput
 from trainjob.job import JobRef
 from trainjob.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
 
 _log = logging.getLogger(__name__)
 
@@ -41,28 +46,35 @@ def record_goodput(ref: JobRef, goodput: Goodput | None) -> None:
     """
     if goodput is None or not (active() and goodput.segments):
         return
-    try:
+    with _logged(ref):
         _record_spans(ref, goodput)
         _record_metrics(goodput)
-    except Exception as error:  # noqa: BLE001 - of any SDK and its exporters
-        _log.warning(_FAILED, ref, type(error).__name__, error)
 
 
 def record_stragglers(ref: JobRef, found: Iterable[Straggler]) -> None:
     """Count ranks that are slower than the others. An error is logged, as by `record_goodput`."""
     if not active():
         return
-    try:
-        from opentelemetry import metrics  # noqa: PLC0415 - may not be installed
-
-        meter = metrics.get_meter("trainjob", __version__)
-        counter = meter.create_counter(
+    with _logged(ref):
+        counter = _meter().create_counter(
             "trainjob.stragglers", "{rank}", "Ranks of TrainJobs that are slower than others"
         )
         for each in found:
             counter.add(1, {"k8s.namespace.name": ref.namespace, "k8s.node.name": each.node})
-    except Exception as error:  # noqa: BLE001 - as above
+
+
+@contextmanager
+def _logged(ref: JobRef) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - of any SDK and its exporters
         _log.warning(_FAILED, ref, type(error).__name__, error)
+
+
+def _meter() -> Meter:
+    from opentelemetry import metrics  # noqa: PLC0415 - may not be installed
+
+    return metrics.get_meter("trainjob", __version__)
 
 
 def _record_spans(ref: JobRef, goodput: Goodput) -> None:
@@ -90,9 +102,7 @@ def _record_spans(ref: JobRef, goodput: Goodput) -> None:
 
 
 def _record_metrics(goodput: Goodput) -> None:
-    from opentelemetry import metrics  # noqa: PLC0415 - may not be installed
-
-    meter = metrics.get_meter("trainjob", __version__)
+    meter = _meter()
     common = {"k8s.namespace.name": goodput.namespace, "trainjob.phase": str(goodput.phase)}
     spent = meter.create_counter("trainjob.activity.seconds", "s", "Time of ended TrainJobs by activity")
     for activity, seconds in goodput.seconds.items():

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, TypeVar
 
 import anyio
@@ -295,8 +296,7 @@ async def _watch_crashes(
 
 def preload() -> None:
     """Import the modules that a wait uses. The first wait would import them, and block its event loop for 0.5 s."""
-    import trainjob._diagnosis.serialization  # noqa: PLC0415 - what this function is for
-    import trainjob._jobs.progress_log  # noqa: PLC0415 - the same
-
+    import_module("trainjob._diagnosis.serialization")
+    import_module("trainjob._jobs.progress_log")
     with suppress(ImportError):  # of the extra `kubernetes`, which the local backend does not need
-        import trainjob._backends.kubernetes.backend  # noqa: F401, PLC0415 - the same
+        import_module("trainjob._backends.kubernetes.backend")

@@ -133,7 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
         status, kind, body, more = self._answer()
         self._send(status, kind, body, more)
 
-    do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer a request that is malformed or has another method."""

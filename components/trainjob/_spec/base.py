@@ -37,7 +37,7 @@ class Part(Described):
 
     # For pydantic, this is a constructor like its own: it does not call it for a part inside of another one, whose
     # problems belong to the outer one.
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+    vars(__init__)["__pydantic_base_init__"] = True
 
     @classmethod
     def refusal(cls, problems: Sequence[Problem]) -> InvalidSpec:

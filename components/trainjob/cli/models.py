@@ -165,7 +165,7 @@ def register(
                 f"{place} has no MANIFEST.json with its digest; give --digest sha256:<root digest>"
             )
         known = manifest.digest
-    measured = check_metrics(dict(metrics))  # type: ignore[arg-type] # accepts numbers as text
+    measured = check_metrics(dict(metrics))
     known = f"sha256:{known.removeprefix('sha256:')}"
     made = connect(uri).register(
         name, place, export_id=export_id or place, digest=known, metrics=measured, tags=dict(tags)

@@ -55,7 +55,8 @@ class _Commands(UserDict[str, click.Command]):
     """The commands; the module of one is imported when it is looked up."""
 
     def __init__(self) -> None:
-        self.data = dict.fromkeys(COMMANDS)  # type: ignore[assignment] # the commands take the place of None
+        data: dict[str, Any] = dict.fromkeys(COMMANDS)  # the commands take the place of None
+        self.data = data
 
     def __getitem__(self, name: str) -> click.Command:
         found: click.Command | None = self.data[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import shlex
 import signal
@@ -55,18 +54,16 @@ class Session:
     def run(self, body: Body, given: Mapping[str, Any]) -> int:
         """Run the body of a command; the exit code."""
 
-        async def session() -> int:
+        async def finished(code: Awaitable[int]) -> int:
             try:
-                code: int = await body(self, **given)  # type: ignore[misc] # it is a coroutine function
-                return code
+                return await code
             finally:
                 if "backend" in vars(self):
                     await self.backend.aclose()
 
         try:
-            if inspect.iscoroutinefunction(body):
-                return anyio.run(session)
-            return body(self, **given)  # type: ignore[return-value] # it is no coroutine function
+            code = body(self, **given)
+            return code if isinstance(code, int) else anyio.run(finished, code)
         except OutputClosed:  # the reader of stdout has closed it, as in `trainjob logs NAME | head`
             drop_stdout()
             return PIPE_CLOSED

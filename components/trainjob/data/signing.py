@@ -60,9 +60,9 @@ def signer(key: str) -> Callable[[ContentManifest, str, Mapping[str, bytes]], by
     Raises:
         ConfigurationError: The key cannot be read, or the extra ``trainjob[sign]`` is not installed.
     """
-    signing, _ = _library()
+    library = _library()
     with _problems_of(key, "private"):
-        config = signing.Config().use_elliptic_key_signer(private_key=_path(key, "sign"))
+        config = library.signing.Config().use_elliptic_key_signer(private_key=_path(key, "sign"))
 
     def sign(manifest: ContentManifest, name: str, beside: Mapping[str, bytes]) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
@@ -85,9 +85,9 @@ def verifier(key: str) -> Verify:
     Raises:
         ConfigurationError: The key cannot be read, or the extra ``trainjob[sign]`` is not installed.
     """
-    _, verifying = _library()
+    library = _library()
     with _problems_of(key, "public"):
-        config = verifying.Config().use_elliptic_key_verifier(public_key=_path(key, "verify_key"))
+        config = library.verifying.Config().use_elliptic_key_verifier(public_key=_path(key, "verify_key"))
 
     def verify(
         manifest: ContentManifest, beside: Mapping[str, Sequence[bytes]], where: str, wanted: Wanted
@@ -108,12 +108,12 @@ def verifier(key: str) -> Verify:
     return verify
 
 
-def _library() -> tuple[Any, Any]:
+def _library() -> Any:
     try:
-        from model_signing import signing, verifying  # noqa: PLC0415 - an extra
+        import model_signing  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise missing("a signature", f"model-signing ({error})", "sign") from None
-    return signing, verifying
+    return model_signing
 
 
 def _path(key: str, option: str) -> Path:
@@ -167,18 +167,18 @@ def _compared(
 
 def _digests(files: Iterable[File]) -> Any:
     """A hashing configuration for the library that returns known digests."""
-    from model_signing import hashing, manifest  # noqa: PLC0415
-    from model_signing._hashing.hashing import Digest  # noqa: PLC0415 - the library has no public class for digests
+    from model_signing import hashing, manifest  # noqa: PLC0415 - an extra
 
+    digest_of = _library()._hashing.hashing.Digest  # the library has no public class for digests
     items = [
-        manifest.FileManifestItem(path=PurePosixPath(file.path), digest=Digest("sha256", bytes.fromhex(file.sha256)))
+        manifest.FileManifestItem(path=PurePosixPath(file.path), digest=digest_of("sha256", bytes.fromhex(file.sha256)))
         for file in files
     ]
     # The files beside them, so that other tools ignore these when they verify.
     beside = sorted({file_manifest.NAME, *file_manifest.SIDECARS} - {file.path for file in files})
     parameters = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": beside}
 
-    class Known(hashing.Config):  # type: ignore[misc]
+    class Known(hashing.Config):  # type: ignore[misc]  # is Any: the library has no type information
         def add_ignored_paths(self, *, model_path: Any, paths: Any) -> None:
             del model_path, paths
 

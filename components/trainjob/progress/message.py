@@ -245,9 +245,10 @@ def history_of(value: object) -> dict[str, list[Point]]:
 
 
 def _point(*numbers: object) -> Point:
-    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers):
+    known = [float(each) for each in numbers if isinstance(each, int | float) and not isinstance(each, bool)]
+    if len(known) < len(numbers):
         raise TypeError(f"not a number among {numbers!r}")
-    step, moment, value = map(float, numbers)  # type: ignore[arg-type]  # they are numbers
+    step, moment, value = known
     if not (step.is_integer() and math.isfinite(moment) and math.isfinite(value)):
         raise ValueError(f"not a step, a time and a value: {numbers!r}")
     return int(step), moment, value

@@ -216,8 +216,9 @@ def _value(argument: str, name: str, given: Given) -> Value:
     try:
         if isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool"):
             return bool(given)
+        scalar: Any = given
         try:
-            return int(given.__index__())  # type: ignore[attr-defined]  # ints of any library
+            return int(scalar.__index__())  # ints of any library
         except (AttributeError, TypeError):
             return float(given)
     except (TypeError, ValueError) as error:

@@ -33,6 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
+    from typing import IO
 
     from .counter import Counter
 
@@ -207,14 +208,9 @@ class Places:
 def _stacks() -> list[str]:
     """The Python stacks of all threads but this one, the main thread first, innermost frames first."""
     import faulthandler
-    import tempfile
 
-    # A file, since a pipe holds only 64 KB, and nothing reads it before the end. In memory where that is possible.
     try:
-        if hasattr(os, "memfd_create"):
-            file = open(os.memfd_create("trainjob-stacks"), "w+b")  # noqa: SIM115 - closed below
-        else:
-            file = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        file = _file()
     except OSError as error:
         return [f"the stacks cannot be read: {error}"]
     with file:
@@ -226,6 +222,15 @@ def _stacks() -> list[str]:
     threads.sort(key=lambda lines: main not in lines[0])
     found = [line for lines in threads for line in lines[: _FRAMES + 1]]
     return [line.replace(f"Thread {main}", "Main thread") for line in found[:_STACK_LINES]]
+
+
+def _file() -> IO[bytes]:
+    """A file for stacks, since a pipe holds only 64 KB, and nothing reads it before the end. In memory if possible."""
+    import tempfile
+
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("trainjob-stacks"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _native_stacks() -> list[str]:

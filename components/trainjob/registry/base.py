@@ -295,8 +295,12 @@ def check_promotion(metrics: Mapping[str, float], alias: str | None, metric: str
         raise ConfigurationError(f"metric {metric!r} decides about {alias!r}, but the metrics given are: {given}")
 
 
-def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return ``metrics`` as floats if every registry can store their names; else raise ConfigurationError."""
+def check_metrics(metrics: Mapping[str, float | str]) -> dict[str, float]:
+    """Return ``metrics``, numbers or their text, as floats.
+
+    Raises:
+        ConfigurationError: One of them is not a number, or has a name that a registry cannot store.
+    """
     for name in metrics:
         if not is_metric(name):
             raise ConfigurationError(

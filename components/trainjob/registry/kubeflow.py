@@ -82,9 +82,10 @@ class KubeflowRegistry:
         digest: str,
         metrics: Mapping[str, float] | None = None,
         tags: Mapping[str, str] | None = None,
-        history: History | None = None,  # noqa: ARG002 - for MLflow's runs
+        history: History | None = None,
     ) -> ModelVersion:
         """Register a version, once per ``export_id``; completes an incomplete registration."""
+        del history  # for MLflow's runs
         check_name(name)
         check_export_id(export_id)
         properties = records.properties(export_id, digest, check_metrics(metrics or {}), tags or {})

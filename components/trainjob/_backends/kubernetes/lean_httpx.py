@@ -7,13 +7,15 @@ and 74 modules in all, 3.3 MB in each process that waits for a job.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 _COMMAND_LINE = "httpx._main"
 
 if "httpx" in sys.modules:
     import httpx
 else:
-    sys.modules[_COMMAND_LINE] = None  # type: ignore[assignment] # makes its import fail, for which httpx is prepared
+    modules: dict[str, Any] = sys.modules
+    modules[_COMMAND_LINE] = None  # makes its import fail, for which httpx is prepared
     try:
         import httpx
     finally:

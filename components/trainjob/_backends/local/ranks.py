@@ -113,7 +113,7 @@ class Rank:
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str], cwd: str) -> None:
         """Start the process; if that fails, the rank terminates with ``StartError``, as a container does."""
-        self._log = open(self._log_path, "ab", opener=permissions.opener)  # noqa: SIM115 - open until the rank ends
+        self._log = _opened(self._log_path)
         self.started = now()
         self.termination_log.unlink(missing_ok=True)  # of an earlier start; the script may have replaced it by anything
         self.termination_log.touch(0o600)
@@ -305,6 +305,11 @@ def _marked(directory: str, marker: bytes) -> bool:
         return marker in b"\0" + Path(directory, "environ").read_bytes() + b"\0"
     except OSError:  # it has ended, or belongs to another user
         return False
+
+
+def _opened(log: Path) -> IO[bytes]:
+    """A log file, to append to."""
+    return open(log, "ab", opener=permissions.opener)
 
 
 def _kill_by_psutil(uid: str) -> bool:

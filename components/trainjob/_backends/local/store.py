@@ -131,7 +131,7 @@ class JobFiles:
                 spare.write(os.urandom(_SPARE))  # random: file systems may compress other content
             if _tombstone(directory).exists():
                 raise FileExistsError(directory)
-            os.rename(draft.directory, directory)  # noqa: PTH104 - fails on a directory with content, as required
+            draft.directory.rename(directory)  # fails on a directory with content, as required
             durable.sync(directory.parent)
             if _tombstone(directory).exists():  # deleted between the two lines above: the name was used
                 shutil.rmtree(directory, ignore_errors=True)
@@ -226,7 +226,7 @@ class JobFiles:
         durable.sync(tombstone.parent)
         removed = tombstone.with_name(f".{self.directory.name}.{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
-            os.rename(self.directory, removed)  # noqa: PTH104 - readers see an atomic removal
+            self.directory.rename(removed)  # readers see an atomic removal
         shutil.rmtree(removed, ignore_errors=True)
 
     def wait(self) -> int | None:

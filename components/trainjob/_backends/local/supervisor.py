@@ -331,7 +331,7 @@ def _write_until_done(files: JobFiles, status: Mapping[str, Any], pods: list[dic
 
 def _log_failed_write(error: OSError) -> None:
     with suppress(OSError):  # the log is on the same disk
-        print(f"the status cannot be written and is retried: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is the log
+        sys.stderr.write(f"the status cannot be written and is retried: {error}\n")
 
 
 def _child_exits() -> int:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainjob.data.feeding import fed
 from trainjob.data.file_manifest import MARK
@@ -14,6 +14,9 @@ from trainjob.data.locations import Location, safe_path
 from trainjob.data.stores.base import CHUNK, Entry, WritableStore
 from trainjob.data.stores.clouds import errors, open_bucket
 from trainjob.errors import CorruptData, SourceNotFound
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 # Bytes per read of a download: about what a connection delivers at once; joining more costs time.
 _READ = CHUNK // 4
@@ -76,13 +79,13 @@ class ObjectStore(WritableStore):
 
         if length == 0:
             return
-        options: dict[str, Any] = {}
+        options: GetOptions = {}
         if length is not None:
             options["range"] = (start, start + length)
         elif start:
             options["range"] = {"offset": start}
         with errors(self._location, path):
-            result = obstore.get(self._inner, self._key(path), options=options or None)  # type: ignore[arg-type]
+            result = obstore.get(self._inner, self._key(path), options=options or None)
             if etag and result.meta["e_tag"] != etag:
                 raise CorruptData(f"{self._uri(path)} changed while it was read; run the step again")
             begin, end = result.range

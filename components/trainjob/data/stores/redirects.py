@@ -144,7 +144,8 @@ def client(guard: Guard, **options: Any) -> httpx.Client:
     """
     made = httpx.Client(follow_redirects=False, **options)
     # httpx 0.28 has no parameter for the network backend of httpcore. Proxies have separate pools.
-    pool: Any = made._transport._pool  # type: ignore[attr-defined]  # private, see above
+    transport: Any = made._transport
+    pool = transport._pool
     if not isinstance(pool._network_backend, httpcore.NetworkBackend):
         raise TypeError(
             "trainjob does not support this version of httpx: its transport has no httpcore network backend"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105 - a token of the grammar
-_PARAMETER = re.compile(rf'\s*({_TOKEN})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|({_TOKEN}))\s*')
-_SCHEME = re.compile(rf"\s*({_TOKEN})(?=\s|,|$)")
+_WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_PARAMETER = re.compile(rf'\s*({_WORD})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|({_WORD}))\s*')
+_SCHEME = re.compile(rf"\s*({_WORD})(?=\s|,|$)")
 _TOKEN68 = re.compile(r"\s*[A-Za-z0-9._~+/-]+=*\s*(?=,|$)")
 
 

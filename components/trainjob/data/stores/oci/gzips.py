@@ -28,12 +28,12 @@ class Gunzip:
     beginning.
 
     Args:
-        open: Returns the bytes of the file from a position on.
+        read_from: Returns the bytes of the file from a position on.
         where: Name for errors.
     """
 
-    def __init__(self, open: Callable[[int], Iterator[bytes]], where: str) -> None:  # noqa: A002 - as the builtin
-        self._open, self._where = open, where
+    def __init__(self, read_from: Callable[[int], Iterator[bytes]], where: str) -> None:
+        self._read_from, self._where = read_from, where
         self._checkpoints = [_Checkpoint(0, 0, None)]
         self._spacing = _SPACING
 
@@ -51,7 +51,7 @@ class Gunzip:
         if source is not None:
             checkpoint = self._checkpoints[0]
         at = checkpoint.plain
-        for chunk in self._run(checkpoint, source or self._open(checkpoint.packed), remember=source is not None):
+        for chunk in self._run(checkpoint, source or self._read_from(checkpoint.packed), remember=source is not None):
             if at + len(chunk) > start:
                 yield chunk[max(0, start - at) :]
             at += len(chunk)
