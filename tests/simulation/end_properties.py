@@ -44,7 +44,8 @@ def _has_read_failure(facts: Facts, process: Process, end: int) -> bool:
     uid, log = process.ref.uid, facts.server.log
     failed = [(each.failed, each.version) for each in log if each.uid == uid and each.who == "trainer" and each.failed]
     failed += [(facts.server.failed[uid], end)] if uid in facts.server.failed else []
-    reads = [each.version for each in log if each.who == process.name and each.name == process.ref.name]
+    own = [each for each in log if each.who == process.name and each.method == "GET" and each.plural == "trainjobs"]
+    reads = [each.version for each in own if each.name in ("", process.ref.name)]  # a list shows it, too
     return any(since <= read < until for since, until in failed for read in reads)
 
 

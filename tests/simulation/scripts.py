@@ -806,6 +806,18 @@ tick 5
 delete nightly/a#1                    # by a person; p1 creates a job of the name, which takes over the JobSet
 """
 
+READ_AS_FAILED_BY_A_LIST = """
+spawn kfp nightly/a
+until p1 wait
+end nightly/a#1 3
+do p1 ok GET trainjobs                # the list of its watch shows that the job has failed
+spawn cancel nightly/a suspend
+until p2 end
+spawn kfp nightly/a
+until p3 POST trainjobs
+takeback nightly/a#1
+"""
+
 EXAMPLES = (
     *(text for name, text in [*vars().items()] if name.isupper() and isinstance(text, str) and "{" not in text),
     CANCEL_WITHOUT_WEBHOOKS.format("cancel", "refuse"),

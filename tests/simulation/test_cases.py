@@ -357,8 +357,9 @@ def test_a_cancelled_job_that_had_failed_does_not_come_back(script: str, stop: s
     assert active(outcome) == []
 
 
-def test_a_waiter_that_has_read_a_failure_reports_it_although_trainer_takes_it_back() -> None:
-    outcome = played(scripts.FAILED_BEFORE_IT_WAS_REPLACED, finish=True)
+@pytest.mark.parametrize("script", [scripts.FAILED_BEFORE_IT_WAS_REPLACED, scripts.READ_AS_FAILED_BY_A_LIST])
+def test_a_waiter_that_has_read_a_failure_reports_it_although_trainer_takes_it_back(script: str) -> None:
+    outcome = played(script, finish=True)
     assert created(outcome) == ["nightly/a#1", "nightly/a#2"]
     assert outcomes(outcome)[0] == "failed"
 

@@ -52,7 +52,7 @@ def iso(time: datetime | float | None, precision: str = "auto") -> str | None:
     """The time, or the seconds since 1970, in RFC 3339 in UTC; `precision` as `timespec` of `datetime.isoformat`."""
     if time is None:
         return None
-    moment = time.astimezone(UTC) if isinstance(time, datetime) else datetime.fromtimestamp(time, UTC)
+    moment = datetime.fromtimestamp(time, UTC) if isinstance(time, int | float) else time.astimezone(UTC)
     return moment.isoformat(timespec=precision).replace("+00:00", "Z")
 
 
