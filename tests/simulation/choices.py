@@ -146,7 +146,7 @@ class Chooser:
                 yield (3, f"admit {name}") if is_suspended(job) else (0.5, f"preempt {name}")
             if is_ended(job):
                 yield 0.4, f"ttl {name}"
-            if world.mix in ("all", "outages", "variations") and has_condition(job, "Failed"):
+            if world.mix in ("all", "outages", "edits", "variations") and has_condition(job, "Failed"):
                 yield 0.1, f"takeback {name}"
 
     def _people(self) -> Iterator[Weighted]:

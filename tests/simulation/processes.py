@@ -28,7 +28,7 @@ from trainjob._jobs.records import mark_delivered
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import CancelAction, is_replaced
 from trainjob._manifest.unattended import SUSPEND
-from trainjob.errors import RankCrashed, RanksRemain
+from trainjob.errors import RankCrashed, RanksRemain, SpecMismatch
 from trainjob.job import labels_of
 from trainjob.status import Observation, observe
 
@@ -186,7 +186,7 @@ async def _launched(process: Process) -> JobRef:
     try:
         ref = await launch(
             process.backend,
-            process.settings.spec(process.key),
+            process.settings.spec(process.key, int(process.name.removeprefix("p"))),
             process.key,
             namespace=NAMESPACE,
             **_launch_arguments(process),
@@ -220,7 +220,9 @@ async def _launcher(process: Process) -> str:
         except RanksRemain:  # of a deferrable task: its trigger looks again
             process.stage = "ranks"
             await anyio.sleep(_DEFERRED_SECONDS)
-        except TrainJobFailed:
+        except (TrainJobFailed, SpecMismatch) as error:
+            if isinstance(error, SpecMismatch) and not process.settings.edited:
+                raise
             process.stage = "end"
             return "failed"
     process.stage = "wait"

@@ -818,6 +818,27 @@ until p3 POST trainjobs
 takeback nightly/a#1
 """
 
+EDITED_AFTER_A_CANCEL = """
+world edited=3
+spawn airflow nightly/a
+until p1 wait
+spawn cancel nightly/a suspend
+until p2 end
+spawn airflow nightly/a               # with another spec
+until p3 wait
+"""
+
+EDITED_BESIDE_A_CANCEL = """
+world edited=2
+spawn airflow nightly/a
+until p1 wait
+spawn kfp nightly/a                   # with another spec
+do p2 ok GET leases                   # no cancel yet
+spawn cancel nightly/a suspend
+until p3 end
+run p2                                # sees the job that the cancel has just suspended
+"""
+
 EXAMPLES = (
     *(text for name, text in [*vars().items()] if name.isupper() and isinstance(text, str) and "{" not in text),
     CANCEL_WITHOUT_WEBHOOKS.format("cancel", "refuse"),

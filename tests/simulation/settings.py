@@ -13,7 +13,7 @@ from tests.simulation.objects import QUEUE
 from trainjob import TrainJobSpec
 from trainjob.job import job_name
 
-MIXES = ("calm", "airflow", "kfp", "queue", "all", "outages", "variations")
+MIXES = ("calm", "airflow", "kfp", "queue", "all", "outages", "edits", "variations")
 """Kinds of schedules: which processes run, and what happens to them; see docs/development/simulation.md."""
 
 LAUNCHERS = {
@@ -23,6 +23,7 @@ LAUNCHERS = {
     "queue": ("cli", "airflow", "kfp"),
     "all": ("cli", "airflow", "kfp", "tune"),
     "outages": ("cli", "airflow", "kfp", "tune"),
+    "edits": ("cli", "airflow", "kfp", "tune"),
     "variations": ("cli", "airflow", "kfp", "tune"),
 }
 
@@ -44,6 +45,7 @@ class Settings:
         on_crash: What a step does with a job that crashed.
         deferrable: Whether tasks of Airflow wait for ranks of earlier attempts outside the launch.
         leases: What the account of the processes may do with Leases; that of the reaper may write them.
+        edited: Number of the first process that has another spec, which an author has changed; 0 for none.
     """
 
     seed: int = 0
@@ -56,6 +58,7 @@ class Settings:
     on_crash: Literal["suspend", "cancel", "keep"] = "suspend"
     deferrable: bool = False
     leases: Literal["write", "read", "none"] = "write"
+    edited: int = 0
 
     @classmethod
     def draw(cls, seed: int, mix: str, numbers: random.Random) -> Settings:
@@ -63,7 +66,7 @@ class Settings:
         return cls(
             seed=seed,
             keys=(DEFAULT_KEY, "nightly/b") if numbers.random() < 0.3 else (DEFAULT_KEY,),
-            queue=mix == "queue" or (mix in ("all", "outages") and numbers.random() < 0.3),
+            queue=mix == "queue" or (mix in ("all", "outages", "edits") and numbers.random() < 0.3),
             ranks=2 if numbers.random() < 0.2 else 1,
             shared=numbers.random() < 0.3,
             on_retry=numbers.random() < 0.4,
@@ -71,6 +74,7 @@ class Settings:
             on_crash=numbers.choice(("suspend", "suspend", "cancel")),
             deferrable=numbers.random() < 0.2,
             leases=numbers.choices(("write", "read", "none"), (94, 4, 2))[0] if mix in ("all", "outages") else "write",
+            edited=numbers.randint(2, 5) if mix == "edits" else 0,
         )
 
     @classmethod
@@ -102,14 +106,16 @@ class Settings:
         values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self) if each.name != name}
         return Settings(**values)
 
-    def spec(self, key: str) -> TrainJobSpec:
-        """The spec of a work, parsed once."""
-        return _spec(key, self.queue, self.ranks, self.on_retry)
+    def spec(self, key: str, number: int) -> TrainJobSpec:
+        """The spec of a work for the process of that number, parsed once."""
+        edited = 0 < self.edited <= number
+        return _spec(key, self.queue, self.ranks, self.on_retry, edited)
 
 
 @lru_cache
-def _spec(key: str, queue: bool, ranks: int, on_retry: bool) -> TrainJobSpec:
-    asked: dict[str, Any] = {"runtime": RUNTIME, "command": ["train", key], "num_nodes": ranks}
+def _spec(key: str, queue: bool, ranks: int, on_retry: bool, edited: bool) -> TrainJobSpec:
+    command = ["train", key, *(["--edited"] if edited else [])]
+    asked: dict[str, Any] = {"runtime": RUNTIME, "command": command, "num_nodes": ranks}
     if queue:
         asked["labels"] = {QUEUE: "main"}
     if on_retry:

@@ -369,3 +369,19 @@ def test_a_waiter_whose_job_takes_over_an_older_jobset_follows_the_attempt_that_
     assert created(outcome) == ["nightly/a#1", "nightly/a#1", "nightly/a#2"]
     first, _, third = outcomes(outcome)[:3]
     assert first == third == "success"
+
+
+def test_a_launch_with_another_spec_takes_the_place_of_a_stopped_job() -> None:
+    outcome = played(scripts.EDITED_AFTER_A_CANCEL)
+    assert created(outcome) == ["nightly/a#1", "nightly/a#2"]
+    assert active(outcome) == ["nightly/a#2"]
+    assert [short_name(job["metadata"]["name"], ("nightly/a",)) for job in outcome.world.server.jobs()] == active(
+        outcome
+    )
+
+
+def test_a_launch_with_another_spec_obeys_a_cancel_that_has_just_suspended_the_job() -> None:
+    outcome = played(scripts.EDITED_BESIDE_A_CANCEL)
+    assert created(outcome) == ["nightly/a#1"]
+    assert [is_suspended(job) for job in outcome.world.server.jobs()] == [True]
+    assert outcomes(outcome)[1] == "failed"
