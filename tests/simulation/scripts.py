@@ -848,6 +848,7 @@ EXAMPLES = (
     QUOTA.format(3),
     RUNTIME_GONE_BEFORE_A_STOP.format("cancel"),
     FAILED_BEFORE_ITS_LAUNCH_OBEYS.format(False, "suspend"),
+    FAILED_BEFORE_ITS_LAUNCH_OBEYS.format(False, "delete"),
     FAILED_BEFORE_ITS_LAUNCH_OBEYS.format(True, "delete"),
     FAILED_BEFORE_THE_REAPER.format(False, "suspend"),
 )
