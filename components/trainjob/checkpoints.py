@@ -138,14 +138,13 @@ def _is_complete(directory: Path) -> bool:
     marker = directory / _MARKER
     try:
         recorded = json.loads(marker.read_bytes())
-        problem = wrong_format(str(marker), recorded.get("format"), _FORMAT)
-        complete = bool(problem) or all(
-            (directory / name).stat().st_size == size for name, size in recorded["files"].items()
-        )
-    except (OSError, ValueError):
+        number, sizes = recorded.get("format", _FORMAT), recorded["files"]
+        newer = isinstance(number, int) and number > _FORMAT
+        complete = newer or all((directory / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return False
-    if problem:
-        raise ValueError(problem)
+    if newer:
+        raise ValueError(wrong_format(str(marker), number, _FORMAT))
     return complete
 
 

@@ -170,6 +170,19 @@ def test_a_cut_checkpoint_is_ignored(root: Path, cut: str, how: Callable[[Path],
     assert names(root) == ["000001-step-5", "000003-step-15"]
 
 
+DAMAGED = ("[]", "null", "1", "{", '{"format": 1}', '{"format": 1, "files": []}', '{"files": 1}')
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_marker_is_that_of_an_incomplete_checkpoint(root: Path, text: str) -> None:
+    save(5)
+    save(10)
+    (root / "000002-step-10" / ".trainjob.json").write_text(text)
+    assert restored() == 5
+    save(15)
+    assert names(root) == ["000001-step-5", "000003-step-15"]
+
+
 def test_files_and_their_names_are_synced_before_the_checkpoint_gets_its_name(root: Path, synced: list[Path]) -> None:
     save(5)
     *content, last = synced

@@ -101,6 +101,10 @@ users: [{name: u, user: {token: t}}]
             "worked\n" + "cleaned up\n" * 2,
         ),
         (
+            "async def block(): time.sleep(300)\nclient.start(block)",  # the loop itself
+            "worked\n",
+        ),
+        (
             "signal.signal(signal.SIGALRM, lambda *_: print(client.start(work).result(), flush=True));"
             "signal.setitimer(signal.ITIMER_REAL, 0.1); client.call(lambda: asyncio.sleep(0.3))",
             "worked\n" * 2,
@@ -111,7 +115,7 @@ users: [{name: u, user: {token: t}}]
             "worked\nmine\n",
         ),
     ],
-    ids=["", "busy", "thread", "closed", "forked", "cleans up", "fork cleans up", "signal", "context"],
+    ids=["", "busy", "thread", "closed", "forked", "cleans up", "fork cleans up", "blocked", "signal", "context"],
 )
 def test_a_script_ends_with_its_last_line(backend: str, rest: str, printed: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(KUBECONFIG)

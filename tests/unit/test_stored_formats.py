@@ -156,6 +156,27 @@ def lease(_: Path) -> Callable[[], object]:
     return lambda: anyio.run(leases.waiters, reader, "ns")
 
 
+WRITTEN = {leases.JOBS: "{}"}
+
+
+@pytest.mark.parametrize("text", ["2", "v2", "2.0", " 2", "9" * 5000])
+@pytest.mark.parametrize("renewed", ["2026-11-28T10:59:00Z", "tomorrow"])
+def test_a_lease_of_another_format_is_refused_while_its_process_may_live(text: str, renewed: str) -> None:
+    metadata = {"name": "waiter", "namespace": "ns", "annotations": {**WRITTEN, leases.FORMAT: text}}
+    reader: Any = OneLease({"metadata": metadata, "spec": {"renewTime": renewed}})
+    with pytest.raises(ConfigurationError, match=r"Lease ns/waiter .*; or delete the Lease, if its process has ended"):
+        anyio.run(leases.waiters, reader, "ns")
+
+
+@pytest.mark.parametrize("annotations", [WRITTEN, {**WRITTEN, leases.FORMAT: "1"}, {**WRITTEN, leases.FORMAT: "2"}])
+def test_a_lease_that_nobody_renews_is_read(annotations: dict[str, str]) -> None:
+    """It attends no job, and the reaper removes it."""
+    metadata = {"name": "waiter", "namespace": "ns", "annotations": annotations}
+    reader: Any = OneLease({"metadata": metadata, "spec": {"renewTime": "2026-11-21T10:59:00Z"}})
+    (waiter,) = anyio.run(leases.waiters, reader, "ns")
+    assert waiter.lease == "waiter"
+
+
 def termination_message(_: Path) -> Callable[[], object]:
     text = json.dumps(composed(100, None, [], {"model": "s3://b/m"}) | {"trainjob": 2})
     return lambda: check_report(REF, Evidence(None, [], reported=text))

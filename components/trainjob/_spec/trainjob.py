@@ -73,6 +73,8 @@ def _function(value: object) -> object:
 
 def _duration(value: object) -> object:
     try:
+        if isinstance(value, bool):
+            raise ValueError
         return parse_duration(value) if isinstance(value, str) else value
     except ValueError:
         raise PydanticKnownError("time_delta_type") from None  # without the value, which may be a secret

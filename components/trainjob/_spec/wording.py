@@ -6,9 +6,11 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from datetime import timedelta
 
 from pydantic_core import ErrorDetails
 
+from trainjob._support.display import short
 from trainjob._support.durations import EXAMPLES
 from trainjob._support.masking import public
 
@@ -29,6 +31,7 @@ _MUST_BE = {
 }
 """First part of the type of an error of pydantic (``int_parsing``) -> what the value must be."""
 
+_LIMIT = re.compile(r"(greater|less) than or equal to datetime\.timedelta\((days|seconds)=(\d+)\)")
 _LONGEST = 40  # characters of a text that a message repeats
 
 
@@ -48,8 +51,13 @@ def in_words(detail: ErrorDetails) -> tuple[str, str]:
     if kind == "is_instance_of" or named:
         repeats = named in ("a whole number", "a number", "true or false")  # of others, the value may be a secret
         return f"must be {named or 'a mapping'}, not {_shown(value, repeats=repeats)}", ""
-    message = detail["msg"].removeprefix("Value error, ")
+    message = _LIMIT.sub(_limit, detail["msg"].removeprefix("Value error, "))
     return re.sub(r"^(Input|Value|String|List|Dictionary|Tuple) should ", "must ", message), ""
+
+
+def _limit(found: re.Match[str]) -> str:
+    """``at least 1s``: pydantic writes a limit as Python does."""
+    return f"at {'least' if found[1] == 'greater' else 'most'} {short(timedelta(**{found[2]: int(found[3])}))}"
 
 
 def _words(text: str) -> list[str]:

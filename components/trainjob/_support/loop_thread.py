@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -24,10 +26,10 @@ class LoopThread:
     """A `BlockingPortal` in a daemon thread. When the process ends, what still runs is cancelled, and cleans up."""
 
     def __init__(self) -> None:
-        started: Future[BlockingPortal] = Future()
+        started: Future[tuple[BlockingPortal, asyncio.AbstractEventLoop]] = Future()
         self._thread = threading.Thread(target=_run, args=(started,), name="trainjob", daemon=True)
         self._thread.start()
-        self._portal = started.result()
+        self._portal, self._loop = started.result()
         self._process = os.getpid()
         _open.add(self)
 
@@ -43,18 +45,32 @@ class LoopThread:
         """
         return self._portal.call(function)
 
-    def stop(self, seconds: float | None = None) -> None:
-        """Cancel what still runs, and end the thread; wait for that at most so long."""
+    def stop(self) -> None:
+        """Cancel what still runs, and end the thread."""
+        self.cancel()
+        self.join()
+
+    def cancel(self) -> None:
+        """Cancel what still runs; the thread ends soon, unless a call blocks the loop."""
         _open.discard(self)
         if self._process == os.getpid():  # a fork copies no threads
-            self._portal.call(self._portal.stop, True)
+            with suppress(RuntimeError):  # it has been stopped already
+                # Not by the portal, which waits until the loop has taken the call.
+                self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self._stopping = asyncio.ensure_future(self._portal.stop(cancel_remaining=True))
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait for the end of the thread, at most so long."""
+        if self._process == os.getpid():
             self._thread.join(seconds)
 
 
-def _run(started: Future[BlockingPortal]) -> None:
+def _run(started: Future[tuple[BlockingPortal, asyncio.AbstractEventLoop]]) -> None:
     async def run() -> None:
         async with BlockingPortal() as portal:
-            started.set_result(portal)
+            started.set_result((portal, asyncio.get_running_loop()))
             await portal.sleep_until_stopped()
 
     try:
@@ -67,6 +83,8 @@ def _run(started: Future[BlockingPortal]) -> None:
 @atexit.register
 def _stop_all() -> None:
     """Let what still runs clean up: Python ends daemon threads in the middle of a call."""
-    for loop in [*_open]:
-        with suppress(RuntimeError):  # it has been stopped meanwhile
-            loop.stop(_END_SECONDS)
+    loops, deadline = [*_open], time.monotonic() + _END_SECONDS
+    for loop in loops:
+        loop.cancel()
+    for loop in loops:
+        loop.join(max(0.0, deadline - time.monotonic()))

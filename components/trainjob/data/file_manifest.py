@@ -164,7 +164,7 @@ def parse(data: bytes, where: str) -> ContentManifest:
         if form != _FORMAT:
             name, _, number = str(form).rpartition("/v")
             known = int(_FORMAT.rpartition("/v")[2])
-            if name == _FORMAT.rpartition("/v")[0] and number.isdecimal():
+            if name == _FORMAT.rpartition("/v")[0] and re.fullmatch(r"[1-9]\d{0,8}", number, re.ASCII):
                 raise CorruptData(wrong_format(where, int(number), known))
             raise CorruptData(f"{where} has format {form!a}; this version of trainjob supports {_FORMAT}")
         files = [_file(item) for item in value["files"]]

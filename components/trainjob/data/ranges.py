@@ -112,6 +112,7 @@ def resumed(
                 at += len(chunk)
                 backoff.success()
                 yield chunk
+                backoff.success()  # the time of who takes it does not count
             return
         except StoreUnavailable as error:
             if at >= end:

@@ -247,8 +247,9 @@ def _announce(into: WritableStore, selection: Selection, previous: ContentManife
     try:
         mark = json.loads(b"".join(into.read(file_manifest.MARK)))
         again = True
-        if problem := wrong_format(f"{into.location}: {file_manifest.MARK}", mark["format"], _MARK_FORMAT):
-            raise CorruptData(problem)
+        number = mark["format"]
+        if isinstance(number, int) and number > _MARK_FORMAT:
+            raise CorruptData(wrong_format(f"{into.location}: {file_manifest.MARK}", number, _MARK_FORMAT))
         file_manifest.check_paths(mark["files"])
         earlier |= set(mark["files"])
     except (SourceNotFound, UnsafePath, ValueError, TypeError, AttributeError, KeyError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import secrets
 import socket
 from collections import Counter
@@ -327,13 +328,15 @@ def _arrival(lease: Mapping[str, Any], now: datetime) -> datetime:
 
 def _waiter(lease: Mapping[str, Any], now: datetime, arrivals: Mapping[str, datetime]) -> Waiter | None:
     renewed, name = _renewed(lease), str(lease["metadata"]["name"])
+    annotations = mapping(lease, "metadata", "annotations")
+    written = str(annotations.get(FORMAT, _FORMAT))
+    # One that nobody has renewed for so long attends no job, whatever it says.
+    if written != str(_FORMAT) and (renewed is None or now - renewed < LONGEST_UNATTENDED):
+        number = int(written) if re.fullmatch(r"\d{1,9}", written, re.ASCII) else None
+        problem = wrong_format(f"Lease {lease['metadata'].get('namespace', '')}/{name}", number, _FORMAT)
+        raise ConfigurationError(f"{problem}; or delete the Lease, if its process has ended")
     if renewed is None:
         return None
-    annotations = mapping(lease, "metadata", "annotations")
-    written = str(annotations.get(FORMAT) or "")
-    if written.isdecimal() and int(written) > _FORMAT:
-        namespace = lease["metadata"].get("namespace", "")
-        raise ConfigurationError(wrong_format(f"Lease {namespace}/{name}", int(written), _FORMAT))
     if renewed > now:
         renewed = arrivals.get(name, now) if renewed - now > _AHEAD else now
     try:

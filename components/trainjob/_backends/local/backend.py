@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import time
@@ -21,7 +22,7 @@ from trainjob import names
 from trainjob._backends.base import Snapshot, TrainJob
 from trainjob._backends.local import cancels, runtimes, supervision
 from trainjob._backends.local.logs import LogReader
-from trainjob._backends.local.store import JobFiles, cancel_metadata, job_names, now
+from trainjob._backends.local.store import JobFiles, OtherFormat, cancel_metadata, job_names, now
 from trainjob._diagnosis import READ_LINES, blockers
 from trainjob._manifest.attempts import Cancel, cancel_of, work_of
 from trainjob._support.kube_objects import has_trained, mapping, name_of, rank_of
@@ -33,10 +34,12 @@ from trainjob.errors import (
     Rejected,
     RuntimeNotFound,
 )
-from trainjob.job import JobRef
+from trainjob.job import KEY, JobRef
 from trainjob.settings import Settings
 from trainjob.status import CANCELLED
 from trainjob.verdicts import Evidence
+
+_log = logging.getLogger(__name__)
 
 _POLL = 0.05  # seconds between two checks of the files of a job; each check is two stat calls
 _CHECK = 0.5  # seconds between two checks whether the supervisor is alive
@@ -140,9 +143,17 @@ class LocalBackend:
 
     async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
         """See `Backend.find`."""
-        found = []
+        found, work = [], labels.get(KEY)
         for name in job_names(self.home, names.namespace(namespace)):
-            trainjob = await self.get(namespace, name)
+            if work is not None and work_of(name) != work:
+                continue
+            try:
+                trainjob = await self.get(namespace, name)
+            except OtherFormat as error:
+                if work is not None:
+                    raise
+                _log.warning("left out: %s", error)
+                continue
             if trainjob is not None and labels.items() <= (trainjob["metadata"].get("labels") or {}).items():
                 found.append(trainjob)
         return found

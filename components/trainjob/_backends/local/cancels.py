@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from trainjob._backends.local import permissions
-from trainjob._backends.local.store import FULL_DISK, read_json, write_json
+from trainjob._backends.local.store import FULL_DISK, OtherFormat, read_json, write_json
 from trainjob._manifest.attempts import CANCEL_KEPT, Cancel, recent
 from trainjob._support.kube_objects import parse_time
 from trainjob.errors import Rejected
@@ -54,9 +54,10 @@ def _write(directory: Path, work: str, cancel: Cancel) -> Cancel:
         done = replace(cancel, version=version, at=now, record=f"{work}-{version}")
         write_json(records / f"{done.record}.json", {**asdict(done), "at": now.isoformat()})
         for path in records.glob("*.json"):
-            written = parse_time((read_json(path) or {}).get("at"))
-            if written is None or now - written > CANCEL_KEPT:
-                path.unlink(missing_ok=True)
+            with suppress(OtherFormat):  # of a newer trainjob, which removes it
+                written = parse_time((read_json(path) or {}).get("at"))
+                if written is None or now - written > CANCEL_KEPT:
+                    path.unlink(missing_ok=True)
     return done
 
 

@@ -64,18 +64,23 @@ def now() -> str:
     return iso(time.time(), "microseconds")
 
 
+class OtherFormat(ConfigurationError):
+    """A file in the home has another format than this trainjob reads."""
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`, or None if the file does not exist.
 
     Raises:
-        ConfigurationError: Another user can have written it, or a newer trainjob has.
+        OtherFormat: A newer trainjob has written it.
+        ConfigurationError: Another user can have written it.
     """
     try:
         loaded: dict[str, Any] = json.loads(permissions.read(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     if problem := wrong_format(str(path), loaded.pop("format", None), FORMAT):
-        raise ConfigurationError(problem)
+        raise OtherFormat(problem)
     return loaded
 
 

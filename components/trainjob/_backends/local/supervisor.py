@@ -28,7 +28,16 @@ from typing import Any
 from trainjob import progress
 from trainjob._backends.local import runtimes
 from trainjob._backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
-from trainjob._backends.local.store import FINAL, JobFiles, Stamp, cancel_metadata, cancel_requested, now, read_json
+from trainjob._backends.local.store import (
+    FINAL,
+    JobFiles,
+    OtherFormat,
+    Stamp,
+    cancel_metadata,
+    cancel_requested,
+    now,
+    read_json,
+)
 from trainjob._manifest import unattended
 from trainjob.progress.message import RESERVED, text_of
 from trainjob.status import CANCELLED
@@ -98,7 +107,11 @@ class Supervisor:
         stamp = self.files.stamp()[0]
         if stamp != self._stamp:
             self._stamp = stamp
-            latest = self.files.read()
+            try:
+                latest = self.files.read()
+            except OtherFormat as error:  # what a newer trainjob asks for is unknown: the job runs on
+                sys.stderr.write(f"{error}\n")
+                latest = self.trainjob
             if latest is None:
                 return True
             self.trainjob = {**latest, "status": self.status}
@@ -197,7 +210,8 @@ class Supervisor:
             self._attended = present
         if present - max(self._attended, self._launched) <= policy.after.total_seconds():
             return
-        with suppress(OSError), self.files.editing():  # the disk may be full: the next check tries again
+        # The disk may be full, or a newer trainjob has changed the job: the next check tries again.
+        with suppress(OSError, OtherFormat), self.files.editing():
             latest = self.files.read()
             if latest is None or latest["spec"].get("suspend") or self.files.waited_for():
                 return
@@ -371,15 +385,17 @@ def record_loss(files: JobFiles, *, wait_for_space: bool = True) -> None:
     (_write_until_done if wait_for_space else write_status)(files, status, files.pods())
 
 
-def _guard(files: JobFiles, lifeline: int) -> None:
-    """Wait for the end of the supervisor, then kill what is left of its job."""
+def _guard(files: JobFiles, uid: str, lifeline: int) -> None:
+    """Wait for the end of the supervisor, then kill what is left of its job, also if its files cannot be read."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.read(lifeline, 1)
-    if files.finished():
-        return
+    with suppress(OtherFormat):
+        if files.finished():
+            return
     if files.supervise(wait_seconds=5) is not None:
+        sweep(uid)
         record_loss(files)
 
 
@@ -413,7 +429,7 @@ def main(directory: str) -> None:
         os.close(lock)
         os.close(lifeline)
         os.close(announced)
-        _guard(files, guarded)
+        _guard(files, trainjob["metadata"]["uid"], guarded)
         os._exit(0)
     os.close(guarded)
     os.close(announced)

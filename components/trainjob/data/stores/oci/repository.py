@@ -175,6 +175,7 @@ class Repository:
                     start += len(chunk)
                     backoff.success()
                     yield chunk
+                    backoff.success()  # the time of who takes it does not count
                 if start < end:
                     raise Interrupted(f"the registry sent {start} of {end} bytes")
             except Interrupted as error:
