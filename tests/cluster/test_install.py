@@ -153,7 +153,7 @@ async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step
 async def test_the_account_has_only_the_needed_permissions(real_node: Access, step_image: str) -> None:
     with real_node.namespace("installed", real=True) as namespace:
         real_node.restrict(namespace)
-        words = ("-n", namespace, "--service-account", f"{namespace}:{ACCOUNT}", "--image", step_image)
+        words = ("-n", namespace, "--service-account", f"{namespace}:{ACCOUNT}")
         role = next(each for each in applied(real_node, printed("--only", "rbac", *words)) if each["kind"] == "Role")
         kubeconfig = account(real_node, namespace)
         others = permissions(account(real_node, namespace, "nobody"), namespace)

@@ -38,7 +38,7 @@ def test_the_image_is_small_and_does_not_run_as_root(docker_client: docker.Docke
 
 COMPILED = """
 import os, sys
-import huggingface_hub.hf_api, kfp.dsl.executor_main, mlflow.tracking, obstore.store, rich.live
+import huggingface_hub.hf_api, kfp.dsl.executor_main, mlflow.tracking, obstore.store, rich.progress
 import trainjob.cli.run, trainjob._backends.kubernetes.backend, trainjob.data.options
 import trainjob.registry.kubeflow, trainjob.registry.mlflow, trainjob.registry.sqlite, trainjob_kfp.runtime
 for module in [*sys.modules.values()]:

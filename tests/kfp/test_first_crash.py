@@ -134,7 +134,7 @@ def test_a_cancelled_job_without_capacity_changes_the_next_try(
 
 
 def test_unknown_crash_actions_are_refused(backend: MemoryBackend) -> None:
-    with pytest.raises(InvalidSpec, match=r"on_crash_action: is 'delete' .give one of suspend, cancel, keep"):
+    with pytest.raises(InvalidSpec, match=r"on_crash_action: must be 'suspend', 'cancel' or 'keep', not 'delete'"):
         jobs.run_job(EXECUTION, SPEC, {**PARAMETERS, "on_crash_action": "delete"})
     assert backend.jobs == {}
 

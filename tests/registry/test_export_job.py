@@ -134,7 +134,7 @@ REFUSED = [
     (("--output", "weights"), "its text outputs: declared, model, relative, log"),
     (("--output", "epochs"), "has no location as output 'epochs'"),
     (("--output", "relative"), "is the relative path"),
-    (("--metric", "accuracy"), "requires an alias; set alias"),
+    (("--metric", "accuracy"), "--metric has no effect without --alias"),
     (("--alias", "champion", "--metric", "f1"), "the metrics given are: accuracy"),
     (("--alias", "v1"), "is not a valid alias"),
     (("--target", "ftp://x"), "ftp://"),
@@ -188,7 +188,7 @@ def test_an_evaluation_takes_the_place_of_the_metrics(
     refused = {
         (evaluated("another", passes, other), "--alias", "champion"): "is the evaluation of another model",
         (evaluated("without", None), "--alias", "champion"): "has no gate, which decides whether 'champion' moves",
-        (evaluated("failed", fails), "--metric", "accuracy", "--alias", "champion"): "cannot be combined",
+        (evaluated("failed", fails), "--metric", "accuracy", "--alias", "champion"): "has no effect with --evaluation",
     }
     for words, message in refused.items():
         code, out, err = export(trained.name, "--name", "digits", "--evaluation", *words)
