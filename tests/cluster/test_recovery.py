@@ -310,6 +310,19 @@ async def reaches(work: Work, epoch: int) -> None:
     await anyio.to_thread.run_sync(lambda: wait_until(what, done, 150, ignore=not_yet, poll=0.2))
 
 
+async def restarts_once(work: Work) -> None:
+    """Wait until one restart of the job counts towards its limit; say what was seen instead."""
+
+    def done() -> bool:
+        if work.restarts[1] != 1:
+            states = [work.pod(rank)["status"] for rank in (0, 1)]
+            raise ValueError(f"restarts {work.restarts}, phases {work.phases}, pods {states}")
+        return True
+
+    not_yet = (KeyError, ValueError)
+    await anyio.to_thread.run_sync(lambda: wait_until("the job has restarted", done, 150, ignore=not_yet, poll=0.2))
+
+
 @pytest.mark.timeout(400)
 async def test_a_training_resumes_after_a_killed_rank_and_after_a_preemption(
     resilient: Cluster, backend: KubernetesBackend, checkpoints: tuple[str, Path], step_image: str
@@ -331,11 +344,7 @@ async def test_a_training_resumes_after_a_killed_rank_and_after_a_preemption(
         await reaches(training, 5)
         container = training.pod(1)["status"]["containerStatuses"][0]["containerID"]
         await anyio.to_thread.run_sync(node.kill_container, container)
-        await anyio.to_thread.run_sync(
-            lambda: wait_until(
-                "the job has restarted", lambda: training.restarts[1] == 1, 150, ignore=KeyError, poll=0.2
-            )
-        )
+        await restarts_once(training)
         await reaches(training, 20)
         (place,) = (directory / "digits" / namespace).iterdir()
         assert [path.name for path in place.iterdir() if not path.name.startswith(".")] == ["checkpoint.safetensors"]
