@@ -14,10 +14,10 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
+from tests.unit.program import exit_of
 
 from trainjob import __version__
 from trainjob._support.display import numeric, rounded, short
-from trainjob.cli import main
 from trainjob.cli.exits import exit_code
 from trainjob.cli.options import job_name, pair
 from trainjob.cli.output import as_json
@@ -52,14 +52,6 @@ def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 def trainjob(*words: str, input: str | None = None) -> str:  # noqa: A002 - the name of CliRunner's parameter
     result = CliRunner().invoke(program, words, input=input, standalone_mode=False, catch_exceptions=False)
     return result.stdout
-
-
-def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    out, err = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    return left.value.code, out, err
 
 
 # --- types of options

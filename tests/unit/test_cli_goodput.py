@@ -12,10 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from tests.serving import serving
 from tests.unit.generated_histories import BEGIN, Run, pods_of, trainjob
+from tests.unit.program import exit_of
 
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob.cli import main
 from trainjob.job import key_hash
 
 TRAINJOBS, PODS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/ml/trainjobs", "/api/v1/namespaces/ml/pods"
@@ -80,17 +80,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(["goodput", *words])
-    out, err = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    assert "Traceback" not in err
-    return left.value.code, out, err
-
-
 def test_a_namespace_needs_two_lists(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = exit_of(capsys, "--price-per-gpu-hour", "36")
+    code, out, err = exit_of(capsys, "goodput", "--price-per-gpu-hour", "36")
     assert (code, err) == (0, "")
     assert Server.requests == [
         f"{TRAINJOBS}?app.kubernetes.io/managed-by=trainjob",
@@ -111,7 +102,7 @@ def test_a_namespace_needs_two_lists(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_label_selects_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = exit_of(capsys, "-l", "team=x", "--json")
+    code, out, _ = exit_of(capsys, "goodput", "-l", "team=x", "--json")
     answer = json.loads(out)
     assert code == 0
     assert [each["name"] for each in answer["jobs"]] == ["nightly-a-2"]
@@ -120,13 +111,13 @@ def test_a_label_selects_jobs(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("words", [("--key", "nightly/a"), ("nightly-a-1",), ("ml/nightly-a-2",)])
 def test_a_key_or_one_of_its_jobs_shows_all_attempts(capsys: pytest.CaptureFixture[str], words: tuple[str]) -> None:
-    code, out, _ = exit_of(capsys, *words)
+    code, out, _ = exit_of(capsys, "goodput", *words)
     assert code == 0
     assert out.startswith("ml/nightly-a-2  Complete  2 attempts\nkey nightly/a\n\ngoodput 85.7% of 5m50s\n")
 
 
 def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(exit_of(capsys, "nightly-b-1", "--json", "--price-per-gpu-hour", "9")[1])
+    answer = json.loads(exit_of(capsys, "goodput", "nightly-b-1", "--json", "--price-per-gpu-hour", "9")[1])
     (found,) = answer["jobs"]
     assert (found["key"], found["phase"], found["goodput"], found["attempts"]) == ("nightly/b", "Complete", 0.6, 1)
     assert found["sources"] == {"starting": {"pods": 40.0}, "training": {"pods": 60.0}}
@@ -139,7 +130,7 @@ def test_without_permission_for_pods_less_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Server, "forbidden", True)
-    code, out, err = exit_of(capsys, "nightly-b-1")
+    code, out, err = exit_of(capsys, "goodput", "nightly-b-1")
     assert code == 0
     assert "goodput 100.0% of 1m40s" in out
     assert "assumed" in out
@@ -162,6 +153,6 @@ def test_without_permission_for_pods_less_is_known(
 def test_what_does_not_exist_is_reported(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, message: str
 ) -> None:
-    got, out, err = exit_of(capsys, *words)
+    got, out, err = exit_of(capsys, "goodput", *words)
     assert (got, out) == (code, "")
     assert message in err

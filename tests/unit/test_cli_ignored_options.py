@@ -9,10 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
+from tests.unit.program import exit_of
 
 from trainjob._jobs.launching import launch
 from trainjob._spec import TrainJobSpec
-from trainjob.cli import main, session as sessions
+from trainjob.cli import session as sessions
 
 RUN = ("run", "--runtime", "trainjob-step", "--detach")
 EXPORT = ("export", "job", "--name", "digits")
@@ -92,15 +93,6 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryBackend:
     made.requests.clear()
     monkeypatch.setattr(sessions, "connect", lambda *_, **__: made)
     return made
-
-
-def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    out, err = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    assert "Traceback" not in err
-    return left.value.code, out, err
 
 
 @pytest.mark.parametrize(

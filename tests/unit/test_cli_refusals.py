@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
+from tests.unit.program import exit_of
 
 from trainjob import InvalidSpec, Settings, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
@@ -22,7 +23,6 @@ from trainjob._diagnosis import diagnosis_of
 from trainjob._jobs.launching import dry_run, launch
 from trainjob._manifest.render import render
 from trainjob._spec import TrainJobSpec
-from trainjob.cli import main
 from trainjob.cli.output import fitted
 from trainjob.errors import ConfigurationError
 from trainjob.job import JobRef, labels_of
@@ -36,15 +36,6 @@ SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
 def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
     monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path / "home"))
-
-
-def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    out, err = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    assert "Traceback" not in err
-    return left.value.code, out, err
 
 
 # ---------------------------------------------------------------- keys

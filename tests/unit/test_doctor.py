@@ -292,7 +292,8 @@ OBJECTS: dict[str, Any] = {
 @pytest.mark.parametrize("queue", ["", "gpus"])
 def test_nothing_absent_in_a_cluster_is_ok(hidden: bool, queue: str) -> None:
     async def examined(client: Any) -> list[Finding]:
-        place = cluster._Cluster(client, object(), "training", ["trainjob-step"], queue)  # type: ignore[arg-type]
+        unused: Any = object()
+        place = cluster._Cluster(client, unused, "training", ["trainjob-step"], queue)
         return [finding async for finding in place.examine()]
 
     for count in range(len(OBJECTS) + 1):

@@ -53,7 +53,7 @@ def job_on_disk(home: Path, file: str) -> Callable[[], object]:
 
 def study_on_disk(folder: Path) -> tuple[str, SearchState]:
     with open_journal(str(folder)) as journal:
-        state = SearchState(study(), TrainJobSpec(runtime="a"), "k", journal, "ns")  # type: ignore[arg-type]
+        state = SearchState(study(), TrainJobSpec.parse({"runtime": "a"}), "k", journal, "ns")
         anyio.run(state.load)
         return str(folder), state
 

@@ -42,7 +42,7 @@ async def ticking(session: Session, given: Sequence[tuple[str, str]], options: W
 
 
 if __name__ == "__main__":
-    run.wait_for_many = ticking  # type: ignore[attr-defined] # in place of what it imports
+    run.wait_for_many = ticking  # type: ignore[attr-defined]  # replaces a name that run imports
     names = sys.stdin.read().split()
     # The name of one job, twice, is waited for like many.
     main(["wait", *sys.argv[2:], *names, *names[:1]])

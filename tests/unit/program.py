@@ -1,0 +1,17 @@
+"""The command line program, called in this process."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainjob.cli import main
+
+
+def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Call the program; return its exit code, stdout and stderr."""
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    out, err = capsys.readouterr()
+    assert isinstance(left.value.code, int)
+    assert ("Traceback" in err) == (left.value.code == 70), err  # 70: an internal error
+    return left.value.code, out, err
