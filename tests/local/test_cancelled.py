@@ -13,7 +13,7 @@ import pytest
 from tests.contract.processes import marked
 from tests.local.conftest import Jobs, kill
 from tests.processes import eventually
-from tests.unit.test_cli import exit_of
+from tests.unit.program import exit_of
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob._backends.local.store import read_json, write_json

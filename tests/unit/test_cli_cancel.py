@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
-from tests.unit.test_cli import exit_of
+from tests.unit.program import exit_of
 
 from trainjob import JobRef, LogLine, TrainJobSpec
 from trainjob._jobs import launching as flow

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import yaml
-from tests.unit.test_cli import exit_of
+from tests.unit.program import exit_of
 
 from trainjob.cli.hints import _COMMANDS, _OPTIONS
 from trainjob.cli.program import program

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.contract.memory import MemoryBackend
-from tests.unit.test_cli import exit_of
+from tests.unit.program import exit_of
 
 from trainjob import (
     BackendUnavailable,

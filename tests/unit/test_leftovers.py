@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies as st
-from tests.unit.test_cli import exit_of
+from tests.unit.program import exit_of
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.base import Cluster, TrainJob, Waiter

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import click
 import pytest
-from tests.unit.test_cli import exit_of
+from tests.unit.program import exit_of
 
 from trainjob import JobRef, Settings, TrainJobClient, TrainJobSpec, names
 from trainjob._backends.base import Backend
