@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
@@ -275,7 +276,7 @@ class ApiClient:
             extensions=extensions,
         )
         try:
-            response = await http.send(built, stream=True)
+            response = await _send(http, built)
         except _CONNECTION_ERRORS as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise ConfigurationError(
@@ -327,6 +328,24 @@ def _http(access: Access) -> httpx.AsyncClient:
         verify=access.verify, proxy=access.proxy, trust_env=False, limits=limits, socket_options=_KEEP_ALIVE
     )
     return httpx.AsyncClient(transport=transport, trust_env=False)
+
+
+async def _send(http: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+    """Send a request. httpcore 1.0 leaves a connection open whose TLS handshake is cancelled: close it."""
+    opened: list[Any] = []
+
+    async def trace(event: str, about: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            opened.append(about["return_value"])
+
+    request.extensions["trace"] = trace
+    try:
+        return await http.send(request, stream=True)
+    except asyncio.CancelledError:
+        with anyio.CancelScope(shield=True):
+            for stream in opened:
+                await stream.aclose()
+        raise
 
 
 class _List(TypedDict, total=False):
