@@ -101,7 +101,7 @@ async def stop_key(
     Args:
         backend: Backend that runs the jobs.
         key: The key.
-        action: ``delete`` or ``suspend``.
+        action: ``cancel`` or ``suspend``.
         seconds: How long to wait for the last pod.
         namespace: Namespace of the jobs.
         tried: Number of the try that is ended.
@@ -384,7 +384,7 @@ class RunningJob:
         client = self.client
         return client.call(lambda: give_up(client.backend, ref, diagnosis, action))
 
-    def cancel(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
+    def cancel(self, action: Literal["cancel", "suspend"], seconds: float) -> bool:
         """Stop all attempts of the key, also if the launch has not returned one.
 
         Later tries do not obey. If a request is refused or late, its record remains, which the reaper obeys.

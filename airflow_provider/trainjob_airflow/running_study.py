@@ -94,7 +94,7 @@ class RunningStudy(RunningJob):
             self._waiting = end
             return self.result_of(end, changes, seconds, self.page)
 
-    def cancel(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
+    def cancel(self, action: Literal["cancel", "suspend"], seconds: float) -> bool:
         """Cancel the running trials.
 
         Returns:

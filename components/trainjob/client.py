@@ -261,12 +261,12 @@ class TrainJobClient:
         model = self.call(lambda: models.find(self.backend, ref, output, source=source))
         return models.export(model, target, name=name, **options)
 
-    def cancel(self, job: JobRef | str, action: Literal["delete", "suspend"] = "delete") -> bool:
+    def cancel(self, job: JobRef | str, action: Literal["cancel", "suspend"] = "cancel") -> bool:
         """Stop a job, and wait until none of its ranks is running. A job that has ended is not changed.
 
         Args:
             job: The job: its reference, name or key. `cancel_key` stops all attempts of a key.
-            action: ``delete`` deletes the job; on this machine its logs and metrics are kept. ``suspend`` keeps it, and
+            action: ``cancel`` deletes the job; on this machine its logs and metrics are kept. ``suspend`` keeps it, and
                 a launch of the same key resumes it.
 
         Returns:
@@ -275,12 +275,12 @@ class TrainJobClient:
         ref = self._ref(job)
         return self.call(lambda: cancellation.cancel(self.backend, ref, action))
 
-    def cancel_key(self, key: str, action: Literal["delete", "suspend"] = "delete") -> Cancelled:
+    def cancel_key(self, key: str, action: Literal["cancel", "suspend"] = "cancel") -> Cancelled:
         """Stop all attempts of a key, also one whose launch is on its way, and wait until none of its ranks is running.
 
         Args:
             key: The key.
-            action: ``delete`` or ``suspend``, as for `cancel`.
+            action: ``cancel`` or ``suspend``, as for `cancel`.
 
         Returns:
             The attempts that were stopped, and whether their last ranks have ended within 60 s.

@@ -30,7 +30,7 @@ def stop_all(client: TrainJobClient, run: str, action: CancelAction, seconds: fl
     Args:
         client: A client of the jobs' backend and namespace.
         run: Id of the run.
-        action: ``suspend`` or ``delete``.
+        action: ``suspend`` or ``cancel``.
         seconds: How long to wait for the last pods.
         own: Whether this process is in a pod of that run.
 

@@ -117,14 +117,13 @@ def run_cleanup(given: Parameters) -> list[str]:
     """Run ``cleanup``; return the names of the jobs that were still running."""
     with report_failures():
         execution, parameters = _read(given)
-        actions: dict[str, CancelAction] = {"suspend": "suspend", "cancel": "delete"}
-        if parameters["action"] not in actions:
-            raise InvalidSpec([Problem("action", f"is {parameters['action']!r}", f"give one of {', '.join(actions)}")])
+        action: CancelAction = parameters["action"]
+        if action not in ("suspend", "cancel"):
+            raise InvalidSpec([Problem("action", f"is {action!r}", "give one of suspend, cancel")])
         # With kfp.local the placeholder is a number, but the jobs have the label of `execution.run`.
         run = execution.run if parameters["run_id"].isdigit() else parameters["run_id"]
         with connect(parameters) as client:
-            action, own = actions[parameters["action"]], run == execution.run
-            stopped = stop_all(client, run, action, parameters["timeout"], own=own)
+            stopped = stop_all(client, run, action, parameters["timeout"], own=run == execution.run)
         write_line(f"run {run}: " + (f"stopped {', '.join(stopped)}" if stopped else "no jobs were running"))
     return stopped
 

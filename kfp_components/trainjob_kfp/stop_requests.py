@@ -91,7 +91,7 @@ class StopRequests:
 
 def how(action: str) -> CancelAction:
     """What the action of a component does with a job."""
-    return "suspend" if action == "suspend" else "delete"
+    return "suspend" if action == "suspend" else "cancel"
 
 
 def pauses() -> Iterator[float]:
@@ -148,7 +148,7 @@ async def request_all(client: TrainJobClient, jobs: Sequence[TrainJob], action: 
     Args:
         client: A client of the jobs' backend.
         jobs: The jobs.
-        action: ``suspend`` or ``delete``.
+        action: ``suspend`` or ``cancel``.
         mark: The mark of suspended jobs, see `mark_for`.
 
     Raises:
@@ -169,4 +169,4 @@ def must_stop(trainjob: TrainJob, action: CancelAction) -> bool:
     phase = observe(trainjob).phase
     if phase.terminal or "deletionTimestamp" in trainjob["metadata"]:
         return False
-    return phase is not Phase.SUSPENDED or action == "delete"
+    return phase is not Phase.SUSPENDED or action == "cancel"

@@ -206,7 +206,7 @@ class StopWithStep:
     async def _request_cancel(self, job: TrainJob) -> None:
         action = how(self._action)
         is_suspended = cancelling(job, action) is not None
-        mark = await mark_for(self._client, self._key, "suspend" if is_suspended else "delete")
+        mark = await mark_for(self._client, self._key, "suspend" if is_suspended else "cancel")
         await request_cancel(self._client.backend, job, action, mark)
 
     async def _cancel_key(self, look_seconds: float = 0.0) -> Cancelled:

@@ -48,7 +48,7 @@ def no_job_is_left(home: Path) -> Iterator[None]:
                 client.cancel(JobRef.of(job))
 
 
-@pytest.mark.parametrize("action", ["delete", "suspend"])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
 def test_a_teardown_stops_what_its_setup_launched(run: Run, home: Path, tmp_path: Path, action: str) -> None:
     """Also if the work in between fails. The job has no process any longer when the teardown ends."""
     running, pid = [], tmp_path / "pid"
@@ -70,7 +70,7 @@ def test_a_teardown_stops_what_its_setup_launched(run: Run, home: Path, tmp_path
     assert ran.states == {"train": "success", "work": "failed", "cancel": "success"}, ran.log[-3000:]
     assert ran.xcoms["cancel"] == running
     assert f"default/{running[0]} (attempt 1) is Running: {action}" in ran.log
-    assert phases() == {running[0]: Phase.CANCELLED if action == "delete" else Phase.SUSPENDED}
+    assert phases() == {running[0]: Phase.CANCELLED if action == "cancel" else Phase.SUSPENDED}
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 
@@ -218,7 +218,7 @@ def test_pods_that_do_not_end_in_time_fail_the_task(run: Run, monkeypatch: pytes
 
 
 def test_invalid_arguments_are_refused_when_the_dag_is_parsed() -> None:
-    with pytest.raises(ValueError, match="action must be 'delete' or 'suspend', not 'stop'"):
+    with pytest.raises(ValueError, match="action must be 'cancel' or 'suspend', not 'stop'"):
         TrainJobCancelOperator(task_id="cancel", launched_by="train", action="stop")
     for wrong in ("", [], [launched("a")]):
         with pytest.raises(ValueError, match="launched_by must be a task ID"):
@@ -238,7 +238,7 @@ def test_invalid_rendered_arguments_fail_without_a_retry(run: Run) -> None:
     assert {type(error) for error in errors.values()} == {TrainJobFatal}
     assert "has no task 'trian' that launches a TrainJob; tasks that do: many, train" in str(errors["typo"])
     assert "namespace of task many is mapped; set namespace of spread" in str(errors["spread"])
-    assert "action must be 'delete' or 'suspend'" in str(errors["verb"])
+    assert "action must be 'cancel' or 'suspend'" in str(errors["verb"])
 
 
 def test_trainjob_check_finds_an_invalid_launched_by(airflow_home: Path, tmp_path: Path) -> None:

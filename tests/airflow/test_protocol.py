@@ -276,15 +276,15 @@ def test_a_kill_stops_the_job_of_a_launch_that_is_on_its_way(home: Path) -> None
 
         late = threading.Timer(0.3, arrive)
         late.start()
-        running.cancel("delete", 3.5)
+        running.cancel("cancel", 3.5)
         late.join()
         wait_until("both are cancelled", lambda: [*phases().values()] == [Phase.CANCELLED] * 2, 5)
         again = launched(3)
         wait_until("the next try does not obey", lambda: phases()[again.name] is Phase.RUNNING, 60)
 
 
-@pytest.mark.parametrize("action", ["delete", "suspend"])
-def test_a_kill_stops_each_attempt_of_its_key(home: Path, action: Literal["delete", "suspend"]) -> None:
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
+def test_a_kill_stops_each_attempt_of_its_key(home: Path, action: Literal["cancel", "suspend"]) -> None:
     """Not only the one that the task knows: a request whose reply was lost may have created another one since."""
     key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
     with TrainJobClient("local") as client:
@@ -299,7 +299,7 @@ def test_a_kill_stops_each_attempt_of_its_key(home: Path, action: Literal["delet
         arrive(3, 2)
         wait_until("all run", lambda: [*phases().values()] == [Phase.RUNNING] * 3, 60)
         assert RunningJob(client, key, ref, tried=1).cancel(action, 30)
-        stopped = Phase.CANCELLED if action == "delete" else Phase.SUSPENDED
+        stopped = Phase.CANCELLED if action == "cancel" else Phase.SUSPENDED
         assert [*phases().values()] == [stopped, stopped, Phase.RUNNING], "that of the next try keeps running"
         assert RunningJob(client, key, ref, tried=1).cancel(action, 30), "nothing is left to stop"
 
@@ -309,7 +309,7 @@ def test_a_kill_stops_a_job_with_an_earlier_key(home: Path) -> None:
     spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
     with TrainJobClient("local") as client:
         ref = RunningJob(client, "airflow/old/d/r/-1/train").launch(spec, {})
-        assert RunningJob(client, "airflow/new/d/r/-1/train", ref).cancel("delete", 30)
+        assert RunningJob(client, "airflow/new/d/r/-1/train", ref).cancel("cancel", 30)
         assert [*phases().values()] == [Phase.CANCELLED]
 
 
@@ -339,13 +339,13 @@ def test_a_kill_of_a_job_whose_deletion_was_requested_before_waits_for_its_pods(
             patched.setattr(LocalBackend, "find", find_deleting)
             patched.setattr(LocalBackend, "get", get_deleting)
             patched.setattr(LocalBackend, "stopped", never)
-            assert running.cancel("delete", 2) is False, "it is still terminating"
+            assert running.cancel("cancel", 2) is False, "it is still terminating"
 
 
 @pytest.mark.parametrize("changed", [False, True])
-@pytest.mark.parametrize(("action", "phase"), [("delete", Phase.CANCELLED), ("suspend", Phase.SUSPENDED)])
+@pytest.mark.parametrize(("action", "phase"), [("cancel", Phase.CANCELLED), ("suspend", Phase.SUSPENDED)])
 def test_a_clear_stops_the_job_of_the_earlier_try_only(
-    home: Path, action: Literal["delete", "suspend"], phase: Phase, changed: bool
+    home: Path, action: Literal["cancel", "suspend"], phase: Phase, changed: bool
 ) -> None:
     """The next try resumes a suspended job, or replaces it if the author has changed the task before the clear."""
     fields = {"runtime": "trainjob-step", "command": python(SLEEP)}

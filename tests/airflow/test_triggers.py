@@ -455,8 +455,8 @@ def test_a_kill_stops_each_attempt_of_the_key(action: str) -> None:
         for each in made:
             await until_running(backend, each)
         done = await trigger_of(ref, on_kill_action=action, key="k", tried=1).cancel(backend)
-        verb, stopped = {"cancel": ("delete", Phase.CANCELLED), "suspend": ("suspend", Phase.SUSPENDED)}[action]
-        assert done == f"TrainJob {ref} has ended ({verb})"
+        stopped = {"cancel": Phase.CANCELLED, "suspend": Phase.SUSPENDED}[action]
+        assert done == f"TrainJob {ref} has ended ({action})"
         found = [observe(await backend.get(each.namespace, each.name)).phase for each in made]
         assert found == [stopped, stopped, Phase.RUNNING], "that of the next try keeps running"
         for each in made:

@@ -210,7 +210,7 @@ async def test_jobs_suspended_by_a_person_are_kept(cluster: Access, namespace: s
     async with opened(cluster) as backend:
         paused, deleting = [
             await launched(backend, namespace, key, spec(action))
-            for key, action in (("paused", "suspend"), ("deleting", "delete"))
+            for key, action in (("paused", "suspend"), ("deleting", "cancel"))
         ]
         for ref in (paused, deleting):
             await backend.patch(ref, {"spec": {"suspend": True}})
@@ -225,7 +225,7 @@ async def test_jobs_suspended_by_a_person_are_kept(cluster: Access, namespace: s
 async def test_a_job_that_cannot_be_suspended_is_deleted(
     cluster: Access, namespace: str, why: str, needs: Callable[[str], None]
 ) -> None:
-    asked = spec("delete")
+    asked = spec("cancel")
     if why == "kueue":
         needs("kueue")
         asked = spec(labels={kueue.QUEUE_LABEL: "gpus"})

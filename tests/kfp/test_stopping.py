@@ -594,7 +594,7 @@ def test_the_exit_handler_stops_active_attempts_first_and_suspends_failed_ones(
         await delete(ref, version)
 
     cluster.delete = record  # type: ignore[method-assign]
-    assert stop_all(client, RUN, "delete", 10) == sorted([old.name, running.name, only_given_up.name])
+    assert stop_all(client, RUN, "cancel", 10) == sorted([old.name, running.name, only_given_up.name])
     assert deleted[0] == running.name
     assert set(deleted) == {old.name, running.name, only_given_up.name}
     assert cluster.job(failed)["spec"]["suspend"], "Trainer up to 2.3 can take Failed back"

@@ -82,7 +82,7 @@ def test_a_job_is_cancelled_by_one_request(jobs: Jobs) -> None:
 
 
 def test_an_unattended_job_is_cancelled(jobs: Jobs) -> None:
-    ref = training(jobs, unattended="delete")
+    ref = training(jobs, unattended="cancel")
     jobs.client.call(lambda: jobs.client.backend.patch(ref, {"metadata": {"annotations": {AFTER: "1"}}}))
     eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.CANCELLED)
     is_kept(jobs, ref, "the job was cancelled because nobody waited for it")
@@ -140,7 +140,7 @@ def test_a_cancel_of_a_key_ends_its_job(jobs: Jobs) -> None:
     assert (again.jobs, again.ended) == ((), True)
 
 
-@pytest.mark.parametrize("action", ["delete", "suspend"])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
 def test_a_launch_on_its_way_obeys_a_cancel_of_its_key(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, action: Any
 ) -> None:

@@ -46,7 +46,7 @@ def test_an_unattended_job_is_suspended_and_the_next_waiter_resumes_it(jobs: Job
 
 
 def test_an_unattended_job_with_action_delete_is_cancelled(jobs: Jobs) -> None:
-    ref = launched(jobs, "delete")
+    ref = launched(jobs, "cancel")
     eventually(lambda: phase(jobs, ref) is Phase.CANCELLED)
     assert jobs.lines(ref) == ["on"]
 

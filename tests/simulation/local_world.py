@@ -166,7 +166,7 @@ class Local(World):
     async def _caller(self, call: Call) -> Any:
         backend = LocalBackend(self.home, {})
         if call.kind in ("cancel", "suspend"):
-            action: Any = "delete" if call.kind == "cancel" else "suspend"
+            action: Any = "cancel" if call.kind == "cancel" else "suspend"
             return await cancel_key(backend, call.key, namespace=NAMESPACE, action=action)
         ref = await launching.launch(backend, SPEC, call.key, namespace=NAMESPACE)
         call.stage = "wait"

@@ -157,8 +157,8 @@ async def _stop_with_mark_first(stop: Any, job: Any) -> None:
     await _stop(stop, job)
 
 
-async def _delete_instead_of_suspend(backend: Any, trainjob: Any, action: str = "delete", mark: str = "true") -> None:
-    await _request_cancel(backend, trainjob, "delete", mark)
+async def _delete_instead_of_suspend(backend: Any, trainjob: Any, action: str = "cancel", mark: str = "true") -> None:
+    await _request_cancel(backend, trainjob, "cancel", mark)
 
 
 async def _patch_once(backend: Any, ref: JobRef, patch: Mapping[str, Any]) -> None:

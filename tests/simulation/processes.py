@@ -138,7 +138,7 @@ class Process:
     @property
     def action(self) -> CancelAction:
         """What a stop does with the jobs."""
-        return "suspend" if self.option == "suspend" else "delete"
+        return "suspend" if self.option == "suspend" else "cancel"
 
     async def run(self) -> None:
         """Do what a process of this kind does, and record how it ends."""

@@ -120,7 +120,7 @@ def _seen_by_a_launch(facts: Facts, job: Object, record: int, until: float) -> s
 def unstopped(facts: Facts, moment: Moment) -> Iterator[str]:
     """A cancel that fails has sent a DELETE for each active job that it has seen, and that it concerns."""
     for process in facts.new_ends():
-        if process.kind not in STOPS or process.action != "delete" or process.error is None:
+        if process.kind not in STOPS or process.action != "cancel" or process.error is None:
             continue
         seen = {
             name

@@ -89,7 +89,7 @@ async def attempts(backend: Cluster, *states: str) -> list[JobRef]:
     return made
 
 
-async def stop(backend: Cluster, action: Any = "delete", **options: Any) -> list[int]:
+async def stop(backend: Cluster, action: Any = "cancel", **options: Any) -> list[int]:
     done = await cancel_key(backend, "key", namespace="ns", action=action, **{"timeout_seconds": 0, **options})
     return sorted(ref.attempt for ref in done.jobs)
 
@@ -166,7 +166,7 @@ async def test_a_cancel_without_a_job_leaves_its_record(backend: Cluster) -> Non
     assert await stop(backend) == []
     (((namespace, work, _), record),) = backend.records.items()
     assert (namespace, work) == ("ns", WORK)
-    assert (record.tried, record.uid, record.action) == (None, "", "delete")
+    assert (record.tried, record.uid, record.action) == (None, "", "cancel")
 
 
 async def test_what_is_created_before_the_record_is_stopped(backend: Cluster) -> None:
@@ -187,7 +187,7 @@ async def test_each_attempt_is_stopped_once(backend: Cluster) -> None:
     assert backend.stops == ["record", "suspend 1"]
 
 
-@pytest.mark.parametrize("action", ["delete", "suspend"])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
 async def test_it_looks_until_a_launch_on_its_way_is_known(backend: Cluster, action: Any) -> None:
     """The process is killed during its own launch: the create arrives later."""
 
@@ -246,7 +246,7 @@ async def test_it_says_whether_the_ranks_have_ended(backend: Cluster, lasts: boo
 
 
 @pytest.mark.parametrize("error", [Rejected("a policy refused the Lease"), BackendUnavailable("Leases hang")])
-@pytest.mark.parametrize("action", ["delete", "suspend"])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
 async def test_a_job_is_stopped_although_the_record_is_refused(backend: Cluster, action: Any, error: Exception) -> None:
     refs = await attempts(backend, "running", "given up")
 
@@ -257,7 +257,7 @@ async def test_a_job_is_stopped_although_the_record_is_refused(backend: Cluster,
     backend.before = refuse
     with pytest.raises(type(error)):
         await stop(backend, action)
-    if action == "delete":
+    if action == "cancel":
         assert backend.jobs == {}
     else:
         assert backend.job(refs[0])["spec"]["suspend"]
@@ -321,7 +321,7 @@ async def test_a_job_of_another_uid_is_left_alone(backend: Cluster) -> None:
     assert (len(backend.jobs), backend.records) == (1, {})
 
 
-@pytest.mark.parametrize("action", ["delete", "suspend"])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
 @pytest.mark.parametrize("of_key", [True, False])
 async def test_the_end_of_a_try_comes_too_late_for_a_job_that_a_later_try_has_adopted(
     backend: Cluster, action: Any, of_key: bool

@@ -74,8 +74,8 @@ def ends_at_creation(backend: MemoryBackend) -> None:
         (["--on-interrupt", "keep"], {}, None),
         (["--detach"], {}, None),
         ([], {"unattended": "keep"}, "keep"),
-        ([], {"unattended": "delete"}, "delete"),
-        (["--detach"], {"unattended": "delete"}, "delete"),
+        ([], {"unattended": "cancel"}, "cancel"),
+        (["--detach"], {"unattended": "cancel"}, "cancel"),
     ],
 )
 def test_a_job_that_run_waits_for_has_a_policy(

@@ -478,7 +478,7 @@ async def test_the_record_of_a_cancel_is_a_lease(backend: KubernetesBackend, ser
     assert path.startswith(f"{LEASES}/trainjob-cancelled-{WORK}-")
     assert lease["metadata"]["labels"] == {"trainjob.dev/cancelled-key": WORK}
     assert made is not None
-    assert (made.version, made.tried, made.uid, made.action) == (server.version, None, "", "delete")
+    assert (made.version, made.tried, made.uid, made.action) == (server.version, None, "", "cancel")
     assert made.record == lease["metadata"]["name"]
     # When it arrived: the process that sent it may have been frozen, so its own time is no age.
     assert made.at == datetime.fromisoformat(lease["metadata"]["creationTimestamp"])

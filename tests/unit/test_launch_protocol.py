@@ -422,7 +422,7 @@ async def test_a_launcher_that_ended_its_attempt_goes_on_above_it(backend: Recor
 # ---------------------------------------------------------------- a cancel beside a launcher
 
 
-@pytest.mark.parametrize("action", ["delete", "suspend"])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
 @pytest.mark.parametrize("state", [nothing, failed, runs, suspended_by_a_cancel, deleted_with_pods, two_run])
 @pytest.mark.parametrize("number", range(14))
 async def test_a_launch_obeys_a_cancel_at_each_point(
@@ -450,7 +450,7 @@ async def test_a_launch_obeys_a_cancel_at_each_point(
     assert len(running(backend)) <= 1
 
 
-@pytest.mark.parametrize("action", ["delete", "suspend"])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
 async def test_a_cancel_beside_a_launch_in_each_order(action: Any) -> None:
     for schedule in orders(20, 2):
         backend = Recorded()
@@ -501,7 +501,7 @@ async def test_a_complete_job_is_kept_by_a_launch_that_obeys(backend: Recorded) 
 @pytest.mark.parametrize(
     ("killed", "tried", "obeys"), [(1, 1, True), (1, 2, False), (2, 1, True), (2, 2, True), (2, 3, False)]
 )
-@pytest.mark.parametrize("action", ["delete", "suspend"])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
 async def test_a_kill_ends_its_try_and_earlier_ones(
     backend: Recorded, killed: int, tried: int, obeys: bool, action: Any
 ) -> None:
@@ -519,7 +519,7 @@ async def test_a_kill_ends_its_try_and_earlier_ones(
     assert running(backend) == [ref]
 
 
-@pytest.mark.parametrize("action", ["delete", "suspend"])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
 async def test_a_launch_that_counts_no_tries_is_later_than_each_kill_before_it(backend: Recorded, action: Any) -> None:
     first = await launch(backend, tried=1)
     await cancel_key(backend, "key", namespace="ns", action=action, tried=3, timeout_seconds=0)
@@ -602,7 +602,7 @@ def killed(request: str) -> None:
 
 async def test_an_adoption_beats_the_request_of_the_reaper() -> None:
     """The job has nobody who waits, the reaper has just read it again, and a launch adopts it."""
-    spec = TrainJobSpec.parse({"runtime": "r", "command": ["x"], "unattended": "delete", "unattended_after": 60})
+    spec = TrainJobSpec.parse({"runtime": "r", "command": ["x"], "unattended": "cancel", "unattended_after": 60})
     backend = Recorded()
     first = await launch(backend, spec=spec)
     backend.time = datetime.now(UTC) + timedelta(hours=1)

@@ -818,7 +818,7 @@ async def test_a_timeout_does_not_cancel_a_slow_consumer(backend: MemoryBackend)
 # ---------------------------------------------------------------- cancel
 
 
-@pytest.mark.parametrize("action", ["delete", "suspend"])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
 async def test_cancel_waits_for_the_last_pod(backend: MemoryBackend, action: Any) -> None:
     ref = await launch(backend)
     backend.lingering.add(ref.uid)
@@ -847,7 +847,7 @@ async def test_cancel_does_not_change_a_finished_job(backend: MemoryBackend, cod
     ref = await launch(backend)
     backend.end(ref, code)
     before = dict(backend.job(ref))
-    for action in ("delete", "suspend"):
+    for action in ("cancel", "suspend"):
         assert await cancel(backend, ref, action)
     assert backend.job(ref) == before
 

@@ -128,7 +128,7 @@ async def test_given_up_attempts_are_kept(backend: MemoryCluster) -> None:
 @pytest.mark.parametrize(
     ("action", "fields", "done"),
     [
-        ("delete", {}, "deleted 1: its key was cancelled"),
+        ("cancel", {}, "deleted 1: its key was cancelled"),
         ("suspend", {}, "suspended 1: its key was cancelled"),
         (
             "suspend",
@@ -140,7 +140,7 @@ async def test_given_up_attempts_are_kept(backend: MemoryCluster) -> None:
             {"labels": {QUEUE_LABEL: "main"}, "suspend": True},
             "deleted 1: its key was cancelled; it could not be suspended, because Kueue would resume it",
         ),
-        ("delete", {"suspend": True}, "deleted 1: its key was cancelled"),
+        ("cancel", {"suspend": True}, "deleted 1: its key was cancelled"),
         ("suspend", {"suspend": True}, ""),
     ],
 )

@@ -48,7 +48,7 @@ def rendered(origin: dict[str, str] | None = None, **asked: Any) -> dict[str, An
 def test_jobs_are_kept_by_default() -> None:
     assert policy_of(rendered()) is None
     assert policy_of(rendered(unattended="keep")) is None
-    assert policy_of(rendered(unattended="delete")) == Policy("delete", timedelta(hours=1))
+    assert policy_of(rendered(unattended="cancel")) == Policy("cancel", timedelta(hours=1))
     assert policy_of(rendered(unattended="suspend", unattended_after="PT2H")) == Policy("suspend", timedelta(hours=2))
     assert policy_of(rendered(unattended="suspend", unattended_after=90)) == Policy("suspend", timedelta(seconds=90))
 
@@ -58,7 +58,7 @@ def test_jobs_of_workflows_are_suspended_by_default() -> None:
     assert policy_of(rendered(origin)) == Policy("suspend", timedelta(hours=1))
     assert policy_of(rendered(origin, unattended_after=600)) == Policy("suspend", timedelta(minutes=10))
     assert policy_of(rendered(origin, unattended="keep")) is None
-    assert policy_of(rendered(origin, unattended="delete")) == Policy("delete", timedelta(hours=1))
+    assert policy_of(rendered(origin, unattended="cancel")) == Policy("cancel", timedelta(hours=1))
 
 
 def test_a_complete_manifest_can_have_a_policy() -> None:
@@ -67,8 +67,8 @@ def test_a_complete_manifest_can_have_a_policy() -> None:
         "kind": "TrainJob",
         "spec": {"runtimeRef": {"name": "x"}},
     }
-    spec = TrainJobSpec.parse({"manifest": manifest, "unattended": "delete", "unattended_after": 120})
-    assert policy_of(render(spec, "a", 1, "ns")) == Policy("delete", timedelta(minutes=2))
+    spec = TrainJobSpec.parse({"manifest": manifest, "unattended": "cancel", "unattended_after": 120})
+    assert policy_of(render(spec, "a", 1, "ns")) == Policy("cancel", timedelta(minutes=2))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_invalid_policies_are_rejected(asked: dict[str, Any], path: str) -> None
 
 
 def test_policy_does_not_change_the_spec_hash() -> None:
-    assert spec_hash(rendered()) == spec_hash(rendered(unattended="delete", unattended_after=600))
+    assert spec_hash(rendered()) == spec_hash(rendered(unattended="cancel", unattended_after=600))
 
 
 @pytest.mark.parametrize("after", ["", "soon", "1e999", None])

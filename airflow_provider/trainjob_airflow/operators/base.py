@@ -363,7 +363,7 @@ class TrainJobTask(ReportingTask):
 
     @property
     def _stops_by(self) -> CancelAction:
-        return "suspend" if self.on_kill_action == "suspend" else "delete"
+        return "suspend" if self.on_kill_action == "suspend" else "cancel"
 
     def _handle_kill(self, context: Context, running: RunningJob) -> NoReturn:
         """Apply `on_kill_action` if a person ended this try; keep the job if only the worker terminates."""
@@ -395,9 +395,9 @@ class TrainJobTask(ReportingTask):
             try:
                 self._store_end(running)
                 spent = running.measure()
-                ended = running.cancel("delete", CANCEL_SECONDS)
+                ended = running.cancel("cancel", CANCEL_SECONDS)
             except AirflowTaskTimeout:  # of Airflow's timer, during this call; it fires only once
-                ended = running.cancel("delete", CANCEL_SECONDS)
+                ended = running.cancel("cancel", CANCEL_SECONDS)
             message += "; it was cancelled" if ended else "; it was cancelled and is still terminating"
         else:
             with suppress(AirflowTaskTimeout):

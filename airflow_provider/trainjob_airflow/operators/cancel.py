@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainjob._backends.base import TrainJob
     from trainjob._manifest.attempts import CancelAction
 
-_ACTIONS = "delete", "suspend"
+_ACTIONS = "cancel", "suspend"
 
 _AT_ONCE = 16
 """Jobs of a mapped task that are stopped at the same time: each polls the API server until its pods have ended."""
@@ -49,7 +49,7 @@ class TrainJobCancelOperator(StrictTemplates):
 
     Args:
         launched_by: ID of the task that launched the jobs, or a list of IDs.
-        action: ``delete`` deletes the jobs. ``suspend`` keeps them, and the next try of the task that launched them
+        action: ``cancel`` deletes the jobs. ``suspend`` keeps them, and the next try of the task that launched them
             resumes them; a job in a Kueue queue is deleted, since Kueue would start it again.
         namespace: Namespace of the jobs; the launching task's if left out.
         trainjob_conn_id: Connection of type ``trainjob``; the launching task's if left out.
@@ -73,7 +73,7 @@ class TrainJobCancelOperator(StrictTemplates):
         self,
         *,
         launched_by: str | Sequence[str],
-        action: str = "delete",
+        action: str = "cancel",
         namespace: str | None = None,
         trainjob_conn_id: str | None = None,
         stop_timeout: timedelta | float = 60.0,
@@ -96,7 +96,7 @@ class TrainJobCancelOperator(StrictTemplates):
             ValueError: Another argument is invalid.
         """
         if not is_open(self.action) and self.action not in _ACTIONS:
-            raise ValueError(f"action must be 'delete' or 'suspend', not {self.action!r}")
+            raise ValueError(f"action must be 'cancel' or 'suspend', not {self.action!r}")
         check_place(self.namespace, self.trainjob_conn_id)
         if is_open(self.launched_by):
             return

@@ -89,7 +89,7 @@ class TrainJobOperator(TrainJobTask):
         suspend: Create the job suspended.
         managed_by: Controller that manages the job.
         unattended: Action when no task has waited for the job for `unattended_after`: ``suspend`` (the next task that
-            waits resumes it), ``delete`` or ``keep``. The default is ``suspend``, or ``keep`` if the task does not wait
+            waits resumes it), ``cancel`` or ``keep``. The default is ``suspend``, or ``keep`` if the task does not wait
             or `on_kill_action` is ``keep``.
         unattended_after: One minute to seven days, as ``timedelta``, seconds or text such as ``2h``. Default: an
             hour.

@@ -144,7 +144,7 @@ class TrainJobTuningOperator(TrainJobOperator):
         study, template = self._parsed(context, key)
         with self._connected(context, self.namespace, key) as running:
             if self.on_kill_action == "cancel" and was_cleared(context):
-                running.cancel("delete", CANCEL_SECONDS)
+                running.cancel("cancel", CANCEL_SECONDS)
             self._begin(context, running, study)
             if self.do_xcom_push:
                 self.links = {links.TrainJobLink.template: links.xcom_page(context["ti"])}

@@ -214,7 +214,7 @@ class TrainJobTrigger(TaskTrigger):
         from trainjob._jobs.telemetry import record_goodput
         from trainjob._manifest.attempts import try_of
 
-        action: Literal["delete", "suspend"] = "suspend" if self.on_kill_action == "suspend" else "delete"
+        action: Literal["cancel", "suspend"] = "suspend" if self.on_kill_action == "suspend" else "cancel"
         ref, history = self._ref(), self._page.history if self._page is not None else None
         present = await backend.get(ref.namespace, ref.name)
         if self.tried is not None and present is not None and try_of(present) > self.tried:

@@ -51,14 +51,14 @@ _POLL = (0.05, 2.0)  # seconds: the first and the longest pause between two look
 async def cancel(
     backend: Backend,
     ref: JobRef,
-    action: CancelAction = "delete",
+    action: CancelAction = "cancel",
     *,
     timeout_seconds: float = CANCEL_SECONDS,
     tried: int | None = None,
 ) -> bool:
     """Stop a job, and wait until none of its pods is running. A job that has ended is not changed.
 
-    A suspended job is resumed when its key is launched again. With ``delete``, the local backend ends the job as
+    A suspended job is resumed when its key is launched again. With ``cancel``, the local backend ends the job as
     `Phase.CANCELLED` and keeps its logs and metrics; on a cluster the job is deleted with its logs and metrics. If it
     did not start in time, and `on_retry` changes the next attempt by that, a record of the reason stays.
 
@@ -67,7 +67,7 @@ async def cancel(
     Args:
         backend: Backend that runs the job.
         ref: The job.
-        action: ``delete`` or ``suspend``.
+        action: ``cancel`` or ``suspend``.
         timeout_seconds: How long to wait for the last pod.
         tried: The caller's try that is ended; a launch of a later try does not obey. None: every launch before does.
 
@@ -108,7 +108,7 @@ async def cancel_key(
     key: str,
     *,
     namespace: str,
-    action: CancelAction = "delete",
+    action: CancelAction = "cancel",
     timeout_seconds: float = CANCEL_SECONDS,
     tried: int | None = None,
     look_seconds: float = 0.0,
@@ -123,7 +123,7 @@ async def cancel_key(
         backend: Backend that runs the jobs.
         key: The key.
         namespace: Namespace of the jobs.
-        action: ``delete`` or ``suspend``, as for `cancel`.
+        action: ``cancel`` or ``suspend``, as for `cancel`.
         timeout_seconds: How long to wait for the last pod; 0 to send the requests only.
         tried: The caller's try that is ended; a launch of a later try does not obey. None: every launch before does.
         look_seconds: How long to look for an active attempt, for a process that is killed during its launch.
@@ -149,7 +149,7 @@ class _Stop:
 
     Args:
         backend: Backend that runs the jobs.
-        action: ``delete`` or ``suspend``.
+        action: ``cancel`` or ``suspend``.
         tried: The caller's try that is ended.
         announce: Writes the record of the cancel; None for jobs that trainjob did not launch.
 
@@ -187,7 +187,7 @@ class _Stop:
         deleted = [each for each in active if cancelling(each, self._action) is None]
         self.found_active = self.found_active or bool(active)
         suspended = [each for each in active if each not in deleted]
-        rest = [each for each in stoppable if each not in active and self._action == "delete"]
+        rest = [each for each in stoppable if each not in active and self._action == "cancel"]
         results = await asyncio.gather(*map(self._stop, deleted), self._write_record(), return_exceptions=True)
         results += await asyncio.gather(*map(self._stop, suspended), return_exceptions=True)
         results += await asyncio.gather(*map(self._stop, rest), return_exceptions=True)
@@ -245,7 +245,7 @@ async def _have_stopped(backend: Backend, refs: Sequence[JobRef], seconds: float
 
 
 async def request_cancel(
-    backend: Backend, trainjob: TrainJob, action: CancelAction = "delete", mark: str = "true"
+    backend: Backend, trainjob: TrainJob, action: CancelAction = "cancel", mark: str = "true"
 ) -> None:
     """Send the one request that stops `trainjob`, and do not wait: for a process that is about to be killed.
 

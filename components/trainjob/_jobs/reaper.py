@@ -135,7 +135,7 @@ async def reap(
 
 async def _observe(backend: Cluster, namespace: str) -> tuple[list[Waiter], dict[str, TrainJob]]:
     """The waiting processes, and the jobs that have been unattended for too long, by UID."""
-    jobs = [job for action in ("suspend", "delete") for job in await backend.find(namespace, {LABEL: action})]
+    jobs = [job for action in ("suspend", "cancel") for job in await backend.find(namespace, {LABEL: action})]
     # After the jobs, so that a process that has started to wait since is included.
     waiters = await backend.waiters(namespace)
     return waiters, {job["metadata"]["uid"]: job for job in jobs if _overdue(job, waiters, backend.now())}
@@ -170,7 +170,7 @@ async def _extra(backend: Cluster, namespace: str) -> list[Callable[[], Awaitabl
                 continue
             if not may_run(job) and not may_come_back(job):
                 continue
-            if cancel.action == "delete" or observe(job).phase is not Phase.SUSPENDED:
+            if cancel.action == "cancel" or observe(job).phase is not Phase.SUSPENDED:
                 suspends.append(partial(_end, backend, job, cancel.action, cancel.mark, "its key was cancelled"))
     return [*ends, *suspends]  # a webhook that hangs delays suspensions, and no deletion
 
@@ -228,7 +228,7 @@ async def _forget(backend: Cluster, namespace: str, waiters: list[Waiter]) -> No
         return
     running = {
         job["metadata"]["uid"]
-        for action in ("suspend", "delete")
+        for action in ("suspend", "cancel")
         for job in await backend.find(namespace, {LABEL: action})
         if runs(job)
     }

@@ -49,7 +49,7 @@ ADOPTED = RESERVED_PREFIX + "adopted"
 """Annotation of a job: random text of the launch that created or adopted it last. A request with an earlier version of
 the job loses."""
 
-CancelAction = Literal["delete", "suspend"]
+CancelAction = Literal["cancel", "suspend"]
 
 CANCEL_KEPT = timedelta(hours=1)
 """How long the record of a cancel is kept: a launch that was frozen for longer does not obey it."""
@@ -77,7 +77,7 @@ class Cancel:
     version: int
     tried: int | None = None
     uid: str = ""
-    action: CancelAction = "delete"
+    action: CancelAction = "cancel"
     at: datetime | None = None
     record: str = ""
 

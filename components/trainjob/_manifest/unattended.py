@@ -19,10 +19,10 @@ from trainjob.status import CANCELLED, observe
 if TYPE_CHECKING:  # pydantic, which the local backend's supervisors do without
     from trainjob._spec import TrainJobSpec
 
-Action = Literal["suspend", "delete"]
+Action = Literal["suspend", "cancel"]
 
 LABEL = "trainjob.dev/unattended"
-"""Label of a job that is not kept when it is unattended: ``suspend`` or ``delete``."""
+"""Label of a job that is not kept when it is unattended: ``suspend`` or ``cancel``."""
 AFTER = "trainjob.dev/unattended-after"
 """Annotation: seconds after which the action is taken."""
 MARK = "unattended"
@@ -39,7 +39,7 @@ class Policy:
     """What happens to an unattended job.
 
     Attributes:
-        action: ``suspend`` or ``delete``.
+        action: ``suspend`` or ``cancel``.
         after: How long the job must be unattended.
     """
 
@@ -57,7 +57,7 @@ def metadata_of(spec: TrainJobSpec) -> tuple[dict[str, str], dict[str, str]]:
 def policy_of(trainjob: Mapping[str, Any]) -> Policy | None:
     """The policy of a job; None if the job is kept."""
     action = mapping(trainjob, "metadata", "labels").get(LABEL)
-    if action not in ("suspend", "delete"):
+    if action not in ("suspend", "cancel"):
         return None
     try:
         after = timedelta(seconds=float(mapping(trainjob, "metadata", "annotations")[AFTER]))

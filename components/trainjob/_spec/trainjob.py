@@ -168,7 +168,7 @@ class TrainJobSpec(Part):
     managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None
     """The controller that manages the job."""
 
-    unattended: Literal["keep", "suspend", "delete"] | None = None
+    unattended: Literal["keep", "suspend", "cancel"] | None = None
     """Action when nobody has waited for the job for `unattended_after`: keep, suspend (the next waiter resumes the job)
     or delete it. Default: jobs of waiting Airflow tasks and KFP steps are suspended, all others are kept. On a cluster,
     ``trainjob reap`` executes it, see docs/how-to/unattended-jobs.md."""

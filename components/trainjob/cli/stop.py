@@ -100,7 +100,7 @@ async def stop_job(session: Session, ref: JobRef, *, suspend: bool) -> tuple[boo
         # The logs of a pod are gone soon after its deletion; a slow server must not delay the deletion for long.
         await asyncio.wait([reading], timeout=LAST_STATE_SECONDS / 2)
         before = observe(await backend.get(ref.namespace, ref.name)).phase
-        stopped = await cancellation.cancel(backend, ref, "suspend" if suspend else "delete")
+        stopped = await cancellation.cancel(backend, ref, "suspend" if suspend else "cancel")
         phase = observe(await backend.get(ref.namespace, ref.name)).phase
         last = await reading if phase is Phase.DELETED else None
     finally:
@@ -131,7 +131,7 @@ async def stop_key(
         if reading:
             await asyncio.wait(reading.values(), timeout=LAST_STATE_SECONDS / 2)
         done = await cancellation.cancel_key(
-            backend, key, namespace=namespace, action="suspend" if suspend else "delete", look_seconds=look_seconds
+            backend, key, namespace=namespace, action="suspend" if suspend else "cancel", look_seconds=look_seconds
         )
         lines: list[str] = []
         last: dict[str, Any] = {}

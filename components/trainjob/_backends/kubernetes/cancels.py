@@ -87,7 +87,7 @@ def removal(namespace: str, cancel: Cancel) -> Request:
 
 def _cancel(lease: Mapping[str, Any]) -> Cancel:
     metadata, about = mapping(lease, "metadata"), mapping(lease, "metadata", "annotations")
-    action: Literal["delete", "suspend"] = "suspend" if about.get(_ACTION) == "suspend" else "delete"
+    action: Literal["cancel", "suspend"] = "suspend" if about.get(_ACTION) == "suspend" else "cancel"
     return Cancel(
         version=_number(metadata.get("resourceVersion")) or 0,
         tried=_number(about.get(_TRY)),

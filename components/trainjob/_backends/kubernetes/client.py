@@ -264,7 +264,8 @@ class ApiClient:
             content = json.dumps(request.body).encode()
             headers["Content-Type"] = request.content_type
         timeout = httpx.Timeout(self.timings.connect, read=request.read_seconds or self.timings.read)
-        extensions: dict[str, Any] = {"timeout": timeout.as_dict()}
+        connecting = _Connecting()
+        extensions: dict[str, Any] = {"timeout": timeout.as_dict(), "trace": connecting.trace}
         if access.server_name:
             extensions["sni_hostname"] = access.server_name
         built = http.build_request(
@@ -276,7 +277,7 @@ class ApiClient:
             extensions=extensions,
         )
         try:
-            response = await _send(http, built)
+            response = await connecting.send(http, built)
         except _CONNECTION_ERRORS as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise ConfigurationError(
@@ -330,22 +331,26 @@ def _http(access: Access) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, trust_env=False)
 
 
-async def _send(http: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
-    """Send a request. httpcore 1.0 leaves a connection open whose TLS handshake is cancelled: close it."""
-    opened: list[Any] = []
+class _Connecting:
+    """The connections that a request opens. httpcore 1.0 leaves one open whose TLS handshake is cancelled."""
 
-    async def trace(event: str, about: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
+        self._opened: list[Any] = []
+
+    async def trace(self, event: str, about: Mapping[str, Any]) -> None:
+        """The extension ``trace`` of httpcore."""
         if event == "connection.connect_tcp.complete":
-            opened.append(about["return_value"])
+            self._opened.append(about["return_value"])
 
-    request.extensions["trace"] = trace
-    try:
-        return await http.send(request, stream=True)
-    except asyncio.CancelledError:
-        with anyio.CancelScope(shield=True):
-            for stream in opened:
-                await stream.aclose()
-        raise
+    async def send(self, http: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+        """Send the request; if this is cancelled, close what it has opened."""
+        try:
+            return await http.send(request, stream=True)
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                for stream in self._opened:
+                    await stream.aclose()
+            raise
 
 
 class _List(TypedDict, total=False):

@@ -218,7 +218,7 @@ class Supervisor:
             del latest["status"]
             metadata = latest["metadata"]
             annotations = {**(metadata.get("annotations") or {}), CANCELLED: unattended.MARK}
-            ended = cancel_metadata() if policy.action == "delete" else {}
+            ended = cancel_metadata() if policy.action == "cancel" else {}
             suspended = {"suspend": True} if policy.action == "suspend" else {}
             self.files.write_object(
                 {
