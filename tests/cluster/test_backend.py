@@ -548,6 +548,6 @@ async def test_lists_of_several_pages_are_complete(
     await client.aclose()
     names = {ref.name for ref in refs}
     for backend in backends:
-        assert (await backend.refs(namespace, names)).keys() == names
+        assert (await backend.refs(namespace, names))[0].keys() == names
         assert {job["metadata"]["name"] for job in await backend.find(namespace, {})} == names
         await backend.aclose()

@@ -19,7 +19,7 @@ import anyio.lowlevel
 from trainjob._backends.base import Snapshot, TrainJob, Waiter
 from trainjob._diagnosis.crashes import crashes_in
 from trainjob._jobs.fencing import JOBSET_NAME
-from trainjob._manifest.attempts import Cancel
+from trainjob._manifest.attempts import Cancel, work_of
 from trainjob._support.log_lines import LogLine
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.job import JobRef
@@ -197,11 +197,11 @@ class MemoryBackend:
             if where == namespace and labels.items() <= (job["metadata"].get("labels") or {}).items()
         ]
 
-    async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
+    async def refs(self, namespace: str, names: Collection[str]) -> tuple[dict[str, JobRef], set[str]]:
         await self._request("refs")
-        return {
-            name: JobRef.of(job) for (where, name), job in self.jobs.items() if where == namespace and name in names
-        }
+        found = {name: JobRef.of(job) for (where, name), job in self.jobs.items() if where == namespace}
+        works = {work_of(name) for name in found} - {""}
+        return {name: ref for name, ref in found.items() if name in names}, works
 
     async def runtimes(self) -> list[str]:
         await self._request("runtimes")

@@ -149,11 +149,12 @@ async def test_missing_jobs_are_not_found(harness: Harness) -> None:
     assert await harness.backend.find("nosuch", {}) == []
 
 
-async def test_refs_finds_jobs_by_name(harness: Harness) -> None:
-    first, _, third = [await harness.create(key) for key in ("one", "two", "three")]
-    names = {first.name, third.name, "nosuch"}
-    assert await harness.backend.refs(harness.namespace, names) == {first.name: first, third.name: third}
-    assert await harness.backend.refs(harness.other, names) == {}
+async def test_refs_finds_jobs_by_name_and_the_hashes_of_all_keys(harness: Harness) -> None:
+    keys = ("one", "two", "three")
+    first, _, third = [await harness.create(key) for key in keys]
+    names, works = {first.name, third.name, "nosuch"}, {labels_of(key)[KEY] for key in keys}
+    assert await harness.backend.refs(harness.namespace, names) == ({first.name: first, third.name: third}, works)
+    assert await harness.backend.refs(harness.other, names) == ({}, set())
 
 
 async def test_find_matches_all_labels(harness: Harness) -> None:

@@ -359,12 +359,26 @@ def test_many_waits_wait_once_for_each_job(backend: MemoryBackend, capsys: pytes
     assert (code, sorted(line.split("\t")[0] for line in out.splitlines())) == (0, ["Team/Train_v1", "other"])
 
 
+@pytest.mark.parametrize("namespace", ["default", "nightly"])
+def test_many_waits_refuse_a_name_that_is_the_key_of_another_job(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], namespace: str
+) -> None:
+    text = "train" if namespace == "default" else f"{namespace}/train"
+    by_hand = {"metadata": {"name": "train", "namespace": namespace, "uid": "by-hand"}, "spec": {}}
+    backend.jobs[namespace, "train"] = by_hand
+    keyed, other = launched(backend, text), launched(backend, "other")
+    backend.end(other)
+    code, out, err = exit_of(capsys, "wait", text, other.name)
+    assert (code, out.split("\t")[0]) == (2, other.name)
+    assert f"{text!r} is the name of TrainJob {namespace}/train and the key of TrainJob {keyed}" in err
+
+
 def test_many_waits_find_keys_that_look_like_jobs_of_a_forbidden_namespace(
     backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refs = backend.refs
 
-    async def forbidden(namespace: str, names: set[str]) -> dict[str, JobRef]:
+    async def forbidden(namespace: str, names: set[str]) -> tuple[dict[str, JobRef], set[str]]:
         if namespace != "default":
             raise Rejected("trainjobs is forbidden")
         return await refs(namespace, names)

@@ -163,8 +163,8 @@ class Backend(Protocol):
         The version is None if this account may not read them.
         """
 
-    async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
-        """The jobs of those names, by name; names without a job are left out."""
+    async def refs(self, namespace: str, names: Collection[str]) -> tuple[dict[str, JobRef], set[str]]:
+        """The jobs of those names, by name, without names that no job has; and the hashes of all jobs' keys."""
 
     def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """Yield the job now and after each change, until it does not exist. Transient errors become notices."""

@@ -25,7 +25,7 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.job import JobRef
+from trainjob.job import KEY, JobRef, labels_of
 from trainjob.status import Observation, Phase
 from trainjob.wait_options import WaitOptions
 
@@ -73,37 +73,40 @@ class _Waits:
         self._notice = ""
 
     async def find(self, given: Sequence[tuple[str, str]]) -> dict[str, JobRef]:
-        """Name as the caller wrote it -> job, each job once. What is no name of a job is looked up as a key.
+        """Name as the caller wrote it -> job, each job once. What is no name, or also a key, is looked up by itself.
 
-        One list for each namespace. So a text that is a name is not looked up as a key, too.
+        One list for each namespace, and for the default one, where a key may look like a job of another namespace.
         """
-        wanted: dict[str, set[str]] = {}
+        default = self._session.namespace
+        wanted: dict[str, set[str]] = {default: set()}
         for namespace, name in given:
-            if names.JOB.fullmatch(name):
-                wanted.setdefault(namespace or self._session.namespace, set()).add(name)
+            wanted.setdefault(namespace or default, set()).add(name)
         listed = {namespace: await self._listed(namespace, each) for namespace, each in wanted.items()}
         refs: dict[str, JobRef] = {}
         for namespace, name in given:
-            ref = listed.get(namespace or self._session.namespace, {}).get(name)
+            written = f"{namespace}/{name}" if namespace else name
+            ref = listed[namespace or default][0].get(name)
             try:
-                ref = ref or JobRef.of(await self._session.find((namespace, name)))
+                if ref is None or labels_of(written)[KEY] in listed[default][1]:
+                    ref = JobRef.of(await self._session.find((namespace, name)))
             except (NotFound, InvalidSpec) as error:
                 self._bad(NOT_FOUND if isinstance(error, NotFound) else USAGE, str(error))
                 continue
             if ref not in refs.values():
-                refs[f"{namespace}/{name}" if namespace else name] = ref
+                refs[written] = ref
         return refs
 
-    async def _listed(self, namespace: str, wanted: set[str]) -> dict[str, JobRef]:
-        """The jobs of those names; none in a namespace that may not be read: a key may look like a job of it."""
+    async def _listed(self, namespace: str, wanted: set[str]) -> tuple[dict[str, JobRef], set[str]]:
+        """As `Backend.refs`; nothing where this account may not list jobs: the text may mean a job elsewhere."""
+        named = {name for name in wanted if names.JOB.fullmatch(name)}
         try:
-            return await self._session.backend.refs(namespace, wanted)
+            return await self._session.backend.refs(namespace, named)
         except BackendUnavailable:
             raise
         except TrainJobError:
-            if namespace == self._session.namespace:
+            if named and namespace == self._session.namespace:
                 raise
-            return {}
+            return {}, set()
 
     async def wait(self, ref: JobRef, name: str) -> None:
         """Wait for a job, or for the attempt that replaces it; `name` is the name that the caller wrote."""

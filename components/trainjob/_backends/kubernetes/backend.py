@@ -26,6 +26,7 @@ from trainjob._backends.kubernetes.objects import TrainJobObjects, collection, d
 from trainjob._backends.kubernetes.optional_apis import OptionalApis
 from trainjob._backends.kubernetes.pod_informer import PodInformer
 from trainjob._backends.kubernetes.prepared import PreparedRequest
+from trainjob._manifest.attempts import work_of
 from trainjob._manifest.unattended import LABEL as UNATTENDED
 from trainjob._support.kube_objects import mapping
 from trainjob._support.log_lines import LogLine
@@ -80,12 +81,13 @@ class KubernetesBackend(TrainJobObjects):
         found = await self._client.send(Request("GET", path, {"limit": "500"}))
         return [runtime["metadata"]["name"] for runtime in found.get("items") or []]
 
-    async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
-        """Return the jobs of those names. A shared watch has them all, so 10,000 names are not 10,000 requests."""
+    async def refs(self, namespace: str, names: Collection[str]) -> tuple[dict[str, JobRef], set[str]]:
+        """See `Backend.refs`. A shared watch has all jobs, so 10,000 names are not 10,000 requests."""
         if self._shared:
-            return await self._job_informer(namespace).refs(names)
-        found = [await self.get(namespace, name) for name in names]
-        return {ref.name: ref for ref in (JobRef.of(trainjob) for trainjob in found if trainjob is not None)}
+            found = await self._job_informer(namespace).refs()
+        else:
+            found = [JobRef.of(trainjob) for trainjob in await self.find(namespace, {})]
+        return {ref.name: ref for ref in found if ref.name in names}, {work_of(ref.name) for ref in found} - {""}
 
     def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """Yield the job now and after each change, until it is gone."""

@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import lru_cache
 from typing import Any
@@ -171,17 +171,15 @@ class JobInformer:
             if not self._waiters[ref.uid]:
                 del self._waiters[ref.uid]
 
-    async def refs(self, names: Collection[str]) -> dict[str, JobRef]:
-        """The jobs of those names, by name, as of the latest change received."""
+    async def refs(self) -> list[JobRef]:
+        """All jobs, as of the latest change received."""
         task = self._ensure_running()
         synced = asyncio.create_task(self._synced.wait())
         await asyncio.wait({task, synced}, return_when=asyncio.FIRST_COMPLETED)
         synced.cancel()
         if self._error is not None:
             raise self._error
-        wanted = set(names)
-        refs = (JobRef.of(trainjob) for trainjob in self._known.values() if trainjob["metadata"]["name"] in wanted)
-        return {ref.name: ref for ref in refs}
+        return [JobRef.of(trainjob) for trainjob in self._known.values()]
 
     def _ensure_running(self) -> asyncio.Task[None]:
         if not self._tasks or self._tasks[0].done():

@@ -158,10 +158,11 @@ class LocalBackend:
                 found.append(trainjob)
         return found
 
-    async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
+    async def refs(self, namespace: str, names: Collection[str]) -> tuple[dict[str, JobRef], set[str]]:
         """See `Backend.refs`."""
         found = [await self.get(namespace, name) for name in names]
-        return {ref.name: ref for ref in (JobRef.of(trainjob) for trainjob in found if trainjob is not None)}
+        refs = {ref.name: ref for ref in (JobRef.of(trainjob) for trainjob in found if trainjob is not None)}
+        return refs, {work_of(name) for name in job_names(self.home, namespace)} - {""}
 
     async def is_free(self, namespace: str, name: str) -> bool:
         """See `Backend.is_free`. `create` itself refuses the name of a deleted job."""
