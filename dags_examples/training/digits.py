@@ -315,17 +315,26 @@ class Run:
         write_line(f"saved {uri} accuracy {accuracy:.4f}")
 
 
+SECONDS_BEFORE_EXIT = 5.0
+"""How long a failed rank of several waits for a killed one to be recorded first; a busy node takes seconds."""
+
+
 def main(train: Callable[[], None]) -> None:
     """Run a training so that one failing rank ends the others at once.
 
     After an exception, exit handlers would wait for the other ranks (JAX: up to 300 s), which in turn wait for this one
-    in an all-reduce. A process that exits at once closes its sockets, and the others notice.
+    in an all-reduce. A process that exits without them closes its sockets, and the others notice.
+
+    Perhaps this rank failed because another one was killed. Kubernetes decides about a restart by the first exit code
+    that it records, which can take more than a second: so a rank of several waits before it exits.
     """
     end_at_sigterm()
     try:
         train()
     except Exception:  # noqa: BLE001 - the other ranks must notice any error
         traceback.print_exc()
+        if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "JAX_NUM_PROCESSES")):
+            time.sleep(SECONDS_BEFORE_EXIT)
         leave(1)
 
 

@@ -270,6 +270,8 @@ async def test_disruptions_and_failures_are_distinguished(
 # ---------------------------------------------------------------- trainings that resume, in real pods
 
 EPOCHS = 80
+NOTICED_AFTER = 3.0
+"""Seconds after which a busy node notices the end of a process. The other rank has failed by then."""
 
 
 @pytest.fixture(scope="module")
@@ -315,8 +317,7 @@ async def restarts_once(work: Work) -> None:
 
     def done() -> bool:
         if work.restarts[1] != 1:
-            states = [work.pod(rank)["status"] for rank in (0, 1)]
-            raise ValueError(f"restarts {work.restarts}, phases {work.phases}, pods {states}")
+            raise ValueError(f"restarts {work.restarts}, phases {work.phases}")
         return True
 
     not_yet = (KeyError, ValueError)
@@ -343,7 +344,7 @@ async def test_a_training_resumes_after_a_killed_rank_and_after_a_preemption(
 
         await reaches(training, 5)
         container = training.pod(1)["status"]["containerStatuses"][0]["containerID"]
-        await anyio.to_thread.run_sync(node.kill_container, container)
+        await anyio.to_thread.run_sync(node.kill_unnoticed, container, NOTICED_AFTER)
         await restarts_once(training)
         await reaches(training, 20)
         (place,) = (directory / "digits" / namespace).iterdir()

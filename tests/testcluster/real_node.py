@@ -164,6 +164,13 @@ class RealNode:
         if not self._ctr("tasks", "kill", "--signal", how.name, reference.removeprefix("containerd://")):
             raise ComponentError(f"cannot send {how.name} to {reference}: {self._error}")
 
+    def kill_unnoticed(self, reference: str, seconds: float) -> None:
+        """Kill the first process of a container. The node notices it after some seconds, as a busy node does."""
+        pid = self._process(reference)
+        shim = f"$(awk '/^PPid:/ {{print $2}}' /proc/{pid}/status)"
+        script = f"shim={shim}; kill -STOP $shim; kill -KILL {pid}; sleep {seconds}; kill -CONT $shim"
+        _run(self.inside("sh", "-ec", script))
+
     def drop_packets(self, reference: str, address: str) -> None:
         """Drop all packets that arrive at the pod of a container from an address. The rule ends with the pod."""
         pid = self._process(reference)
