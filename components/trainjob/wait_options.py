@@ -24,10 +24,11 @@ class WaitOptions:
     Timeouts are counted from the job's own timestamps, so a waiter that is restarted does not begin again.
 
     Attributes:
-        queue_timeout: Longest time from creation, or from a later suspension by Kueue or a person, to admission.
+        queue_timeout: Longest time that the job waits for admission (Kueue). It counts from the creation, or from a
+            later suspension by Kueue or a person.
         start_timeout: Longest time from admission to the first running rank.
-        run_timeout: Longest time from admission to the end, as ``activeDeadlineSeconds`` counts.
-        fail_fast: Fail as soon as the job is blocked by something that cannot resolve itself: a queue that does not
+        run_timeout: Longest time from admission to the end. ``activeDeadlineSeconds`` counts alike.
+        fail_fast: Fail as soon as the job is blocked by something that only a person can remove. A queue that does not
             exist, more GPUs than the queue will ever have, an image that does not exist, a JobSet that is refused.
         fail_on_first_crash: Fail as soon as a rank crashes. Trainer's own runtimes restart it again and again, and the
             job fails minutes later if at all (one node: after 320 s). A rank that ended because of a preemption or a

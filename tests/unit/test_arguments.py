@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +55,38 @@ def rows(face: str) -> list[Argument]:
     return [row for row in ARGUMENTS.values() if face in row.faces]
 
 
-def test_the_operator_has_each_argument_with_its_default() -> None:
+def plain(text: str) -> str:
+    """A text of a docstring on one line, without marks of code."""
+    return " ".join(text.replace("`", "").split())
+
+
+def entries(docstring: str) -> dict[str, str]:
+    """Name -> text of each argument or attribute in a docstring."""
+    indent = r"^    (\w+): ((?:.+\n)(?:^ {8}.*\n)*)"
+    return {name: plain(text) for name, text in re.findall(indent, inspect.cleandoc(docstring) + "\n", re.MULTILINE)}
+
+
+def test_the_operator_has_each_argument_with_its_default_and_text() -> None:
+    path = AIRFLOW + "operators/trainjob.py"
     found = defaults(function(AIRFLOW + "operators/base.py", "__init__", "TrainJobTask"))
-    found |= defaults(function(AIRFLOW + "operators/trainjob.py", "__init__", "TrainJobOperator"))
-    documented = (ROOT / AIRFLOW / "operators/trainjob.py").read_text(encoding="utf-8")
+    found |= defaults(function(path, "__init__", "TrainJobOperator"))
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    (operator,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainJobOperator"]
+    documented = entries(ast.get_docstring(operator) or "")
     for row in rows("operator"):
         assert found.get(row.name) == repr(row.default), f"{row.name}: the table has {row.default!r}"
-        assert f"        {row.name}: " in documented, f"the docstring of TrainJobOperator has no argument {row.name}"
+        assert documented[row.name].startswith(row.text), f"the docstring of TrainJobOperator describes {row.name} anew"
+
+
+def test_python_describes_each_argument_as_the_table_does() -> None:
+    tree = ast.parse(Path(inspect.getfile(TrainJobSpec)).read_text(encoding="utf-8"))
+    (spec,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainJobSpec"]
+    documented = entries(WaitOptions.__doc__ or "")
+    for field, text in itertools.pairwise(spec.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            documented[field.target.id] = plain(ast.literal_eval(text.value))
+    for row in rows("python"):
+        assert documented[row.name].startswith(row.text), f"the field {row.name} is described anew"
 
 
 @pytest.mark.parametrize(

@@ -66,26 +66,28 @@ class TrainJobOperator(TrainJobTask):
     Args:
         spec: A complete spec instead of its fields: a `TrainJobSpec`, a mapping, YAML text, or the path of a YAML file
             relative to the DAG file. Mappings, text and files are templates, and may be complete TrainJob objects.
-        runtime: Name of a ClusterTrainingRuntime.
+        runtime: Name of a ClusterTrainingRuntime, such as ``torch-distributed``.
         image: Container image of the nodes; the runtime's if left out.
-        command: Entry point of each node; ``$(NAME)`` expands to an environment variable, ``$$`` is a ``$``.
-        args: Arguments of `command`, or of the runtime's entry point.
+        command: Entry point of each node. ``$(NAME)`` expands to an environment variable, ``$$`` is a ``$``.
+        args: Arguments of the command, or of the runtime's entry point.
         torchtune: Changes of torchtune's recipe, for Trainer's torchtune runtimes, instead of a command.
-        num_nodes: Number of nodes; the runtime's if left out.
-        num_proc_per_node: Processes on each node (torchrun, mpirun).
-        resources_per_node: ``{"cpu": 4, "memory": "16Gi", "gpu": 1}``, or ``{"requests": …, "limits": …}``.
-        env: Environment of the nodes; secrets only by ``valueFrom``.
-        inputs: Name -> URI of data to read; each node has it as ``TRAINJOB_INPUT_<NAME>``.
-        outputs: Name -> URI to write to; each node has it as ``TRAINJOB_OUTPUT_<NAME>``.
-        checkpoints: Location of checkpoints, from which an interrupted training resumes: ``pvc://claim/path`` or a URI.
-            Each task instance has its own directory there, the same for all its tries.
+        num_nodes: Number of nodes. The runtime's if left out.
+        num_proc_per_node: Processes on each node. For runtimes that start several (torchrun, mpirun).
+        resources_per_node: Resources of each node, such as cpu, memory and gpu. ``{"cpu": 4, "gpu": 1}`` for requests
+            and limits alike, or ``{"requests": …, "limits": …}``.
+        env: Environment variables of the nodes; secrets by reference. That is ``{"NAME": {"valueFrom": …}}``.
+        inputs: URIs that the training reads, by name; the nodes have each as ``TRAINJOB_INPUT_<NAME>``.
+        outputs: URIs that the training writes, by name; the nodes have each as ``TRAINJOB_OUTPUT_<NAME>``.
+        checkpoints: Location of checkpoints, from which an interrupted training resumes. ``pvc://claim/path`` or a URI;
+            each task instance has its own directory there, the same for all its tries.
         initializer: Trainer's initializers.
         runtime_patches: Changes to the runtime's pods.
         labels: Labels of the TrainJob, such as ``kueue.x-k8s.io/queue-name``.
         annotations: Annotations of the TrainJob.
         active_deadline_seconds: Seconds after which Trainer fails the job.
-        stall_timeout: Fail the task when no rank has made progress for so long, as ``timedelta``, seconds or text such
-            as ``15m``. The error names the rank that hangs and shows its stack. `on_crash_action` is then applied.
+        stall_timeout: Longest time without progress of any rank; after it the step fails and names the rank that hangs.
+            A ``timedelta``, seconds or text such as ``15m``. The error shows the rank's stack, and `on_crash_action`
+            is applied.
         suspend: Create the job suspended.
         managed_by: Controller that manages the job.
         unattended: Action when no task has waited for the job for `unattended_after`: ``suspend`` (the next task that
@@ -111,26 +113,27 @@ class TrainJobOperator(TrainJobTask):
         security_context: Security context of the pods.
         pod_labels: Labels of the pods.
         pod_annotations: Annotations of the pods.
-        queue_timeout: How long the job may wait for admission (Kueue), as ``timedelta`` or seconds; no limit if None.
-        start_timeout: How long the ranks may take to start after admission; no limit if None.
-        run_timeout: How long the job may take from admission to its end, over all tries of the task; no limit if None.
+        queue_timeout: Longest time that the job waits for admission (Kueue). A ``timedelta``, seconds or text such as
+            ``1h30m``, as the next two; no limit if None.
+        start_timeout: Longest time from admission to the first running rank.
+        run_timeout: Longest time from admission to the end. It counts over all tries of the task;
             ``execution_timeout`` counts anew for each try, and includes the time in a queue.
-        fail_fast: Fail at once and without a retry on a permanent blocker, which only a person can remove: a missing
-            queue, more GPUs than the queue will ever have, a missing image, refused pods.
-        fail_on_first_crash: Fail as soon as a rank crashes, with its exit code and last log lines. Trainer's runtimes
-            restart a crashed rank again and again, so the job fails minutes later or never. Without this option, a
-            crash is a warning in the task's log. On the local backend a crash always ends the job at once.
-        on_crash_action: Action on the job after such a crash, or after `stall_timeout`. ``suspend`` stops it and keeps
+        fail_fast: Fail as soon as the job is blocked by something that only a person can remove. There is no retry; for
+            example a missing queue, more GPUs than the queue will ever have, a missing image, refused pods.
+        fail_on_first_crash: Fail as soon as a rank crashes. The error has its exit code and last log lines. Trainer's
+            runtimes restart a crashed rank again and again, so the job fails minutes later or never. Without this
+            option, a crash is a warning in the task's log. On the local backend a crash always ends the job at once.
+        on_crash_action: Action on a job after `fail_on_first_crash` or `stall_timeout`. ``suspend`` stops it and keeps
             the object with the diagnosis; the next try is a new job. (A job that Kueue manages is deleted, since Kueue
             would start it again.) ``cancel`` deletes it. ``keep`` keeps it running; the next try adopts it and finds
             the same crash. It is separate from `on_kill_action`: a job that is kept when workers end need not be kept
             after a crash.
-        on_kill_action: Action on the job when a person marks or clears the task: ``suspend`` stops its ranks
-            and keeps it for the next try to resume (one that Kueue manages is deleted, since Kueue would start it
-            again), ``cancel`` deletes it, ``keep`` keeps it running. If only the worker terminates, the job
-            always keeps running and the next try adopts it.
+        on_kill_action: Action on the job when a person ends the step. That is, marks or clears the task. ``suspend``
+            stops its ranks and keeps it for the next try to resume (one that Kueue manages is deleted, since Kueue
+            would start it again), ``cancel`` deletes it, ``keep`` keeps it running. If only the worker terminates, the
+            job always keeps running and the next try adopts it.
         cancel_on_timeout: Cancel a job that exceeds a timeout. If False, the next try adopts it.
-        retry_user_errors: Retry after a failure of the training code that may not recur (an exception, an exit code).
+        retry_user_errors: Retry after a failure of the training code that may not recur. An exception, an exit code.
             Failures that would recur are never retried (a missing module, an invalid argument, missing permissions).
             Failures of the infrastructure are always retried (a lost node, an outage, a preemption).
         get_logs: Copy the log lines of all ranks to the task's log while they are written.

@@ -94,16 +94,16 @@ class TrainJobSpec(Part):
     unknown_field: ClassVar[str] = "fields that a spec does not have can be set in a whole manifest"
 
     runtime: RuntimeRef | None = None
-    """Name of a ClusterTrainingRuntime, or a `RuntimeRef`."""
+    """Name of a ClusterTrainingRuntime, such as torch-distributed. Or a `RuntimeRef`."""
 
     image: Annotated[str, Field(max_length=500), AfterValidator(_is_image)] | None = None
-    """Container image of the nodes. Default: that of the runtime."""
+    """Container image of the nodes; the runtime's if left out."""
 
     command: Annotated[list[str], Field(max_length=128)] = Field(default_factory=list)
     """Entry point of each node. As in a pod, ``$(NAME)`` is replaced by an environment variable, ``$$`` is a ``$``."""
 
     args: Annotated[list[str], Field(max_length=128)] = Field(default_factory=list)
-    """Arguments of `command`, or of the runtime's entry point."""
+    """Arguments of the command, or of the runtime's entry point."""
 
     func: Annotated[Function | None, BeforeValidator(_function)] = None
     """A Python function to run instead of a command. Its return value on rank 0 becomes `TrainJobResult.returned`, if
@@ -122,31 +122,33 @@ class TrainJobSpec(Part):
     """Changes to torchtune's recipe on one of Trainer's torchtune runtimes; `args` may add to them."""
 
     env: Env = Field(default_factory=dict)
-    """Environment of the nodes: ``{"NAME": "value"}`` or ``{"NAME": {"valueFrom": …}}``; secrets by reference only."""
+    """Environment variables of the nodes; secrets by reference. ``{"NAME": "value"}`` or
+    ``{"NAME": {"valueFrom": …}}``."""
 
     inputs: dict[str, str] = Field(default_factory=dict)
-    """Inputs of the training: name -> URI, e.g. ``{"dataset": "s3://…", "model": ""}``; an empty URI means no input.
-    The nodes get each as ``TRAINJOB_INPUT_<NAME>``, for use in args as ``$(TRAINJOB_INPUT_DATASET)``. A PVC volume,
-    ``pvc://claim/path``, is mounted on every node and passed as ``file:///…``."""
+    """URIs that the training reads, by name; the nodes have each as ``TRAINJOB_INPUT_<NAME>``. For example
+    ``{"dataset": "s3://…", "model": ""}`` (an empty URI means no input) and ``$(TRAINJOB_INPUT_DATASET)`` in args. A
+    PVC volume, ``pvc://claim/path``, is mounted on every node and passed as ``file:///…``."""
 
     outputs: dict[str, str] = Field(default_factory=dict)
-    """Output locations of the training: name -> URI, as ``TRAINJOB_OUTPUT_<NAME>`` on the nodes; PVC volumes as in
+    """URIs that the training writes, by name; the nodes have each as ``TRAINJOB_OUTPUT_<NAME>``. PVC volumes as in
     `inputs`."""
 
     checkpoints: str | None = None
-    """Location of the checkpoints from which an interrupted training resumes: ``pvc://claim/path`` (mounted on every
+    """Location of checkpoints, from which an interrupted training resumes. ``pvc://claim/path`` (mounted on every
     node), ``s3://…``, ``file:///…``. Attempts of a key that are asked to do the same share a directory below it; the
     nodes get it as ``TRAINJOB_CHECKPOINT``, a path or, for an object store, a URI. To continue from another directory,
     set that variable in `env`. See docs/how-to/checkpoints.md."""
 
     num_nodes: Count | None = None
-    """Number of nodes (pods). Default: that of the runtime, which is 1 in those that Trainer ships."""
+    """Number of nodes. Each is a pod; the runtime's if left out, which is 1 in those that Trainer ships."""
 
     num_proc_per_node: Count | None = None
-    """Processes on each node, for runtimes that start several (torchrun, mpirun). Default: that of the runtime."""
+    """Processes on each node. For runtimes that start several (torchrun, mpirun); the runtime's if left out."""
 
     resources_per_node: Resources | None = None
-    """``{"cpu": 4, "memory": "16Gi", "gpu": 1}`` for requests and limits alike, or ``{"requests": …, "limits": …}``."""
+    """Resources of each node, such as cpu, memory and gpu. ``{"cpu": 4, "memory": "16Gi", "gpu": 1}`` for requests and
+    limits alike, or ``{"requests": …, "limits": …}``."""
 
     initializer: Initializer | None = None
     """Trainer's own initializers."""
@@ -161,9 +163,10 @@ class TrainJobSpec(Part):
     """Seconds after creation, or after the latest resume, at which Trainer fails the job."""
 
     stall_timeout: Annotated[Duration, Field(ge=SHORTEST_STALL, le=LONGEST_STALL)] | None = None
-    """Fail the job when no rank has made progress for so long: seconds, or text such as ``15m`` or ``PT15M``. It should
-    be several times the longest pause of a healthy training, such as an evaluation. Before the first step the limit is
-    twice as long. The process that waits for the job checks it, see docs/how-to/hangs.md."""
+    """Longest time without progress of any rank; after it the step fails and names the rank that hangs. Seconds, or
+    text such as ``15m`` or ``PT15M``. It should be several times the longest pause of a healthy training, such as an
+    evaluation. Before the first step the limit is twice as long. The process that waits for the job checks it, see
+    docs/how-to/hangs.md."""
 
     managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None
     """The controller that manages the job."""
@@ -182,7 +185,7 @@ class TrainJobSpec(Part):
     fewer nodes, see docs/how-to/change-retries.md. It is not part of the job's identity."""
 
     labels: dict[str, str] = Field(default_factory=dict)
-    """Labels of the TrainJob (``kueue.x-k8s.io/queue-name``, …). Trainer does not pass them on to pods."""
+    """Labels of the TrainJob, such as ``kueue.x-k8s.io/queue-name``. Trainer does not pass them on to pods."""
 
     annotations: dict[str, str] = Field(default_factory=dict)
     """Annotations of the TrainJob."""
