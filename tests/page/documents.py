@@ -100,7 +100,6 @@ def training(phase: str = "Running", **changes: Any) -> Document:
             "outputs": [],
             "registered": None,
             "evaluation": None,
-            "links": [],
         },
         "unseen": [],
         **changes,
@@ -518,8 +517,8 @@ def complete() -> Document:
             },
             {
                 "label": "champion",
-                "name": "digits version 14",
-                "href": "https://mlflow.example/#/models/digits/versions/14",
+                "name": "digits-w4k7mm",
+                "href": "/trainings/digits-w4k7mm",
                 "metrics": {"loss": 0.24, "accuracy": 0.938, "eval/f1": 0.933},
                 "history": metrics(curve(280, every=25, end=0.24, seed=5)),
             },
@@ -529,7 +528,7 @@ def complete() -> Document:
                 {"name": "digits", "uri": "s3://data/digits/2026-11-25/", "digest": "sha256:" + "9f2c41d0" * 8},
                 {
                     "name": "augmentations",
-                    "uri": "hf://datasets/team/augmentations@3f1c",
+                    "uri": "https://data.example/?file=augmentations.tar",
                     "digest": "sha256:" + "51aa07bc" * 8,
                 },
             ],
@@ -545,10 +544,6 @@ def complete() -> Document:
                 "uri": "models:/digits/15",
             },
             "evaluation": {"passed": True, "summary": "eval/f1 0.941 is above 0.93, and above the champion's 0.933"},
-            "links": [
-                {"label": "MLflow run", "href": "https://mlflow.example/#/experiments/1/runs/abc"},
-                {"label": "Registered version", "href": "https://mlflow.example/#/models/digits/versions/15"},
-            ],
         },
         events=[event("Normal", "Created", "TrainJob digits-ab12cd", "JobSet digits-ab12cd was created", 7190)],
     )
@@ -588,6 +583,15 @@ def hostile() -> Document:
     script, closing, image, scheme, rtl, separators, braces, word, words, proto, constructor = HOSTILE
     document = failed()
     item = {"name": closing, "uri": scheme, "digest": word}
+    hrefs = [
+        (script, scheme),
+        ("data", "data:text/html,<script>window.__pwned = 5</script>"),
+        ("hidden scheme", " java\nscript:window.__pwned=6"),
+        ("vbscript", "vbscript:x"),
+        ("file", "file:///etc/passwd"),
+        ("fine", "https://airflow.example/"),
+        ("relative", "trainings/x?y=1"),
+    ]
     return document | {
         "namespace": rtl,
         "name": script + word,
@@ -635,7 +639,11 @@ def hostile() -> Document:
                 "href": scheme,
                 "metrics": {proto: image},
                 "history": {proto: curve(9), constructor: curve(9)},
-            }
+            },
+            *(
+                {"label": label, "name": "", "href": href, "metrics": {proto: 1.0}, "history": {}}
+                for label, href in hrefs
+            ),
         ],
         "lineage": {
             "datasets": [item, {"name": rtl, "uri": separators, "digest": script}],
@@ -643,15 +651,6 @@ def hostile() -> Document:
             "outputs": [item],
             "registered": {"registry": script, "model": word, "version": image, "alias": rtl, "uri": scheme},
             "evaluation": {"passed": False, "summary": closing},
-            "links": [
-                {"label": script, "href": scheme},
-                {"label": "data", "href": "data:text/html,<script>window.__pwned = 5</script>"},
-                {"label": "hidden scheme", "href": " java\nscript:window.__pwned=6"},
-                {"label": "vbscript", "href": "vbscript:x"},
-                {"label": "file", "href": "file:///etc/passwd"},
-                {"label": "fine", "href": "https://mlflow.example/"},
-                {"label": "relative", "href": "trainings/x?y=1"},
-            ],
         },
         "unseen": [script, rtl],
     }

@@ -61,7 +61,7 @@ def test_hostile_text_stays_text(show: Show) -> None:
     assert page.evaluate("window.__pwned") is None
     assert page.locator("#page img, #page script, #page iframe").count() == 0
     links = page.evaluate("[...document.querySelectorAll('a')].map(each => [each.getAttribute('href'), each.protocol])")
-    assert [href for href, _ in links] == ["https://mlflow.example/", "trainings/x?y=1"]
+    assert [href for href, _ in links] == ["https://airflow.example/", "trainings/x?y=1"]
     assert page.locator("h1").inner_text().startswith("\ufffdgnp.exe\ufffd \ufffdisolated/\n<script>")
     for text in ("<script>window.__pwned = 1</script>", '"><img src=x onerror="window.__pwned = 3">', "__proto__"):
         assert page.get_by_text(text).count() > 3
@@ -82,12 +82,12 @@ def test_a_page_works_in_a_sandboxed_frame(show: Show, server: Server, sandbox: 
 
 def test_an_external_link_opens_outside_of_a_frame_that_may_open_no_window(show: Show, server: Server) -> None:
     page = show(documents.training())
-    source = escape(page_html(documents.complete()).replace("https://mlflow.example", server.url.rstrip("/")))
+    source = escape(page_html(documents.complete()).replace("https://data.example", server.url.rstrip("/")))
     sandbox = "allow-scripts allow-same-origin allow-forms allow-downloads"  # Airflow's
     server.html = f'<iframe sandbox="{sandbox}" width="900" height="800" srcdoc="{source}"></iframe>'
     page.goto(server.url)
     with page.context.expect_page() as opened:
-        page.frame_locator("iframe").get_by_role("link", name="MLflow run").click()
+        page.frame_locator("iframe").get_by_role("link", name="augmentations.tar").click()
     assert opened.value.url.startswith(server.url)
     assert opened.value.evaluate("window.opener") is None
 

@@ -6,21 +6,14 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
-from trainjob._pages.documents.training import observed_document
-from trainjob._pages.registered import Champion, with_registry
-from trainjob.errors import ConfigurationError, RegistryUnavailable
-from trainjob.job import JobRef
 from trainjob.registry import ModelVersion, connect
 from trainjob.registry.mlflow import MlflowRegistry
 from trainjob.registry.runs import run_of
-from trainjob.status import Observation, Phase
 
 DIGEST = "sha256:" + "a" * 64
 HISTORY = {
@@ -244,71 +237,3 @@ def test_names_that_mlflow_refuses_are_replaced(file: str, uid: str) -> None:
     assert len(run.data.metrics) == len(names)
     assert len(run.data.params) == len(names) + 250
     assert run.info.status == "FINISHED"
-
-
-def test_the_curves_are_read_back(uri: str, uid: str) -> None:
-    registry = MlflowRegistry(uri)
-    version = register(uri, uid, registry=registry)
-    history = registry.history(version)
-    assert [(step, value) for step, _, value in history["loss"]] == [(10, 0.9), (20, 0.5), (30, 0.25)]
-    assert [moment for _, moment, _ in history["loss"]] == pytest.approx([moment for _, moment, _ in HISTORY["loss"]])
-    assert registry.history(replace(version, run_id="")) == {}
-    assert registry.history(replace(version, run_id="f" * 32)) == {}
-
-
-def test_the_pages_of_a_version_are_on_the_server_only(uri: str, uid: str) -> None:
-    registry = MlflowRegistry(uri)
-    version = register(uri, uid, model=f"digits {uid}", registry=registry)
-    pages = registry.pages(version)
-    if uri.startswith("sqlite"):
-        assert pages == {}
-        return
-    assert pages["MLflow model"] == f"{uri}/#/models/digits%20{uid}/versions/1"
-    assert pages["MLflow run"].endswith(f"/runs/{version.run_id}")
-    address = urlsplit(uri)
-    with_user = f"{address.scheme}://someone:secret@{address.netloc}"
-    assert MlflowRegistry(with_user).pages(version) == pages
-
-
-def test_the_champion_is_compared_on_the_page_of_a_training(uri: str, uid: str) -> None:
-    registry = MlflowRegistry(uri)
-    champion = register(uri, uid, model=f"digits {uid}", registry=registry)
-    registry.promote(champion.name, champion.version, alias="champion")
-    document = observed_document(JobRef("ml", "digits-2", f"other-{uid}"), Observation(Phase.COMPLETE))
-    shown = with_registry(document, registry, champion.name)
-    (compared,) = shown["compare"]
-    assert (compared["label"], compared["name"]) == ("champion", f"{champion.name} 1")
-    assert compared["metrics"] == {"loss": 0.25, "accuracy": 0.93}
-    assert [value for _, _, value in compared["history"]["loss"]] == [0.9, 0.5, 0.25]
-    assert shown["lineage"]["registered"] is None
-    own = with_registry({**document, "uid": uid}, registry, champion.name)
-    assert own["compare"] == []
-    assert (own["lineage"]["registered"]["version"], own["lineage"]["registered"]["alias"]) == ("1", "champion")
-    assert {each["label"] for each in own["lineage"]["links"]} == set(registry.pages(champion))
-    assert with_registry(document, registry, "no such model")["compare"] == []
-
-
-def test_the_champion_is_read_once_per_minute(file: str, uid: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    version = register(file, uid, model=f"digits {uid}")
-    MlflowRegistry(file).promote(version.name, version.version, alias="champion")
-    champion = Champion(version.name, file)
-    document = observed_document(JobRef("ml", "digits-2", f"other-{uid}"), Observation(Phase.RUNNING))
-    assert [each["name"] for each in champion.add(document)["compare"]] == [f"{version.name} 1"]
-    monkeypatch.setattr("trainjob._pages.registered.with_registry", None)
-    assert champion.add(document | {"phase": "Complete"})["phase"] == "Complete"
-    assert [each["label"] for each in champion.add(document)["compare"]] == ["champion"]
-
-
-def test_an_unreachable_registry_is_a_note_on_the_page(file: str, uid: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    champion = Champion(f"digits {uid}@best", file)
-    document = observed_document(JobRef("ml", "digits-2", uid), Observation(Phase.RUNNING))
-    assert champion.add(document)["compare"] == [], "no version holds the alias yet"
-
-    def away(*_: object) -> None:
-        raise RegistryUnavailable("the registry is away")
-
-    monkeypatch.setattr("trainjob._pages.registered.with_registry", away)
-    (note,) = champion.add({**document, "uid": "another"})["notes"]
-    assert note == "The registry cannot be read: the registry is away"
-    with pytest.raises(ConfigurationError, match="is not a valid alias"):
-        Champion("digits@latest", file)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
-import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
 from tests.unit.program import exit_of
 
-from trainjob._jobs.launching import launch
-from trainjob._spec import TrainJobSpec
 from trainjob.cli import session as sessions
 
 RUN = ("run", "--runtime", "trainjob-step", "--detach")
@@ -61,7 +57,6 @@ IGNORED: list[tuple[tuple[str, ...], str]] = [
         for part in ("rbac", "kfp", "policy")
     ),
     (("install", "--keep-for", "P30D"), "--keep-for has no effect without the reaper"),
-    (("report", "nightly/", "--champion", "digits"), "--champion compares one job with a model, and 'nightly/' is a"),
     (("-n", "ns", "data", "copy", "a", "b"), "trainjob data copy does not use --namespace: leave it out"),
     (("--backend", "local", "registry", "list", "m"), "trainjob registry list does not use --backend: leave it out"),
     (("--backend", "local", "install"), "trainjob install does not use --backend: leave it out"),
@@ -75,8 +70,6 @@ HAVE_EFFECT: list[tuple[str, ...]] = [
     ("install", "-n", "ns", "--only", "reaper", "--image", "a", "--keep-for", "P30D"),
     ("-n", "ns", "install", "--only", "rbac", "--service-account", "a:b"),
     ("install", "--only", "kfp", "-n", "ns"),
-    ("report", "nightly/a", "-o", "-"),
-    ("report", "nightly/", "-o", "-"),
 ]
 
 
@@ -87,10 +80,6 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryBackend:
     monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{tmp_path}/registry.db")
     made = MemoryBackend()
-    spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
-    for key in ("nightly/a", "nightly/b"):
-        anyio.run(partial(launch, made, spec, key, namespace="default"))
-    made.requests.clear()
     monkeypatch.setattr(sessions, "connect", lambda *_, **__: made)
     return made
 
@@ -100,13 +89,11 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryBackend:
 )
 def test_an_ignored_option_is_refused(
     backend: MemoryBackend,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     words: tuple[str, ...],
     message: str,
 ) -> None:
-    monkeypatch.setattr("trainjob.cli.pages.Champion", lambda model: model)
     code, out, err = exit_of(capsys, *words)
     assert (code, out.strip()) == (2, "") or json.loads(out)["error"]["type"] == "UsageError"
     assert message in " ".join(err.split())

@@ -81,7 +81,7 @@ def complete() -> dict[str, Any]:
     document["lineage"]["outputs"] = [{"name": "model", "uri": "s3://b/m", "digest": ""}]
     document = with_comparison(document, "champion", document)
     sibling = {"uri": "s3://b/m", "digest": "sha256:1", "name": "digits", "version": "3", "promoted": True}
-    return with_lineage(document, [sibling], {"MLflow": "https://m"})
+    return with_lineage(document, [sibling])
 
 
 def test_every_key_is_documented() -> None:

@@ -21,7 +21,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from trainjob import names
 from trainjob._pages.live import SECONDS
 from trainjob._pages.page import page_html, page_json
-from trainjob._pages.registered import Champion
 from trainjob._pages.shared_documents import MESSAGE, Documents, note_of
 from trainjob._support.control_characters import one_line
 from trainjob.client import TrainJobClient
@@ -51,7 +50,6 @@ class Server(ThreadingHTTPServer):
         client: Client of the backend; stays open.
         port: Port on 127.0.0.1; a free one if 0.
         seconds: Age in seconds at which a job is read again.
-        champion: Adds the champion of a model to the trainings.
 
     Raises:
         ConfigurationError: The port is in use or not permitted.
@@ -61,12 +59,10 @@ class Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(
-        self, client: TrainJobClient, port: int = 0, seconds: float = SECONDS, champion: Champion | None = None
-    ) -> None:
+    def __init__(self, client: TrainJobClient, port: int = 0, seconds: float = SECONDS) -> None:
         self.token = secrets.token_urlsafe(32)
         self.client = client
-        self.documents = Documents(client, seconds, champion)
+        self.documents = Documents(client, seconds)
         self._free = threading.BoundedSemaphore(_THREADS)
         self._thread: threading.Thread | None = None
         try:

@@ -21,7 +21,6 @@ from trainjob._goodput.history import MetricHistory
 from trainjob._manifest.workflow_labels import STUDY, Study, latest_attempts, studies
 from trainjob._pages.documents.jobs import list_document, workflow_document
 from trainjob._pages.live import SECONDS, LiveReader
-from trainjob._pages.registered import Champion
 from trainjob._pages.study import document_of_study, find_study
 from trainjob._support.control_characters import one_line
 from trainjob.client import TrainJobClient
@@ -61,12 +60,10 @@ class Documents:
     Args:
         client: Client of the backend; stays open.
         seconds: Age in seconds at which a job is read again.
-        champion: Adds the champion of a model to the trainings.
     """
 
-    def __init__(self, client: TrainJobClient, seconds: float = SECONDS, champion: Champion | None = None) -> None:
+    def __init__(self, client: TrainJobClient, seconds: float = SECONDS) -> None:
         self._namespace = client.namespace
-        self._champion = champion
         self._seconds = seconds
         self._reader = LiveReader(client.backend, seconds)
         self._reads: OrderedDict[tuple[str, ...], _Read] = OrderedDict()
@@ -107,7 +104,7 @@ class Documents:
             for each in found["compare"]:
                 if each["label"] == "previous run" and names.JOB.fullmatch(each["name"]):
                     each["href"] = f"../{each['name']}/"
-            return found if self._champion is None else await anyio.to_thread.run_sync(self._champion.add, found)
+            return found
 
         return await self._shared(("job", name, rank, str(tail)), read)
 

@@ -23,7 +23,6 @@ from trainjob import names
 from trainjob._manifest.workflow_labels import latest_attempts, run_labels, selectors, title_of
 from trainjob._pages.live import take_document
 from trainjob._pages.page import page_html
-from trainjob._pages.registered import Champion
 from trainjob._pages.server import Server
 from trainjob._pages.shared_documents import LINES, compared
 from trainjob._pages.study import document_of_study, find_study
@@ -33,7 +32,6 @@ from trainjob._support.signals import handled
 from trainjob.cli import completion
 from trainjob.cli.command import command
 from trainjob.cli.exits import EXIT_CODES
-from trainjob.cli.ignored import refuse_ignored
 from trainjob.cli.options import output_file, page_file
 from trainjob.cli.output import OutputClosed, echo
 from trainjob.cli.session import Session
@@ -52,13 +50,6 @@ _FIRST_READ_SECONDS = 5.0
 # ---------------------------------------------------------------- report
 
 
-_CHAMPION = click.option(
-    "--champion",
-    metavar="MODEL[@ALIAS]",
-    help="Compare with the version of this model that holds the alias (champion) in the registry, TRAINJOB_REGISTRY.",
-)
-
-
 @command(
     click.argument("what", shell_complete=completion.jobs),
     click.option(
@@ -68,25 +59,16 @@ _CHAMPION = click.option(
         metavar="FILE",
         help="Write the page to this file, - for stdout; <name>.html in this directory if left out.",
     ),
-    _CHAMPION,
     epilog=EXIT_CODES,
 )
-async def report(session: Session, *, what: str, output: str | None, champion: str | None) -> int:
+async def report(session: Session, *, what: str, output: str | None) -> int:
     """Write the page of a job, of a key with all its attempts, or of a workflow, as one self-contained HTML file.
 
     WHAT is the name of a job; else a key; else the ID of a KFP or Airflow run, or DAG/RUN; else the first part of keys
     such as study/a and study/b. The page has curves of all metrics; that of a workflow compares its trainings. --json
     prints the document of the page, and writes a file only with -o.
     """
-    found = _Found(session, what)
-    compare = await anyio.to_thread.run_sync(Champion, champion) if champion else None
-    document = await found.document()
-    if document["kind"] != "training":
-        what = one_line(what, _SHOWN)
-        because = f"compares one job with a model, and {what!r} is a {document['kind']}: leave it out, or name one job"
-        refuse_ignored("champion", because=because)
-    if compare is not None:
-        document = await anyio.to_thread.run_sync(compare.add, document)
+    document = await _Found(session, what).document()
     if session.as_json:
         session.answer(document, "")
         if output in (None, "-"):
@@ -217,10 +199,9 @@ def _key_of(job: TrainJob) -> str:
         "--port", type=click.IntRange(0, 65535), default=0, help="Listen on this port; on a free one if left out."
     ),
     click.option("--no-browser", is_flag=True, help="Do not open the address in a browser."),
-    _CHAMPION,
     epilog=EXIT_CODES,
 )
-def ui(session: Session, *, port: int, no_browser: bool, champion: str | None) -> int:
+def ui(session: Session, *, port: int, no_browser: bool) -> int:
     """Serve live pages of the jobs of the namespace on 127.0.0.1, until Ctrl-C.
 
     Prints an address with a random token: the list of jobs, a page for each job, and a page for each workflow that
@@ -230,7 +211,7 @@ def ui(session: Session, *, port: int, no_browser: bool, champion: str | None) -
     with ExitStack() as stack:
         stack.enter_context(handled(lambda *_: ended.set()))
         client = stack.enter_context(TrainJobClient(session.given_backend, session.given_namespace))
-        server = Server(client, port, champion=Champion(champion) if champion else None)
+        server = Server(client, port)
         _check(server)
         stack.enter_context(server)
         session.say(f"jobs of namespace {client.namespace}; Ctrl-C ends the server")

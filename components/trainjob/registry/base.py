@@ -148,14 +148,6 @@ class Registry(Protocol):
         """List all versions, oldest first; empty if the model does not exist."""
         ...
 
-    def history(self, version: ModelVersion) -> History:
-        """Read the metrics of the training over time; empty if the registry does not store them."""
-        ...
-
-    def pages(self, version: ModelVersion) -> Mapping[str, str]:
-        """Label -> address of the pages of the registry that show the version; empty without a server."""
-        ...
-
 
 def compare(  # noqa: PLR0911 - one for each verdict
     candidate: ModelVersion,

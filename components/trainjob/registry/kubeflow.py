@@ -181,16 +181,6 @@ class KubeflowRegistry:
                 _write_claim(server, candidate, alias, Claim(written, metric, mode))
         raise RegistryUnavailable(f"other clients keep changing version {number} of {name!r}; try again")
 
-    def history(self, version: ModelVersion) -> History:
-        """Empty: this registry stores the final metrics only."""
-        del version
-        return {}
-
-    def pages(self, version: ModelVersion) -> Mapping[str, str]:
-        """Empty: the address of this API is not that of a user interface."""
-        del version
-        return {}
-
     def list(self, name: str) -> Sequence[ModelVersion]:
         """List all versions except archived and incomplete ones, oldest first."""
         check_name(name)

@@ -18,7 +18,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from trainjob._support import retrying
 from trainjob.errors import (
@@ -161,27 +160,6 @@ class MlflowRegistry(MlflowPromotions):
     def list(self, name: str) -> Sequence[ModelVersion]:
         """List all versions, oldest first."""
         return self._call(f"list {name!r}", lambda: self._search(f"name='{check_name(name)}'"))
-
-    def history(self, version: ModelVersion) -> History:
-        """Read the metrics of the version's run; empty if it has none, or if the run was deleted."""
-        if not version.run_id:
-            return {}
-        try:
-            return self._call(f"read run {version.run_id}", lambda: runs.history(self._client, version.run_id))
-        except ModelNotFound:
-            return {}
-
-    def pages(self, version: ModelVersion) -> Mapping[str, str]:
-        """Addresses in MLflow's user interface; empty for a SQLite file."""
-        if self._database is not None:
-            return {}
-        address = urlsplit(self._uri)
-        base = urlunsplit((address.scheme, address.netloc.rpartition("@")[2], address.path.rstrip("/"), "", ""))
-        found = {"MLflow model": f"{base}/#/models/{quote(version.name, safe='')}/versions/{version.version}"}
-        if version.run_id:
-            experiment = self._call(f"read run {version.run_id}", lambda: self._client.get_run(version.run_id))
-            found["MLflow run"] = f"{base}/#/experiments/{experiment.info.experiment_id}/runs/{version.run_id}"
-        return found
 
     def _tag(self, version: ModelVersion, tag: str, value: str) -> None:
         self._call(

@@ -25,7 +25,6 @@ from trainjob.registry.provenance import PREFIX
 _UID = "trainjob.dev/uid"
 _EXPERIMENT = "trainjob"
 _LONGEST = 5000  # characters of a value; MLflow's limits are 6,000 (parameters) and 8,000 (tags)
-_READ = 100  # metrics of a run, one request each
 _BATCH = 100  # MLflow's limit of parameters per request; that of metrics is 1,000
 
 
@@ -98,13 +97,6 @@ def record(client: Any, run: Run, database: Path | None) -> str:
     if kept.info.status != "FINISHED":
         _write(client, kept, run)
     return str(kept.info.run_id)
-
-
-def history(client: Any, run_id: str) -> History:
-    """Read the metrics over time of a run."""
-    names = sorted(client.get_run(run_id).data.metrics)[:_READ]
-    found = {name: sorted(client.get_metric_history(run_id, name), key=lambda point: point.timestamp) for name in names}
-    return {name: [(each.step, each.timestamp / 1000, each.value) for each in found[name]] for name in names}
 
 
 def tidy(client: Any, run: Run, kept: str) -> None:

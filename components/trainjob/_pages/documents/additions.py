@@ -1,4 +1,4 @@
-"""Add what other jobs and registries know to the document of a training: another training, its lineage."""
+"""Add what other jobs report to the document of a training: another training, its lineage."""
 
 from __future__ import annotations
 
@@ -24,16 +24,13 @@ def with_comparison(
     return {**document, "compare": [*document["compare"], entry]}
 
 
-def with_lineage(
-    document: Mapping[str, Any], siblings: Iterable[Mapping[str, Any]], links: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def with_lineage(document: Mapping[str, Any], siblings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The document with the digests and the registered version that other jobs of its workflow have reported.
 
     Args:
         document: Of a training.
         siblings: ``outputs`` of the other jobs, as the initialize and export steps report them: ``uri``, ``digest``,
             of an export also ``name``, ``version`` and ``promoted``, of an evaluation ``passed``, ``rule``, ``reason``.
-        links: Label -> address, of the model registry for example.
     """
     lineage = {**document["lineage"]}
     reported = [each for each in siblings if isinstance(each.get("uri"), str) and each["uri"]]
@@ -51,5 +48,4 @@ def with_lineage(
             alias = "champion" if each.get("promoted") is True else ""
             uri = short_text(each["uri"])
             lineage["registered"] = {"registry": "", "model": model, "version": version, "alias": alias, "uri": uri}
-    lineage["links"] = [*lineage["links"], *({"label": name, "href": href} for name, href in (links or {}).items())]
     return {**document, "lineage": lineage}

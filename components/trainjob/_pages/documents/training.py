@@ -207,7 +207,6 @@ def _lineage(report: Report) -> dict[str, Any]:
         "outputs": outputs,
         "registered": None,
         "evaluation": None,
-        "links": [],
     }
 
 

@@ -1259,7 +1259,6 @@ function lineage(training) {
       evaluation && h("li", null, h("p.kind", null, "evaluation"), h("p.name", null, evaluation.passed === null ? h("span.tag.info", null, "no gate")
         : h(`span.tag.${evaluation.passed ? "good" : "bad"}`, null, icon(evaluation.passed ? "good" : "bad"), evaluation.passed ? "passed" : "not passed")),
         evaluation.summary && h("p", null, bdi(evaluation.summary))),
-      found.links.length > 0 && h("li", null, h("p.kind", null, "links"), found.links.map(each => h("p", null, link(each.href, bdi(each.label || each.href))))),
     ]],
   ].map(([title, items]) => [title, items.filter(Boolean)]).filter(([, items]) => items.length);
   return { visible: columns.length > 0, content: h("div.lineage", null, columns.map(([title, items]) => h("div", null, h("h3", null, title), h("ul", null, items)))) };
