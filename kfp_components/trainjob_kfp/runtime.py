@@ -198,7 +198,7 @@ def run_evaluate(given: Parameters) -> tuple[str, str, bool, str, str, str, dict
 def _read_evaluation(uri: str) -> dict[str, Any]:
     """``report``, ``decision`` and ``uri`` of an evaluation; empty if this step cannot read it."""
     try:
-        from trainjob.data.promotion import Evaluation
+        from trainjob.data.export_evaluation import Evaluation
 
         return {**json.loads(Evaluation.read(uri).as_json()), "uri": uri}
     except (TrainJobError, ImportError) as error:

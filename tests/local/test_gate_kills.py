@@ -21,7 +21,7 @@ from tests.local.test_kills import Happened, _weights, _written
 from tests.registry import fake as registries
 
 from trainjob.data import file_manifest
-from trainjob.data.promotion import Evaluation
+from trainjob.data.export_evaluation import Evaluation
 from trainjob.evaluation import Gate, Scores, compare
 from trainjob.registry import connect
 

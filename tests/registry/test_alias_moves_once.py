@@ -12,7 +12,7 @@ import pytest
 from tests.registry.test_mlflow_steps import _model
 
 from trainjob.data import export, file_manifest, transfer
-from trainjob.data.promotion import Evaluation
+from trainjob.data.export_evaluation import Evaluation
 from trainjob.evaluation import Gate, Scores, compare
 from trainjob.registry import Registry, connect
 from trainjob.registry.kubeflow import KubeflowRegistry

@@ -18,7 +18,7 @@ from trainjob import progress
 from trainjob.data import export, file_manifest, initialize
 from trainjob.data.__main__ import TRY_AGAIN, main
 from trainjob.data.evaluate import CommandFailed, Evaluated, Function, evaluate
-from trainjob.data.promotion import Evaluation
+from trainjob.data.export_evaluation import Evaluation
 from trainjob.errors import (
     ChecksumMismatch,
     ConfigurationError,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainjob.data import file_manifest, transfer
-from trainjob.data.promotion import Evaluation
+from trainjob.data.export_evaluation import Evaluation
 from trainjob.evaluation import Gate, Scores, compare
 
 DAYS = ("monday", "tuesday", "wednesday")

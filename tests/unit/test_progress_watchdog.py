@@ -216,6 +216,6 @@ def test_exec_without_a_timeout_changes_no_path(tmp_path: Path) -> None:
 
 
 def test_a_function_trainer_is_watched() -> None:
-    script = "import trainjob.progress.returned as sent\nsent.watch(); time.sleep(0.1)"
+    script = "import trainjob.progress.return_value as sent\nsent.watch(); time.sleep(0.1)"
     markers, _, _ = run(script)
     assert [each.get("ended") for each in markers] == [None, True]

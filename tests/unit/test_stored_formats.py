@@ -21,7 +21,7 @@ from trainjob._support.formats import wrong_format
 from trainjob._support.kube_objects import parse_time
 from trainjob._support.volumes import CHECKPOINT_VARIABLE
 from trainjob.data import file_manifest, transfer
-from trainjob.data.promotion import Evaluation
+from trainjob.data.export_evaluation import Evaluation
 from trainjob.errors import ConfigurationError, CorruptData
 from trainjob.evaluation import Scores, compare
 from trainjob.job import JobRef

@@ -130,7 +130,7 @@ def export(
             another model, or has no gate that could decide about ``alias``.
         TrainJobError: See `trainjob.data.export`.
     """
-    from trainjob.data.promotion import Evaluation  # noqa: PLC0415 - imports all stores, for exports only
+    from trainjob.data.export_evaluation import Evaluation  # noqa: PLC0415 - imports all stores, for exports only
 
     if own := sorted({*_RECORDED} & {*(provenance or {})}):
         raise ConfigurationError(

@@ -33,7 +33,7 @@ from trainjob.job import (
     spec_hash,
     work_name,
 )
-from trainjob.progress import returned
+from trainjob.progress import return_value
 from trainjob.status import STALL_TIMEOUT, Phase, observe
 
 # Without a shell, so that only Python interprets the source. Written to a file, because torchrun needs one and spawned
@@ -221,7 +221,7 @@ def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:
         first, *others = spec.pip_index_urls
         packages = [f"--index-url={first}", *(f"--extra-index-url={url}" for url in others), *packages]
     options = {"name": spec.func.name, "args": spec.func_args, "packages": packages}
-    command = ["python", "-c", _literal(_BOOTSTRAP), _literal(inspect.getsource(returned))]
+    command = ["python", "-c", _literal(_BOOTSTRAP), _literal(inspect.getsource(return_value))]
     return command, [_literal(spec.func.source), _literal(json.dumps(options))]
 
 

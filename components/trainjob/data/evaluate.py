@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from trainjob.data import file_manifest, strict, transfer
+from trainjob.data.export_evaluation import Evaluation
 from trainjob.data.locations import Location, ModelRef, parse, parse_target
-from trainjob.data.promotion import Evaluation
 from trainjob.data.steps import Initialized, initialize
 from trainjob.errors import ConfigurationError, SourceNotFound
 from trainjob.evaluation import Decision, EvaluationReport, Gate, Scores, compare

@@ -12,8 +12,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
 from trainjob.data import file_manifest
+from trainjob.data.export_evaluation import GATE_DECIDES
 from trainjob.data.locations import Location, ModelRef, parse, parse_store, parse_target
-from trainjob.data.promotion import GATE_DECIDES
 from trainjob.data.strict import json_object
 from trainjob.data.trainer import TARGETS
 from trainjob.errors import ConfigurationError

@@ -14,7 +14,7 @@ import trainjob
 from trainjob import progress
 from trainjob._support.signals import exiting, handled
 from trainjob.data.locations import Location, parse
-from trainjob.progress import returned
+from trainjob.progress import return_value
 from trainjob.progress.message import termination_log
 from trainjob.progress.reporting import STALL_TIMEOUT
 
@@ -119,7 +119,7 @@ def _report(moved: Mapping[str, str]) -> None:
         name: _uploaded(value, moved) if isinstance(value, str) else value for name, value in reported.outputs.items()
     }
     if outputs != reported.outputs:
-        returned.merge("outputs", outputs)
+        return_value.merge("outputs", outputs)
 
 
 def _uploaded(value: str, moved: Mapping[str, str]) -> str:

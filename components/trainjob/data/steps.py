@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from trainjob.data import file_manifest, signing, transfer
 from trainjob.data.card import card
+from trainjob.data.export_evaluation import GATE_DECIDES, Evaluation
 from trainjob.data.file_manifest import ContentManifest
 from trainjob.data.locations import ModelRef, join, parse, parse_store, parse_target
 from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
 from trainjob.data.options import check_if_missing
-from trainjob.data.promotion import GATE_DECIDES, Evaluation
 from trainjob.data.provenance import Record, public, statement
 from trainjob.data.selection import as_patterns, select, wanted
 from trainjob.data.stores.opening import opened

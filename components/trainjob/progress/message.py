@@ -7,7 +7,7 @@ The message is one JSON object of at most 4096 bytes. Unknown fields are left ou
      "outputs": {"model": "s3://models/digits/7", "promoted": true},
      "history": {"loss": [[100, 1769860800.0, 0.9], [400, 1769860860.0, 0.31]]}}
 
-``returned`` is the return value of a function trainer, any JSON value, see `trainjob.progress.returned`.
+``returned`` is the return value of a function trainer, any JSON value, see `trainjob.progress.return_value`.
 
 Trainer's API supports text only, so a metric is written as text there and in the message, and `read` converts it back:
 ``true`` and ``false``, a number, or the text itself.

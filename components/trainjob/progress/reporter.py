@@ -106,7 +106,7 @@ class Reporter:
 
     def report_returned(self, value: object) -> None:
         """Set the value that a function trainer returned, and send it."""
-        from .returned import too_large
+        from .return_value import too_large
 
         with self._lock:
             size = len(encode(composed(100, MAX_SECONDS, [], self._outputs, value)))
