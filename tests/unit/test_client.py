@@ -101,6 +101,11 @@ users: [{name: u, user: {token: t}}]
             "worked\n" + "cleaned up\n" * 2,
         ),
         (
+            "import threading\ndef hold(): client.call(lambda: asyncio.sleep(600))\n"
+            "threading.Thread(target=hold, daemon=True).start(); client.call(work)",
+            "worked\n",
+        ),
+        (
             "async def block(): time.sleep(300)\nclient.start(block)",  # the loop itself
             "worked\n",
         ),
@@ -115,7 +120,19 @@ users: [{name: u, user: {token: t}}]
             "worked\nmine\n",
         ),
     ],
-    ids=["", "busy", "thread", "closed", "forked", "cleans up", "fork cleans up", "blocked", "signal", "context"],
+    ids=[
+        "",
+        "busy",
+        "thread",
+        "closed",
+        "forked",
+        "cleans up",
+        "fork cleans up",
+        "daemon",
+        "blocked",
+        "signal",
+        "context",
+    ],
 )
 def test_a_script_ends_with_its_last_line(backend: str, rest: str, printed: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(KUBECONFIG)

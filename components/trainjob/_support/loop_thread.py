@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ T = TypeVar("T")
 _END_SECONDS = 5.0  # that calls have to clean up when the process ends
 
 _open: set[LoopThread] = set()
+_ending = threading.Event()
 
 
 class LoopThread:
@@ -43,7 +44,12 @@ class LoopThread:
         Raises:
             RuntimeError: Called on the loop itself, which would wait for ever, or after `stop`.
         """
-        return self._portal.call(function)
+        try:
+            return self._portal.call(function)
+        except CancelledError:
+            if _ending.is_set():  # in a daemon thread, whose traceback would be the last line of the program
+                threading.Event().wait()
+            raise
 
     def stop(self) -> None:
         """Cancel what still runs, and end the thread."""
@@ -83,6 +89,7 @@ def _run(started: Future[tuple[BlockingPortal, asyncio.AbstractEventLoop]]) -> N
 @atexit.register
 def _stop_all() -> None:
     """Let what still runs clean up: Python ends daemon threads in the middle of a call."""
+    _ending.set()
     loops, deadline = [*_open], time.monotonic() + _END_SECONDS
     for loop in loops:
         loop.cancel()
