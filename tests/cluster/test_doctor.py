@@ -21,7 +21,6 @@ import yaml
 from tests.certificates import Authority
 from tests.cluster.conftest import KUBECONFIG
 from tests.cluster.fault_proxy import FaultProxy
-from tests.cluster.kfp_steps import WORKFLOWS
 from tests.cluster.test_fault_tokens import Tokens
 from tests.processes import wait_until
 from tests.testcluster import kueue, step_image as steps
@@ -29,16 +28,15 @@ from tests.testcluster.access import TRAINER, Access, condition, refused, trainj
 from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
-from tests.unit.test_install import STOCK
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._backends.kubernetes.errors import Forbidden
-from trainjob._doctor import Finding, Level, cluster as doctor, pipelines
+from trainjob._doctor import Finding, Level, cluster as doctor
 from trainjob._doctor.permissions import PERMISSIONS, Permission
-from trainjob._install import STEP_IMAGE, objects
+from trainjob._install import objects
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.records import mark_delivered
@@ -94,39 +92,19 @@ async def test_a_healthy_cluster_passes(cluster: Access, namespace: str) -> None
         cluster.api.apply(each)
     wait_until("Kueue has checked the queue", active, 60)
     found = await examined(cluster.kubeconfig, namespace, ["torch-distributed"], kueue.QUEUE)
-    assert [finding.check for finding in found if finding.level is not Level.OK] == ["steps"], found
+    assert [finding for finding in found if finding.level is not Level.OK] == []
     assert [finding.check for finding in found if finding.check != "rights"] == [
-        *("credentials", "server", "kubernetes", "identity", "clock", "trainer", "jobset", "kueue"),
-        *("watch", "queue", "reaper", "runtimes", "steps", "webhooks", "admission", "queueing"),
+        *("credentials", "server", "kubernetes", "identity", "trainer", "jobset", "kueue"),
+        *("clock", "reaper", "queue", "admission"),
     ]
-    assert "torch-distributed (torch)" in of(found, "runtimes").message
-    assert of(found, "steps").message.startswith(f"trainjob-step runs image {steps.IMAGE}, whose tag can be moved")
-    assert f"--image {steps.IMAGE}@sha256:<digest> | kubectl" in of(found, "steps").advice
+    accepted = f"a job of ClusterTrainingRuntime torch-distributed for queue {kueue.QUEUE} would be accepted and wait"
+    assert of(found, "admission").message.startswith(accepted)
     assert f"LocalQueue {kueue.QUEUE} -> ClusterQueue {kueue.QUEUE}, active" in of(found, "queue").message
     assert cluster.api.find(TRAINER, "TrainJob", namespace) == [], "nothing was created"
     code, text = by_command(cluster.kubeconfig, namespace)
     assert code == 0
-    assert text.splitlines()[-1].endswith(" ok, 1 warning")
-
-
-async def test_defaults_of_kubeflow_pipelines(own_cluster: Cluster, namespace: str) -> None:
-    own_cluster.define([WORKFLOWS])
-    metadata = {"name": pipelines.CONFIG, "namespace": namespace}
-    data = {"workflowDefaults": STOCK, "artifactRepository": "archiveLogs: true\n"}
-    own_cluster.api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
-    found = of(await examined(own_cluster.kubeconfig, namespace), "pipelines")
-    assert found.level is Level.WARNING
-    assert found.message.startswith(f"ConfigMap {namespace}/{pipelines.CONFIG} has a retryStrategy in templateDefaults")
-    assert found.advice.startswith(f"trainjob install --only kfp -n {namespace} | kubectl patch configmap ")
-
-    (change,) = objects("kfp", namespace=namespace)
-    stored = own_cluster.api.patch("v1", "ConfigMap", namespace, pipelines.CONFIG, change)
-    assert stored["data"]["artifactRepository"] == data["artifactRepository"], "other keys are unchanged"
-    assert of(await examined(own_cluster.kubeconfig, namespace), "pipelines").level is Level.OK
-
-    hidden = of(await examined(own_cluster.kubeconfig_for(ROLE["rules"], namespace), namespace), "pipelines")
-    assert hidden.level is Level.SKIPPED
-    assert f"ConfigMap kubeflow/{pipelines.CONFIG} cannot be read: " in hidden.message
+    assert text.splitlines()[-1].endswith(" ok")
+    assert "a job of ClusterTrainingRuntime trainjob-step would be accepted (dry run" in text
 
 
 async def test_checks_without_permission_are_reported_as_skipped(cluster: Access, namespace: str) -> None:
@@ -134,11 +112,9 @@ async def test_checks_without_permission_are_reported_as_skipped(cluster: Access
     found = await examined(narrow, namespace, ["torch-distributed"], kueue.QUEUE)
     assert failures(found) == []
     skipped = [finding.check for finding in found if finding.level is Level.SKIPPED]
-    # "pipelines" only while a test of KFP has defined Workflows.
-    assert [check for check in skipped if check != "pipelines"] == ["queue", "reaper", "runtimes", "runtimes"]
+    assert skipped == ["reaper", "queue"]
     assert of(found, "identity").message.startswith(f"you are system:serviceaccount:{namespace}:limited-")
-    assert of(found, "admission").message.startswith("a job of ClusterTrainingRuntime torch-distributed would be acc")
-    assert of(found, "queueing").level is Level.OK, "shown by a dry run"
+    assert "would be accepted and wait for its admission" in of(found, "admission").message, "shown by a dry run"
     found = await examined(narrow, namespace, ["nosuch"])
     assert failures(found) == ["runtime"]
     assert of(found, "runtime").message == "ClusterTrainingRuntime nosuch does not exist"
@@ -202,9 +178,6 @@ async def test_each_missing_permission_is_reported(cluster: Access, namespace: s
         )
         assert apply == "kubectl apply --server-side -f -"
         assert set(failures(found)) <= {"rights"}
-        watched, unwatchable = of(found, "watch"), (permission.resource, permission.verb) == ("trainjobs", "watch")
-        assert watched.level is (Level.WARNING if unwatchable else Level.OK)
-        assert watched.advice == ("see the findings of check rights" if unwatchable else "")
         await fails_as_reported(
             kubeconfigs[permission], permission, f"{PERMISSIONS.index(permission)}", refs[permission]
         )
@@ -284,8 +257,10 @@ async def test_an_account_without_permissions_fails_only_the_check_of_permission
 async def test_a_missing_runtime_and_queue_are_reported(cluster: Access, namespace: str) -> None:
     found = await examined(cluster.kubeconfig, namespace, ["nosuch", "torch-distributed"], "nosuch")
     assert failures(found) == ["queue", "runtime"]
-    assert of(found, "runtime").message == "runtime nosuch does not exist"
-    assert of(found, "runtime").advice == "use an existing runtime, or have this one applied"
+    assert of(found, "runtime").message == "ClusterTrainingRuntime nosuch does not exist"
+    runtimes = f"list the runtimes: kubectl get clustertrainingruntimes,trainingruntimes -n {namespace}"
+    assert of(found, "runtime").advice == runtimes
+    assert of(found, "admission").message.startswith("a job of ClusterTrainingRuntime torch-distributed would be acc")
     assert of(found, "queue").message == f"LocalQueue nosuch does not exist in {namespace}: its jobs would never start"
     listed = f"list the queues: kubectl get localqueues -n {namespace}"
     assert of(found, "queue").advice == f"{listed}, or have this one created"
@@ -325,22 +300,13 @@ async def test_a_held_queue_is_reported(cluster: Access, namespace: str) -> None
 READ_QUEUES = {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get", "list"]}
 
 
-async def test_deprecated_runtimes_and_runtimes_of_the_namespace_are_reported(cluster: Access, namespace: str) -> None:
+async def test_runtimes_of_the_namespace_are_found(cluster: Access, namespace: str) -> None:
     shipped = cluster.api.get(TRAINER, "ClusterTrainingRuntime", "", "jax-distributed") or {}
-    for kind, where in (("ClusterTrainingRuntime", {}), ("TrainingRuntime", {"namespace": namespace})):
-        labels = {**shipped["metadata"]["labels"], "trainer.kubeflow.org/support": "deprecated"}
-        name = f"{kind.lower()}-{namespace}"
-        cluster.add_runtime({**shipped, "kind": kind, "metadata": {"name": name, "labels": labels, **where}})
-    names = [f"clustertrainingruntime-{namespace}", f"trainingruntime-{namespace}"]
-    found = await examined(cluster.kubeconfig, namespace, names)
+    metadata = {"name": "own", "namespace": namespace, "labels": shipped["metadata"]["labels"]}
+    cluster.add_runtime({**shipped, "kind": "TrainingRuntime", "metadata": metadata})
+    found = await examined(cluster.kubeconfig_for(ROLE["rules"], namespace), namespace, ["own"])
     assert failures(found) == []
-    assert f"{names[0]} (jax, deprecated)" in of(found, "runtimes").message
-    assert f"{names[1]} (jax, of this namespace, deprecated)" in of(found, "runtimes").message
-    warned = [finding.message for finding in found if finding.check == "runtime"]
-    assert warned == [f"ClusterTrainingRuntime {names[0]} is deprecated", f"TrainingRuntime {names[1]} is deprecated"]
-    accepted = [finding.message for finding in found if finding.check == "admission"]
-    assert [name in message for name, message in zip(names, accepted, strict=True)] == [True, True]
-    cluster.api.delete(TRAINER, "ClusterTrainingRuntime", "", names[0])
+    assert of(found, "admission").message.startswith("a job of TrainingRuntime own would be accepted")
 
 
 async def test_an_exceeded_quota_is_reported(cluster: Access, namespace: str) -> None:
@@ -352,10 +318,10 @@ async def test_an_exceeded_quota_is_reported(cluster: Access, namespace: str) ->
         return "exceeded quota" in refused(lambda: cluster.api.create(trainjob("probe", namespace), dry_run=True))
 
     wait_until("the quota is counted", counted, 60)
-    found = await examined(cluster.kubeconfig, namespace)
+    found = await examined(cluster.kubeconfig, namespace, ["torch-distributed"])
     assert failures(found) == ["admission"]
     assert "exceeded quota: none" in of(found, "admission").message
-    code, _ = by_command(cluster.kubeconfig, namespace)
+    code, _ = by_command(cluster.kubeconfig, namespace, "--runtime", "torch-distributed")
     assert code == 3
 
 
@@ -440,21 +406,16 @@ async def test_each_failing_component_is_reported(bare: Cluster) -> None:
     assert of(found, "kueue").level is Level.SKIPPED
     assert "not installed: jobs start at once" in of(found, "kueue").message
     assert not any("workloads" in finding.message for finding in found)
-    assert of(found, "steps").level is Level.WARNING
-    assert "trainjob install --only runtimes" in of(found, "steps").advice
+    assert of(found, "runtime").level is Level.WARNING
+    assert "trainjob install --only runtimes" in of(found, "runtime").advice
+    assert of(found, "admission").level is Level.SKIPPED
     assert failures(await examined(kubeconfig, namespace, queue="gpus")) == ["kueue"]
 
     for runtime in objects("runtimes"):
         bare.add_runtime(runtime)
     found = await examined(kubeconfig, namespace)
-    assert of(found, "steps").level is Level.WARNING
-    assert STEP_IMAGE in of(found, "steps").message
-    assert "names no registry" in of(found, "steps").message
-    pinned = f"registry.example/trainjob-step@sha256:{'0' * 64}"
-    for runtime in objects("runtimes", image=pinned):
-        bare.add_runtime(runtime)
-    found = await examined(kubeconfig, namespace)
-    assert (of(found, "steps").level, of(found, "steps").message) == (Level.OK, f"trainjob-step runs image {pinned}")
+    assert failures(found) == []
+    assert of(found, "admission").level is Level.OK
 
     bare.kill("trainer")
     code, text = by_command(kubeconfig, namespace)
@@ -466,16 +427,12 @@ async def test_each_failing_component_is_reported(bare: Cluster) -> None:
         bare.api.delete(ADMISSION, f"{kind.capitalize()}WebhookConfiguration", "", f"trainer-{kind}")
     not_called = lambda: not refused(lambda: bare.api.create(trainjob("probe", namespace), dry_run=True))  # noqa: E731
     wait_until("the API server no longer calls the webhooks", not_called, 20)
-    found = await examined(kubeconfig, namespace)
-    assert failures(found) == ["webhooks"]
-    assert "does not call Kubeflow Trainer's webhooks" in of(found, "webhooks").message
-    assert "install Kubeflow Trainer's ValidatingWebhookConfiguration" in of(found, "webhooks").advice
 
     group = "apiextensions.k8s.io/v1"
     bare.api.delete(group, "CustomResourceDefinition", "", "jobsets.jobset.x-k8s.io")
     wait_until("JobSet is gone", lambda: _unserved(bare, "jobset.x-k8s.io/v1alpha2"), 30)
     found = await examined(kubeconfig, namespace)
-    assert set(failures(found)) == {"jobset", "webhooks"}
+    assert failures(found) == ["jobset"]
     assert of(found, "jobset").advice == "install JobSet; Kubeflow Trainer's manifests include it"
 
     for name in ("trainjobs", "trainingruntimes", "clustertrainingruntimes"):

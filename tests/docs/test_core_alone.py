@@ -43,4 +43,4 @@ def test_what_needs_no_cluster_needs_no_extra(core: Path, tmp_path: Path) -> Non
     rendered = run(core, tmp_path, "render", "--runtime", "torch-distributed", "--", "torchrun", "train.py")
     assert (rendered.returncode, "namespace: default\n" in rendered.stdout) == (0, True), rendered.stderr
     assert run(core, tmp_path, "install", "--only", "rbac", "-n", "ml").returncode == 0
-    assert "in-cluster (jobs on a cluster)" in run(core, tmp_path, "doctor", "--backend", "local").stdout
+    assert run(core, tmp_path, "doctor", "--backend", "local").returncode == 0

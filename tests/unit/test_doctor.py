@@ -6,11 +6,9 @@ import itertools
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import tomllib
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,11 +26,15 @@ from trainjob._backends.kubernetes.client import Request
 from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob._backends.local import runtimes
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._doctor import Finding, Level, cluster, local, permissions, pipelines, queues, server
+from trainjob._doctor import Finding, Level, admission, cluster, local, permissions, queues, server
 from trainjob._install import objects
 from trainjob._jobs.reaper import REAPER
+from trainjob._spec import RuntimeRef
 from trainjob.cli import cluster as command
 from trainjob.cli.program import program
+from trainjob.errors import RuntimeNotFound
+from trainjob.job import API_VERSION, KIND
+from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 
 
@@ -62,14 +64,11 @@ def by_check(findings: Iterator[Finding] | list[Finding]) -> dict[str, Finding]:
 # ---------------------------------------------------------------- this machine
 
 
-def test_a_working_machine_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_working_machine_has_no_findings(tmp_path: Path) -> None:
     found = by_check(local.examine(LocalBackend()))
-    assert {finding.level for finding in found.values()} <= {Level.OK, Level.SKIPPED}
-    assert {name for name, finding in found.items() if finding.level is Level.SKIPPED} <= {"extras", "gpus", "mpi"}
+    assert {finding.level for finding in found.values()} == {Level.OK}
     assert str(tmp_path / "home") in found["home"].message
     assert not (tmp_path / "home").exists(), "nothing is created"
-    present = runtimes.gpus_present()
-    assert found["gpus"].message.startswith(str(len(present)) if present else "none")
 
 
 def test_an_unusable_home_is_a_failure(tmp_path: Path) -> None:
@@ -78,7 +77,6 @@ def test_an_unusable_home_is_a_failure(tmp_path: Path) -> None:
     assert found["home"].level is Level.FAILURE
     assert f"{tmp_path / 'file'} is not a directory" in found["home"].message
     assert "TRAINJOB_HOME" in found["home"].advice
-    assert "space" not in found
     found = by_check(local.examine(LocalBackend(Path("/proc/nosuch"))))
     assert found["home"].level is Level.FAILURE
     assert "cannot be written" in found["home"].message
@@ -93,39 +91,22 @@ def test_a_home_writable_by_others_is_a_failure(tmp_path: Path) -> None:
     assert (tmp_path / "home").stat().st_mode & 0o777 == 0o777, "nothing is changed"
 
 
-def test_a_nearly_full_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=200 << 20))
-    found = by_check(local.examine(LocalBackend()))
-    assert (found["space"].level, found["home"].level) == (Level.WARNING, Level.OK)
-    assert found["space"].message.startswith("0.2 GiB")
-
-
 def test_unknown_and_incomplete_runtimes_are_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mpi = next(name for name, framework in runtimes.FRAMEWORKS.items() if framework == "mpi")
     monkeypatch.setenv("PATH", str(tmp_path))
     findings = [*local.examine(LocalBackend(), ["nosuch", mpi], "gpus")]
-    unknown, known = [finding for finding in findings if finding.check == "runtime"]
-    found = by_check(findings)
-    assert (unknown.level, known.level, found["mpi"].level) == (Level.FAILURE, Level.FAILURE, Level.FAILURE)
+    unknown, refused, incomplete = [finding for finding in findings if finding.check == "runtime"]
+    assert {each.level for each in (unknown, refused, incomplete)} == {Level.FAILURE}
     assert "trainjob-step" in unknown.advice
-    assert "openmpi" in found["mpi"].advice
-    assert found["queue"].level is Level.SKIPPED
-    assert by_check(local.examine(LocalBackend()))["mpi"].level is Level.SKIPPED, "no requested runtime needs MPI"
+    assert "needs mpirun, which is not installed here (Debian: apt install openmpi-bin)" in refused.message
+    assert by_check(findings)["queue"].level is Level.SKIPPED
 
 
-def test_missing_environments_of_runtimes_are_failures(tmp_path: Path) -> None:
-    (tmp_path / "good" / "bin").mkdir(parents=True)
-    (tmp_path / "good" / "bin" / "python").symlink_to("/bin/true")
-    environments = {
-        "torch-distributed": tmp_path / "good",
-        "jax-distributed": tmp_path / "gone",
-        "torch-distrbuted": tmp_path / "good",
-    }
-    found = [each for each in local.examine(LocalBackend(environments=environments)) if each.check == "python"]
-    assert [finding.level for finding in found] == [Level.OK, Level.OK, Level.FAILURE, Level.WARNING]
-    assert "jax-distributed" in found[2].message
-    assert "torch-distrbuted" in found[3].message
+def test_environments_of_unknown_runtimes_are_warnings(tmp_path: Path) -> None:
+    found = [*local.examine(LocalBackend(environments={"torch-distrbuted": tmp_path}))]
+    (warning,) = [each for each in found if each.level is not Level.OK]
+    assert (warning.check, warning.level) == ("python", Level.WARNING)
+    assert "torch-distrbuted" in warning.message
 
 
 def made_environment(path: Path, *, programs: tuple[str, ...] = (), modules: tuple[str, ...] = ()) -> Path:
@@ -136,22 +117,21 @@ def made_environment(path: Path, *, programs: tuple[str, ...] = (), modules: tup
     for name, script in scripts.items():
         (path / "bin" / name).write_text(script)
         (path / "bin" / name).chmod(0o755)
+    (path / "site").mkdir()
     for name in modules:
-        (path / "site" / f"{name}-1.2.dist-info").mkdir(parents=True)
-        (path / "site" / f"{name}-1.2.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1.2\n")
         (path / "site" / f"{name}.py").write_text("raise SystemExit('it is not imported')")
     return path
 
 
-NEEDS = {
-    "torch-distributed": (("torchrun",), ("torch",)),
-    "torch-resilient": (("torchrun",), ("torch",)),
-    "jax-distributed": ((), ("jax",)),
-    "jax-resilient": ((), ("jax",)),
-    "xgboost-distributed": ((), ("xgboost",)),
-    "deepspeed-distributed": (("mpirun",), ("deepspeed", "torch")),
-    "mlx-distributed": (("mpirun",), ("mlx",)),
-    "trainjob-step": ((), ()),
+NEEDS: dict[str, tuple[str, ...]] = {
+    "torch-distributed": ("torch",),
+    "torch-resilient": ("torch",),
+    "jax-distributed": ("jax",),
+    "jax-resilient": ("jax",),
+    "xgboost-distributed": ("xgboost",),
+    "deepspeed-distributed": ("deepspeed", "torch"),
+    "mlx-distributed": ("mlx",),
+    "trainjob-step": (),
 }
 
 
@@ -161,21 +141,15 @@ def test_runtimes_are_checked_in_their_environment(
 ) -> None:
     """Not in trainjob's environment, whose packages the ranks do not see."""
     monkeypatch.setenv("PATH", "/nonexistent")
-    programs, modules = NEEDS[runtime]
-    complete = made_environment(tmp_path / "complete", programs=programs, modules=modules)
-    bare = made_environment(tmp_path / "bare")
+    modules = NEEDS[runtime]
+    complete = made_environment(tmp_path / "complete", programs=("mpirun",), modules=modules)
+    bare = made_environment(tmp_path / "bare", programs=("mpirun",))
     found = by_check(local.examine(LocalBackend(environments={runtime: complete}), [runtime]))
-    assert {name for name, each in found.items() if each.level is not Level.OK} <= {"extras", "gpus"} | (
-        set() if "mpirun" in programs else {"mpi"}
-    )
-    for name in modules:
-        assert f"{name} 1.2 is in {complete}" in found["runtime"].message
-    for name in programs:
-        message = found["mpi" if name == "mpirun" else "runtime"].message
-        assert f"{name} is {complete}/bin/{name}" in message
+    assert {each.level for each in found.values()} == {Level.OK}
+    if modules:
+        assert f"{complete}/bin/python, which has {' and '.join(modules)}" in found["runtime"].message
     found = by_check(local.examine(LocalBackend(environments={runtime: bare}), [runtime]))
     assert (found["runtime"].level is Level.FAILURE) == bool(modules)
-    assert (found["mpi"].level is Level.FAILURE) == ("mpirun" in programs)
     for name in modules:
         assert f"no {name}" in found["runtime"].message
         assert f"{bare}/bin/python -m pip install" in found["runtime"].advice
@@ -200,17 +174,6 @@ def test_a_missing_environment_is_a_failure(tmp_path: Path) -> None:
     assert str(tmp_path / "gone") in found["runtime"].message
 
 
-def test_missing_extras_are_listed_with_their_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert local.EXTRAS.keys() == project["optional-dependencies"].keys() - {"all", "examples"}
-    monkeypatch.setattr(local, "find_spec", lambda name: None if name == "obstore" else True)
-    finding = by_check(local.examine(LocalBackend()))["extras"]
-    assert finding.level is Level.SKIPPED, "local jobs need no extra"
-    assert "storage (s3://, gs://" in finding.message
-    assert "mlflow" not in finding.message
-    assert ".[storage]" in finding.advice
-
-
 def test_command_line_reports_local_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
     result = run()
@@ -233,18 +196,10 @@ def levels_of_absent(findings: list[Finding]) -> set[Level]:
     return {each.level for each in findings if ABSENT.search(each.message)}
 
 
-@pytest.mark.parametrize(("mpirun", "gpus", "extra"), [*itertools.product([True, False], repeat=3)])
-def test_nothing_absent_on_this_machine_is_ok(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mpirun: bool, gpus: bool, extra: bool
-) -> None:
+@pytest.mark.parametrize("mpirun", [False, True])
+def test_nothing_absent_on_this_machine_is_ok(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mpirun: bool) -> None:
     environment = made_environment(tmp_path / "made", programs=("mpirun",) if mpirun else ())
     monkeypatch.setenv("PATH", str(environment / "bin"))
-    monkeypatch.setattr(runtimes, "gpus_present", lambda: ["0", "1"] if gpus else [])
-    monkeypatch.setattr(local, "find_spec", lambda name: True if extra or name != "obstore" else None)
-    found = [*local.examine(LocalBackend())]
-    assert levels_of_absent(found) <= {Level.SKIPPED}
-    absent = {each.check for each in found if each.level is Level.SKIPPED}
-    assert absent == {name for name, there in {"mpi": mpirun, "gpus": gpus, "extras": extra}.items() if not there}
     for wanted in runtimes.FRAMEWORKS:
         assert Level.OK not in levels_of_absent([*local.examine(LocalBackend(), [wanted, "nosuch"], "gpus")])
 
@@ -272,18 +227,20 @@ class Bare:
     def stream(self, _: Request) -> Any:
         raise ObjectNotFound(404, "NotFound", "absent", None)
 
-    async def lines(self, _: Request) -> AsyncGenerator[bytes]:
-        raise ObjectNotFound(404, "NotFound", "absent", None)
-        yield b""
+
+class Refusing:
+    """A backend of a cluster without runtimes."""
+
+    async def create(self, trainjob: Mapping[str, Any], *, dry_run: bool) -> Any:
+        raise RuntimeNotFound(f"{trainjob['metadata']['name']}: dry run {dry_run}")
 
 
+TRAINJOB = {"x-kubernetes-group-version-kind": [{"kind": KIND}]}
 KUEUE = {"versions": [{"version": "v1beta1"}], "preferredVersion": {"version": "v1beta1"}}
 OBJECTS: dict[str, Any] = {
     f"/apis/{queues.GROUP}": KUEUE,
-    "clustertrainingruntimes": {"metadata": {"name": "torch-distributed"}},
+    f"/openapi/v3/apis/{API_VERSION}": {"components": {"schemas": {"x": TRAINJOB}}},
     "localqueues": {"metadata": {"name": "gpus"}, "spec": {"clusterQueue": "gpus"}},
-    "/workflows": {},
-    f"/configmaps/{pipelines.CONFIG}": {"data": {"workflowDefaults": "{}"}},
     f"/cronjobs/{REAPER}": {"spec": {}},
 }
 
@@ -292,28 +249,42 @@ OBJECTS: dict[str, Any] = {
 @pytest.mark.parametrize("queue", ["", "gpus"])
 def test_nothing_absent_in_a_cluster_is_ok(hidden: bool, queue: str) -> None:
     async def examined(client: Any) -> list[Finding]:
-        unused: Any = object()
-        place = cluster._Cluster(client, unused, "training", ["trainjob-step"], queue)
-        return [finding async for finding in place.examine()]
+        backend: Any = Refusing()
+        place = cluster._Cluster(client, backend, "training")
+        return [finding async for finding in place.examine(["trainjob-step"], queue)]
 
     for count in range(len(OBJECTS) + 1):
         for names in itertools.combinations(OBJECTS, count):
             found = anyio.run(examined, Bare({name: OBJECTS[name] for name in names}, hidden))
             wrong = [each for each in found if each.level is Level.OK and ABSENT.search(each.message)]
             assert not wrong, names
-            assert not [each for each in found if "unexpected reply" in each.message and each.check != "webhooks"], (
-                names
-            )
+            assert not [each for each in found if "unexpected reply" in each.message], names
 
 
-def test_a_cluster_without_runtimes_is_a_warning() -> None:
-    async def examined() -> list[Finding]:
-        client: Any = Bare({}, hidden=False)
-        return await cluster._Cluster(client, client, "training", (), "")._runtimes()
+@pytest.mark.parametrize("runtimes", [[], ["trainjob-step"]])
+def test_a_missing_runtime_of_steps_is_a_failure_only_if_asked_for(runtimes: list[str]) -> None:
+    unused: Any = object()
+    backend: Any = Refusing()
+    place = cluster._Cluster(unused, backend, "training")
+    missing, *unchecked = anyio.run(place._admission, runtimes, "")
+    assert missing.level is (Level.FAILURE if runtimes else Level.WARNING)
+    assert "ClusterTrainingRuntime trainjob-step does not exist" in missing.message
+    assert "trainjob install --only runtimes" in missing.advice
+    assert [each.level for each in unchecked] == ([] if runtimes else [Level.SKIPPED])
 
-    found = by_check(anyio.run(examined))
-    assert found["runtimes"].level is Level.WARNING
-    assert "trainjob install --only runtimes" in found["runtimes"].advice
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_queue_that_holds_no_job_is_a_failure(suspended: bool) -> None:
+    class Storing:
+        async def create(self, trainjob: Mapping[str, Any], *, dry_run: bool) -> Any:
+            assert dry_run
+            assert trainjob["metadata"]["labels"][QUEUE_LABEL] == "gpus"
+            return {**trainjob, "spec": {**trainjob["spec"], "suspend": suspended}}
+
+    backend: Any = Storing()
+    found = anyio.run(admission.check, backend, "training", RuntimeRef(name="torch-distributed"), "gpus")
+    assert (found.check, found.level) == (("admission", Level.OK) if suspended else ("queueing", Level.FAILURE))
+    assert "for queue gpus would" in found.message
 
 
 # ---------------------------------------------------------------- no cluster, or no answer

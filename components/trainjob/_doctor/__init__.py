@@ -7,11 +7,10 @@ May import `tuning`, and the layers below.
     findings.py     the result of a check
     cluster.py      the checks of a cluster
     server.py       connection, credentials, clocks
-    admission.py    whether the API server accepts TrainJobs, by dry runs
+    admission.py    whether the API server accepts a TrainJob, by a dry run
     permissions.py  RBAC permissions, and what does not work without each
     queues.py       Kueue
     secrets.py      Secrets that jobs name
-    pipelines.py    Kubeflow Pipelines
     local.py        the checks of this machine, for the local backend
 
 Nothing is created or changed, and findings contain no secrets.
@@ -43,9 +42,10 @@ async def examine(
         queue: LocalQueue that jobs are to name.
     """
     if backend.home is not None:
-        from trainjob._doctor import local  # noqa: PLC0415 - a cluster does without it
+        from trainjob._backends.local.backend import LocalBackend  # noqa: PLC0415 - a cluster does without it
+        from trainjob._doctor import local  # noqa: PLC0415
 
-        for finding in local.examine_home(backend.home, runtimes, queue):
+        for finding in local.examine(LocalBackend(backend.home), runtimes, queue):
             yield finding
     if backend.cluster is not None:
         from trainjob._doctor import cluster  # noqa: PLC0415 - needs httpx, which the local backend does without

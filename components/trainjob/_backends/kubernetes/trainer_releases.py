@@ -184,7 +184,7 @@ def release_of(spec: Schema) -> str:
     return "2.3" if _NEW_IN_TRAINER_2_3 in _fields(pod) else "2.2"
 
 
-async def kueue_needs_patches(client: ApiClient) -> bool:
+async def _kueue_needs_patches(client: ApiClient) -> bool:
     """Whether the cluster has a Kueue that starts TrainJobs only by `runtimePatches`.
 
     Raises:
@@ -239,7 +239,7 @@ class AdaptingClient:
     async def _read_schema(self, name: str, refusal: ApiError) -> SchemaCompatibility:
         try:
             spec = await spec_schema(self._client, API_VERSION, KIND)
-            return SchemaCompatibility(spec, not has_patches(spec) and await kueue_needs_patches(self._client))
+            return SchemaCompatibility(spec, not has_patches(spec) and await _kueue_needs_patches(self._client))
         except Transient:
             raise
         except ApiError as error:

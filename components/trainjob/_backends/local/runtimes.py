@@ -27,12 +27,6 @@ FRAMEWORKS = {
     "mlx-distributed": "mpi",
 }
 
-PROGRAMS = {
-    **dict.fromkeys(("torch-distributed", "torch-resilient"), ("torchrun",)),
-    **dict.fromkeys(("deepspeed-distributed", "mlx-distributed"), ("mpirun",)),
-}
-"""Runtime -> programs of its image that start a job. All images have Python."""
-
 MODULES = {
     **dict.fromkeys(("torch-distributed", "torch-resilient"), ("torch",)),
     **dict.fromkeys(("jax-distributed", "jax-resilient"), ("jax",)),
