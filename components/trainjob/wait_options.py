@@ -66,7 +66,7 @@ class WaitOptions:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> WaitOptions:
-        """Read what `as_json` returned, in this version or an earlier one, which wrote the default values, too.
+        """Read what `as_json` returned.
 
         Raises:
             TypeError: a name is unknown, as of an option that a later version added.

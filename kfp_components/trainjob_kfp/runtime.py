@@ -350,8 +350,7 @@ def _in_pod(step: Literal["initialize", "export"], options: Parameters) -> Outco
 def _outcome(outputs: Mapping[str, Any], job: TrainJobResult | None = None) -> Outcome:
     """The outputs of a step; an unknown text is empty."""
     known: Outcome = {name: outputs.get(name) or "" for name in ("uri", "digest", "version", "name", "reason")}
-    # The image of an older trainjob reports them as text.
-    known |= {name: outputs[name] in (True, "true") for name in ("fresh", "promoted") if name in outputs}
+    known |= {name: outputs[name] is True for name in ("fresh", "promoted") if name in outputs}
     known |= {name: int(outputs[name]) for name in ("bytes", "files") if outputs.get(name) is not None}
     return known | ({"trainjob": job.name, "trainjob_uid": job.uid} if job else {})
 

@@ -207,17 +207,6 @@ def test_a_cancel_while_a_task_waits_for_ranks_concerns_its_next_launch(
     assert phases() == {}
 
 
-def test_an_event_that_an_earlier_version_stored_leads_to_a_launch(run: Run, home: Path) -> None:
-    class Upgraded(TrainJobOperator):
-        def execute(self, context: Any) -> Any:
-            return self.execute_after_ranks(context, {"until": "2026-11-21T10:00:00+00:00"})
-
-    with DAG("ranks_upgraded") as dag:
-        Upgraded(task_id="train", runtime="trainjob-step", command=["true"], deferrable=True)
-    ran = run(dag)
-    assert ran.state == "success", ran.log[-3000:]
-
-
 # ---------------------------------------------------------------- tasks that do not wait
 
 
@@ -305,7 +294,7 @@ def test_a_kill_stops_each_attempt_of_its_key(home: Path, action: Literal["cance
 
 
 def test_a_kill_stops_a_job_with_an_earlier_key(home: Path) -> None:
-    """An event of an earlier version has no key, and the deployment may have been renamed since the launch."""
+    """The deployment may have been renamed since the launch."""
     spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
     with TrainJobClient("local") as client:
         ref = RunningJob(client, "airflow/old/d/r/-1/train").launch(spec, {})

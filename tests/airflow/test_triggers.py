@@ -17,7 +17,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from tests.airflow.conftest import jobs, python, replaced
 from tests.airflow.versions import serde, since
 
-from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOptions, connect
+from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, connect
 from trainjob._backends.credentials import Credentials
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.cancellation import cancel, give_up
@@ -56,7 +56,11 @@ async def started(code: str, key: str = "k", **fields: Any) -> tuple[Backend, Jo
 def trigger_of(ref: JobRef, **arguments: Any) -> TrainJobTrigger:
     return TrainJobTrigger(
         trainjob_conn_id="trainjob_default",
-        **{"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "attempt": ref.attempt, **arguments},
+        namespace=ref.namespace,
+        name=ref.name,
+        uid=ref.uid,
+        attempt=ref.attempt,
+        **{"key": "k", "tried": 1, **arguments},
     )
 
 
@@ -103,19 +107,6 @@ def test_a_rebuilt_trigger_is_the_same(trigger: BaseTrigger) -> None:
     again = rebuilt(trigger)
     assert type(again) is type(trigger)
     assert again.serialize() == trigger.serialize()
-
-
-def test_arguments_that_an_earlier_version_stored_are_read() -> None:
-    """An upgraded triggerer finds the triggers of the earlier version in Airflow's database."""
-    stored = {
-        "trainjob_conn_id": "trainjob_default", "namespace": "ns", "name": "train-abc-2", "uid": "uid-1", "attempt": 2,
-        "queue_timeout": 43200.0, "start_timeout": None, "fail_fast": False, "fail_on_first_crash": True,
-        "deadline": None, "on_kill_action": "suspend", "get_logs": True, "resumed": 0, "target": None,
-    }  # fmt: skip
-    trigger = TrainJobTrigger(**cast(dict[str, Any], stored))
-    assert trigger.wait_options == WaitOptions(timedelta(hours=12), fail_on_first_crash=True)
-    assert rebuilt(trigger).serialize() == trigger.serialize()
-    assert import_module("trainjob_airflow.triggers.trainjob").TrainJobStateTrigger is TrainJobStateTrigger, "its path"
 
 
 def test_arguments_hold_no_settings_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +236,7 @@ def test_errors_are_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
         "name": "train-abc-2",
         "uid": "",
         "attempt": 2,
+        "key": "k",
         "resumed": 0,
     }
     monkeypatch.setattr(TrainJobHook, "shared_backend", failing(ZeroDivisionError("a bug")))

@@ -63,7 +63,7 @@ def test_a_progress_bar_is_in_the_log_while_it_is_drawn(real_node: Access, tmp_p
         spec = {"runtime": "torch-distributed", "image": images.PYTHON, "command": ["python3", "-c", TRAINING]}
         with TrainJobClient(backend, namespace) as client, (tmp_path / "trigger.log").open("w") as log:
             ref = client.launch(spec, "deferred")
-            command = [sys.executable, "-c", TRIGGER, json.dumps(asdict(ref))]
+            command = [sys.executable, "-c", TRIGGER, json.dumps({**asdict(ref), "key": "deferred", "tried": 1})]
             environment = {**launcher_environment(), **settings}
             trigger = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
             try:

@@ -290,7 +290,8 @@ async def by_a_trigger(waiters: Waiters, *, fatal: bool) -> None:
     key = f"trigger-{fatal}"
     backend = KubernetesBackend(Credentials(kubeconfig=str(waiters.cluster.kubeconfig)))
     ref = await launch(backend, spec(**REAL), key, namespace=waiters.namespace)
-    job = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "attempt": 1, "fail_on_first_crash": fatal}
+    job = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "attempt": 1}
+    job |= {"key": key, "tried": 1, "fail_on_first_crash": fatal}
     command = [sys.executable, "-c", TRIGGER, json.dumps(job)]
     log = ""
     async with await anyio.open_process(command, cwd=waiters.directory, env=waiters.environment) as process:

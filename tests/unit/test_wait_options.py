@@ -92,14 +92,9 @@ def test_serialized_options_are_read_back(options: WaitOptions) -> None:
 
 
 def test_the_serialized_form_is_flat_and_has_no_defaults() -> None:
-    """An Airflow triggerer of an earlier version rejects unknown options, so they must not be sent to it."""
+    """A triggerer rejects the options of a newer worker: one that is not used must not be sent to it."""
     assert WaitOptions().as_json() == {}
     assert WaitOptions(timedelta(minutes=1), fail_fast=True).as_json() == {"queue_timeout": 60.0, "fail_fast": True}
-
-
-def test_options_of_an_earlier_version_are_read() -> None:
-    stored = {"queue_timeout": 43200.0, "start_timeout": None, "fail_fast": False, "fail_on_first_crash": True}
-    assert WaitOptions.from_json(stored) == WaitOptions(timedelta(hours=12), fail_on_first_crash=True)
 
 
 def test_unknown_options_are_rejected() -> None:

@@ -141,7 +141,7 @@ class TrainJobTask(ReportingTask):
         from trainjob._jobs.results import conclude
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
-        with self._connected(context, ref.namespace, event.get("key") or key_of(context), ref) as running:
+        with self._connected(context, ref.namespace, event["key"], ref) as running:
             if event.get("followed"):
                 self._publish(context, running, ref)
             if training := self._training(context, running, ref):
@@ -170,7 +170,7 @@ class TrainJobTask(ReportingTask):
     def execute_after_ranks(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Launch again after a pause in which ranks of an earlier attempt may have ended."""
         self._ranks_until = datetime.fromisoformat(event["until"])
-        self._began = event.get("began")  # an earlier version stored none
+        self._began = event["began"]
         return self._run(context, defer=True)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:

@@ -14,14 +14,10 @@ from trainjob_airflow.stats import send_goodput
 from trainjob_airflow.tasklog import progress_logger
 from trainjob_airflow.training import Task, Training
 from trainjob_airflow.triggers.base import WRITER, TaskTrigger, event_of, load
-from trainjob_airflow.triggers.state import TrainJobStateTrigger
 
 if TYPE_CHECKING:
     from trainjob import Backend, Evidence, JobRef, Observation
     from trainjob._jobs.progress_log import ProgressLogger
-
-# An earlier version stored triggers of sensors under the path of this module.
-__all__ = ["TrainJobStateTrigger", "TrainJobTrigger"]
 
 _TAIL = 200  # log lines of each rank from before this trigger started; after a restart they are logged again
 _POINTS = 512  # of all metrics in an event, which Airflow stores in its database: about 20 KB
@@ -49,15 +45,14 @@ class TrainJobTrigger(TaskTrigger):
         name: Name of the job.
         uid: UID of the job; another job with the same name is not watched.
         attempt: Ordinal of the job.
+        key: Key of the job, for a kill and for the worker that continues the task.
+        tried: Number of the task's try, which ends if a person kills the task.
         deadline: ISO 8601 time in UTC at which the task's ``execution_timeout`` expires; None: no limit.
         on_kill_action: ``cancel``, ``suspend`` or ``keep``: action on the job when a person kills the task.
         get_logs: Whether to copy log lines of the ranks to the task's log.
         resumed: How often the task was deferred again after an error.
         target: Settings of the connection, if they hold no secret: the result of `TrainJobHook.target`.
         stored: Phase in the document that the task has stored, empty if unknown; None: the task stores no document.
-        key: Key of the job, for a kill and for the worker that continues the task; empty if an earlier version stored
-            the trigger.
-        tried: Number of the task's try, which ends if a person kills the task; None if an earlier version stored it.
         **wait_options: The waiting options, as `trainjob.WaitOptions.as_json` returns them.
     """
 
@@ -69,14 +64,14 @@ class TrainJobTrigger(TaskTrigger):
         name: str,
         uid: str,
         attempt: int,
+        key: str,
+        tried: int,
         deadline: str | None = None,
         on_kill_action: str = "suspend",
         get_logs: bool = True,
         resumed: int = 0,
         target: dict[str, Any] | None = None,
         stored: str | None = None,
-        key: str = "",
-        tried: int | None = None,
         **wait_options: Any,
     ) -> None:
         from trainjob import WaitOptions  # here, so that an import of this module does not import `trainjob`
@@ -100,8 +95,8 @@ class TrainJobTrigger(TaskTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
         names = (
-            *("trainjob_conn_id", "namespace", "name", "uid", "attempt"),
-            *("deadline", "on_kill_action", "get_logs", "resumed", "target", "stored", "key", "tried"),
+            *("trainjob_conn_id", "namespace", "name", "uid", "attempt", "key", "tried"),
+            *("deadline", "on_kill_action", "get_logs", "resumed", "target", "stored"),
         )
         arguments = {name: getattr(self, name) for name in names} | self.wait_options.as_json()
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
@@ -110,8 +105,8 @@ class TrainJobTrigger(TaskTrigger):
         """The attempt that counts."""
         ref = self._ref()
         job = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "attempt": ref.attempt}
-        known = {"key": self.key, "followed": self._followed is not None}
-        return job | {"resumed": self.resumed} | {name: value for name, value in known.items() if value}
+        followed = {"followed": True} if self._followed is not None else {}
+        return job | {"key": self.key, "resumed": self.resumed} | followed
 
     def launched(self) -> str:
         """The attempt that counts."""
@@ -205,11 +200,7 @@ class TrainJobTrigger(TaskTrigger):
             throttle.end()
 
     async def cancel(self, backend: Backend) -> str:
-        """Cancel or suspend all attempts of the key, unless a later try has adopted the job: a kill may arrive late.
-
-        Without a key and a try, which an earlier version did not store, only the job.
-        """
-        from trainjob import cancel
+        """Cancel or suspend all attempts of the key, unless a later try has adopted the job: a kill may arrive late."""
         from trainjob._jobs.results import spent_so_far
         from trainjob._jobs.telemetry import record_goodput
         from trainjob._manifest.attempts import try_of
@@ -217,16 +208,11 @@ class TrainJobTrigger(TaskTrigger):
         action: Literal["cancel", "suspend"] = "suspend" if self.on_kill_action == "suspend" else "cancel"
         ref, history = self._ref(), self._page.history if self._page is not None else None
         present = await backend.get(ref.namespace, ref.name)
-        if self.tried is not None and present is not None and try_of(present) > self.tried:
+        if present is not None and try_of(present) > self.tried:
             return f"{self.launched()} keeps running: try {try_of(present)} has adopted it"
         measuring = asyncio.create_task(spent_so_far(backend, ref, history))  # beside the cancel: it must not wait
         try:
-            if self.key and self.tried is not None:
-                ended = await stop_key(
-                    backend, self.key, action, _KILL, namespace=ref.namespace, tried=self.tried, ref=ref
-                )
-            else:
-                ended = await cancel(backend, ref, action, timeout_seconds=_KILL, tried=self.tried)
+            ended = await stop_key(backend, self.key, action, _KILL, namespace=ref.namespace, tried=self.tried, ref=ref)
             if measuring.done():
                 record_goodput(ref, measuring.result())
                 if self.task_instance is not None:
