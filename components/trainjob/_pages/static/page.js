@@ -1322,7 +1322,7 @@ class TrainingPage {
     render(this.head, head(training, state));
     render(this.notes, notes(training.notes));
     render(this.problem, problem(training));
-    render(this.slow, notes((training.stragglers ?? []).map(each => each.summary)));
+    render(this.slow, notes(training.stragglers.map(each => each.summary)));
     this.curves.update(linesOfTraining(training));
     this.silent.hidden = !this.curves.element.hidden || Object.keys(training.metrics).length > 0 || !training.running;
     this.evaluation.update(training.evaluation ?? null);
