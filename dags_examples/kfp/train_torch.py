@@ -63,7 +63,7 @@ def train_torch(
             num_nodes=2,
             inputs={"dataset": data.outputs["uri"]},
             # KFP mounts the workspace because this string contains its placeholder.
-            spec={"checkpoints": f"{IN_WORKSPACE}/checkpoints"},
+            checkpoints=f"{IN_WORKSPACE}/checkpoints",
         )
         # The number of GPUs is not a parameter of the pipeline: the compiler (kfp 2.17) does not pass a parameter into
         # an ExitHandler or a loop if only resources use it.

@@ -24,6 +24,10 @@ def distributed(
     num_nodes: int = 1,
     num_proc_per_node: int = 0,
     resources_per_node: Mapping[str, Any] | None = None,
+    checkpoints: str = "",
+    labels: Mapping[str, str] | None = None,
+    stall_timeout: int = 0,
+    on_retry: Mapping[str, Any] | None = None,
     spec: Mapping[str, Any] | None = None,
     queue_timeout: int = 0,
     start_timeout: int = 0,
@@ -60,13 +64,18 @@ def distributed(
         num_proc_per_node: Processes on each node; the runtime's if 0.
         resources_per_node: Resources, such as ``{"cpu": 4, "memory": "16Gi", "gpu": 1}``; they can also be set on the
             task.
+        checkpoints: Location of checkpoints, from which an interrupted training resumes.
+        labels: Labels of the TrainJob, such as ``kueue.x-k8s.io/queue-name``.
+        stall_timeout: Longest time without progress of any rank; after it the step fails and names the rank that hangs.
+            In seconds; 0 for no limit.
+        on_retry: Changes of the next attempt after a failure, by its category.
         spec: Other fields of the TrainJobSpec, including ``env``.
         queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
         start_timeout: Maximum seconds from admission to the first running rank; 0 for no limit.
         run_timeout: Maximum seconds from admission to the end; 0 for no limit.
         fail_fast: Fail as soon as the job is blocked by something that cannot resolve itself.
         fail_on_first_crash: Fail as soon as a rank crashes.
-        on_crash_action: What happens to the job after ``fail_on_first_crash``.
+        on_crash_action: What happens to the job after ``fail_on_first_crash`` or ``stall_timeout``.
         on_kill_action: What happens to the job when this step is terminated.
         cancel_on_timeout: Delete the job when one of the timeouts expires.
         retry_user_errors: Whether a retry also repeats a training that failed in its own code.
@@ -81,8 +90,9 @@ def distributed(
         TypeError: `component` is not a lightweight component.
         ValueError: `component` has an input ``task_config``, a name that `distributed` adds.
     """
-    options = {name: value for name, value in locals().items() if name not in ("component", "resources_per_node")}
-    options |= {"resources_per_node": dict(resources_per_node or {}), "spec": dict(spec or {})}
+    mappings = {"resources_per_node": resources_per_node, "labels": labels, "on_retry": on_retry, "spec": spec}
+    options = {name: value for name, value in locals().items() if name not in ("component", "mappings")}
+    options |= {name: dict(value or {}) for name, value in mappings.items()}
     made = copy.deepcopy(component.component_spec) if isinstance(component, python_component.PythonComponent) else None
     container = made.implementation.container if made is not None else None
     words = [*(container.command or [])] if container is not None else []

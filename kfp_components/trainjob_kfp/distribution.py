@@ -12,7 +12,7 @@ from typing import Any
 
 from trainjob import ConfigurationError
 from trainjob_kfp import node
-from trainjob_kfp.execution import Execution, location
+from trainjob_kfp.execution import TRAINING_FIELDS, Execution, location
 from trainjob_kfp.jobs import run_job
 from trainjob_kfp.runtime import spec_of
 from trainjob_kfp.steplog import report_failures
@@ -33,8 +33,8 @@ def main() -> None:
         executor_input = json.loads(given.executor_input)
         config = (executor_input.get("inputs", {}).get("parameterValues") or {}).pop(_CONFIG, None) or {}
         fields = {
-            **{name: options[name] for name in ("runtime", "image", "num_nodes", "num_proc_per_node")},
-            "resources_per_node": options["resources_per_node"],
+            **{name: options[name] for name in TRAINING_FIELDS},
+            "checkpoints": location(options["checkpoints"]),
             "command": [word.replace("$", "$$") for word in _command(options, executor_input)],
         }
         if execution.local:

@@ -23,6 +23,12 @@ WORKSPACE = "/kfp-workspace"
 
 _PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 
+TRAINING_FIELDS = (
+    *("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node"),
+    *("labels", "stall_timeout", "on_retry"),
+)
+"""Arguments of a training that are fields of its spec, unchanged."""
+
 
 @dataclass(frozen=True)
 class Execution:

@@ -20,7 +20,7 @@ from trainjob._spec.validation import field_name
 from trainjob.data.options import STEPS, Step
 from trainjob.tuning import Study
 from trainjob.tuning.template import check_template
-from trainjob_kfp.execution import as_text, location
+from trainjob_kfp.execution import TRAINING_FIELDS, as_text, location
 
 _PLACEHOLDERS = ("{{channel:", "{{$.")  # the first: parameters and step outputs inside a text; the second: of the run
 _STEPS: dict[str, Step] = {
@@ -41,7 +41,6 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     "action": ("suspend", "cancel"),
     "backend": BACKENDS,
 }
-_FIELDS = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
 _OPTIONS = (
     "source",
     "target",
@@ -150,7 +149,7 @@ def _check_study(study: object, template: TrainJobSpec | None) -> None:
 
 
 def _check_spec(component: str, given: Mapping[str, Any]) -> TrainJobSpec | None:
-    fields: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
+    fields: dict[str, Any] = {name: given[name] for name in TRAINING_FIELDS if name in given}
     for name in ("command", "args"):
         if isinstance(given.get(name), list):
             fields[name] = [as_text(each) for each in given[name]]
@@ -159,6 +158,9 @@ def _check_spec(component: str, given: Mapping[str, Any]) -> TrainJobSpec | None
     for name in ("inputs", "outputs"):
         if isinstance(given.get(name), Mapping):
             fields[name] = {key: uri if is_runtime_value(uri) else location(uri) for key, uri in given[name].items()}
+    if "checkpoints" in given:
+        value = given["checkpoints"]
+        fields["checkpoints"] = value if is_runtime_value(value) else location(value)
     if component not in {"train", "tune"}:
         fields.setdefault("runtime", STEP_RUNTIME)
     if isinstance(given.get("spec"), Mapping):

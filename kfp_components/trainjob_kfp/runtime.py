@@ -25,7 +25,7 @@ from trainjob._support.signals import exiting, handled
 from trainjob.data.options import STEPS, Step
 from trainjob.tuning import Study
 from trainjob_kfp import task_config
-from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
+from trainjob_kfp.execution import TRAINING_FIELDS, WORKSPACE, Execution, artifact_location, as_text, location
 from trainjob_kfp.exit_handler import stop_all
 from trainjob_kfp.jobs import (
     AddToDocument,
@@ -91,11 +91,11 @@ def _training_of(parameters: Parameters, model_uri: str) -> tuple[dict[str, Any]
     inputs = {name: location(uri) for name, uri in parameters["inputs"].items()}
     outputs = {name: location(uri) for name, uri in parameters["outputs"].items()}
     uri = outputs.setdefault("model", artifact_location(model_uri))
-    names = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
     words = {name: [as_text(value) for value in parameters[name]] for name in ("command", "args")}
     env = {name: as_text(value) for name, value in parameters["env"].items()}
-    fields = {name: parameters[name] for name in names} | words | {"env": env, "inputs": inputs, "outputs": outputs}
-    return fields, uri
+    fields = {name: parameters[name] for name in TRAINING_FIELDS} | words
+    checkpoints = location(parameters["checkpoints"])
+    return fields | {"env": env, "inputs": inputs, "outputs": outputs, "checkpoints": checkpoints}, uri
 
 
 def run_wait(given: Parameters) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def fit(
 def component(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The YAML of the compiled component."""
     path = tmp_path_factory.mktemp("compiled") / "fit.yaml"
-    made = distributed(fit, runtime="jax-distributed", num_nodes=2, spec={"labels": {"team": "a"}})
+    made = distributed(fit, runtime="jax-distributed", num_nodes=2, labels={"team": "a"})
     compiler.Compiler().compile(made, str(path))
     return path
 

@@ -84,7 +84,9 @@ def test_values_known_only_in_the_run_compile(tmp_path: Path) -> None:
             env={"DATA": data, "EPOCHS": 3, "RUN": dsl.PIPELINE_JOB_ID_PLACEHOLDER},
             inputs={"dataset": dataset.outputs["uri"], "model": base.outputs["uri"], "more": "/mnt/more"},
             resources_per_node={"memory": data, "cpu": 2},
-            spec={"labels": {"team": alias}, "runtime_patches": [{"manager": alias}]},
+            checkpoints=data,
+            labels={"team": alias},
+            spec={"runtime_patches": [{"manager": alias}]},
         )
         train(runtime="x", command=command, args=command, env=env, spec=spec)
         export_model(

@@ -60,7 +60,10 @@ def test_train_outputs_model_metrics_and_result(steps: Steps) -> None:
         **script(TRAINING, "$(TRAINJOB_INPUT_DATASET)", "$(TRAINJOB_OUTPUT_MODEL)", "--epochs"),
         num_nodes=2,
         inputs={"dataset": "minio://bucket/digits"},
-        spec={"activeDeadlineSeconds": 600.0, "labels": {"team": "vision"}},
+        labels={"team": "vision"},
+        checkpoints="minio://bucket/checkpoints",
+        stall_timeout=3600,
+        spec={"activeDeadlineSeconds": 600.0},
     )
     assert ended.code == 0, ended.log
     own = steps.artifact_root("train") / "model"
@@ -174,7 +177,7 @@ def test_a_retry_has_more_memory(steps: Steps) -> None:
         **script(code),
         "env": {"MEMORY": {"valueFrom": {"resourceFieldRef": {"resource": "limits.memory"}}}},
         "resources_per_node": {"memory": "16Mi"},
-        "spec": {"on_retry": {"out_of_memory": {"memory_factor": 2.0, "max_memory": "1Gi"}}},
+        "on_retry": {"out_of_memory": {"memory_factor": 2.0, "max_memory": "1Gi"}},
         "retry_user_errors": False,
     }
     first = steps.run("train", **growing)
@@ -189,10 +192,10 @@ def test_a_retry_has_more_memory(steps: Steps) -> None:
 
 def test_a_retry_goes_to_another_queue(steps: Steps) -> None:
     """The step cancels a job that got no capacity, since it does not know whether KFP retries it."""
-    spec = {"labels": {QUEUE_LABEL: "main"}, "suspend": True, "on_retry": {"quota": {"queue": "backfill"}}}
+    fields = {"labels": {QUEUE_LABEL: "main"}, "on_retry": {"quota": {"queue": "backfill"}}, "spec": {"suspend": True}}
     for index, queue in enumerate(("main", "backfill")):
         steps.environment["KFP_RETRY_INDEX"] = str(index)
-        ended = steps.run("train", runtime="trainjob-step", command=["true"], spec=spec, queue_timeout=1)
+        ended = steps.run("train", runtime="trainjob-step", command=["true"], **fields, queue_timeout=1)
         assert ended.code == 1
         assert f"waiting for admission in queue {queue}" in ended.log
     assert "on_retry changed this attempt: queue main -> backfill" in ended.log
@@ -322,7 +325,8 @@ def nested(depth: int) -> dict[str, Any]:
         ({"run_timeout": -1}, "run_timeout: is -1 seconds"),
         ({"inputs": {"dataset": "nowhere"}}, "inputs.dataset"),
         ({"outputs": {"model": "s3://user:pass@bucket/x"}}, "outputs.model"),
-        ({"spec": {"labels": 5.0}}, "labels: must be a mapping, not 5"),
+        ({"spec": {"labels": {}}}, "spec.labels: is a parameter of the component"),
+        ({"spec": {"annotations": 5.0}}, "annotations: must be a mapping, not 5"),
         ({"on_kill_action": "stop"}, "on_kill_action: must be 'suspend', 'cancel' or 'keep', not 'stop'"),
         ({"backend": "kubernetes"}, "TRAINJOB_BACKEND=local"),
     ],
@@ -507,7 +511,7 @@ def test_a_step_writes_a_report_and_logs_its_deadline(steps: Steps) -> None:
 
 
 def test_a_straggler_is_in_the_log_the_result_and_the_metrics(steps: Steps) -> None:
-    ended = steps.run("train", **script(SLOW_RANK), num_nodes=2, spec={"stall_timeout": "1.5s"})
+    ended = steps.run("train", **script(SLOW_RANK), num_nodes=2, stall_timeout=2)
     assert ended.code == 0, ended.log
     (slow,) = ended.output["parameterValues"]["result"]["stragglers"]
     assert slow["summary"] in ended.log

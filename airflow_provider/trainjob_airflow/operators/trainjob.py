@@ -95,8 +95,8 @@ class TrainJobOperator(TrainJobTask):
             or `on_kill_action` is ``keep``.
         unattended_after: One minute to seven days, as ``timedelta``, seconds or text such as ``2h``. Default: an
             hour.
-        on_retry: What the job of the next try changes after a failure, by its category: ``{"out_of_memory":
-            {"max_memory": "64Gi"}, "node_lost": {"max_excluded_nodes": 3}}``, see `trainjob._spec.OnRetry`.
+        on_retry: Changes of the next attempt after a failure, by its category. ``{"out_of_memory": {"max_memory":
+            "64Gi"}, "node_lost": {"max_excluded_nodes": 3}}``, see `trainjob._spec.OnRetry`.
         namespace: Kubernetes namespace; the connection's if left out.
         trainjob_conn_id: Connection of type ``trainjob``. If the default one does not exist, ``TRAINJOB_*`` in the
             environment decides.

@@ -52,7 +52,6 @@ class Argument:
         return f"--{self.name.replace('_', '-')}"
 
 
-_WITHOUT_COMPONENT = ("operator", "command", "python")
 _STEPS = ("operator", "component")
 
 ARGUMENTS: Mapping[str, Argument] = {
@@ -83,20 +82,23 @@ ARGUMENTS: Mapping[str, Argument] = {
             "checkpoints",
             "text",
             "Location of checkpoints, from which an interrupted training resumes.",
-            faces=_WITHOUT_COMPONENT,
         ),
         Argument(
             "labels",
             "mapping",
             "Labels of the TrainJob, such as kueue.x-k8s.io/queue-name.",
             option="--label",
-            faces=_WITHOUT_COMPONENT,
         ),
         Argument(
             "stall_timeout",
             "duration",
             "Longest time without progress of any rank; after it the step fails and names the rank that hangs.",
-            faces=_WITHOUT_COMPONENT,
+        ),
+        Argument(
+            "on_retry",
+            "mapping",
+            "Changes of the next attempt after a failure, by its category.",
+            faces=("operator", "component", "python"),
         ),
         # fields of `WaitOptions`
         Argument("queue_timeout", "duration", "Longest time that the job waits for admission (Kueue)."),

@@ -181,7 +181,7 @@ class TrainJobSpec(Part):
     `trainjob install` runs every ten minutes, so the action may follow up to twelve minutes later."""
 
     on_retry: OnRetry | None = None
-    """What the next attempt changes after a failure, by category: more memory, without the lost node, another queue,
+    """Changes of the next attempt after a failure, by its category. More memory, without the lost node, another queue,
     fewer nodes, see docs/how-to/change-retries.md. It is not part of the job's identity."""
 
     labels: dict[str, str] = Field(default_factory=dict)

@@ -26,6 +26,10 @@ def train(
     env: dict = {},
     inputs: dict = {},
     outputs: dict = {},
+    checkpoints: str = "",
+    labels: dict = {},
+    stall_timeout: int = 0,
+    on_retry: dict = {},
     spec: dict = {},
     queue_timeout: int = 0,
     start_timeout: int = 0,
@@ -63,7 +67,14 @@ def train(
             ...}}}.
         inputs: URIs that the training reads, by name; the nodes have each as TRAINJOB_INPUT_<NAME>.
         outputs: URIs that the training writes, by name; the nodes have each as TRAINJOB_OUTPUT_<NAME>.
-        spec: Other fields of the TrainJobSpec: labels, runtime_patches, stall_timeout, active_deadline_seconds, ...
+        checkpoints: Location of checkpoints, from which an interrupted training resumes. Tries of this step share a
+            directory in it.
+        labels: Labels of the TrainJob, such as kueue.x-k8s.io/queue-name.
+        stall_timeout: Longest time without progress of any rank; after it the step fails and names the rank that hangs.
+            In seconds; 0 for no limit.
+        on_retry: Changes of the next attempt after a failure, by its category, such as {"out_of_memory":
+            {"max_memory": "64Gi"}}.
+        spec: Other fields of the TrainJobSpec: runtime_patches, active_deadline_seconds, ...
         queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
         start_timeout: Maximum seconds from admission to the first running rank; 0 for no limit.
         run_timeout: Maximum seconds from admission to the end; 0 for no limit.
@@ -72,7 +83,7 @@ def train(
         fail_on_first_crash: Fail as soon as a rank crashes; report the last lines of its log. Trainer's default
             runtimes restart a crashed rank several times, so the job fails minutes later or never. If false, a crash is
             only logged.
-        on_crash_action: What happens to the job after fail_on_first_crash, or after stall_timeout (in spec). suspend:
+        on_crash_action: What happens to the job after fail_on_first_crash or stall_timeout. suspend:
             the object stays and contains the diagnosis. cancel: the job is deleted. keep: the job keeps running. The
             next try launches a new job unless the job was kept.
         on_kill_action: What happens to the job when this step is terminated. suspend: the next try or "Retry run"

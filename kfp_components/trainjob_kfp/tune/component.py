@@ -27,6 +27,10 @@ def tune(
     env: dict = {},
     inputs: dict = {},
     outputs: dict = {},
+    checkpoints: str = "",
+    labels: dict = {},
+    stall_timeout: int = 0,
+    on_retry: dict = {},
     spec: dict = {},
     workspace: str = "",
     key: str = "",
@@ -67,7 +71,14 @@ def tune(
         inputs: URIs that the trials read, by name; the nodes have each as TRAINJOB_INPUT_<NAME>.
         outputs: URIs below which the trials write, by name; the nodes of trial n have <uri>/<n> as
             TRAINJOB_OUTPUT_<NAME>.
-        spec: Other fields of the TrainJobSpec: labels, runtime_patches, active_deadline_seconds, ...
+        checkpoints: Location of checkpoints, from which an interrupted training resumes. Each trial has a directory in
+            it.
+        labels: Labels of the TrainJob, such as kueue.x-k8s.io/queue-name.
+        stall_timeout: Longest time without progress of any rank; after it the step fails and names the rank that hangs.
+            In seconds; 0 for no limit. A trial that hangs has failed.
+        on_retry: Changes of the next attempt after a failure, by its category, such as {"out_of_memory":
+            {"max_memory": "64Gi"}}.
+        spec: Other fields of the TrainJobSpec: runtime_patches, active_deadline_seconds, ...
         workspace: Directory or object store of the study's journal, such as s3://bucket/prefix; if empty, the value of
             TRAINJOB_WORKSPACE, else beside the artifacts of this step, for which the pod needs credentials.
         key: Identity of the study. If empty, each execution of this task in a run is a study. With the same key, other
