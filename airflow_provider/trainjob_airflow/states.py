@@ -162,21 +162,21 @@ class Wait:
 
 
 def wanted(
-    name: str | None, labels: Mapping[str, str] | None, phases: str | Sequence[str], condition: str | None
+    job: str | None, labels: Mapping[str, str] | None, phases: str | Sequence[str], condition: str | None
 ) -> Wanted:
     """Build what a sensor waits for from its rendered fields.
 
     Raises:
         ConfigurationError: The name is not a valid job name.
-        ValueError: Not exactly one of name and labels is set, or labels, phases or condition are invalid.
+        ValueError: Not exactly one of job and labels is set, or labels, phases or condition are invalid.
     """
     from trainjob import Phase, names
     from trainjob._spec.checks import metadata_problems
 
-    if bool(name) == bool(labels):
-        raise ValueError("set exactly one of name and labels")
-    if name:
-        names.job(name)
+    if bool(job) == bool(labels):
+        raise ValueError("set exactly one of job and labels")
+    if job:
+        names.job(job)
     if labels and not isinstance(labels, Mapping):
         raise ValueError(f"labels must be a mapping of strings to strings, not {labels!r}")
     for problem in metadata_problems(labels or {}, {}, own=True):
@@ -187,4 +187,4 @@ def wanted(
         raise ValueError(f"phases must be one of {', '.join(known)}, or a list of them, not {phases!r}")
     if wrong := [phase for phase in named if phase not in known]:
         raise ValueError(f"phases: {wrong[0]!r} is not a phase; use {', '.join(known)}")
-    return Wanted(name or "", dict(labels) if labels else None, tuple(named), condition or "")
+    return Wanted(job or "", dict(labels) if labels else None, tuple(named), condition or "")

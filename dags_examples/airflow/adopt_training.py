@@ -40,7 +40,7 @@ with DAG(
     },
 ):
     wait = TrainJobSensor(
-        task_id="wait", name="{{ params.job }}", deferrable=True, timeout=timedelta(days=2).total_seconds()
+        task_id="wait", job="{{ params.job }}", deferrable=True, timeout=timedelta(days=2).total_seconds()
     )
 
     @task

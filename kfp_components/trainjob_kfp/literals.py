@@ -34,7 +34,7 @@ _REQUIRED = {
     **dict.fromkeys(("initialize-dataset", "initialize-model"), ("source",)),
     "evaluate-model": ("candidate", "dataset"),
     "export-model": ("source", "name"),
-    "wait": ("name", "run_id"),
+    "wait": ("job", "run_id"),
     "cleanup": ("run_id",),
 }
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -93,8 +93,8 @@ def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if not is_runtime_value(value):
             _check(name, value)
-    if component == "wait" and not is_runtime_value(given["name"]):
-        names.job(str(given["name"]))
+    if component == "wait" and not is_runtime_value(given["job"]):
+        names.job(str(given["job"]))
     if component in {"train", "tune", *_STEPS}:
         _check_study(given.get("study"), _check_spec(component, given))
     if component in _STEPS:

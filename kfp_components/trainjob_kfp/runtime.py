@@ -104,7 +104,7 @@ def run_wait(given: Parameters) -> dict[str, Any]:
         _, parameters = _read(given)
         options = wait_options_of(parameters)
         with connect(parameters) as client:
-            ref = client.find(parameters["name"])
+            ref = client.find(parameters["job"])
             write_job(client, ref)
             with offered_report(client):
                 result = wait_and_report(client, ref, options, Path(given["report"].path)).as_dict()

@@ -34,7 +34,7 @@ with DAG("d", params={"nodes": Param(%s), "free": Param(type="integer")}):
     TrainJobOperator(task_id="file", spec="train.yaml")
     TrainJobOperator.partial(task_id="many", runtime="x").expand(num_nodes=[1, 2, %s])
     TrainJobOperator.partial(task_id="later", runtime="x").expand(args=one.output)
-    TrainJobSensor(task_id="sensor", name="train-{{ ds_nodash }}", phases="{{ params.get('phase', '%s') }}")
+    TrainJobSensor(task_id="sensor", job="train-{{ ds_nodash }}", phases="{{ params.get('phase', '%s') }}")
 """
 
 
@@ -204,8 +204,8 @@ def test_templates_can_use_samples_like_values(airflow_home: Path) -> None:
             ],
         )
         wrong = TrainJobOperator(task_id="wrong", runtime="x", args=["{{ paramz.x }}"])
-        sensor = TrainJobSensor(task_id="s", name="{{ ti.xcom_pull('a') }}", phases=["Running"])
+        sensor = TrainJobSensor(task_id="s", job="{{ ti.xcom_pull('a') }}", phases=["Running"])
     assert one.sample_spec()[0] is not None
-    assert sensor.sample_spec() == (None, ["name"])
+    assert sensor.sample_spec() == (None, ["job"])
     with pytest.raises(TrainJobFatal, match="'paramz' is undefined"):
         wrong.sample_spec()

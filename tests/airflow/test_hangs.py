@@ -62,7 +62,7 @@ def test_a_sensor_for_the_end_of_a_job_that_hangs_fails(run: Run, deferrable: bo
         with DAG("senses") as dag:
             TrainJobSensor(
                 task_id="wait",
-                name=ref.name,
+                job=ref.name,
                 poke_interval=0.2,
                 deferrable=deferrable,
                 soft_fail=soft_fail,
@@ -95,7 +95,7 @@ def test_a_sensor_for_a_phase_before_the_end_waits_for_a_job_that_hangs(run: Run
             client.call(lambda: give_up(client.backend, ref, diagnosis))
 
         with DAG("senses_suspension") as dag, ThreadPoolExecutor(1) as pool:
-            TrainJobSensor(task_id="wait", name=ref.name, phases="Suspended", poke_interval=0.2, deferrable=deferrable)
+            TrainJobSensor(task_id="wait", job=ref.name, phases="Suspended", poke_interval=0.2, deferrable=deferrable)
             suspended = pool.submit(suspend)
             ran = run(dag)
             suspended.result()

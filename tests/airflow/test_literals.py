@@ -142,15 +142,15 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "switch": (train(fail_fast="no"), "fail_fast must be True or False, not 'no'"),
     "deferrable": (train(deferrable="false"), "deferrable must be True or False"),
     "connection": (train(trainjob_conn_id=None), "trainjob_conn_id must be a string, not None"),
-    "sensor of nothing": (sensor(), "set exactly one of name and labels"),
-    "sensor of two": (sensor(name="x", labels={"a": "b"}), "set exactly one of name and labels"),
-    "sensor's name": (sensor(name="Bad Name"), "'Bad Name' is not the name of a TrainJob"),
+    "sensor of nothing": (sensor(), "set exactly one of job and labels"),
+    "sensor of two": (sensor(job="x", labels={"a": "b"}), "set exactly one of job and labels"),
+    "sensor's name": (sensor(job="Bad Name"), "'Bad Name' is not the name of a TrainJob"),
     "sensor's label": (sensor(labels={"a": "b c"}), "labels.a: 'b c' is not a label value"),
     "sensor's labels": (sensor(labels=["a"]), "labels must be a mapping"),
-    "sensor of no phase": (sensor(name="x", phases=[]), "phases must be one of"),
-    "sensor of a number": (sensor(name="x", phases=5), "phases must be one of"),
-    "sensor's namespace": (sensor(name="x", namespace="A B"), "'A B' is not a namespace"),
-    "sensor's switch": (sensor(name="x", deferrable="no"), "deferrable must be True or False"),
+    "sensor of no phase": (sensor(job="x", phases=[]), "phases must be one of"),
+    "sensor of a number": (sensor(job="x", phases=5), "phases must be one of"),
+    "sensor's namespace": (sensor(job="x", namespace="A B"), "'A B' is not a namespace"),
+    "sensor's switch": (sensor(job="x", deferrable="no"), "deferrable must be True or False"),
     "cancel": (cancel(launched_by=5), "launched_by must be a task ID"),
     "cancel's namespace": (cancel(launched_by="x", namespace="A_B"), "'A_B' is not a namespace"),
     "namespace": (train(namespace="My_NS"), "'My_NS' is not a namespace"),
@@ -169,7 +169,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         export(metrics={"f1": "high"}, metric="f1", alias="c"),
         r"metrics\['f1'\] must be a number, not 'high'",
     ),
-    "phase": (sensor(name="x", phases="Succeeded"), "phases: 'Succeeded' is not a phase"),
+    "phase": (sensor(job="x", phases="Succeeded"), "phases: 'Succeeded' is not a phase"),
     "scheme of a source": (dataset(source="ftp://host/x"), "ftp:// is not a supported scheme"),
     "digest": (dataset(digest="md5:abc"), "is not a digest"),
     "fresh dataset": (model(source="s3://b/m", if_missing="fresh"), "is for registered models"),
@@ -265,7 +265,7 @@ def test_templates_are_not_checked_before_they_are_rendered() -> None:
         TrainJobOperator(task_id="tune", runtime="{{ x }}", torchtune={"epochs": 1})
         TrainJobOperator(task_id="args", runtime="x", args=cast("Any", first.output))
         TrainJobOperator.partial(task_id="mapped", runtime="x").expand(args=first.output)
-        TrainJobSensor(task_id="sensor", name="{{ params.name }}", phases="{{ params.phase }}")
+        TrainJobSensor(task_id="sensor", job="{{ params.name }}", phases="{{ params.phase }}")
         DatasetInitializerOperator(task_id="d", source="{{ params.data }}", target="s3://b/{{ ds }}", digest="{{ d }}")
         ModelInitializerOperator(task_id="m", source="{{ params.model }}", target="/w", if_missing="fresh")
         ModelExportOperator(

@@ -492,7 +492,7 @@ def test_a_task_that_only_launches(run: Run, home: Path, deferrable: bool) -> No
     with DAG("launches") as dag:
         launch = step("launch", code, wait_for_completion=False, deferrable=deferrable)
         name = "{{ ti.xcom_pull('launch')['name'] }}"
-        launch >> TrainJobSensor(task_id="wait", name=name, poke_interval=0.2)
+        launch >> TrainJobSensor(task_id="wait", job=name, poke_interval=0.2)
     ran = run(dag)
     assert ran.state == "success", ran.log[-3000:]
     assert ran.xcoms["launch"]["metrics"] == {}

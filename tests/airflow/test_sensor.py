@@ -48,7 +48,7 @@ def job(code: str) -> str:
 def test_waits_for_the_end(run: Run, how: dict[str, Any]) -> None:
     with DAG("waits") as dag:
         code = "import time; from trainjob.progress import report; time.sleep(2); report(metrics={'loss': 0.5})"
-        TrainJobSensor(task_id="wait", name=(name := job(code)), poke_interval=0.3, **how)
+        TrainJobSensor(task_id="wait", job=(name := job(code)), poke_interval=0.3, **how)
     ran = run(dag)
     assert ran.state == "success", (ran.states, ran.errors, ran.log[:3000])
     assert "is Complete" in ran.log
@@ -59,7 +59,7 @@ def test_waits_for_the_end(run: Run, how: dict[str, Any]) -> None:
 def test_a_job_that_ends_in_another_phase_fails_the_sensor_at_once(run: Run, deferrable: bool) -> None:
     with DAG("otherwise") as dag:
         TrainJobSensor(
-            task_id="wait", name=job("import time; time.sleep(1); raise SystemExit(1)"), poke_interval=0.3,
+            task_id="wait", job=job("import time; time.sleep(1); raise SystemExit(1)"), poke_interval=0.3,
             deferrable=deferrable, retries=2,
         )  # fmt: skip
     assert isinstance(run(dag).errors["wait"], TrainJobFatal)
@@ -70,7 +70,7 @@ def test_a_soft_failure_is_a_skip(run: Run) -> None:
     with DAG("soft") as dag:
         for deferrable in (False, True):
             TrainJobSensor(
-                task_id=f"wait_{deferrable}", name=name, poke_interval=0.3, soft_fail=True, deferrable=deferrable
+                task_id=f"wait_{deferrable}", job=name, poke_interval=0.3, soft_fail=True, deferrable=deferrable
             )
     assert set(run(dag).states.values()) == {"skipped"}
 
@@ -92,15 +92,15 @@ def test_the_newest_job_with_the_labels(run: Run, deferrable: bool) -> None:
 
 def test_exactly_one_of_name_and_labels(run: Run) -> None:
     with DAG("which") as dag:
-        TrainJobSensor(task_id="none", name="{{ '' }}")
-        TrainJobSensor(task_id="both", name="{{ 'x' }}", labels={"team": "a"})
+        TrainJobSensor(task_id="none", job="{{ '' }}")
+        TrainJobSensor(task_id="both", job="{{ 'x' }}", labels={"team": "a"})
     errors = run(dag).errors
-    assert {str(error) for error in errors.values()} == {"set exactly one of name and labels"}
+    assert {str(error) for error in errors.values()} == {"set exactly one of job and labels"}
 
 
 def test_timeout(run: Run) -> None:
     with DAG("timeout") as dag:
-        TrainJobSensor(task_id="wait", name="never-launched", poke_interval=0.1, timeout=0.3)
+        TrainJobSensor(task_id="wait", job="never-launched", poke_interval=0.1, timeout=0.3)
     assert isinstance(run(dag).errors["wait"], AirflowSensorTimeout)
 
 
@@ -109,13 +109,13 @@ def test_running_counts_as_reached_after_the_end(run: Run, home: Path) -> None:
     with TrainJobClient("local") as client:
         client.wait(client.find(name))
     with DAG("over") as dag:
-        TrainJobSensor(task_id="wait", name=name, phases=["Running"], poke_interval=0.1)
+        TrainJobSensor(task_id="wait", job=name, phases=["Running"], poke_interval=0.1)
     assert run(dag).state == "success"
 
 
 def test_a_phase_that_does_not_exist(run: Run) -> None:
     with DAG("phase") as dag:
-        TrainJobSensor(task_id="wait", name="x", phases="{{ 'Completed' }}")
+        TrainJobSensor(task_id="wait", job="x", phases="{{ 'Completed' }}")
     assert "phases: 'Completed' is not a phase" in str(run(dag).errors["wait"])
 
 
@@ -134,7 +134,7 @@ def test_a_sensor_counts_as_waiting(run: Run, tmp_path: Path, monkeypatch: pytes
     ref = launched(waits(tmp_path / "end"), unattended="suspend")
     seen: list[list[str]] = []
     with DAG("attends") as dag:
-        sensor = TrainJobSensor(task_id="wait", name=ref.name, poke_interval=0.3, mode=mode, timeout=240)
+        sensor = TrainJobSensor(task_id="wait", job=ref.name, poke_interval=0.3, mode=mode, timeout=240)
     poke, close = TrainJobSensor.poke, TrainJobSensor._close
 
     def poked(self: TrainJobSensor, context: Any) -> Any:
@@ -170,8 +170,8 @@ def test_a_sensor_resumes_what_was_suspended_as_unattended(run: Run, tmp_path: P
     with TrainJobClient("local") as client:
         client.call(lambda: client.backend.patch(ref, UNATTENDED))
     with DAG("resumes") as dag:
-        left = TrainJobSensor(task_id="left", name=ref.name, phases="Suspended", poke_interval=0.3)
-        left >> TrainJobSensor(task_id="wait", name=ref.name, poke_interval=0.3, deferrable=deferrable)
+        left = TrainJobSensor(task_id="left", job=ref.name, phases="Suspended", poke_interval=0.3)
+        left >> TrainJobSensor(task_id="wait", job=ref.name, poke_interval=0.3, deferrable=deferrable)
     ran = run(dag)
     assert ran.state == "success", ran.log[-3000:]
     assert "it was suspended because nobody waited for it; it is resumed" in ran.log
@@ -187,7 +187,7 @@ def test_a_sensor_follows_to_the_attempt_that_counts(run: Run, tmp_path: Path) -
         (tmp_path / "end").touch()
 
     with DAG("follows") as dag:
-        TrainJobSensor(task_id="wait", name=ref.name, poke_interval=0.2)
+        TrainJobSensor(task_id="wait", job=ref.name, poke_interval=0.2)
     with meanwhile(replace, 2):
         ran = run(dag)
     assert ran.state == "success", ran.log[-3000:]
@@ -205,7 +205,7 @@ def test_a_wait_for_a_job_that_never_ends_otherwise_ends(run: Run, tmp_path: Pat
             client.call(lambda: client.backend.delete(ref))
 
     with DAG("ends") as dag:
-        TrainJobSensor(task_id="wait", name=ref.name, poke_interval=0.2, timeout=120)
+        TrainJobSensor(task_id="wait", job=ref.name, poke_interval=0.2, timeout=120)
     with meanwhile(end, 3):
         error = run(dag).errors["wait"]
     assert isinstance(error, TrainJobFatal)

@@ -57,7 +57,7 @@ with DAG("d"):
     train("unknown", trainjob_conn_id="not_here")
     train("local", trainjob_conn_id="laptop")
     TrainJobOperator.partial(task_id="many").expand(runtime=["torch-distributed", "no-such-runtime"])
-    TrainJobSensor(task_id="sensor", name="x")
+    TrainJobSensor(task_id="sensor", job="x")
 
     @task.trainjob(runtime="torch-distributed", env=env("gone"))
     def function():

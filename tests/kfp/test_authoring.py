@@ -157,7 +157,7 @@ def test_the_cache_is_off_unless_a_task_turns_it_on(origin: str, tmp_path: Path)
         given["initialize_model"](source="models:/m@champion", if_missing="fresh")
         trained = given["train"](runtime="torch-distributed")
         given["export_model"](source=trained.outputs["model_uri"], name="m")
-        given["wait"](name="x", run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+        given["wait"](job="x", run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
         given["cleanup"](run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
         given["train"](runtime="torch-distributed").set_caching_options(True)
 

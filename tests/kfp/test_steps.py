@@ -77,6 +77,9 @@ def test_train_outputs_model_metrics_and_result(steps: Steps) -> None:
 
     assert job["spec"]["activeDeadlineSeconds"] == 600
     assert job["metadata"]["labels"]["team"] == "vision"
+    env = {each["name"]: each.get("value", "") for each in job["spec"]["trainer"]["env"]}
+    assert env["TRAINJOB_CHECKPOINT"].startswith("s3://bucket/checkpoints/")
+    assert env["TRAINJOB_STALL_TIMEOUT"] == "3600"
     result = ended.output["parameterValues"]["result"]
     assert ended.output["parameterValues"]["model_uri"] == own.as_uri()
     assert (result["name"], result["uid"]) == (job["metadata"]["name"], job["metadata"]["uid"])
@@ -431,7 +434,7 @@ def test_a_base_model_is_recorded_in_the_provenance(steps: Steps) -> None:
 def test_wait_outputs_the_result_of_a_job_launched_elsewhere(steps: Steps) -> None:
     with steps.client() as client:
         ref = client.launch({"runtime": "jax-distributed", "command": ["python", "-c", TRAINING]}, "mine")
-    ended = steps.run("wait", name=ref.name, run_id=RUN)
+    ended = steps.run("wait", job=ref.name, run_id=RUN)
     assert ended.code == 0, ended.log
     result = ended.output["parameterValues"]["result"]
     assert (result["uid"], result["metrics"]["loss"]) == (ref.uid, 0.5)
@@ -445,15 +448,15 @@ def test_wait_outputs_the_result_of_a_job_launched_elsewhere(steps: Steps) -> No
 def test_wait_never_changes_the_job(steps: Steps) -> None:
     with steps.client() as client:
         ref = client.launch({"runtime": "trainjob-step", "command": SLEEPING}, "mine")
-        step = steps.start("wait", name=ref.name, run_id=RUN)
+        step = steps.start("wait", job=ref.name, run_id=RUN)
         read_until(step, "[node-0] started")
         steps.signal(step, signal.SIGTERM)
         assert step.wait(20) != 0
         assert phases(steps) == [Phase.RUNNING]
-        late = steps.run("wait", name=ref.name, run_id=RUN, run_timeout=1)
+        late = steps.run("wait", job=ref.name, run_id=RUN, run_timeout=1)
         assert "run_timeout of 1s" in late.termination_message
         assert phases(steps) == [Phase.RUNNING]
-    missing = steps.run("wait", name="nosuch", run_id=RUN)
+    missing = steps.run("wait", job="nosuch", run_id=RUN)
     assert missing.termination_message == "error: there is no TrainJob default/nosuch, nor one of the key 'nosuch'"
 
 
@@ -563,7 +566,7 @@ def test_a_step_logs_how_to_watch_its_job(steps: Steps) -> None:
     watch = f"watch it: trainjob --backend local ui -n default (job {job['metadata']['name']})\n"
     assert watch in ended.log
     assert ended.log.index(watch) < ended.log.index("[node-0] trained")
-    waited = steps.run("wait", name=job["metadata"]["name"], run_id=RUN)
+    waited = steps.run("wait", job=job["metadata"]["name"], run_id=RUN)
     assert watch in waited.log
 
 

@@ -42,8 +42,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     was given up, and another attempt of its key counts, the sensor waits for that one.
 
     Args:
-        name: Name of the TrainJob.
-        labels: Labels that select the job, instead of a name. If several jobs match, the newest is used.
+        job: Name of the TrainJob.
+        labels: Labels that select the job, instead of its name. If several jobs match, the newest is used.
         phases: One phase or several: ``Running``, ``Complete``, ``Failed``, …, see `trainjob.Phase`.
         condition: Type of a status condition that must be true, such as ``Suspended``, instead of phases.
         namespace: Namespace of the job; the connection's if left out.
@@ -60,13 +60,13 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         ValueError: The arguments select no job, or name an unknown phase; when the DAG is parsed.
     """
 
-    template_fields: Sequence[str] = ("name", "labels", "phases", "condition", "namespace", "trainjob_conn_id")
+    template_fields: Sequence[str] = ("job", "labels", "phases", "condition", "namespace", "trainjob_conn_id")
     ui_color = "#d7e8fc"
 
     def __init__(
         self,
         *,
-        name: str | None = None,
+        job: str | None = None,
         labels: Mapping[str, str] | None = None,
         phases: str | Sequence[str] = "Complete",
         condition: str | None = None,
@@ -76,7 +76,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.name = name
+        self.job = job
         self.labels = labels
         self.phases = phases
         self.condition = condition
@@ -93,8 +93,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         check_switches(deferrable=deferrable)
         check_place(namespace, trainjob_conn_id)
         check_texts(required=True, trainjob_conn_id=trainjob_conn_id)
-        if not has_open([name, labels, phases, condition], is_open):
-            wanted(name, labels, phases, condition)
+        if not has_open([job, labels, phases, condition], is_open):
+            wanted(job, labels, phases, condition)
 
     def sample_spec(self) -> tuple[None, list[str]]:
         """Check what a run started now would wait for; no spec, and the paths that only a run knows.
@@ -107,10 +107,10 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
 
         made = rendered(self)
         unknown = [*unknown_paths({name: getattr(made, name) for name in made.template_fields})]
-        if not {"name", "labels", "phases", "condition"} & {
+        if not {"job", "labels", "phases", "condition"} & {
             path.partition(".")[0].partition("[")[0] for path in unknown
         }:
-            wanted(made.name, made.labels, made.phases, made.condition)
+            wanted(made.job, made.labels, made.phases, made.condition)
         return None, unknown
 
     def execute(self, context: Context) -> Any:
@@ -298,7 +298,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
 
     def _wanted(self) -> Wanted:
         try:
-            return wanted(self.name, self.labels, self.phases, self.condition)
+            return wanted(self.job, self.labels, self.phases, self.condition)
         except ValueError as error:
             raise TrainJobFatal(str(error)) from None
 

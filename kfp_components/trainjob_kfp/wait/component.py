@@ -13,7 +13,7 @@ from trainjob_kfp.component import step
 @step("pod")
 def wait(
     *,
-    name: str,
+    job: str,
     run_id: str,
     metrics: dsl.Output[dsl.Metrics],
     report: dsl.Output[dsl.HTML],
@@ -28,7 +28,7 @@ def wait(
     """Wait for a TrainJob that something else has launched. The step never changes the job.
 
     Args:
-        name: Name of the TrainJob.
+        job: Name of the TrainJob.
         run_id: Id of the run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, so that KFP's cache never reuses the result of an
             earlier run.
         metrics: Metrics of the training that are finite numbers; goodput, the share of the time that was training; and

@@ -40,7 +40,7 @@ with DAG("bad_input", params={"nodes": "many"}):
     TrainJobOperator.partial(task_id="undefined_in_mapped", **arguments()).expand(env=[{"NAME": "{{ nosuch.thing }}"}])
     TrainJobSensor(
         task_id="wrong_connection_of_a_sensor",
-        name="some",
+        job="some",
         trainjob_conn_id="nosuch",
         deferrable=True,
         retries=2,
