@@ -309,7 +309,7 @@ class RunningJob:
 
         from trainjob import TrainJobError
 
-        async def read(ref: JobRef) -> Evidence | None:
+        async def evidence_in_time(ref: JobRef) -> Evidence | None:
             with anyio.move_on_after(_EVIDENCE_SECONDS):
                 return await self.client.backend.evidence(ref)
             return None
@@ -317,7 +317,7 @@ class RunningJob:
         ref = self.ref
         if self.evidence is None and ref is not None:
             with suppress(TrainJobError):
-                self.evidence = self.client.call(lambda: read(ref))
+                self.evidence = self.client.call(lambda: evidence_in_time(ref))
         return self.evidence
 
     def read_attempts(self) -> Sequence[Evidence] | None:
@@ -327,7 +327,7 @@ class RunningJob:
         from trainjob import TrainJobError
         from trainjob._pages.live import read_attempts
 
-        async def read(ref: JobRef) -> Sequence[Evidence] | None:
+        async def attempts_in_time(ref: JobRef) -> Sequence[Evidence] | None:
             with anyio.move_on_after(_EVIDENCE_SECONDS):
                 return await read_attempts(self.client.backend, ref, self.key)
             return None
@@ -336,7 +336,7 @@ class RunningJob:
         if ref is None or ref.attempt <= 1:
             return ()
         with suppress(TrainJobError):
-            return self.client.call(lambda: read(ref))
+            return self.client.call(lambda: attempts_in_time(ref))
         return None
 
     def measure(self, *, hangs: bool = False) -> Goodput | None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
-from trainjob._diagnosis.log_tails import TAIL_LINES, Tail, excerpt, read
+from trainjob._diagnosis.log_tails import TAIL_LINES, Tail, excerpt, parse
 from trainjob.verdicts import Category
 
 TRACE = "Traceback (most recent call last):\n  x\n"
@@ -47,7 +47,7 @@ Root Cause (first observed failure):
 
 
 def of(text: str) -> Tail:
-    return read(text.split("\n"))
+    return parse(text.split("\n"))
 
 
 def test_error_is_found_in_mixed_lines_of_two_torchrun_workers() -> None:
@@ -151,9 +151,9 @@ def test_lines_after_the_error_may_report_a_lost_peer() -> None:
     """Native code explains its error in further lines; libraries write many lines at exit."""
     fatal = "F1121 10:00:00.1 7 client.cc:80] Terminating process."
     more = ["coordination service error", *["wandb: line"] * 30]
-    assert read([fatal, *more]).lost_peer
-    assert read([fatal, *["x"] * 5, *more]).lost_peer
-    assert not read([fatal, *["x"] * 6, *more]).lost_peer, "other lines do not explain it"
+    assert parse([fatal, *more]).lost_peer
+    assert parse([fatal, *["x"] * 5, *more]).lost_peer
+    assert not parse([fatal, *["x"] * 6, *more]).lost_peer, "other lines do not explain it"
 
 
 @pytest.mark.parametrize(
@@ -215,6 +215,6 @@ def test_excerpt_has_the_exception_and_the_last_lines(line: int, first: int, lef
 
 @given(st.lists(st.text() | st.sampled_from(TORCHRUN.split("\n")), max_size=30))
 def test_any_text_can_be_read(lines: list[str]) -> None:
-    tail = read(lines)
+    tail = parse(lines)
     assert -1 <= tail.line < len(lines)
     assert (tail.line == -1) == (not tail.error) or not tail.error

@@ -166,7 +166,7 @@ def test_an_unexpected_error_of_a_step_is_unknown() -> None:
 def test_a_verdict_of_any_text_fits(text: str) -> None:
     message = termination_messages.write(errors.StoreUnavailable(text))
     assert len(message.encode()) <= 4096
-    read = termination_messages.read(message)
+    read = termination_messages.verdict_of(message)
     assert read is not None
     assert read.meaning.retry is RetryVerdict.INFRASTRUCTURE
 
@@ -184,7 +184,7 @@ def test_a_verdict_of_any_text_fits(text: str) -> None:
     ],
 )
 def test_invalid_verdicts_are_ignored(message: str) -> None:
-    assert termination_messages.read(message) is None
+    assert termination_messages.verdict_of(message) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainjob.registry.records import METRIC, double, plain, read, text
+from trainjob.registry.records import METRIC, double, parse, plain, text
 
 
 def test_manual_edits_do_not_hide_other_properties() -> None:
@@ -17,11 +17,11 @@ def test_manual_edits_do_not_hide_other_properties() -> None:
         "b": double(0.75),
         "stage": text("trial"),
     }
-    version = read("digits", {"name": "1", "customProperties": properties, "createTimeSinceEpoch": "1000"}).version
+    version = parse("digits", {"name": "1", "customProperties": properties, "createTimeSinceEpoch": "1000"}).version
     assert version.metrics == {"b": 0.5, "recall": 0.25}, "prefixed metrics have priority"
     assert version.tags == {"stage": "trial"}
     assert version.created == 1.0
-    assert read("digits", {"name": "1"}).version.created == 0.0
+    assert parse("digits", {"name": "1"}).version.created == 0.0
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_manual_edits_do_not_hide_other_properties() -> None:
 def test_properties_of_every_kind_are_tags(value: dict[str, Any], expected: str) -> None:
     assert plain(value) == expected
     if "double_value" not in value:
-        assert read("m", {"name": "1", "customProperties": {"note": value}}).version.tags == {"note": expected}
+        assert parse("m", {"name": "1", "customProperties": {"note": value}}).version.tags == {"note": expected}

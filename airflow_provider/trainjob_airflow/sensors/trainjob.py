@@ -271,7 +271,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         from trainjob._jobs.results import result_of
         from trainjob.status import observe
 
-        async def read(client: TrainJobClient) -> dict[str, Any] | None:
+        async def reported(client: TrainJobClient) -> dict[str, Any] | None:
             trainjob = await client.backend.get(namespace, name)
             if trainjob is None:
                 return None
@@ -279,7 +279,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
             return result_of(ref, await client.backend.evidence(ref), observe(trainjob)).as_dict()
 
         with connected(self.trainjob_conn_id, namespace) as client:
-            return client.call(lambda: read(client))
+            return client.call(lambda: reported(client))
 
     def _fail_hung(self, diagnosis: Diagnosis) -> NoReturn:
         from trainjob import JobHung

@@ -71,7 +71,7 @@ class Crash:
     @property
     def verdict(self) -> Verdict | None:
         """The verdict that a program of this package wrote to its termination message; None if there is none."""
-        return termination_messages.read(self.message) if self.exit_code and not self.disruption else None
+        return termination_messages.verdict_of(self.message) if self.exit_code and not self.disruption else None
 
     @property
     def meaning(self) -> Meaning | None:

@@ -179,7 +179,7 @@ def _of_findings(findings: Sequence[blockers.Finding], observation: Observation)
 
 
 def _first_crash(evidence: Evidence) -> RootCause | None:
-    read = {name: log_tails.read(lines) for name, lines in evidence.logs.items()}
+    read = {name: log_tails.parse(lines) for name, lines in evidence.logs.items()}
     ordered = in_order(crashes_in(evidence.pods, evidence.events), read)
     return RootCause(ordered[0], read.get(ordered[0].pod, Tail()), _nodes(evidence)) if ordered else None
 

@@ -110,7 +110,7 @@ class Tail:
     processes: int = 0
 
 
-def read(lines: Sequence[str]) -> Tail:
+def parse(lines: Sequence[str]) -> Tail:
     """Read the end of one rank's log, which may hold the lines of several processes."""
     clean = [shown(line)[:_LONGEST] for line in lines]
     traced = trace(clean)

@@ -50,7 +50,7 @@ def write(error: Exception) -> str:
         message = message[: len(message) // 2]
 
 
-def read(message: str) -> Verdict | None:
+def verdict_of(message: str) -> Verdict | None:
     """The verdict in a termination message; None if the message has none."""
     if not message.startswith('{"trainjob":'):
         return None

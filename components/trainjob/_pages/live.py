@@ -317,12 +317,12 @@ class LiveReader:
         where = (job.namespace, job.name, rank)
         read_at, lines = self._logs.get(where, (-math.inf, [])) if tail else (0.0, [])
 
-        async def read() -> tuple[float, list[dict[str, str]]]:
+        async def timed_lines() -> tuple[float, list[dict[str, str]]]:
             began = time.monotonic()
             return began, await _lines(self._backend, job.ref, job.evidence, rank, tail)
 
         if tail and time.monotonic() - read_at >= self._seconds:
-            read_at, lines = await self._once(where, read)
+            read_at, lines = await self._once(where, timed_lines)
             _keep(self._logs, where, (read_at, lines))
         return read_at, lines
 

@@ -73,7 +73,7 @@ class Documents:
     async def listed(self) -> dict[str, Any]:
         """The document of all jobs."""
 
-        async def read() -> dict[str, Any]:
+        async def all_jobs() -> dict[str, Any]:
             jobs = await self._jobs()
             document = list_document(jobs, self._namespace)
             runs = {name: study for study in studies(jobs) for name in study.names}
@@ -84,7 +84,7 @@ class Documents:
             return document
 
         try:
-            return await self._shared(("list",), read)
+            return await self._shared(("list",), all_jobs)
         except ConfigurationError:
             raise
         except TrainJobError as error:  # the page stays open until the jobs can be read
@@ -98,7 +98,7 @@ class Documents:
             TrainJobError: The job cannot be read.
         """
 
-        async def read() -> dict[str, Any]:
+        async def one_job() -> dict[str, Any]:
             _, history = self._histories.get(name, ("", None))
             found = await self._reader.document(self._namespace, name, history=history, rank=rank, tail=tail)
             for each in found["compare"]:
@@ -106,7 +106,7 @@ class Documents:
                     each["href"] = f"../{each['name']}/"
             return found
 
-        return await self._shared(("job", name, rank, str(tail)), read)
+        return await self._shared(("job", name, rank, str(tail)), one_job)
 
     async def workflow(self, study_id: str) -> dict[str, Any]:
         """The document of the trainings of one workflow, or of the jobs whose keys have the same prefix.
@@ -116,7 +116,7 @@ class Documents:
             TrainJobError: The jobs cannot be read.
         """
 
-        async def read() -> dict[str, Any]:
+        async def one_workflow() -> dict[str, Any]:
             jobs = await self._jobs()
             study = next((each for each in studies(jobs) if _id_of(each) == study_id), None)
             if study is None:
@@ -131,7 +131,7 @@ class Documents:
                 lambda name: f"../../jobs/{name}/",
             )
 
-        return await self._shared(("run", study_id), read)
+        return await self._shared(("run", study_id), one_workflow)
 
     async def _searched(self, jobs: Sequence[TrainJob]) -> dict[str, Any] | None:
         """The document of a hyperparameter search, if the jobs are trials and its journal is in the workspace."""

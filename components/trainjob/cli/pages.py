@@ -225,13 +225,13 @@ def ui(session: Session, *, port: int, no_browser: bool) -> int:
 def _check(server: Server) -> None:
     """Report a configuration that cannot work; an outage is reported by the pages."""
 
-    async def read() -> None:
+    async def list_jobs() -> None:
         with anyio.move_on_after(_FIRST_READ_SECONDS):
             await server.documents.listed()
 
     try:
         with suppress(NotFound):
-            server.client.call(read)
+            server.client.call(list_jobs)
     except TrainJobError:
         server.server_close()
         raise

@@ -51,7 +51,7 @@ async def tune(session: Session, *, study: IO[bytes], key: str | None, workspace
     study where it was interrupted, or with more trials if max_trials is larger. A trial that times out is cancelled and
     counts as failed. Ctrl-C cancels the running trials. `trainjob report KEY` writes the page of the study.
     """
-    asked, template = read(study)
+    asked, template = read_study_file(study)
     if left := unused(asked, template):
         session.say(left)
     key = key or f"cli-{secrets.token_hex(6)}/{slug_of(study, [])}"
@@ -95,7 +95,7 @@ async def tune(session: Session, *, study: IO[bytes], key: str | None, workspace
     return interrupts.exit_code
 
 
-def read(source: IO[bytes]) -> tuple[Study, TrainJobSpec]:
+def read_study_file(source: IO[bytes]) -> tuple[Study, TrainJobSpec]:
     """The study and the template in a file.
 
     Raises:

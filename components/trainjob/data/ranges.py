@@ -27,7 +27,7 @@ def use_ranges(store: ReadableStore, path: str, entry: Entry) -> bool:
     return entry.size >= 3 * PART and store.supports_ranges(path, entry)
 
 
-def read(
+def read_ahead(
     store: ReadableStore, path: str, start: int, entry: Entry, ahead: int, pool: ThreadPoolExecutor, stopped: Event
 ) -> Iterator[bytes]:
     """Read from ``start`` to the end over one connection, or if that is slow by ``ahead`` ranges at once.

@@ -41,7 +41,7 @@ class Source:
         if self.store.resumes_reads:
             return self.store.read(key, start=start, etag=entry.etag)
         if ranges.use_ranges(self.store, key, entry):
-            return ranges.read(self.store, key, start, entry, self._ahead, self._pool, stopped)
+            return ranges.read_ahead(self.store, key, start, entry, self._ahead, self._pool, stopped)
         return ranges.resumed(self.store, key, start, entry.size, entry.etag, stopped)
 
     def stream(self, entry: Entry, expected: str) -> Stream:

@@ -71,7 +71,7 @@ class KubeflowRegistry:
         with Session(self._endpoint) as server:
             raw = _by_external_id(server, key)
             artifact = _artifact(server, raw) if raw else None
-        return replace(records.read(name, raw).version, uri=(artifact or {}).get("uri") or "") if raw else None
+        return replace(records.parse(name, raw).version, uri=(artifact or {}).get("uri") or "") if raw else None
 
     def register(
         self,
@@ -94,7 +94,7 @@ class KubeflowRegistry:
         body = {"externalId": key, "author": author(source), "state": "LIVE", "customProperties": properties}
         with Session(self._endpoint) as server:
             raw = _by_external_id(server, key) or _create_version(server, name, key, body)
-            found = records.read(name, raw)
+            found = records.parse(name, raw)
             if found.version.digest == digest:
                 artifact = _complete(server, raw, {**source, "name": name, "uri": uri, "externalId": key})
             else:
@@ -213,7 +213,7 @@ def _versions(server: Session, name: str) -> Sequence[Found]:
     """All versions of a model in registration order; empty if the model does not exist."""
     model = _model(server, name)
     raw = _raw_versions(server, model) if model else ()
-    return [records.read(name, each) for each in sorted(raw, key=lambda each: int(each["id"]))]
+    return [records.parse(name, each) for each in sorted(raw, key=lambda each: int(each["id"]))]
 
 
 def _by_external_id(server: Session, key: str) -> Json | None:

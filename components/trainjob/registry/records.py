@@ -66,7 +66,7 @@ def properties(export_id: str, digest: str, metrics: Mapping[str, float], tags: 
     return made | {f"{METRIC}{metric}": double(value) for metric, value in metrics.items()}
 
 
-def read(name: str, raw: Json) -> Found:
+def parse(name: str, raw: Json) -> Found:
     """Parse a version of model ``name``. Doubles that other programs recorded are metrics too."""
     metrics: dict[str, float] = {}
     tags: dict[str, str] = {}

@@ -111,11 +111,11 @@ class SearchState:
     async def read_journal(self) -> None:
         """Take the trials that other launchers asked for or ended: earlier ones, and those that run now."""
 
-        def read() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+        def asked_and_ended() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
             return self.journal.all("asked"), self.journal.all("ended")
 
         self.polled = time.monotonic()
-        asked, ended = await asyncio.to_thread(read)
+        asked, ended = await asyncio.to_thread(asked_and_ended)
         added: list[Awaitable[None]] = []
         while (name := name_of(len(self.trials))) in asked:
             added.append(self._take_asked(Trial(len(self.trials), parameters_of(len(self.trials), asked[name]))))

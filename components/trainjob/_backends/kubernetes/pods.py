@@ -127,7 +127,7 @@ async def tails_of(
 ) -> AsyncGenerator[tuple[Mapping[str, Any], list[LogLine]]]:
     """Each pod, the oldest first, with the last lines of its training container, or none if they cannot be read."""
 
-    async def read(pod: Mapping[str, Any]) -> list[LogLine]:
+    async def tail_or_nothing(pod: Mapping[str, Any]) -> list[LogLine]:
         with anyio.move_on_after(_TAIL_SECONDS), suppress(ApiError):
             return await tail_of(client, pod, training_container(pod), lines)
         return []
@@ -135,7 +135,7 @@ async def tails_of(
     ordered = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
     for start in range(0, len(ordered), _TAILS):
         some = ordered[start : start + _TAILS]
-        for pod, tail in zip(some, await asyncio.gather(*map(read, some)), strict=True):
+        for pod, tail in zip(some, await asyncio.gather(*map(tail_or_nothing, some)), strict=True):
             yield pod, tail
 
 
@@ -257,7 +257,7 @@ class _Tails:
         if lines is None:
             return None
         self.logs[crash.pod] = [*log_tails.of_training([line.text for line in lines])]
-        self.tails[crash.pod] = log_tails.read(self.logs[crash.pod])
+        self.tails[crash.pod] = log_tails.parse(self.logs[crash.pod])
         self.last_written[crash.pod] = lines[-1].time if lines else ""
         return None
 

@@ -54,7 +54,7 @@ def refusal(directory: Path, *, link: bool = False) -> str:
     return "" if status is None else _problem_of_directory(directory, status)
 
 
-def read(path: Path) -> bytes:
+def read_private(path: Path) -> bytes:
     """The content of a file.
 
     Raises:

@@ -76,7 +76,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         ConfigurationError: Another user can have written it.
     """
     try:
-        loaded: dict[str, Any] = json.loads(permissions.read(path))
+        loaded: dict[str, Any] = json.loads(permissions.read_private(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     if problem := wrong_format(str(path), loaded.pop("format", None), FORMAT):
