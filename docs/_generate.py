@@ -189,8 +189,6 @@ def arguments() -> str:
     for row in ARGUMENTS.values():
         names = {face: f"`{row.name}`" if face in row.faces else "" for face in faces}
         names["command"] = f"`{row.flag}`" if row.flag else "behind `--`" if "command" in row.faces else ""
-        if not names["component"]:
-            names["component"] = f"`spec`: `{row.name}`"
         values = ", ".join(f"`{each}`" for each in row.choices) or _UNITS.get(row.kind, row.kind)
         default = "" if row.default is None else f"`{row.default}`"
         rows.append([*names.values(), values, default, row.text])

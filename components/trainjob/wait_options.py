@@ -27,9 +27,9 @@ class WaitOptions:
         queue_timeout: Longest time that the job waits for admission (Kueue). It counts from the creation, or from a
             later suspension by Kueue or a person.
         start_timeout: Longest time from admission to the first running rank.
-        run_timeout: Longest time from admission to the end. ``activeDeadlineSeconds`` counts alike.
-        fail_fast: Fail as soon as the job is blocked by something that only a person can remove. A queue that does not
-            exist, more GPUs than the queue will ever have, an image that does not exist, a JobSet that is refused.
+        run_timeout: Longest time from admission to the end. ``activeDeadlineSeconds`` counts in the same way.
+        fail_fast: Fail as soon as the job is blocked by something that only a person can remove. Examples are a queue
+            that does not exist, more GPUs than the queue will ever have, a missing image, a JobSet that is refused.
         fail_on_first_crash: Fail as soon as a rank crashes. Trainer's own runtimes restart it again and again, and the
             job fails minutes later if at all (one node: after 320 s). A rank that ended because of a preemption or a
             lost node has not crashed. Applies to `wait` and `attend`, which watch the ranks, not to `follow`.

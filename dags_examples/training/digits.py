@@ -316,17 +316,17 @@ class Run:
 
 
 SECONDS_BEFORE_EXIT = 5.0
-"""How long a failed rank of several waits for a killed one to be recorded first; a busy node takes seconds."""
+"""How long a failed rank waits, so that Kubernetes records the exit code of a killed rank first."""
 
 
 def main(train: Callable[[], None]) -> None:
-    """Run a training so that one failing rank ends the others at once.
+    """Run a training so that one failing rank ends the others within seconds.
 
     After an exception, exit handlers would wait for the other ranks (JAX: up to 300 s), which in turn wait for this one
     in an all-reduce. A process that exits without them closes its sockets, and the others notice.
 
     Perhaps this rank failed because another one was killed. Kubernetes decides about a restart by the first exit code
-    that it records, which can take more than a second: so a rank of several waits before it exits.
+    that it records, and a node may record one seconds late. So this rank waits before it exits, unless it is alone.
     """
     end_at_sigterm()
     try:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainjob import ConfigurationError, Settings
+from trainjob import ConfigurationError, Problem, Settings
 from trainjob._jobs.launching import AfterFailure
 from trainjob._manifest.workflow_labels import KFP_PIPELINE, KFP_RUN, KFP_TASK, kfp_label
+from trainjob._spec.validation import field_name
 from trainjob.job import key_hash
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -28,6 +29,9 @@ TRAINING_FIELDS = (
     *("labels", "stall_timeout", "on_retry"),
 )
 """Arguments of a training that are fields of its spec, unchanged."""
+
+TRAINING_ARGUMENTS = (*TRAINING_FIELDS, "command", "args", "env", "inputs", "outputs", "checkpoints")
+"""All arguments of a training that are fields of its spec."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,15 @@ def artifact_location(uri: str) -> str:
     if uri.startswith("/") and not workspace.startswith("file://"):
         return "/".join([workspace.rstrip("/"), *_of_local_run(Path(uri).parts)])
     return location(uri)
+
+
+def refused_fields(spec: Mapping[str, Any], arguments: Collection[str]) -> list[Problem]:
+    """The problems of a component's ``spec`` with fields that are arguments of the component."""
+    names = [name for name in map(field_name, spec) if name in arguments]
+    return [
+        Problem(f"spec.{name}", "is a parameter of the component", f"set the parameter {name} instead")
+        for name in names
+    ]
 
 
 def location(uri: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kfp.dsl.pipeline_channel import PipelineChannel
 
-from trainjob import ConfigurationError, TrainJobSpec, names
+from trainjob import ConfigurationError, InvalidSpec, TrainJobSpec, names
 from trainjob._backends import BACKENDS
 from trainjob._spec.arguments import ARGUMENTS, STEP_RUNTIME, wrong_value
 from trainjob._spec.function import Function
@@ -20,7 +20,7 @@ from trainjob._spec.validation import field_name
 from trainjob.data.options import STEPS, Step
 from trainjob.tuning import Study
 from trainjob.tuning.template import check_template
-from trainjob_kfp.execution import TRAINING_FIELDS, as_text, location
+from trainjob_kfp.execution import TRAINING_ARGUMENTS, TRAINING_FIELDS, as_text, location, refused_fields
 
 _PLACEHOLDERS = ("{{channel:", "{{$.")  # the first: parameters and step outputs inside a text; the second: of the run
 _STEPS: dict[str, Step] = {
@@ -164,5 +164,7 @@ def _check_spec(component: str, given: Mapping[str, Any]) -> TrainJobSpec | None
     if component not in {"train", "tune"}:
         fields.setdefault("runtime", STEP_RUNTIME)
     if isinstance(given.get("spec"), Mapping):
+        if component in {"train", "tune"} and (refused := refused_fields(given["spec"], TRAINING_ARGUMENTS)):
+            raise InvalidSpec(refused)
         fields |= {field_name(name): value for name, value in given["spec"].items()}
     return check_literals(fields, is_runtime_value)

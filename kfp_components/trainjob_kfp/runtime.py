@@ -25,7 +25,15 @@ from trainjob._support.signals import exiting, handled
 from trainjob.data.options import STEPS, Step
 from trainjob.tuning import Study
 from trainjob_kfp import task_config
-from trainjob_kfp.execution import TRAINING_FIELDS, WORKSPACE, Execution, artifact_location, as_text, location
+from trainjob_kfp.execution import (
+    TRAINING_FIELDS,
+    WORKSPACE,
+    Execution,
+    artifact_location,
+    as_text,
+    location,
+    refused_fields,
+)
 from trainjob_kfp.exit_handler import stop_all
 from trainjob_kfp.jobs import (
     AddToDocument,
@@ -277,13 +285,9 @@ def spec_of(execution: Execution, fields: Parameters, parameters: Parameters) ->
     """The spec of a job: the parameters of the component, the fields of its ``spec``, and the settings of the task."""
     given = {name: value for name, value in fields.items() if value not in ("", 0, [], {})}
     added = {field_name(name): value for name, value in parameters["spec"].items()}
-    problems = [
-        Problem(f"spec.{name}", "is a parameter of the component", f"set the parameter {name} instead")
-        for name in added
-        if name in fields
-    ]
+    problems = refused_fields(added, fields)
     if "api_version" in added or "kind" in added:
-        problems = [Problem("spec", "is a complete TrainJob object", "give fields of a TrainJobSpec (labels, …)")]
+        problems = [Problem("spec", "is a complete TrainJob object", "give fields of a TrainJobSpec (torchtune, …)")]
     if fields.get("num_nodes") == 0:
         problems.append(Problem("num_nodes", "is 0", "give 1 or more"))
     if problems:
@@ -301,7 +305,7 @@ _NO_WORKSPACE = Problem(
     WORKSPACE,
     "is used, but KFP has not mounted the workspace",
     "KFP mounts it only if a text parameter has its path: use an output of an earlier step, or a parameter of the "
-    "pipeline, that has the path as one value in inputs, outputs or spec",
+    "pipeline, that has the path as one value in inputs, outputs, checkpoints or spec",
 )
 
 

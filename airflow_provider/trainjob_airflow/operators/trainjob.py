@@ -72,7 +72,7 @@ class TrainJobOperator(TrainJobTask):
         args: Arguments of the command, or of the runtime's entry point.
         torchtune: Changes of torchtune's recipe, for Trainer's torchtune runtimes, instead of a command.
         num_nodes: Number of nodes. The runtime's if left out.
-        num_proc_per_node: Processes on each node. For runtimes that start several (torchrun, mpirun).
+        num_proc_per_node: Processes on each node. Only some runtimes start several (torchrun, mpirun).
         resources_per_node: Resources of each node, such as cpu, memory and gpu. ``{"cpu": 4, "gpu": 1}`` for requests
             and limits alike, or ``{"requests": …, "limits": …}``.
         env: Environment variables of the nodes; secrets by reference. That is ``{"NAME": {"valueFrom": …}}``.
@@ -86,8 +86,8 @@ class TrainJobOperator(TrainJobTask):
         annotations: Annotations of the TrainJob.
         active_deadline_seconds: Seconds after which Trainer fails the job.
         stall_timeout: Longest time without progress of any rank; after it the step fails and names the rank that hangs.
-            A ``timedelta``, seconds or text such as ``15m``. The error shows the rank's stack, and `on_crash_action`
-            is applied.
+            It is a ``timedelta``, seconds or text such as ``15m``. The error shows the rank's stack, and
+            `on_crash_action` is applied.
         suspend: Create the job suspended.
         managed_by: Controller that manages the job.
         unattended: Action when no task has waited for the job for `unattended_after`: ``suspend`` (the next task that
@@ -113,13 +113,15 @@ class TrainJobOperator(TrainJobTask):
         security_context: Security context of the pods.
         pod_labels: Labels of the pods.
         pod_annotations: Annotations of the pods.
-        queue_timeout: Longest time that the job waits for admission (Kueue). A ``timedelta``, seconds or text such as
-            ``1h30m``, as the next two; no limit if None.
-        start_timeout: Longest time from admission to the first running rank.
+        queue_timeout: Longest time that the job waits for admission (Kueue). It is a ``timedelta``, seconds or text
+            such as ``1h30m``; there is no limit if it is None.
+        start_timeout: Longest time from admission to the first running rank. There is no limit if it is None.
         run_timeout: Longest time from admission to the end. It counts over all tries of the task;
-            ``execution_timeout`` counts anew for each try, and includes the time in a queue.
-        fail_fast: Fail as soon as the job is blocked by something that only a person can remove. There is no retry; for
-            example a missing queue, more GPUs than the queue will ever have, a missing image, refused pods.
+            ``execution_timeout`` counts anew for each try, and includes the time in a queue. There is no limit if it is
+            None.
+        fail_fast: Fail as soon as the job is blocked by something that only a person can remove. Examples
+            are a missing queue, more GPUs than the queue will ever have, a missing image, refused pods. The task is not
+            retried.
         fail_on_first_crash: Fail as soon as a rank crashes. The error has its exit code and last log lines. Trainer's
             runtimes restart a crashed rank again and again, so the job fails minutes later or never. Without this
             option, a crash is a warning in the task's log. On the local backend a crash always ends the job at once.
@@ -128,13 +130,14 @@ class TrainJobOperator(TrainJobTask):
             would start it again.) ``cancel`` deletes it. ``keep`` keeps it running; the next try adopts it and finds
             the same crash. It is separate from `on_kill_action`: a job that is kept when workers end need not be kept
             after a crash.
-        on_kill_action: Action on the job when a person ends the step. That is, marks or clears the task. ``suspend``
+        on_kill_action: Action on the job when a person ends the step: marks or clears the task. ``suspend``
             stops its ranks and keeps it for the next try to resume (one that Kueue manages is deleted, since Kueue
             would start it again), ``cancel`` deletes it, ``keep`` keeps it running. If only the worker terminates, the
             job always keeps running and the next try adopts it.
         cancel_on_timeout: Cancel a job that exceeds a timeout. If False, the next try adopts it.
-        retry_user_errors: Retry after a failure of the training code that may not recur. An exception, an exit code.
-            Failures that would recur are never retried (a missing module, an invalid argument, missing permissions).
+        retry_user_errors: Retry after a failure of the training code that may not recur (an exception, an exit
+            code). Failures that would recur are never retried (a missing module, an invalid argument, missing
+            permissions).
             Failures of the infrastructure are always retried (a lost node, an outage, a preemption).
         get_logs: Copy the log lines of all ranks to the task's log while they are written.
         wait_for_completion: Wait for the end of the job. If False, the task succeeds once the job is launched; use

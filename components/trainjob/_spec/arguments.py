@@ -33,7 +33,7 @@ class Argument:
         default: Its value if it is left out; None for the runtime's, or for no limit.
         choices: The allowed values of a ``choice``.
         option: The option of the command line; ``--name`` if left out, empty if there is none.
-        faces: Where it is an argument; elsewhere it is a field of the spec.
+        faces: Where it is an argument.
     """
 
     name: str

@@ -94,7 +94,7 @@ class TrainJobSpec(Part):
     unknown_field: ClassVar[str] = "fields that a spec does not have can be set in a whole manifest"
 
     runtime: RuntimeRef | None = None
-    """Name of a ClusterTrainingRuntime, such as torch-distributed. Or a `RuntimeRef`."""
+    """Name of a ClusterTrainingRuntime, such as torch-distributed. It may be a `RuntimeRef`."""
 
     image: Annotated[str, Field(max_length=500), AfterValidator(_is_image)] | None = None
     """Container image of the nodes; the runtime's if left out."""
@@ -144,7 +144,7 @@ class TrainJobSpec(Part):
     """Number of nodes. Each is a pod; the runtime's if left out, which is 1 in those that Trainer ships."""
 
     num_proc_per_node: Count | None = None
-    """Processes on each node. For runtimes that start several (torchrun, mpirun); the runtime's if left out."""
+    """Processes on each node. Only some runtimes start several (torchrun, mpirun); the runtime's if left out."""
 
     resources_per_node: Resources | None = None
     """Resources of each node, such as cpu, memory and gpu. ``{"cpu": 4, "memory": "16Gi", "gpu": 1}`` for requests and
