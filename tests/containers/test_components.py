@@ -100,5 +100,5 @@ def test_wait_reports_a_missing_job(
     compiled = (COMPILED / "wait.yaml").read_text()
     (executor,) = yaml.safe_load(compiled)["deploymentSpec"]["executors"].values()
     with pytest.raises(RuntimeError):
-        in_containers(compiled.replace(executor["container"]["image"], step_image), name="nosuch", run_id="x")
+        in_containers(compiled.replace(executor["container"]["image"], step_image), job="nosuch", run_id="x")
     assert "error: there is no TrainJob default/nosuch" in capfd.readouterr().out

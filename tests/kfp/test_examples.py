@@ -17,7 +17,7 @@ from tests.registry.fake import FakeRegistry
 from trainjob import registry
 from trainjob._spec import TrainJobSpec
 from trainjob_kfp import cleanup, train
-from trainjob_kfp.execution import Execution
+from trainjob_kfp.execution import TRAINING_ARGUMENTS, Execution
 from trainjob_kfp.runtime import spec_of
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def rendered_spec(spec: dict[str, Any], task: str, parameters: dict[str, Any], c
     given |= {name: each["runtimeValue"]["constant"] for name, each in inputs.items() if "runtimeValue" in each}
     execution = Execution("kfp/run/uuid/train", "run", "train", {**given, **parameters})
     plain = {name: execution.plain(value) for name, value in given.items()}
-    names = ("runtime", "image", "command", "args", "num_nodes", "resources_per_node", "env", "inputs", "outputs")
-    return spec_of(execution, {name: plain[name] for name in names}, {**plain, "task_config": config})
+    return spec_of(execution, {name: plain[name] for name in TRAINING_ARGUMENTS}, {**plain, "task_config": config})
 
 
 @each_example
