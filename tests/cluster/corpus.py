@@ -21,6 +21,7 @@ import anyio.to_thread
 from tests.cluster.failing import REGISTRY
 from tests.cluster.failures import FAILURES, Failure
 from tests.processes import Component, wait_until
+from tests.recordings import by_line
 from tests.testcluster import images, step_image as steps
 from tests.testcluster.access import Access
 from tests.testcluster.control_plane import Cluster
@@ -265,11 +266,11 @@ def write(made: Made, cluster: Access) -> None:
         "unseen": list(evidence.unseen),
         "missing": list(evidence.missing),
     }
-    text = json.dumps(kept, indent=1, sort_keys=True)
+    text = by_line(kept)
     for path in (str(cluster.directory), images.torch_packages(), str(_ROOT)):
         text = text.replace(path, "/opt/elsewhere") if path else text
     DIRECTORY.mkdir(exist_ok=True)
-    (DIRECTORY / f"{made.failure.name}.json").write_text(f"{text}\n")
+    (DIRECTORY / f"{made.failure.name}.json").write_text(text)
 
 
 _LINES = 120  # of each log

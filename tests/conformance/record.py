@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.conformance.runtimes import install
 from tests.conformance.table import RECORDED, TABLE
+from tests.recordings import by_line
 from tests.testcluster.api import Api, ApiError
 from tests.testcluster.control_plane import Cluster
 
@@ -99,7 +100,7 @@ def main() -> None:
         refused = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "TIME", results["refused"].get(row.name, ""))
         calls[row.name] = {"call": row.sdk, "request": request, "refused": refused}
     content = {"kubeflow": sdk, "trainer": trainer, "arguments": results["arguments"], "calls": calls}
-    RECORDED.write_text(json.dumps(content, indent=1) + "\n")
+    RECORDED.write_text(by_line(content))
     print(f"{len(calls)} calls of kubeflow {sdk} in {RECORDED.relative_to(ROOT)}")
 
 

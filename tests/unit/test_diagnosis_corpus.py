@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.cluster import corpus
 from tests.cluster.failures import FAILURES, Failure
+from tests.recordings import by_line
 
 from trainjob import Phase
 from trainjob._diagnosis import blockers, diagnosis_of
@@ -53,6 +54,7 @@ def test_the_corpus_has_no_data_of_this_machine(name: str) -> None:
     assert FOREIGN.findall(text) == []
     assert "managedFields" not in text
     assert len(text) < 200_000
+    assert by_line(json.loads(text)) == text, "the format of the recorder"
 
 
 def test_documentation_has_the_current_table() -> None:
