@@ -58,6 +58,7 @@ class Target:
         cpu: CPU seconds of its processes, without containers and what outlives its parent.
         code: Exit status; None until the target has ended.
         tests: The tests that it ran.
+        unknown: Why it is not known which tests it ran; empty if it is.
     """
 
     name: str
@@ -65,8 +66,14 @@ class Target:
     cpu: float = 0.0
     code: int | None = None
     tests: list[Test] = field(default_factory=list)
+    unknown: str = ""
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether it ended without a failure, and its tests ran."""
+        return self.code == 0 and not self.unknown
 
     @property
     def log(self) -> Path:
@@ -94,7 +101,13 @@ class Target:
             )
             code = self._wait(self.process)
         self.seconds = time.monotonic() - self.started
-        self.tests = list(read(self.results)) if self.results.exists() else []
+        if self.name.startswith("test-"):
+            try:
+                self.tests = list(read(self.results))
+            except (OSError, ET.ParseError) as error:
+                self.unknown = f"its results cannot be read: {error}"
+            else:
+                self.unknown = "" if self.tests else "no test ran"
         self.code = code
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
@@ -152,7 +165,7 @@ def main(make: str, *lanes: str) -> int:
                 return
             print(f"{clock()} {target.name} starts (output: {target.log})", flush=True)
             target.run(make)
-            how = "passed" if target.code == 0 else f"FAILED (exit status {target.code})"
+            how = "passed" if target.passed else f"FAILED ({target.unknown or f'exit status {target.code}'})"
             print(f"{clock()} {target.name} {how} in {target.seconds:.0f} s{counted(target.tests)}", flush=True)
 
     threads = [Thread(target=run, args=(lane,)) for lane in targets]
@@ -175,7 +188,7 @@ def main(make: str, *lanes: str) -> int:
     for target in every:
         failures(target)
     table(every)
-    return max(abs(target.code or 0) for target in every)
+    return 0 if all(target.passed for target in every) else max(1, *(abs(target.code or 0) for target in every))
 
 
 def clock() -> str:
@@ -195,9 +208,10 @@ def failures(target: Target) -> None:
         if test.failed:
             print(f"\n{'=' * 120}\nFAILED {test.name}\n{test.failed.strip()}")
             print(f"again: make {target.name} TESTS='{test.name}'")
-    if target.code and not any(test.failed for test in target.tests):
+    if not target.passed and not any(test.failed for test in target.tests):
+        why = target.unknown or ("it did not run" if target.code is None else f"exit status {target.code}")
         end = target.log.read_text(errors="replace").splitlines()[-60:] if target.log.exists() else []
-        print("\n".join([f"\n{'=' * 120}\nFAILED {target.name} (complete output: {target.log})", *end]))
+        print("\n".join([f"\n{'=' * 120}\nFAILED {target.name}: {why} (complete output: {target.log})", *end]))
         print(f"again: make {target.name}")
 
 
