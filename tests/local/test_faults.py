@@ -75,7 +75,8 @@ def test_the_disk_fills_while_a_job_runs(on_tiny: Jobs, tiny: Path) -> None:
 
 def test_the_last_status_is_written_to_a_full_disk(on_tiny: Jobs, tiny: Path) -> None:
     go = tiny.parent / "go"
-    ref = on_tiny.launch(f"while ! [ -e {go} ]; do sleep 0.05; done")
+    ref = on_tiny.launch(f"echo on; while ! [ -e {go} ]; do sleep 0.05; done")
+    on_tiny.starts(ref)  # its status has been written: a later write would free space on the full disk
     fill(tiny)
     go.touch()
     assert on_tiny.client.wait(ref).attempt == 1
@@ -85,7 +86,8 @@ def test_the_last_status_is_written_to_a_full_disk(on_tiny: Jobs, tiny: Path) ->
 def test_a_status_that_does_not_fit_is_written_later(on_tiny: Jobs, tiny: Path) -> None:
     """The space that the supervisor had reserved is gone."""
     go = tiny.parent / "go"
-    ref = on_tiny.launch(f"while ! [ -e {go} ]; do sleep 0.05; done")
+    ref = on_tiny.launch(f"echo on; while ! [ -e {go} ]; do sleep 0.05; done")
+    on_tiny.starts(ref)  # its status has been written: a later write would free space on the full disk
     (on_tiny.directory(ref) / "spare").unlink()
     filler = fill(tiny)
     go.touch()
