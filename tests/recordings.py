@@ -8,15 +8,15 @@ from typing import Any
 
 
 def by_line(recording: Mapping[str, Any]) -> str:
-    """The recording as JSON. An entry of a list, or of a mapping to lists, is a line."""
-    parts = [f"{json.dumps(name)}: {_entries(value)}" for name, value in sorted(recording.items())]
+    """The recording as JSON. An entry of a list, or of a mapping to lists or to mappings, is a line."""
+    parts = [f"{json.dumps(name)}: {_entries(value)}" for name, value in recording.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _entries(value: Any) -> str:
     if value and isinstance(value, list):
         return "[\n" + ",\n".join(json.dumps(each, sort_keys=True) for each in value) + "\n]"
-    if value and isinstance(value, dict) and all(isinstance(each, list) for each in value.values()):
-        entries = (f"{json.dumps(name)}: {json.dumps(each, sort_keys=True)}" for name, each in sorted(value.items()))
+    if value and isinstance(value, dict) and all(isinstance(each, list | dict) for each in value.values()):
+        entries = (f"{json.dumps(name)}: {json.dumps(each, sort_keys=True)}" for name, each in value.items())
         return "{\n" + ",\n".join(entries) + "\n}"
     return json.dumps(value, sort_keys=True)

@@ -346,7 +346,7 @@ async def test_a_crash_of_a_real_pod_is_reported_at_once_and_kept_for_the_diagno
 LATE = """
 import os, sys, time
 if os.environ["PET_NODE_RANK"] == "1":
-    time.sleep(8)
+    time.sleep(25)
     print("ValueError: the answer is not 42", file=sys.stderr, flush=True)
     sys.exit(3)
 time.sleep(600)
@@ -356,7 +356,10 @@ time.sleep(600)
 async def test_a_log_that_a_real_node_writes_late_is_read_again(
     real_node: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A first look at the log of the run that crashed finds it empty; the next run writes nothing for 8 s."""
+    """A first look at the log of the run that crashed finds it empty; the next run writes nothing for 25 s.
+
+    Its end would make the kubelet delete the log of the first one.
+    """
     connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
     looks: list[list[LogLine]] = []
     looked, read = anyio.Event(), pods._Tails._lines
