@@ -15,7 +15,7 @@ import anyio
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobError
 from trainjob._backends.base import TrainJob
 from trainjob._jobs.cancellation import cancelling, request_cancel
-from trainjob._manifest.attempts import CancelAction, given_up
+from trainjob._manifest.attempts import CancelAction, given_up, stops_by
 from trainjob._support.kube_objects import mapping
 from trainjob.job import KEY, key_hash
 from trainjob.status import observe
@@ -50,7 +50,7 @@ class StopRequests:
             return
         work = str(mapping(self.job, "metadata", "labels").get(KEY) or "")
         mark = await _version_mark(client, work) or "true"
-        ref, patch = JobRef.of(self.job), cancelling(self.job, how(self._action), mark)
+        ref, patch = JobRef.of(self.job), cancelling(self.job, stops_by(self._action), mark)
         self._delete = await cluster.prepared_request(ref, None)
         if patch is not None:
             self._suspend = await cluster.prepared_request(ref, patch)
@@ -87,11 +87,6 @@ class StopRequests:
         if self._action == "suspend" and cancelling(self.job, "suspend") is None:
             return f"{_DELETED}: Kueue would resume a suspended job"
         return f"the TrainJob was asked to stop ({self._action})"
-
-
-def how(action: str) -> CancelAction:
-    """What the action of a component does with a job."""
-    return "suspend" if action == "suspend" else "cancel"
 
 
 def pauses() -> Iterator[float]:

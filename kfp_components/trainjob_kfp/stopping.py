@@ -17,9 +17,10 @@ import anyio
 from trainjob import JobRef, TrainJobClient, TrainJobError, cancel_key
 from trainjob._backends.base import TrainJob
 from trainjob._jobs.cancellation import cancelling, request_cancel
+from trainjob._manifest.attempts import stops_by
 from trainjob._support.signals import handled
 from trainjob_kfp.steplog import end_process, leave_message, write_line
-from trainjob_kfp.stop_requests import StopRequests, how, keep_warm, mark_for
+from trainjob_kfp.stop_requests import StopRequests, keep_warm, mark_for
 
 if TYPE_CHECKING:
     from trainjob import Cancelled
@@ -204,7 +205,7 @@ class StopWithStep:
         return f"the TrainJob was asked to stop ({self._action})"
 
     async def _request_cancel(self, job: TrainJob) -> None:
-        action = how(self._action)
+        action = stops_by(self._action)
         is_suspended = cancelling(job, action) is not None
         mark = await mark_for(self._client, self._key, "suspend" if is_suspended else "cancel")
         await request_cancel(self._client.backend, job, action, mark)
@@ -214,7 +215,7 @@ class StopWithStep:
             self._client.backend,
             self._key,
             namespace=self._client.namespace,
-            action=how(self._action),
+            action=stops_by(self._action),
             timeout_seconds=0,
             look_seconds=look_seconds,
         )

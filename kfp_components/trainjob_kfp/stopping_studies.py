@@ -13,11 +13,11 @@ import anyio
 
 from trainjob import TrainJobClient, TrainJobError, cancel_key
 from trainjob._backends.base import TrainJob
-from trainjob._manifest.attempts import CancelAction
+from trainjob._manifest.attempts import CancelAction, stops_by
 from trainjob._manifest.workflow_labels import STUDY
 from trainjob.job import key_hash
 from trainjob_kfp.sharing import SharedJobs
-from trainjob_kfp.stop_requests import StopRequests, all_at_once, how, mark_for, must_stop, pauses, request_all
+from trainjob_kfp.stop_requests import StopRequests, all_at_once, mark_for, must_stop, pauses, request_all
 from trainjob_kfp.stopping import LOOK_SECONDS, StopWithStep, command_of
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class StopTrialsWithStep(StopWithStep):
 
     async def request(self) -> str:
         """Request that the trials stop, also those whose launch is on its way."""
-        backend, namespace, action = self._client.backend, self._client.namespace, how(self._action)
+        backend, namespace, action = self._client.backend, self._client.namespace, stops_by(self._action)
         launches: list[Awaitable[object]] = []
         if self._jobs.is_shared(self._key):
             with anyio.move_on_after(_WAITERS_SECONDS):

@@ -363,7 +363,9 @@ class TrainJobTask(ReportingTask):
 
     @property
     def _stops_by(self) -> CancelAction:
-        return "suspend" if self.on_kill_action == "suspend" else "cancel"
+        from trainjob._manifest.attempts import stops_by
+
+        return stops_by(self.on_kill_action)
 
     def _handle_kill(self, context: Context, running: RunningJob) -> NoReturn:
         """Apply `on_kill_action` if a person ended this try; keep the job if only the worker terminates."""

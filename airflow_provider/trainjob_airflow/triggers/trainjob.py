@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger
 
@@ -203,9 +203,9 @@ class TrainJobTrigger(TaskTrigger):
         """Cancel or suspend all attempts of the key, unless a later try has adopted the job: a kill may arrive late."""
         from trainjob._jobs.results import spent_so_far
         from trainjob._jobs.telemetry import record_goodput
-        from trainjob._manifest.attempts import try_of
+        from trainjob._manifest.attempts import stops_by, try_of
 
-        action: Literal["cancel", "suspend"] = "suspend" if self.on_kill_action == "suspend" else "cancel"
+        action = stops_by(self.on_kill_action)
         ref, history = self._ref(), self._page.history if self._page is not None else None
         present = await backend.get(ref.namespace, ref.name)
         if present is not None and try_of(present) > self.tried:

@@ -43,7 +43,7 @@ async def examine(
     """
     if backend.home is not None:
         from trainjob._backends.local.backend import LocalBackend  # noqa: PLC0415 - a cluster does without it
-        from trainjob._doctor import local  # noqa: PLC0415
+        from trainjob._doctor import local  # noqa: PLC0415 - a cluster does without it
 
         for finding in local.examine(LocalBackend(backend.home), runtimes, queue):
             yield finding

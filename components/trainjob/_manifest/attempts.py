@@ -51,6 +51,7 @@ the job loses."""
 
 CancelAction = Literal["cancel", "suspend"]
 
+
 CANCEL_KEPT = timedelta(hours=1)
 """How long the record of a cancel is kept: a launch that was frozen for longer does not obey it."""
 
@@ -59,6 +60,11 @@ _NAME = re.compile(rf".+-([0-9a-z]{{{len(key_hash('key'))}}})-[0-9]+")
 
 NOT_STARTED = (Phase.QUEUED, Phase.NOT_STARTED, Phase.STARTING)
 """Phases of a job that waits for capacity."""
+
+
+def stops_by(action: object) -> CancelAction:
+    """What ``on_kill_action``, or the record of a cancel, does with a job that is not kept."""
+    return "suspend" if action == "suspend" else "cancel"
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ that list is its begin. Kubernetes compares versions within one resource (KEP-55
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Conflict, Forbidden
-from trainjob._manifest.attempts import Cancel
+from trainjob._manifest.attempts import Cancel, stops_by
 from trainjob._support.display import iso
 from trainjob._support.kube_objects import mapping, parse_time
 from trainjob.job import RESERVED_PREFIX
@@ -87,7 +87,7 @@ def removal(namespace: str, cancel: Cancel) -> Request:
 
 def _cancel(lease: Mapping[str, Any]) -> Cancel:
     metadata, about = mapping(lease, "metadata"), mapping(lease, "metadata", "annotations")
-    action: Literal["cancel", "suspend"] = "suspend" if about.get(_ACTION) == "suspend" else "cancel"
+    action = stops_by(about.get(_ACTION))
     return Cancel(
         version=_number(metadata.get("resourceVersion")) or 0,
         tried=_number(about.get(_TRY)),
