@@ -61,7 +61,8 @@ def _side_by_side(facts: Facts, moment: Moment, *, queued: bool) -> Iterator[str
 def lost(facts: Facts, moment: Moment) -> Iterator[str]:
     """No new attempt beside one that is complete and was not delivered when the launch began.
 
-    Unless another attempt had replaced that one before. Until the launch returns; else until the reaper's next run.
+    Unless another attempt had replaced that one before, or the new one has ended at once, in the second of its
+    creation, with the end of an earlier job of its name. Until the launch returns; else until the reaper's next run.
     """
     for attempts in facts.attempts().values():
         replaced = {uid for job in attempts for uid in annotation(job, "replaces").split(",")}
@@ -72,6 +73,8 @@ def lost(facts: Facts, moment: Moment) -> Iterator[str]:
                 continue
             for new in attempts:
                 made = new["metadata"]["uid"]
+                if made in facts.server.taken_over:
+                    continue
                 if facts.server.born[made] <= done or (created := facts.creation(made)) is None:
                     continue
                 process, launch, _ = created
@@ -126,13 +129,12 @@ def stale(facts: Facts, moment: Moment) -> Iterator[str]:
     """Who reports success waited for a job whose own ranks have completed.
 
     Unless the job has taken over the end of an earlier job of its name, in the second of its own creation, and the
-    JobSet of that one is gone: times of objects are whole seconds.
+    JobSet of that one is gone.
     """
     for process in facts.new_ends():
-        if process.outcome != "success" or process.ref is None or process.ref.uid in facts.server.completed:
+        if process.outcome != "success" or process.ref is None:
             continue
-        job = facts.server.job(process.ref.uid)
-        if job is None or facts.server.taken_over.get(process.ref.uid) != job["metadata"]["creationTimestamp"]:
+        if process.ref.uid not in facts.server.completed | facts.server.taken_over:
             yield f"{process.name} reports success of {process.ref.name}, whose ranks have not completed"
 
 

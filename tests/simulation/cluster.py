@@ -45,7 +45,8 @@ class Cluster(Server):
     Attributes:
         completed: UIDs of the jobs whose own ranks have completed.
         reused: UID of a job whose name had a JobSet of an earlier job -> version of that JobSet's creation.
-        taken_over: UID of a job that has taken over the end of an earlier one -> time of that end.
+        taken_over: UIDs of jobs that have taken over the end of an earlier one, in the second of their own creation:
+            times of objects are whole seconds, so that a reader of the job cannot tell.
         admitted: UIDs of the jobs that Kueue has admitted.
         lost: Names of the pods whose node did not answer at some time.
     """
@@ -54,7 +55,7 @@ class Cluster(Server):
         super().__init__(clock)
         self.completed: set[str] = set()
         self.reused: dict[str, int] = {}
-        self.taken_over: dict[str, str] = {}
+        self.taken_over: set[str] = set()
         self.admitted: set[str] = set()
         self.lost: set[str] = set()
         self._ends: dict[str, float] = {}  # name of a terminating pod -> when it is gone
@@ -113,7 +114,8 @@ class Cluster(Server):
         elif jobset["metadata"]["ownerReferences"][0]["uid"] != uid:
             self.reused.setdefault(uid, self.born[jobset["metadata"]["uid"]])
             if state := jobset.get("state"):  # the end of an earlier job of this name, with its time
-                self.taken_over[uid] = jobset["ended"]
+                if jobset["ended"] == job["metadata"]["creationTimestamp"]:
+                    self.taken_over.add(uid)
                 self.put("trainjobs", with_condition(job, state, "True", "FromJobSet", jobset["ended"]))
             return
         suspended = is_suspended(job)

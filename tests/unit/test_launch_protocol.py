@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
 LOOK = ["cancels", "find"]
 """A look: two requests side by side."""
+FIRST = ["remaining_pods", "is_free", *LOOK]
+"""The first look of a launch whose caller counts no tries, or of a first try: four requests side by side."""
 WHY = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")
 
 
@@ -96,17 +98,55 @@ LONG_AGO, LATER = "2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
 
 
 async def test_requests_of_a_launch(backend: Recorded) -> None:
-    """The documented cost: the look is one round trip, and what precedes the create one for each."""
+    """The documented cost: each look is one round trip."""
     ref = await launch(backend)
-    assert backend.requests == [*LOOK, "remaining_pods", "is_free", "create", *LOOK]
+    assert backend.requests == [*FIRST, "create", *LOOK]
     assert noted(backend, ref)[TRY] == "1"
     backend.requests.clear()
     assert await launch(backend) == ref
+    assert backend.requests == [*FIRST, "patch"]
+    backend.requests.clear()
+    assert await launch(backend, tried=2) == ref
     assert backend.requests == [*LOOK, "patch"]
     backend.end(ref)
     backend.requests.clear()
-    assert await launch(backend) == ref
+    assert await launch(backend, tried=2) == ref
     assert backend.requests == LOOK
+
+
+@pytest.mark.parametrize(
+    ("earlier", "options", "trips"),
+    [(0, {}, 3), (0, {"is_new": True}, 2), (1, {}, 2), (1, {"tried": 2}, 2)],
+    ids=["unused key", "generated key", "adoption", "adoption by a retry"],
+)
+async def test_round_trips_of_a_launch(backend: Recorded, earlier: int, options: dict[str, Any], trips: int) -> None:
+    """A request that is sent while no other is on its way begins a round trip."""
+    for _ in range(earlier):
+        await launch(backend)
+    began, in_flight = [0], [0]
+
+    async def turn(_: str) -> None:
+        began[0] += not in_flight[0]
+        in_flight[0] += 1
+        await anyio.sleep(0.01)
+        in_flight[0] -= 1
+
+    backend.turn = turn
+    await launch(backend, **options)
+    assert began[0] == trips
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_an_own_attempt_that_was_deleted_is_not_followed_under_its_name(backend: Recorded, is_new: bool) -> None:
+    """What the first look did not find may exist since the create: here the JobSet of the deleted job."""
+
+    async def deleted() -> None:
+        backend.jobs.clear()
+        backend.taken.add(job_name("key", 1))
+
+    once(backend, "find", deleted, skip=not is_new)
+    ref = await launch(backend, is_new=is_new)
+    assert ref.name == job_name("key", 2)
 
 
 async def test_a_key_that_is_new_for_sure_needs_no_look_before(backend: Recorded) -> None:
@@ -131,7 +171,7 @@ async def test_requests_of_a_launch_after_a_failure(backend: Recorded) -> None:
     backend.end(await launch(backend), 3)
     backend.requests.clear()
     await launch(backend)
-    before = [*LOOK, "evidence", "patch", "remaining_pods", "is_free"]
+    before = [*FIRST, "evidence", "patch", "remaining_pods", "is_free"]
     assert backend.requests == [*before, "create", *LOOK]
 
 
@@ -446,7 +486,7 @@ async def test_a_launch_obeys_a_cancel_at_each_point(
         assert isinstance(found, JobRef)
         if versions and found in running(backend):
             assert int(noted(backend, found)[LAUNCHED]) >= versions[0], "the launch began after the cancel"
-            assert number < 2
+            assert number < len(FIRST)
     assert len(running(backend)) <= 1
 
 
@@ -878,7 +918,7 @@ async def test_an_adopted_job_that_changes_meanwhile_is_looked_at_again(backend:
     once(backend, "patch", lambda: moves(backend, ref))
     backend.requests.clear()
     assert await launch(backend) == ref
-    assert backend.requests == [*LOOK, "patch", *LOOK, "patch"]
+    assert backend.requests == [*FIRST, "patch", *LOOK, "patch"]
 
 
 async def moves(backend: Recorded, ref: JobRef) -> None:

@@ -96,6 +96,10 @@ class EarlierRanks:
         self.highest = 0
         """Highest number of an attempt that has pods."""
 
+    async def none_remain(self) -> bool:
+        """Whether the key, of which no object is known, has no pods."""
+        return not await self._backend.remaining_pods(self._namespace, self._names([]))
+
     async def ended(self, numbers: Iterable[int]) -> bool:
         """Whether the next attempt may start; False after a pause in which ranks may have ended.
 

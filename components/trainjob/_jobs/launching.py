@@ -45,6 +45,7 @@ from trainjob._manifest.attempts import (
 from trainjob._manifest.render import check_same_spec, render
 from trainjob._manifest.retry_changes import Changes, changed, recorded
 from trainjob._spec import TrainJobSpec
+from trainjob._support.side_by_side import side_by_side
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
@@ -141,6 +142,7 @@ class _Launch:
         replacing: What the next attempt changes, after this launch has stopped one that got no capacity.
         lowest: Lowest number of a new attempt.
         created: UIDs of the attempts that this launch has created.
+        unused: Whether there was neither a pod nor a JobSet of the key at the first look.
     """
 
     backend: Backend
@@ -158,10 +160,10 @@ class _Launch:
     replacing: Changes = field(default_factory=Changes)
     lowest: int = 1
     created: set[str] = field(default_factory=set)
+    unused: bool = False
 
     async def run(self) -> JobRef:
-        if not self.is_new:  # of a new key, every cancel is newer than this launch
-            await self.seen.begin()
+        await self._begin()
         while True:
             counts, losers = decide(self.seen.attempts)
             delivered = self.seen.delivered_since()
@@ -177,6 +179,16 @@ class _Launch:
             elif (adopted := await self._continue(counts or self.seen.latest())) is not None:
                 return await self._done(adopted)
             await self.seen.look()
+
+    async def _begin(self) -> None:
+        """Look for the first time. Most first tries find nothing of the key, and can create their attempt at once."""
+        if self.is_new:  # each cancel is newer than this launch
+            self.unused = True
+        elif self.tried is not None and self.tried > 1:
+            await self.seen.begin()
+        else:
+            is_free = self.backend.is_free(self.namespace, job_name(self.key, 1))
+            self.unused = all((await side_by_side(self.ranks.none_remain(), is_free, self.seen.begin()))[:2])
 
     async def _done(self, trainjob: TrainJob) -> JobRef:
         """The job of this launch. Deletes the records of failures, which the next attempt has taken into account."""
@@ -361,8 +373,8 @@ class _Launch:
 
     @property
     def _nothing_exists(self) -> bool:
-        """Whether no attempt of the key can have existed, so that nothing of one can be left."""
-        return self.is_new and not self.seen.attempts and self.lowest == 1
+        """Whether nothing of the key existed at the first look, nor has been created since."""
+        return self.unused and not self.seen.numbers() and self.lowest == 1 and not self.created
 
     def _rendered(self, number: int, changes: Changes) -> dict[str, Any]:
         """The object of an attempt with that number."""
