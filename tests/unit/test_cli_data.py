@@ -82,7 +82,7 @@ def test_copy_shows_a_progress_bar_on_a_terminal(source: Path, tmp_path: Path) -
         [sys.executable, "-c", "from trainjob.cli import main; main()", "data", "copy", source, tmp_path / "t"],
         stdout=subprocess.PIPE,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": ""},
     )
     os.close(theirs)
     seen = b""

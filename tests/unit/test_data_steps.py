@@ -1,4 +1,4 @@
-"""Errors of the initializer and export programs; `tests/registry` tests them with registries."""
+"""The programs of `trainjob.data`, without a registry; `tests/registry` tests them with registries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from trainjob.data import read_manifest
 from trainjob.data.__main__ import main
+from trainjob.data.options import Copy
+from trainjob.progress import message
 
 
 @pytest.fixture
@@ -41,3 +44,23 @@ def test_program_errors_have_exit_codes(
     assert error.startswith("error: ")
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_the_program_copies_and_reports_what_it_has_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(log))
+    source = tmp_path / "set"
+    source.mkdir()
+    for name in ("a.csv", "b.txt"):
+        (source / name).write_text("1,2\n")
+    options = Copy(source=str(source), target=str(tmp_path / "there"), include=["*.csv"])
+    options.check()
+    assert main(options.to_command()[3:]) == 0
+    copied = read_manifest(options.target)
+    assert copied is not None
+    assert [each.path for each in copied.files] == ["a.csv"]
+    reported = message.read(log.read_text())
+    assert reported is not None
+    assert reported.outputs["digest"] == copied.digest
+    assert (reported.metrics["files"], reported.metrics["bytes"]) == (1, 4)

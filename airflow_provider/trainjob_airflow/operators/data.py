@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context, XComArg
 
     from trainjob import TrainJobSpec
-    from trainjob.data.options import Step
+    from trainjob.data.options import Step, StepOptions
 
 
 class DataOperator(TrainJobOperator):
@@ -63,17 +63,17 @@ class DataOperator(TrainJobOperator):
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """Build the spec; invalid options are refused before a job is launched."""
-        from trainjob.data.options import STEPS
-
-        STEPS[self.step](registry=self.registry, **self.options(key)).check()
+        self._program(key).check()
         return super().job_spec(key, context)
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """The fields of the spec with the program as the command."""
+        return super().spec_fields(key) | {"command": self._program(key).to_command()}
+
+    def _program(self, key: str) -> StepOptions:
         from trainjob.data.options import STEPS
 
-        options = STEPS[self.step](registry=self.registry, **self.options(key))
-        return super().spec_fields(key) | {"command": options.to_command()}
+        return STEPS[self.step](**(self.options(key) | {"registry": self.registry}))
 
 
 class DatasetInitializerOperator(DataOperator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from trainjob.cli.session import Session
 from trainjob.data import staging, transfer
 from trainjob.data.locations import parse_store
 from trainjob.data.meter import Notify
+from trainjob.data.options import Copy
 
 
 @click.group()
@@ -23,48 +25,35 @@ def data() -> None:
     """Copy datasets and models between stores, as the steps before and after a training do."""
 
 
+_TEXTS = {each.name: f"{each.metadata['help'][0].upper()}{each.metadata['help'][1:]}." for each in fields(Copy)}
+
+
 @command(
     click.argument("source", metavar="FROM"),
     click.argument("target", metavar="TO"),
-    click.option(
-        "--include", multiple=True, metavar="PATTERN", help="Copy only paths that match, e.g. '*.csv'; may be repeated."
-    ),
-    click.option(
-        "--exclude",
-        multiple=True,
-        metavar="PATTERN",
-        help="Leave out paths that match, also of --include; may be repeated.",
-    ),
-    click.option("--digest", help="Require this digest: SHA-256 of the one file, or sha256:<root digest>."),
+    click.option("--include", multiple=True, metavar="PATTERN", help=_TEXTS["include"]),
+    click.option("--exclude", multiple=True, metavar="PATTERN", help=_TEXTS["exclude"]),
+    click.option("--digest", help=_TEXTS["digest"]),
     click.option("--quiet", "-q", is_flag=True, help="Print nothing before the end."),
     shared=json_option,
     short_help="Copy a dataset or model, verified and resumable.",
 )
-def copy(
-    session: Session,
-    *,
-    source: str,
-    target: str,
-    include: Sequence[str],
-    exclude: Sequence[str],
-    digest: str | None,
-    quiet: bool,
-) -> int:
+def copy(session: Session, *, quiet: bool, **given: Any) -> int:
     """Copy FROM, a file or a directory, into the directory TO.
 
     Both are locations: local paths, s3://, gs://, az://, abfss://, hf://, oci://, or https:// to read one file. Every
     byte is hashed, and checked against the MANIFEST.json in FROM if there is one. The MANIFEST.json in TO is written
     last. The same command again copies only what is missing; after a kill, it resumes.
     """
-    chosen: dict[str, Any] = {"include": include, "exclude": exclude, "digest": digest}
+    Copy(**given).check()
     with handled(exiting), bar(of_bytes=True, shown=not quiet and not session.as_json) as update:
         if update is not None:
-            manifest = transfer.copy(source, target, **chosen, moved=lambda done, total: update(done, total, ""))
+            manifest = transfer.copy(**given, moved=lambda done, total: update(done, total, ""))
         else:
-            manifest = transfer.copy(source, target, **chosen, progress=lines(quiet))
-    uri = parse_store(target).uri
-    fields = {"uri": uri, "digest": manifest.digest, "files": len(manifest.files), "bytes": manifest.size}
-    session.answer(fields, f"{manifest.digest}  {uri}")
+            manifest = transfer.copy(**given, progress=lines(quiet))
+    uri = parse_store(given["target"]).uri
+    answer = {"uri": uri, "digest": manifest.digest, "files": len(manifest.files), "bytes": manifest.size}
+    session.answer(answer, f"{manifest.digest}  {uri}")
     return 0
 
 

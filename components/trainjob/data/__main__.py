@@ -4,6 +4,7 @@
 
     python -m trainjob.data initialize-dataset --source s3://data/digits/ --target /workspace/dataset
     python -m trainjob.data initialize-model --source models:/digits@champion --target /workspace/model
+    python -m trainjob.data copy --source hf://datasets/org/digits --target s3://data/digits
     python -m trainjob.data evaluate --candidate /workspace/output --dataset s3://test/ --target /workspace/evaluation
         -- python evaluate.py
     python -m trainjob.data export --source /workspace/output --target s3://models --name digits --export-id run-7
@@ -33,8 +34,10 @@ from trainjob._diagnosis import termination_messages
 from trainjob._support.signals import exiting, handled
 from trainjob.data import trainer
 from trainjob.data.evaluate import CommandFailed, Evaluated, Function, evaluate
-from trainjob.data.options import Evaluate, Export, InitializeModel, StepOptions, from_words
+from trainjob.data.locations import parse_target
+from trainjob.data.options import Copy, Evaluate, Export, InitializeModel, StepOptions, from_words
 from trainjob.data.steps import Exported, Initialized, export, initialize
+from trainjob.data.transfer import copy
 from trainjob.errors import TrainJobError
 from trainjob.progress.message import MAX_METRICS, MAX_NAME, termination_log
 
@@ -79,6 +82,10 @@ def _run(options: StepOptions) -> Initialized | Exported | Evaluated:
         if name and source.startswith("@"):
             source = Path(source[1:]).read_text(encoding="utf-8")
         return evaluate(**given, function=Function(name, source) if name else None, progress=_print)
+    if isinstance(options, Copy):
+        made = copy(**given, progress=_print)
+        uri = parse_target(options.target).uri
+        return Initialized(uri, made.digest, made.size, len(made.files), options.source)
     if isinstance(options, Export):
         return export(**given, progress=_print)
     if given["source"]:

@@ -1,6 +1,6 @@
 """The programs of ``python -m trainjob.data``: the options of each, their checks, and the command that has them.
 
-`trainjob.data.initialize`, `export` and `evaluate` document what the options mean.
+`trainjob.data.initialize`, `copy`, `export` and `evaluate` document what the options mean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainjob.registry.base import check_metrics, check_name, check_promotion, c
 from trainjob.registry.provenance import PREFIX
 from trainjob.settings import Settings
 
-Step = Literal["initialize-dataset", "initialize-model", "evaluate", "export"]
+Step = Literal["initialize-dataset", "initialize-model", "copy", "evaluate", "export"]
 
 UNKNOWN: Any = object()
 """The value of an option that is known only when the step runs: a template, or the output of another step."""
@@ -48,16 +48,10 @@ def _json(text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """The options of a program. None and empty values are options that are not set.
-
-    Attributes:
-        registry: The registry; that of this process (``TRAINJOB_REGISTRY``) if it is not set.
-    """
+    """The options of a program. None and empty values are options that are not set."""
 
     step: ClassVar[Step]
     does: ClassVar[str]
-
-    registry: str | None = _option("use this registry instead of TRAINJOB_REGISTRY")
 
     @classmethod
     def known(cls, given: Mapping[str, Any]) -> Self:
@@ -107,7 +101,39 @@ class StepOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InitializeDataset(StepOptions):
+class Copy(StepOptions):
+    """Options of `trainjob.data.copy`."""
+
+    step: ClassVar[Step] = "copy"
+    does: ClassVar[str] = "copy a dataset or model to another store"
+
+    source: str = _required("set the file or directory to copy")
+    target: str = _required("set the directory to copy to")
+    include: Sequence[str] = _patterns("copy only paths that match, such as '*.csv'")
+    exclude: Sequence[str] = _patterns("leave out paths that match, also of --include")
+    digest: str | None = _option("require this SHA-256 of the only file, or sha256:<root digest>")
+
+    def check(self) -> None:
+        """Check the known options, as `StepOptions.check`."""
+        super().check()
+        if (source := self._get("source")) is not None:
+            parse_store(source)
+        file_manifest.check_digest(self._get("digest"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryStepOptions(StepOptions):
+    """The options of a program that may use a registry.
+
+    Attributes:
+        registry: The registry; that of this process (``TRAINJOB_REGISTRY``) if it is not set.
+    """
+
+    registry: str | None = _option("use this registry instead of TRAINJOB_REGISTRY")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitializeDataset(RegistryStepOptions):
     """Options of `trainjob.data.initialize` for a dataset."""
 
     step: ClassVar[Step] = "initialize-dataset"
@@ -142,7 +168,7 @@ class InitializeModel(InitializeDataset):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(StepOptions):
+class Export(RegistryStepOptions):
     """Options of `trainjob.data.export`."""
 
     step: ClassVar[Step] = "export"
@@ -190,7 +216,7 @@ class Export(StepOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(StepOptions):
+class Evaluate(RegistryStepOptions):
     """Options of `trainjob.data.evaluate`; its function is given by name and source."""
 
     step: ClassVar[Step] = "evaluate"
@@ -223,7 +249,7 @@ class Evaluate(StepOptions):
 
 
 STEPS: Mapping[Step, type[StepOptions]] = {
-    each.step: each for each in (InitializeDataset, InitializeModel, Evaluate, Export)
+    each.step: each for each in (InitializeDataset, InitializeModel, Copy, Evaluate, Export)
 }
 """Name of each program -> its options."""
 
