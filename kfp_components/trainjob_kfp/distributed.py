@@ -59,26 +59,26 @@ def distributed(
 
     Args:
         component: A component of ``dsl.component``.
-        runtime: Name of a ClusterTrainingRuntime.
+        runtime: Name of a ClusterTrainingRuntime, such as torch-distributed.
         num_nodes: Number of nodes.
         num_proc_per_node: Processes on each node; the runtime's if 0.
-        resources_per_node: Resources, such as ``{"cpu": 4, "memory": "16Gi", "gpu": 1}``; they can also be set on the
-            task.
+        resources_per_node: Resources of each node, such as cpu, memory and gpu: ``{"cpu": 4, "memory": "16Gi",
+            "gpu": 1}``; they can also be set on the task.
         checkpoints: Location of checkpoints, from which an interrupted training resumes.
         labels: Labels of the TrainJob, such as ``kueue.x-k8s.io/queue-name``.
         stall_timeout: Longest time without progress of any rank; after it the step fails and names the rank that hangs.
             In seconds; 0 for no limit.
         on_retry: Changes of the next attempt after a failure, by its category.
         spec: Other fields of the TrainJobSpec, including ``env``.
-        queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
-        start_timeout: Maximum seconds from admission to the first running rank; 0 for no limit.
-        run_timeout: Maximum seconds from admission to the end; 0 for no limit.
-        fail_fast: Fail as soon as the job is blocked by something that cannot resolve itself.
+        queue_timeout: Longest time that the job waits for admission (Kueue), in seconds; 0 for no limit.
+        start_timeout: Longest time from admission to the first running rank, in seconds; 0 for no limit.
+        run_timeout: Longest time from admission to the end, in seconds; 0 for no limit.
+        fail_fast: Fail as soon as the job is blocked by something that only a person can remove.
         fail_on_first_crash: Fail as soon as a rank crashes.
-        on_crash_action: What happens to the job after ``fail_on_first_crash`` or ``stall_timeout``.
-        on_kill_action: What happens to the job when this step is terminated.
-        cancel_on_timeout: Delete the job when one of the timeouts expires.
-        retry_user_errors: Whether a retry also repeats a training that failed in its own code.
+        on_crash_action: Action on a job after ``fail_on_first_crash`` or ``stall_timeout``.
+        on_kill_action: Action on the job when a person ends the step.
+        cancel_on_timeout: Cancel a job that exceeds a timeout.
+        retry_user_errors: Retry after a failure of the training code that may not recur.
         owned_by_run: Let Kubernetes delete the job together with the run's Workflow.
         backend: kubernetes or local; the value of TRAINJOB_BACKEND if empty.
         namespace: Kubernetes namespace of the job; the value of TRAINJOB_NAMESPACE if empty.

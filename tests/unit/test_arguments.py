@@ -32,6 +32,19 @@ OMITTED = dict.fromkeys(
 )
 """Arguments that a component does not have, and why."""
 
+OWN_TEXTS = {
+    ("evaluate_model", "command"): "it evaluates one model",
+    ("evaluate_model", "runtime"): "it has a default",
+    ("evaluate_model", "image"): "there is one node",
+} | {
+    ("tune", name): "it concerns trials"
+    for name in (
+        *("inputs", "outputs", "queue_timeout", "start_timeout", "run_timeout"),
+        *("fail_fast", "fail_on_first_crash", "on_kill_action"),
+    )
+}
+"""Arguments that mean something else in a component, and why."""
+
 WITHOUT_A_DEFAULT = {"train": ("runtime",)}
 EMPTY = {"text": "", "words": [], "mapping": {}, "duration": 0}
 """What stands for no value in KFP, whose components cannot have None."""
@@ -98,10 +111,10 @@ def test_python_describes_each_argument_as_the_table_does() -> None:
         *("initialize_dataset", "initialize_model", "evaluate_model", "export_model"),
     ],
 )
-def test_a_component_has_each_argument_with_its_default(component: str) -> None:
+def test_a_component_has_each_argument_with_its_default_and_text(component: str) -> None:
     path = f"{KFP}{component}.py" if component == "distributed" else f"{KFP}{component}/component.py"
     there = function(path, component)
-    found, documented = defaults(there), ast.get_docstring(there) or ""
+    found, documented = defaults(there), entries(ast.get_docstring(there) or "")
     wanted = rows("component") if component == "train" else [ARGUMENTS[name] for name in option_names()]
     for row in wanted:
         if (component, row.name) in OMITTED:
@@ -110,10 +123,13 @@ def test_a_component_has_each_argument_with_its_default(component: str) -> None:
             empty = repr(EMPTY.get(row.kind, row.default)) if row.default is None else repr(row.default)
             # Of a count, KFP's default is 1 or, for the runtime's, 0.
             assert found.get(row.name) in ((empty,) if row.kind != "count" else ("0", "1")), row.name
-            assert f"    {row.name}: " in documented, f"the docstring of {component} in {path} has no {row.name}"
+            assert row.name in documented, f"the docstring of {component} in {path} has no {row.name}"
     for name, default in found.items():
         if name in ARGUMENTS and ARGUMENTS[name].default is not None:
             assert default == repr(ARGUMENTS[name].default), f"{component}: {name}"
+    for name in (documented.keys() & ARGUMENTS.keys()) - {each for owner, each in OWN_TEXTS if owner == component}:
+        text = ARGUMENTS[name].text.rstrip(".")
+        assert documented[name].startswith(text), f"the docstring of {component} describes {name} anew"
 
 
 @pytest.mark.parametrize("command", ["run", "wait", "tune", "render"])

@@ -78,18 +78,18 @@ def evaluate_model(
         registry: Registry of the champion, such as mlflow+https://host; the value of TRAINJOB_REGISTRY if empty.
         runtime: Runtime of one node; trainjob-step if empty. Its image has trainjob and what the evaluation imports.
         image: Image of the node; the runtime's if empty.
-        env: Environment variables of the TrainJob.
+        env: Environment variables of the nodes; secrets by reference.
         spec: Other fields of the TrainJobSpec.
-        queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
-        start_timeout: Maximum seconds from admission to running; 0 for no limit.
-        run_timeout: Maximum seconds from admission to the end; 0 for no limit.
-        fail_fast: Fail as soon as the job is blocked by something that cannot resolve itself: a queue or an image that
-            does not exist, or a request for more than the queue can ever admit.
-        on_kill_action: What happens to the job when this step is terminated. suspend: the next try or "Retry run"
-            resumes it (it is deleted if suspending takes too long). cancel: the job is deleted. keep: the job keeps
-            running, as it always does when the step's pod is drained.
-        cancel_on_timeout: Delete the job when one of the timeouts expires. Otherwise the job keeps running and the next
-            try adopts it.
+        queue_timeout: Longest time that the job waits for admission (Kueue), in seconds; 0 for no limit.
+        start_timeout: Longest time from admission to the first running rank, in seconds; 0 for no limit.
+        run_timeout: Longest time from admission to the end, in seconds; 0 for no limit.
+        fail_fast: Fail as soon as the job is blocked by something that only a person can remove: a queue or an image
+            that does not exist, or a request for more than the queue can ever admit.
+        on_kill_action: Action on the job when a person ends the step. suspend: the next try or "Retry run" resumes it
+            (it is deleted if suspending takes too long). cancel: the job is deleted. keep: the job keeps running, as it
+            always does when the step's pod is drained.
+        cancel_on_timeout: Cancel a job that exceeds a timeout. Otherwise the job keeps running and the next try adopts
+            it.
         backend: kubernetes or local; the value of TRAINJOB_BACKEND if empty.
         namespace: Kubernetes namespace of the job; the value of TRAINJOB_NAMESPACE if empty.
         owned_by_run: Let Kubernetes delete the job together with the run's Workflow, which KFP keeps for a day or less.

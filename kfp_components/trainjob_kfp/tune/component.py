@@ -52,20 +52,20 @@ def tune(
 
     Args:
         study: The search: space, metric, direction, max_trials, and optionally sampler, pruner, parallel, ...
-        runtime: Name of a ClusterTrainingRuntime.
+        runtime: Name of a ClusterTrainingRuntime, such as torch-distributed.
         model: The model of the best trial. Trial n writes its model below the artifact's URI, or below the location of
             it in outputs, as <location>/<n>. Its metadata has uri, trainjob, trial, each parameter as parameter.<name>
             and each metric as metric.<name>.
         metrics: Metrics of the best trial that are finite numbers, and the number of trials by their state.
         report: HTML page about the study: history, parameter importance, learning curves and all trials.
-        image: Container image of the nodes; the runtime's if empty.
+        image: Container image of the nodes; the runtime's if left out.
         command: Entry point of each node. $(NAME) is replaced by an environment variable, $$ by $. The parameter lr is
             $(KUBEFLOW_TRAINER_OPT_LR). A word with a parameter that does not apply to a trial is left out.
         args: Arguments of the command, or of the runtime's entry point.
         num_nodes: Number of nodes.
         num_proc_per_node: Processes on each node; the runtime's if 0.
-        resources_per_node: Resources, such as {"cpu": 4, "memory": "16Gi", "gpu": 1}. They can also be set on the task,
-            where KFP's cache ignores them.
+        resources_per_node: Resources of each node, such as cpu, memory and gpu: {"cpu": 4, "memory": "16Gi", "gpu": 1}.
+            They can also be set on the task, where KFP's cache ignores them.
         env: Environment variables of the nodes; secrets by reference, as {"NAME": {"valueFrom": {"secretKeyRef":
             ...}}}.
         inputs: URIs that the trials read, by name; the nodes have each as TRAINJOB_INPUT_<NAME>.
@@ -83,17 +83,17 @@ def tune(
             TRAINJOB_WORKSPACE, else beside the artifacts of this step, for which the pod needs credentials.
         key: Identity of the study. If empty, each execution of this task in a run is a study. With the same key, other
             runs continue the study, with the workspace and the outputs of the first one.
-        queue_timeout: Maximum seconds that a trial waits for admission; 0 for no limit. A trial that exceeds a timeout
-            is cancelled and counts as failed.
-        start_timeout: Maximum seconds from admission of a trial to its first running rank; 0 for no limit.
-        run_timeout: Maximum seconds from admission of a trial to its end; 0 for no limit.
-        fail_fast: End a trial as failed as soon as it is blocked by something that cannot resolve itself: a queue or an
-            image that does not exist, or a request for more than the queue can ever admit.
+        queue_timeout: Longest time that a trial waits for admission (Kueue), in seconds; 0 for no limit. A trial that
+            exceeds a timeout is cancelled and counts as failed.
+        start_timeout: Longest time from admission of a trial to its first running rank, in seconds; 0 for no limit.
+        run_timeout: Longest time from admission of a trial to its end, in seconds; 0 for no limit.
+        fail_fast: End a trial as failed as soon as it is blocked by something that only a person can remove: a queue or
+            an image that does not exist, or a request for more than the queue can ever admit.
         fail_on_first_crash: End a trial as failed as soon as a rank crashes. Trainer's default runtimes restart a
             crashed rank several times.
-        on_kill_action: What happens to the running trials when this step is terminated. suspend: the next try or "Retry
-            run" resumes them (they are deleted if suspending takes too long). cancel: they are deleted, and run again
-            when the study is continued. keep: they keep running, as they always do when the step's pod is drained.
+        on_kill_action: Action on the running trials when a person ends the step. suspend: the next try or "Retry run"
+            resumes them (they are deleted if suspending takes too long). cancel: they are deleted, and run again when
+            the study is continued. keep: they keep running, as they always do when the step's pod is drained.
         backend: kubernetes or local; the value of TRAINJOB_BACKEND if empty.
         namespace: Kubernetes namespace of the trials; the value of TRAINJOB_NAMESPACE if empty.
         owned_by_run: Let Kubernetes delete the trials together with the run's Workflow, which KFP keeps for a day or

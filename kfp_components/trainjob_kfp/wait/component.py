@@ -34,11 +34,11 @@ def wait(
         metrics: Metrics of the training that are finite numbers; goodput, the share of the time that was training; and
             the seconds of each activity: seconds.queued, seconds.starting, seconds.training, ...
         report: HTML page about the training: curves of its metrics, its ranks and times, the last lines of their logs.
-        queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
-        start_timeout: Maximum seconds from admission to the first running rank; 0 for no limit.
-        run_timeout: Maximum seconds from admission to the end; 0 for no limit.
-        fail_fast: Fail as soon as the job is blocked by something that cannot resolve itself: a queue or an image that
-            does not exist, or a request for more than the queue can ever admit.
+        queue_timeout: Longest time that the job waits for admission (Kueue), in seconds; 0 for no limit.
+        start_timeout: Longest time from admission to the first running rank, in seconds; 0 for no limit.
+        run_timeout: Longest time from admission to the end, in seconds; 0 for no limit.
+        fail_fast: Fail as soon as the job is blocked by something that only a person can remove: a queue or an image
+            that does not exist, or a request for more than the queue can ever admit.
         fail_on_first_crash: Fail as soon as a rank crashes; report the last lines of its log.
         backend: kubernetes or local; the value of TRAINJOB_BACKEND if empty.
         namespace: Kubernetes namespace of the job; the value of TRAINJOB_NAMESPACE if empty.
