@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from tests.simulation.facts import Facts, Moment
-from tests.simulation.objects import OWNER, annotation, is_active, is_deleting, is_queued
+from tests.simulation.objects import OWNER, is_active, is_deleting, is_queued
 from tests.simulation.server import Entry
 
 
@@ -65,11 +65,10 @@ def lost(facts: Facts, moment: Moment) -> Iterator[str]:
     creation, with the end of an earlier job of its name. Until the launch returns; else until the reaper's next run.
     """
     for attempts in facts.attempts().values():
-        replaced = {uid for job in attempts for uid in annotation(job, "replaces").split(",")}
         for old in attempts:
             uid = old["metadata"]["uid"]
             done = facts.server.complete.get(uid)
-            if done is None or uid not in facts.server.completed or uid in replaced or is_deleting(old):
+            if done is None or uid not in facts.server.completed or uid in facts.server.replaced or is_deleting(old):
                 continue
             for new in attempts:
                 made = new["metadata"]["uid"]

@@ -81,7 +81,8 @@ def _returns(value: Any) -> Callable[..., Awaitable[Any]]:
     return replaced
 
 
-_look, _end, _create, _adopt = (
+_begin, _look, _end, _create, _adopt = (
+    looks.Looks.begin,
     looks.Looks.look,
     launching._Launch._end,
     launching._Launch._create,
@@ -91,13 +92,14 @@ _stop, _run_cancel_key, _patch = cancellation._Stop._stop, cancellation.cancel_k
 _decide, _request_cancel, _ranks_ended = attempts.decide, cancellation.request_cancel, fencing.EarlierRanks.ended
 
 
-async def _begin_without_jobs(seen: Any) -> None:
-    await _look(seen, first=True)
+async def _begin_without_jobs(seen: Any, *beside: Any) -> Any:
+    others = await _begin(seen, *beside)
     seen.attempts, seen.delivered = [], frozenset()
+    return others
 
 
-async def _look_at_deliveries(seen: Any, *, first: bool = False) -> None:
-    await _look(seen, first=first)
+async def _look_at_deliveries(seen: Any) -> None:
+    await _look(seen)
     seen.delivered = frozenset(_uid(job) for job in seen.attempts if attempts.is_delivered(job))
 
 
@@ -107,9 +109,9 @@ async def _create_without_look(launch: Any, latest: Any, changes: Any) -> None:
     seen.attempts = [job for job in await launch.backend.find(launch.namespace, {}) if seen.is_own(job)]
 
 
-async def _look_unless_created(seen: Any, *, first: bool = False) -> None:
+async def _look_unless_created(seen: Any) -> None:
     if not any(map(seen.is_own, seen.attempts)):
-        await _look(seen, first=first)
+        await _look(seen)
 
 
 async def _end_own_only(launch: Any, losers: list[Any]) -> None:
@@ -259,7 +261,7 @@ MECHANISMS = (
         "a later adoption counts",
         "an attempt that a later launch has adopted is not replaced by an earlier launch",
         "reaped",
-        scripts.ADOPTED_BEFORE_IT_IS_REPLACED,
+        scripts.ADOPTED_BESIDE_A_KILLED_LAUNCH,
         ((attempts, "_replaced_by", _recorded),),
     ),
     Mechanism(

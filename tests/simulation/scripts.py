@@ -266,6 +266,11 @@ run p5                                # resumes attempt 1
 run p3                                # attempt 2 is created, and suspended
 """
 
+ADOPTED_BESIDE_A_KILLED_LAUNCH = (
+    ADOPTED_BEFORE_IT_IS_REPLACED.rpartition("run p3")[0]
+    + "do p3 killafter POST trainjobs  # attempt 2 is created, and runs\n"
+)
+
 ADOPTED_BEFORE_THE_SECOND_LOOK = """
 spawn airflow nightly/a
 until p1 POST trainjobs

@@ -154,6 +154,7 @@ class Server:
         failed: UID of a job -> version of its latest failure.
         complete: UID of a job -> version of its completion.
         delivered: UID of a job -> version since when its result counts as delivered.
+        replaced: UIDs of the jobs that a later attempt has replaced, also one that is gone.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -177,6 +178,7 @@ class Server:
         self.failed: dict[str, int] = {}
         self.complete: dict[str, int] = {}
         self.delivered: dict[str, int] = {}
+        self.replaced: set[str] = set()
 
     # --- the store
 
@@ -227,6 +229,7 @@ class Server:
             self.claimed[uid] = self.claims.pop(uid, self.claimed.get(uid, (0, 0.0)))
         else:
             self.claims.setdefault(uid, (self.version, self._clock()))
+        self.replaced.update(annotation(job, "replaces").split(","))
         if has_condition(job, "Failed"):
             self.failed.setdefault(uid, self.version)
         if has_condition(job, "Complete"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from tests.simulation.facts import Facts, Moment
 from tests.simulation.objects import Object, has_condition, in_queue, is_active, is_deleting
@@ -24,7 +25,8 @@ def running(facts: Facts, moment: Moment) -> Iterator[str]:
     Unless a person has resumed it since. Once all is answered, this holds for what the cancel has seen and for what a
     launch has created that has read the record since; for what a killed process or a late request has created, and for
     what a webhook did not let it suspend, after the reaper's next run. A cancel that may not leave a record concerns
-    what it has seen. The record is kept for an hour.
+    what it has seen, unless a launch has looked at the job after that, or has seen that it was suspended. The record is
+    kept for an hour.
     """
     if moment not in ("quiet", "reaped"):
         return
@@ -47,7 +49,8 @@ def _must_not_run(facts: Facts, moment: Moment, job: Object, stop: Process, reco
     refused = any(each.status in statuses and each.name == facts.name(uid) for each in own)
     seen = bool(looks) and facts.server.born[uid] <= looks[-1].version and not refused
     if record is None:
-        later = facts.server.log[facts.server.log.index(looks[-1]) + 1 :] if looks else []
+        ends = [*looks[-1:], *(each for each in own if each.uid == uid and each.suspends() and each.status == 200)]
+        later = facts.server.log[min(map(facts.server.log.index, ends)) + 1 :] if ends else []
         lists = [each for pair in facts.launched(uid) for each in _looks(facts, *pair)]
         newer = any(each in later for each in lists)
         newer = newer or _is_of_a_later_try(facts, stop, facts.name(uid))
@@ -101,7 +104,7 @@ def _has_been_reaped(facts: Facts, uid: str, stop: Process, record: int) -> bool
 
 
 def _seen_by_a_launch(facts: Facts, job: Object, record: int, until: float) -> str:
-    """Whose launch has read the record after the creation of a job, or has freed its name; empty if none has.
+    """Whose launch has read record and jobs after the creation of a job, or has freed its name; empty if none has.
 
     In a queue a launch must free the name, since Kueue would resume a suspended job.
     """
@@ -111,7 +114,8 @@ def _seen_by_a_launch(facts: Facts, job: Object, record: int, until: float) -> s
         if not in_queue(job) and facts.name(uid) in facts.deleted_own(process, launch):
             return f"{process.name} has deleted its job of that name, so that a late create was accepted"
         looks = [each for each in facts.lists(process, "leases", launch.begin, launch.end) if each.at <= until]
-        read = bool(looks) and looks[-1].version >= since
+        jobs = [each.version for each in _looks(facts, process, launch) if each.at <= until]
+        read = bool(looks) and looks[-1].version >= since and bool(jobs) and jobs[-1] >= since
         if read and launch.end is not None and not process.dead:
             return f"{process.name} has read its record"
     return ""
@@ -185,11 +189,17 @@ def _is_attended(facts: Facts, process: Process, entry: Entry, number: int) -> b
     if adopted and launch.end is not None and entry.at - log[launch.end - 1].at <= ADOPTED_SECONDS:
         return True
     writes = [each for each in own if each.changes("leases")]
-    if writes and entry.at - writes[-1].at <= UNATTENDED_SECONDS:
+    if writes and entry.at - _renewed(writes[-1]) <= UNATTENDED_SECONDS:
         looks = [each.version for each in log if each.who == entry.who and each.is_list("leases")]
         return writes[0].version <= looks[-1]
     served = process.stage == "wait" and not any(process.unanswered.values())
     return served and "leases" not in facts.server.forbidden[1]
+
+
+def _renewed(write: Entry) -> float:
+    """The time that a Lease says: a request can have been on its way for long."""
+    text = ((write.body or {}).get("spec") or {}).get("renewTime")
+    return write.at if text is None else datetime.fromisoformat(text).timestamp() - EPOCH
 
 
 def _another_counts(facts: Facts, entry: Entry) -> bool:

@@ -81,7 +81,7 @@ def ago(seconds: float) -> str:
 
 async def test_a_fresh_launch_has_the_documented_requests(backend: MemoryBackend) -> None:
     ref = await launch(backend)
-    assert backend.requests == ["remaining_pods", "is_free", "cancels", "find", "create", "cancels", "find"]
+    assert backend.requests == ["cancels", "find", "remaining_pods", "is_free", "create", "cancels", "find"]
     assert (ref.name, ref.namespace, ref.attempt) == (job_name("key", 1), "ns", 1)
 
 
@@ -1234,5 +1234,5 @@ async def test_a_record_that_a_queue_would_start_is_deleted(
 
 async def test_a_launch_with_rules_reads_the_records_beside_the_first_look(backend: MemoryBackend) -> None:
     await launch(backend, **GROWING)
-    assert backend.requests[:5] == ["remaining_pods", "is_free", "cancels", "find", "find"]
+    assert backend.requests[:5] == ["cancels", "find", "remaining_pods", "is_free", "find"]
     assert backend.requests[5:] == ["create", "cancels", "find"]

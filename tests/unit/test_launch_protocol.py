@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
 LOOK = ["cancels", "find"]
 """A look: two requests side by side."""
-FIRST = ["remaining_pods", "is_free", *LOOK]
+FIRST = [*LOOK, "remaining_pods", "is_free"]
 """The first look of a launch whose caller counts no tries, or of a first try: four requests side by side."""
 WHY = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")
 

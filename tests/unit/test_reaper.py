@@ -13,7 +13,7 @@ from tests.unit.interleaving import once
 from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.base import Waiter
 from trainjob._jobs import launching as flow
-from trainjob._jobs.cancellation import cancel_key, give_up
+from trainjob._jobs.cancellation import cancel_key, give_up, request_cancel
 from trainjob._jobs.reaper import Reaped, reap
 from trainjob._manifest.attempts import LAUNCHED, REPLACES, Cancel, given_up, may_run
 from trainjob._manifest.render import render
@@ -74,8 +74,26 @@ async def test_a_failed_attempt_that_came_back_ends(backend: MemoryCluster) -> N
 async def test_what_came_back_ends_although_the_one_that_followed_has_ended(backend: MemoryCluster) -> None:
     first = await attempt(backend)
     backend.end(await attempt(backend, 2, annotations={REPLACES: first.uid}), 3)
-    assert await run(backend) == ["deleted 1: another attempt of its key counts"]
+    assert await run(backend) == ["deleted 1: it ran again after another attempt of its key had followed"]
     assert left(backend) == []
+
+
+@pytest.mark.parametrize("followed_by", ["ended", "suspended", "running"])
+async def test_what_came_back_is_left_while_a_process_waits_for_it(backend: MemoryCluster, followed_by: str) -> None:
+    """A person has resumed it. It ends all the same if the one that followed runs."""
+    first = await attempt(backend)
+    second = await attempt(backend, 2, annotations={REPLACES: first.uid})
+    if followed_by == "ended":
+        backend.end(second, 3)
+    elif followed_by == "suspended":
+        await request_cancel(backend, backend.job(second), "suspend", "1")
+    backend.waits(first, age=1800)
+    await run(backend)
+    assert (1 in left(backend)) is (followed_by != "running")
+    backend.leases.clear()
+    backend.waits(first, age=4000)
+    await run(backend)
+    assert 1 not in left(backend)
 
 
 async def test_an_active_attempt_beside_an_undelivered_result_ends(backend: MemoryCluster) -> None:

@@ -45,7 +45,6 @@ from trainjob._manifest.attempts import (
 from trainjob._manifest.render import check_same_spec, render
 from trainjob._manifest.retry_changes import Changes, changed, recorded
 from trainjob._spec import TrainJobSpec
-from trainjob._support.side_by_side import side_by_side
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
@@ -188,7 +187,7 @@ class _Launch:
             await self.seen.begin()
         else:
             is_free = self.backend.is_free(self.namespace, job_name(self.key, 1))
-            self.unused = all((await side_by_side(self.ranks.none_remain(), is_free, self.seen.begin()))[:2])
+            self.unused = all(await self.seen.begin(self.ranks.none_remain(), is_free))
 
     async def _done(self, trainjob: TrainJob) -> JobRef:
         """The job of this launch. Deletes the records of failures, which the next attempt has taken into account."""

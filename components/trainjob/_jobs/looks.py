@@ -49,24 +49,27 @@ class Looks:
     killed: int = 0
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
 
-    async def begin(self) -> None:
-        """Look for the first time."""
-        await self.look(first=True)
+    async def begin(self, *beside: Awaitable[Any]) -> list[Any]:
+        """Look for the first time. Returns the results of other requests, which are sent with those of the look."""
+        records = [self.read_records()] if self.reads_records else []
+        version, *others = await self._look(*beside, *records)
+        self.began = version if self.since is None else self.since
         self.delivered = frozenset(job["metadata"]["uid"] for job in self.attempts if is_delivered(job))
         self.killed = max((cancel.tried or 0 for cancel in self.cancels), default=0)
+        return others[: len(beside)]
 
-    async def look(self, *, first: bool = False) -> None:
+    async def look(self) -> None:
         """Read all attempts of the key and its cancels, side by side; never from a cache."""
-        looks: list[Awaitable[Any]] = [
+        await self._look()
+
+    async def _look(self, *beside: Awaitable[Any]) -> list[Any]:
+        """The version of the records of cancels, and the results of other requests."""
+        (version, self.cancels), self.attempts, *others = await side_by_side(
             self.backend.cancels(self.namespace, key_hash(self.key)),  # first: its version is the start of the launch
             self.backend.find(self.namespace, labels_of(self.key)),
-        ]
-        if first and self.reads_records:
-            looks.append(self.backend.find(self.namespace, {FAILURE_OF: key_hash(self.key)}))
-        (version, self.cancels), self.attempts, *records = await side_by_side(*looks)
-        if first:
-            self.began = version if self.since is None else self.since
-            self.records = records[0] if records else []
+            *beside,
+        )
+        return [version, *others]
 
     async def read_cancels(self) -> None:
         """Read only the cancels again."""

@@ -35,7 +35,7 @@ from trainjob._manifest.attempts import (
     recent,
     version_of,
 )
-from trainjob._manifest.unattended import LABEL, MARK, policy_of, runs, unattended_for
+from trainjob._manifest.unattended import DEFAULT_AFTER, LABEL, MARK, policy_of, runs, unattended_for
 from trainjob._support.display import short
 from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.job import KEY, MANAGED_BY, JobRef
@@ -162,8 +162,11 @@ async def _extra(backend: Cluster, namespace: str) -> list[Callable[[], Awaitabl
     suspends: list[Callable[[], Awaitable[Reaped | None]]] = []
     for work, jobs in keys.items():
         counts, losers = decide(jobs)
-        which = "" if counts is None else f" ({counts['metadata']['name']})"
-        ends += [partial(_delete, backend, job, f"another attempt of its key counts{which}") for job in losers]
+        if counts is None or observe(counts).phase is Phase.SUSPENDED:
+            ends += [partial(_end_returned, backend, job) for job in losers]
+        else:
+            reason = f"another attempt of its key counts ({counts['metadata']['name']})"
+            ends += [partial(_delete, backend, job, reason) for job in losers]
         for job in jobs:
             cancel = cancel_of(recent(cancels.get(work, ()), backend.now()), job)
             if cancel is None or job in losers or is_resumed_since(job, cancel):
@@ -173,6 +176,20 @@ async def _extra(backend: Cluster, namespace: str) -> list[Callable[[], Awaitabl
             if cancel.action == "cancel" or observe(job).phase is not Phase.SUSPENDED:
                 suspends.append(partial(_end, backend, job, cancel.action, cancel.mark, "its key was cancelled"))
     return [*ends, *suspends]  # a webhook that hangs delays suspensions, and no deletion
+
+
+async def _end_returned(backend: Cluster, job: TrainJob) -> Reaped | None:
+    """Delete a job that runs again although another attempt had followed, which does not run.
+
+    Unless a process waits for it: a person has resumed it then.
+    """
+    uid, now = job["metadata"]["uid"], backend.now()
+    policy = policy_of(job)
+    after = DEFAULT_AFTER if policy is None else policy.after
+    waiters = await backend.waiters(JobRef.of(job).namespace)
+    if any(uid in waiter.waiting and now - waiter.renewed <= after for waiter in waiters):
+        return None
+    return await _delete(backend, job, "it ran again after another attempt of its key had followed")
 
 
 async def _end_unattended(backend: Cluster, job: TrainJob) -> Reaped | None:
