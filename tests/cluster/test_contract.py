@@ -5,7 +5,7 @@ Jobs that the test ends run on simulated nodes; jobs with scripts, which have lo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.contract import test_backend_contract as contract
-from tests.contract.conftest import Harness
+from tests.contract.conftest import Harness, sent_by
 from tests.testcluster.access import RULES, Access, Object
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
@@ -21,7 +21,6 @@ from tests.testcluster.nodes import simulate
 from trainjob import JobRef
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.client import ApiClient, Request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -53,9 +52,7 @@ def other(cluster: Access) -> Iterator[str]:
 
 
 @contextmanager
-def opened(
-    cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared: bool, requests: Sequence[str] = ()
-) -> Iterator[Harness]:
+def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared: bool) -> Iterator[Harness]:
     backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), shared=shared)
 
     async def end(ref: JobRef, code: int) -> None:
@@ -76,21 +73,7 @@ def opened(
     host = cluster.layout.gateway if isinstance(cluster, Cluster) else ""
     with cluster.namespace("contract", real=real) as namespace:
         where: dict[str, Any] = {"host": host, "other": other, "namespace": namespace}
-        yield Harness(backend, end, until_ended, shell=False, refused=refused, requests=requests, **where)
-
-
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The requests of all clients, in their order."""
-    sent: list[str] = []
-    send = ApiClient._open
-
-    async def counted(self: ApiClient, request: Request, refused: Any = None) -> Any:
-        sent.append(f"{request.method} {request.path}")
-        return await send(self, request, refused)
-
-    monkeypatch.setattr(ApiClient, "_open", counted)
-    return sent
+        yield Harness(backend, end, until_ended, shell=False, refused=refused, requests=sent_by(backend), **where)
 
 
 def running(cluster: Access, ref: JobRef) -> list[Object]:
@@ -100,9 +83,9 @@ def running(cluster: Access, ref: JobRef) -> list[Object]:
 
 @pytest.fixture(params=[False, True], ids=["alone", "shared"])
 async def harness(
-    request: pytest.FixtureRequest, cluster: Access, kubeconfig: Path, other: str, requests: list[str]
+    request: pytest.FixtureRequest, cluster: Access, kubeconfig: Path, other: str
 ) -> AsyncIterator[Harness]:
-    with opened(cluster, kubeconfig, other, real=False, shared=request.param, requests=requests) as given:
+    with opened(cluster, kubeconfig, other, real=False, shared=request.param) as given:
         yield given
         await leave_empty(given)
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import httpx
 import pytest
 from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.http import FakeKube
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.base import Backend, TrainJob
+from trainjob._backends.credentials import Access, Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import Request, Timings
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._manifest.render import render
 
@@ -73,7 +80,23 @@ class Harness:
             yield f'python3 -c "import socket; socket.create_connection({address}).recv(1)"', opened
 
 
-def _local(tmp_path: Path) -> Harness:
+def sent_by(backend: KubernetesBackend) -> list[str]:
+    """The requests of a backend from now on, in the order in which it sends them."""
+    sent: list[str] = []
+    client = backend._client
+    send = client._open
+
+    async def open_(request: Request, refused: Access | None = None) -> tuple[httpx.Response, Access]:
+        sent.append(f"{request.method} {request.path}")
+        return await send(request, refused)
+
+    client._open = open_  # type: ignore[method-assign]  # it counts what the real one sends
+    return sent
+
+
+@contextmanager
+def local(tmp_path: Path) -> Iterator[Harness]:
+    """Processes on this machine."""
     exit_file = tmp_path / "end"
 
     async def end(_: JobRef, code: int) -> None:
@@ -81,37 +104,62 @@ def _local(tmp_path: Path) -> Harness:
         exit_file.with_suffix(".new").rename(exit_file)
 
     script = f"while ! [ -e {exit_file} ]; do sleep 0.02; done; exit $(cat {exit_file})"
-    return Harness(LocalBackend(), end, {"command": ["sh", "-c", script]}, shell=True, forgets=False)
+    yield Harness(LocalBackend(), end, {"command": ["sh", "-c", script]}, shell=True, forgets=False)
 
 
-def _memory(_: Path) -> Harness:
+@contextmanager
+def kubernetes(_: Path, *, shared: bool = False) -> Iterator[Harness]:
+    """A fake API server; tests/cluster runs the same tests with a real one."""
+    with FakeKube() as kube:
+        backend = KubernetesBackend(
+            Credentials(host=kube.url, token="fake"), shared=shared, timings=Timings(settle=0.2)
+        )
+
+        async def end(ref: JobRef, code: int) -> None:
+            with anyio.fail_after(60):
+                while not kube.end(ref, code):
+                    await anyio.sleep(0.01)
+
+        refused = {"initializer": {"dataset": {"storage_uri": "hf://a/b"}}}  # the runtime has no job for it
+        yield Harness(backend, end, {"command": ["sleep"]}, shell=False, refused=refused, requests=sent_by(backend))
+
+
+@contextmanager
+def memory(_: Path) -> Iterator[Harness]:
+    """The backend of unit tests."""
     backend = MemoryBackend()
 
     async def end(ref: JobRef, code: int) -> None:
         backend.end(ref, code)
 
-    return Harness(backend, end, {"command": ["sleep"]}, shell=False, requests=backend.requests)
+    yield Harness(backend, end, {"command": ["sleep"]}, shell=False, requests=backend.requests)
 
 
-HARNESSES = {"local": _local, "memory": _memory}
+HARNESSES: dict[str, Callable[[Path], AbstractContextManager[Harness]]] = {
+    "local": local,
+    "memory": memory,
+    "kubernetes": kubernetes,
+    "kubernetes-shared": partial(kubernetes, shared=True),
+}
 
 
-async def _given(harness: Harness) -> AsyncIterator[Harness]:
-    yield harness
-    for namespace in ("default", "other"):
-        for job in await harness.backend.find(namespace, {}):
-            await harness.backend.delete(JobRef.of(job))
-    await harness.backend.aclose()
+async def _given(name: str, tmp_path: Path) -> AsyncIterator[Harness]:
+    with HARNESSES[name](tmp_path) as harness:
+        yield harness
+        for namespace in ("default", "other"):
+            for job in await harness.backend.find(namespace, {}):
+                await harness.backend.delete(JobRef.of(job))
+        await harness.backend.aclose()
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=HARNESSES)
 async def harness(request: pytest.FixtureRequest, tmp_path: Path, home: Path) -> AsyncIterator[Harness]:
-    async for harness in _given(HARNESSES[request.param](tmp_path)):
+    async for harness in _given(request.param, tmp_path):
         yield harness
 
 
 @pytest.fixture(params=["local"])
 async def shell(request: pytest.FixtureRequest, tmp_path: Path, home: Path) -> AsyncIterator[Harness]:
     """A harness of a backend whose ranks run real shell scripts and write logs."""
-    async for harness in _given(HARNESSES[request.param](tmp_path)):
+    async for harness in _given(request.param, tmp_path):
         yield harness

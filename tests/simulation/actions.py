@@ -32,8 +32,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.cluster import Cluster
-from tests.simulation.objects import is_ended, is_suspended
+from tests.fakes.kube.cluster import Cluster
+from tests.fakes.kube.objects import is_ended, is_suspended
 from tests.simulation.settings import full_name
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
+from tests.fakes.kube.objects import OWNER, is_active, is_deleting, is_queued
+from tests.fakes.kube.server import Entry
 from tests.simulation.facts import Facts, Moment
-from tests.simulation.objects import OWNER, is_active, is_deleting, is_queued
-from tests.simulation.server import Entry
 
 
 def twice(facts: Facts, moment: Moment) -> Iterator[str]:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.simulation.objects import has_condition, in_queue, is_active, is_deleting, is_ended, is_suspended
+from tests.fakes.kube.objects import has_condition, in_queue, is_active, is_deleting, is_ended, is_suspended
 from tests.simulation.processes import LAUNCHERS
 from tests.simulation.settings import LAUNCHERS as LAUNCHERS_OF, short_name
 from tests.simulation.transport import Sent

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tests.fakes.kube.objects import annotation, is_active, is_ended, is_queued, is_suspended
+from tests.fakes.kube.server import Entry
 from tests.simulation.facts import Facts, Moment
-from tests.simulation.objects import annotation, is_active, is_ended, is_queued, is_suspended
 from tests.simulation.processes import STOPS, Process
-from tests.simulation.server import Entry
 
 from trainjob import TimedOut, TrainJobFailed
 from trainjob.errors import BackendUnavailable, LaunchError

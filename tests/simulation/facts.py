@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from tests.simulation.cluster import Cluster
-from tests.simulation.objects import Object
+from tests.fakes.kube.cluster import Cluster
+from tests.fakes.kube.objects import Object
+from tests.fakes.kube.server import Entry
 from tests.simulation.processes import STOPS, STOPS_OF_A_TRY, Launch, Process
-from tests.simulation.server import Entry
 from tests.simulation.virtual import EPOCH
 
 _KEY = "trainjob.dev/key="  # in the selector of all attempts of a key

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from tests.fakes.kube.objects import NAMESPACE
 from tests.simulation import scripts
-from tests.simulation.objects import NAMESPACE
 from tests.simulation.schedules import Outcome, replay, run
 from tests.simulation.settings import DEFAULT_KEY, MIXES
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
-from tests.simulation.objects import NAMESPACE
+from tests.fakes.kube.objects import NAMESPACE
 from tests.simulation.settings import Settings
 from tests.simulation.transport import Connection, Sent
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal
 
-from tests.simulation.cluster import RUNTIME
-from tests.simulation.objects import QUEUE
+from tests.fakes.kube.cluster import RUNTIME
+from tests.fakes.kube.objects import QUEUE
 
 from trainjob import TrainJobSpec
 from trainjob.job import job_name

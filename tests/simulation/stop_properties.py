@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
+from tests.fakes.kube.objects import Object, has_condition, in_queue, is_active, is_deleting
+from tests.fakes.kube.server import Entry
 from tests.simulation.facts import Facts, Moment
-from tests.simulation.objects import Object, has_condition, in_queue, is_active, is_deleting
 from tests.simulation.processes import STOPS, STOPS_OF_A_TRY, Launch, Process
-from tests.simulation.server import Entry
 from tests.simulation.virtual import EPOCH
 
 UNATTENDED_SECONDS = 3600.0

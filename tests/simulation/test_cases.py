@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.fakes.kube.objects import is_active, is_suspended
 from tests.simulation import scripts
-from tests.simulation.objects import is_active, is_suspended
 from tests.simulation.schedules import Outcome, replay
 from tests.simulation.settings import short_name
 

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import msgspec
-from tests.simulation.server import parsed
+from tests.fakes.kube.server import parsed
 from tests.simulation.virtual import EPOCH
 
 if TYPE_CHECKING:
+    from tests.fakes.kube.server import Server
     from tests.simulation.processes import Process
-    from tests.simulation.server import Server
 
 
 @dataclass(eq=False, slots=True)
@@ -178,7 +178,7 @@ class Connection:
         path = urlsplit(url).path
         body = msgspec.json.decode(content) if content else None
         sent = Sent(self._process, method, path, params, body)
-        plural, _, sub = parsed(path)
+        plural, _, _, sub = parsed(path)
         sent.kind = f"{'WATCH' if 'watch' in params else method} {sub or plural}"
         return sent
 
@@ -187,7 +187,7 @@ class Connection:
         del stream
         if self._process.dead:
             raise asyncio.CancelledError
-        plural, name, _ = parsed(request.path)
+        plural, _, name, _ = parsed(request.path)
         self._process.sent.append((request.method, plural, name))
         self._take(request)
         self._process.unanswered[plural] += 1

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import httpx
+from tests.fakes.kube.cluster import Cluster
+from tests.fakes.kube.objects import is_active, is_queued, key_of
+from tests.fakes.kube.server import Refused
 from tests.simulation.actions import ACTIONS
-from tests.simulation.cluster import Cluster
-from tests.simulation.objects import is_active, is_queued, key_of
 from tests.simulation.processes import LAUNCHERS, Process
-from tests.simulation.server import Refused
 from tests.simulation.settings import Settings
 from tests.simulation.transport import Reply, Sent, Watch
-from tests.simulation.virtual import Unsettled, VirtualLoop, seed_numbers
+from tests.simulation.virtual import EPOCH, Unsettled, VirtualLoop, seed_numbers
 
 Mode = Literal["ok", "killbefore", "killafter", "killlate", "lost", "noreply", "late", "repeat", "503"]
 """How a request is answered:
@@ -55,7 +55,7 @@ class World:
         self.mix = mix
         self.checked: Callable[[], None] = lambda: None
         self.loop = VirtualLoop(self._own)
-        self.server: Cluster = Cluster(lambda: self.loop.now)
+        self.server: Cluster = Cluster(lambda: self.loop.now, EPOCH)
         leases = frozenset({"leases"})
         may_read, may_write = settings.leases != "none", settings.leases == "write"
         self.server.forbidden = (frozenset() if may_read else leases, frozenset() if may_write else leases)

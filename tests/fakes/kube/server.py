@@ -1,7 +1,8 @@
-"""An API server in virtual time: objects with versions, preconditions, lists, events of watches, and a log of requests.
+"""An API server: objects with versions, preconditions, lists, events of watches, and a log of requests.
 
-One deterministic object without sockets, threads and clocks. `tests.simulation.cluster` adds Trainer, JobSet, kubelets
-and Kueue. Replies are bytes, so that no object is shared between the server and its clients.
+One deterministic object without sockets, threads and clocks. `tests.fakes.kube.cluster` adds Trainer, JobSet, kubelets
+and Kueue; `tests.simulation.transport` answers its requests in virtual time, `tests.fakes.kube.http` over HTTP.
+Replies are bytes, so that no object is shared between the server and its clients.
 
 As a real server does, it
 
@@ -22,7 +23,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
-from tests.simulation.objects import (
+from tests.fakes.kube.objects import (
     NAMESPACE,
     Object,
     annotation,
@@ -33,12 +34,11 @@ from tests.simulation.objects import (
     merged,
     selector,
 )
-from tests.simulation.virtual import EPOCH
 
 from trainjob._manifest.attempts import ADOPTED
 
-Key = tuple[str, str]
-"""Plural and name of an object: all are in one namespace, or in none."""
+Key = tuple[str, str, str]
+"""Plural, namespace and name of an object; the namespace of some kinds is empty."""
 
 Webhooks = Literal["answer", "refuse", "hang"]
 
@@ -85,6 +85,7 @@ class Entry:
         active: Names of the active jobs in the reply to a GET or LIST of TrainJobs.
         failed: Version at which the job had failed whose ``Failed`` Trainer takes back.
         sent: Length of the log when a process sent it, which is long before for a request that arrived late.
+        namespace: Its namespace.
     """
 
     at: float
@@ -101,6 +102,7 @@ class Entry:
     active: tuple[str, ...] = ()
     failed: int = 0
     sent: int = 0
+    namespace: str = NAMESPACE
 
     def is_list(self, plural: str) -> bool:
         """Whether it is an answered LIST of that collection."""
@@ -139,6 +141,7 @@ class Server:
 
     Args:
         clock: Seconds since the world began.
+        epoch: Unix time of that beginning.
 
     Attributes:
         log: Every request and every change, in their order.
@@ -157,8 +160,9 @@ class Server:
         replaced: UIDs of the jobs that a later attempt has replaced, also one that is gone.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], epoch: float = 0.0) -> None:
         self._clock = clock
+        self._epoch = epoch
         self._objects: dict[Key, Object] = {}
         self._encoded: dict[Key, bytes] = {}
         self._uids = 0
@@ -189,19 +193,19 @@ class Server:
 
     def timestamp(self) -> str:
         """The time as objects contain it."""
-        return datetime.fromtimestamp(EPOCH + self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return datetime.fromtimestamp(self._epoch + self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def items(self, plural: str) -> list[Object]:
         """All objects of a collection."""
-        return [item for (kind, _), item in self._objects.items() if kind == plural]
+        return [item for (kind, _, _), item in self._objects.items() if kind == plural]
 
     def jobs(self, key: str = "") -> list[Object]:
         """All TrainJobs, or all attempts of a key."""
         return [job for job in self.items("trainjobs") if not key or key_of(job) == key]
 
-    def get(self, plural: str, name: str) -> Object | None:
+    def get(self, plural: str, name: str, namespace: str = NAMESPACE) -> Object | None:
         """One object."""
-        return self._objects.get((plural, name))
+        return self._objects.get((plural, namespace, name))
 
     def job(self, uid: str) -> Object | None:
         """The TrainJob with that UID."""
@@ -212,7 +216,7 @@ class Server:
         self.version += 1
         metadata = {**item["metadata"], "resourceVersion": str(self.version)}
         item = {**item, "metadata": metadata}
-        key = (plural, metadata["name"])
+        key = (plural, metadata.get("namespace", ""), metadata["name"])
         self._encoded.pop(key, None)
         if kind == "DELETED":
             self._objects.pop(key, None)
@@ -242,11 +246,15 @@ class Server:
         self.compacted = self.version
         self.history.clear()
 
-    def events(self, plural: str, since: int, upto: int, labels: str, fields: str) -> Iterator[bytes]:
+    def events(
+        self, plural: str, since: int, upto: int, labels: str, fields: str, namespace: str = NAMESPACE
+    ) -> Iterator[bytes]:
         """The events of a watch after `since`, as lines."""
         matches = selector(labels, fields)
         for event in self.history:
-            if since < event.version <= upto and event.plural == plural and matches(event.item):
+            if since >= event.version or event.version > upto or event.plural != plural:
+                continue
+            if namespace in ("", event.item["metadata"].get("namespace", "")) and matches(event.item):
                 yield _encode({"type": event.kind, "object": event.item}) + b"\n"
 
     def new_uid(self) -> str:
@@ -271,10 +279,10 @@ class Server:
         Raises:
             Refused: the request is refused, or nothing has that name.
         """
-        plural, name, sub = parsed(path)
+        plural, namespace, name, sub = parsed(path)
         if sub == "log":
             return self.logs
-        entry = Entry(self._clock(), who, method, plural, name, 200, self.version, body=body)
+        entry = Entry(self._clock(), who, method, plural, name, 200, self.version, body=body, namespace=namespace)
         self.log.append(entry)
         try:
             return self._answer(entry, params, is_worker=is_worker)
@@ -294,12 +302,13 @@ class Server:
         if plural == "trainjobs" and method != "DELETE":
             self._admit(body)
         if method == "POST":
-            stored = self.create(plural, body, who=entry.who, dry="dryRun" in params)
+            own = {**body, "metadata": {**body["metadata"], "namespace": entry.namespace}}
+            stored = self.create(plural, own, who=entry.who, dry="dryRun" in params)
         elif method == "PATCH":
-            stored = self.patch(plural, entry.name, body, who=entry.who)
+            stored = self.patch(plural, entry.name, body, who=entry.who, namespace=entry.namespace)
         else:
-            propagation = body.get("propagationPolicy") or "Background"
-            stored = self.delete(plural, entry.name, body.get("preconditions") or {}, propagation)
+            conditions, propagation = body.get("preconditions") or {}, body.get("propagationPolicy") or "Background"
+            stored = self.delete(plural, entry.name, conditions, propagation, entry.namespace)
         entry.name, entry.uid = stored["metadata"]["name"], stored["metadata"].get("uid", "")
         return _encode(stored)
 
@@ -316,17 +325,21 @@ class Server:
             raise Refused(409, "Conflict", text)
 
     def _read(self, entry: Entry) -> bytes:
-        item = self.find(entry.plural, entry.name)
+        item = self.find(entry.plural, entry.name, entry.namespace)
         if entry.plural == "trainjobs" and is_active(item):
             entry.active = (entry.name,)
-        return self._bytes((entry.plural, entry.name), item)
+        return self._bytes((entry.plural, entry.namespace, entry.name), item)
 
     def _list(self, entry: Entry, params: Mapping[str, str]) -> bytes:
         entry.selector = params.get("labelSelector", "")
         matches = selector(entry.selector, params.get("fieldSelector", ""))
-        found = [key for key, item in self._objects.items() if key[0] == entry.plural and matches(item)]
+        found = [
+            key
+            for key, item in self._objects.items()
+            if key[0] == entry.plural and entry.namespace in ("", key[1]) and matches(item)
+        ]
         if entry.plural == "trainjobs":
-            entry.active = tuple(key[1] for key in found if is_active(self._objects[key]))
+            entry.active = tuple(key[2] for key in found if is_active(self._objects[key]))
         items = b",".join([self._bytes(key, self._objects[key]) for key in found])
         return b'{"kind":"List","metadata":{"resourceVersion":"%d"},"items":[%b]}' % (self.version, items)
 
@@ -336,13 +349,13 @@ class Server:
             encoded = self._encoded[key] = _encode(item)
         return encoded
 
-    def find(self, plural: str, name: str) -> Object:
+    def find(self, plural: str, name: str, namespace: str = NAMESPACE) -> Object:
         """One object.
 
         Raises:
             Refused: there is none.
         """
-        if (item := self._objects.get((plural, name))) is None:
+        if (item := self._objects.get((plural, namespace, name))) is None:
             raise Refused(404, "NotFound", f'{plural} "{name}" not found')
         return item
 
@@ -353,9 +366,10 @@ class Server:
             Refused: the name is taken.
         """
         metadata = item["metadata"]
-        if (plural, metadata["name"]) in self._objects:
+        key = (plural, metadata["namespace"], metadata["name"])
+        if key in self._objects:
             raise Refused(409, "AlreadyExists", f'{plural} "{metadata["name"]}" already exists')
-        own = {"namespace": NAMESPACE, "uid": self.new_uid(), "creationTimestamp": self.timestamp()}
+        own = {"uid": self.new_uid(), "creationTimestamp": self.timestamp()}
         made = self.defaulted(plural, {**item, "metadata": {**metadata, **own}})
         if dry:
             return made
@@ -364,15 +378,15 @@ class Server:
         if plural == "trainjobs":
             self.works[own["uid"]] = key_of(stored)
         self.changed(plural, stored, who)
-        return self._objects.get((plural, metadata["name"]), stored)
+        return self._objects.get(key, stored)
 
-    def patch(self, plural: str, name: str, patch: Object, *, who: str) -> Object:
+    def patch(self, plural: str, name: str, patch: Object, *, who: str, namespace: str = NAMESPACE) -> Object:
         """Merge a patch into an object.
 
         Raises:
             Refused: there is none, or it has another UID or version.
         """
-        old = self.find(plural, name)
+        old = self.find(plural, name, namespace)
         metadata = patch.get("metadata") or {}
         self._check(metadata.get("uid"), metadata.get("resourceVersion"), old)
         new = self.defaulted(plural, merged(old, patch))
@@ -380,15 +394,17 @@ class Server:
             return old
         stored = self.put(plural, new)
         self.changed(plural, stored, who)
-        return self._objects.get((plural, name), stored)
+        return self._objects.get((plural, namespace, name), stored)
 
-    def delete(self, plural: str, name: str, preconditions: Mapping[str, str], propagation: str) -> Object:
+    def delete(
+        self, plural: str, name: str, preconditions: Mapping[str, str], propagation: str, namespace: str = NAMESPACE
+    ) -> Object:
         """Delete an object.
 
         Raises:
             Refused: there is none, or it has another UID or version.
         """
-        old = self.find(plural, name)
+        old = self.find(plural, name, namespace)
         self._check(preconditions.get("uid"), preconditions.get("resourceVersion"), old)
         if plural == "trainjobs":
             return self.delete_job(old, propagation)
@@ -423,10 +439,11 @@ class Server:
 
 
 @lru_cache(maxsize=10_000)
-def parsed(path: str) -> tuple[str, str, str]:
-    """Plural, name and subresource in a path: ``/api/v1/namespaces/default/pods/x/log``."""
+def parsed(path: str) -> tuple[str, str, str, str]:
+    """Plural, namespace, name and subresource in a path: ``/api/v1/namespaces/default/pods/x/log``."""
     parts = path.strip("/").split("/")[(2 if path.startswith("/api/") else 3) :]
+    namespace = ""
     if len(parts) > 2 and parts[0] == "namespaces":
-        parts = parts[2:]
+        _, namespace, *parts = parts
     plural, name, sub = (*parts, "", "", "")[:3]
-    return plural, name, sub
+    return plural, namespace, name, sub

@@ -1,4 +1,4 @@
-"""Questions about the JSON objects of the simulated API server. Independent of the product, which answers its own."""
+"""Questions about the JSON objects of the fake API server. Independent of the product, which answers its own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from functools import lru_cache
 from typing import Any
 
 Object = dict[str, Any]
+Place = tuple[str, str]
+"""Namespace and name of an object."""
 
 NAMESPACE = "default"
 QUEUE = "kueue.x-k8s.io/queue-name"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
 OWNER = "simulation/trainjob-uid"
 """Annotation of a pod: UID of its TrainJob. No part of the product reads it."""
+
+
+def place_of(item: Mapping[str, Any]) -> Place:
+    return item["metadata"]["namespace"], item["metadata"]["name"]
 
 
 def conditions(job: Mapping[str, Any]) -> dict[str, Object]:

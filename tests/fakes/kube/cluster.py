@@ -10,13 +10,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
-from tests.simulation.objects import (
+from tests.fakes.kube.objects import (
     JOBSET,
     NAMESPACE,
     OWNER,
     Object,
+    Place,
     conditions,
     has_condition,
     in_queue,
@@ -25,22 +26,23 @@ from tests.simulation.objects import (
     is_ended,
     is_lost,
     is_suspended,
+    place_of,
     with_condition,
     without_condition,
 )
-from tests.simulation.server import Entry, Refused, Server
-
-GRACE = 30.0
-"""Kubernetes' default terminationGracePeriodSeconds."""
-
-JOBSET_SECONDS = 20.0
-"""How long a JobSet outlives its TrainJob, at least."""
+from tests.fakes.kube.server import Entry, Refused, Server
 
 RUNTIME = "trainjob-step"
 
 
 class Cluster(Server):
     """The API server with the controllers of a cluster.
+
+    Args:
+        clock: Seconds since the world began.
+        epoch: Unix time of that beginning.
+        grace: Seconds until a rank that is stopped ends. Kubernetes' default is 30 s.
+        jobset_seconds: How long a JobSet outlives its TrainJob, at least.
 
     Attributes:
         completed: UIDs of the jobs whose own ranks have completed.
@@ -51,15 +53,19 @@ class Cluster(Server):
         lost: Names of the pods whose node did not answer at some time.
     """
 
-    def __init__(self, clock: Any) -> None:
-        super().__init__(clock)
+    def __init__(
+        self, clock: Callable[[], float], epoch: float = 0.0, *, grace: float = 30.0, jobset_seconds: float = 20.0
+    ) -> None:
+        super().__init__(clock, epoch)
+        self._grace = grace
+        self._jobset_seconds = jobset_seconds
         self.completed: set[str] = set()
         self.reused: dict[str, int] = {}
         self.taken_over: set[str] = set()
         self.admitted: set[str] = set()
         self.lost: set[str] = set()
-        self._ends: dict[str, float] = {}  # name of a terminating pod -> when it is gone
-        self._jobsets_end: dict[str, float] = {}
+        self._ends: dict[Place, float] = {}  # terminating pod -> when it is gone
+        self._jobsets_end: dict[Place, float] = {}
         self._missing_runtime = False
         self.set_runtime(exists=True)
 
@@ -71,16 +77,16 @@ class Cluster(Server):
 
     def advance(self) -> None:
         """Remove what has ended by now."""
-        for name, at in list(self._ends.items()):
+        for pod, at in list(self._ends.items()):
             if at <= self.now:
-                del self._ends[name]
-                self._remove_pod(name)
-        for name, at in list(self._jobsets_end.items()):
-            left = [pod for pod in self._pods_of_name(name) if not is_lost(pod)]
+                del self._ends[pod]
+                self._remove_pod(pod)
+        for jobset, at in list(self._jobsets_end.items()):
+            left = [pod for pod in self._pods_of_name(jobset) if not is_lost(pod)]
             if at <= self.now and left:
-                self._jobsets_end[name] = max(self._ends.get(pod["metadata"]["name"], self.now) for pod in left) + 0.1
+                self._jobsets_end[jobset] = max(self._ends.get(place_of(pod), self.now) for pod in left) + 0.1
             elif at <= self.now:
-                self._remove_jobset(name)
+                self._remove_jobset(jobset)
 
     # --- what webhooks and controllers do after a request
 
@@ -89,8 +95,10 @@ class Cluster(Server):
         if plural != "trainjobs":
             return item
         runtime = item["spec"]["runtimeRef"]["name"]
-        if self.get("clustertrainingruntimes", runtime) is None:
+        if self.get("clustertrainingruntimes", runtime, "") is None:
             raise Refused(403, "Forbidden", f"{runtime} must be created before the TrainJob is created")
+        if item["spec"].get("initializer"):
+            raise Refused(403, "Forbidden", "must have dataset-initializer job when trainJob is configured with it")
         if in_queue(item) and not is_ended(item) and item["metadata"]["uid"] not in self.finished:
             admitted = item["metadata"]["uid"] in self.admitted
             return {**item, "spec": {**item["spec"], "suspend": not admitted}}
@@ -102,13 +110,13 @@ class Cluster(Server):
             self._reconcile(item)
 
     def _reconcile(self, job: Object) -> None:
-        name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+        (namespace, name), uid = place_of(job), job["metadata"]["uid"]
         if is_ended(job) or is_deleting(job):
             return
-        jobset = self.get("jobsets", name)
+        jobset = self.get("jobsets", name, namespace)
         if jobset is None:
             owner = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": name, "uid": uid}
-            own = {"name": name, "namespace": NAMESPACE, "uid": self.new_uid(), "ownerReferences": [owner]}
+            own: Object = {"name": name, "namespace": namespace, "uid": self.new_uid(), "ownerReferences": [owner]}
             self.put("jobsets", {"metadata": own}, "ADDED")
             self.born[own["uid"]] = self.version
         elif jobset["metadata"]["ownerReferences"][0]["uid"] != uid:
@@ -129,7 +137,7 @@ class Cluster(Server):
         on = int(not suspended)
         status = {"name": "node", "active": on, "ready": on, "succeeded": 0, "failed": 0, "suspended": 1 - on}
         changed = {**job, "status": {**job.get("status", {}), "jobsStatus": [status]}}
-        if changed != self.get("trainjobs", name):
+        if changed != self.get("trainjobs", name, namespace):
             self.put("trainjobs", changed)
 
     def delete_job(self, job: Object, propagation: str) -> Object:
@@ -144,20 +152,21 @@ class Cluster(Server):
         return self._remove_job(job)
 
     def _remove_job(self, job: Object) -> Object:
-        name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+        (namespace, name), uid = place_of(job), job["metadata"]["uid"]
         for lease in self.items("leases"):  # garbage collection
             if any(owner["uid"] == uid for owner in lease["metadata"].get("ownerReferences") or ()):
                 self.put("leases", lease, "DELETED")
-        if self.get("jobsets", name) is not None:
-            self._jobsets_end.setdefault(name, self.now + JOBSET_SECONDS)
+        if self.get("jobsets", name, namespace) is not None:
+            self._jobsets_end.setdefault((namespace, name), self.now + self._jobset_seconds)
         return self.put("trainjobs", job, "DELETED")
 
-    def _remove_jobset(self, name: str) -> None:
+    def _remove_jobset(self, place: Place) -> None:
         """Remove a JobSet; Trainer creates another one for a new TrainJob of its name."""
-        self._jobsets_end.pop(name, None)
-        if (jobset := self.get("jobsets", name)) is not None:
+        namespace, name = place
+        self._jobsets_end.pop(place, None)
+        if (jobset := self.get("jobsets", name, namespace)) is not None:
             self.put("jobsets", jobset, "DELETED")
-        if (job := self.get("trainjobs", name)) is not None:
+        if (job := self.get("trainjobs", name, namespace)) is not None:
             self._reconcile(job)
 
     # --- pods
@@ -174,8 +183,9 @@ class Cluster(Server):
             if pod["status"]["phase"] == "Running" and not is_deleting(pod) and not is_lost(pod)
         ]
 
-    def _pods_of_name(self, name: str) -> list[Object]:
-        return [pod for pod in self.items("pods") if pod["metadata"]["labels"][JOBSET] == name]
+    def _pods_of_name(self, jobset: Place) -> list[Object]:
+        pods = self.items("pods")
+        return [pod for pod in pods if (pod["metadata"]["namespace"], pod["metadata"]["labels"][JOBSET]) == jobset]
 
     def _start_pods(self, job: Object) -> None:
         metadata = job["metadata"]
@@ -186,7 +196,7 @@ class Cluster(Server):
                 {
                     "metadata": {
                         "name": f"{metadata['name']}-node-0-{rank}-{uid}",
-                        "namespace": NAMESPACE,
+                        "namespace": metadata["namespace"],
                         "uid": uid,
                         "creationTimestamp": self.timestamp(),
                         "labels": {
@@ -211,16 +221,15 @@ class Cluster(Server):
 
     def _stop_pods(self, uid: str) -> None:
         for pod in self.pods(uid):
-            name = pod["metadata"]["name"]
             if pod["status"]["phase"] != "Running":
                 self.put("pods", pod, "DELETED")
             elif not is_deleting(pod):
                 if not is_lost(pod):
-                    self._ends[name] = self.now + GRACE
+                    self._ends[place_of(pod)] = self.now + self._grace
                 self.put("pods", {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": self.timestamp()}})
 
-    def _remove_pod(self, name: str) -> None:
-        if (pod := self.get("pods", name)) is None:
+    def _remove_pod(self, place: Place) -> None:
+        if (pod := self.get("pods", place[1], place[0])) is None:
             return
         self.put("pods", pod, "DELETED")
         job = self.job(pod["metadata"]["annotations"][OWNER])
@@ -240,11 +249,11 @@ class Cluster(Server):
             self.put("pods", {**pod, "status": {**pod["status"], "containerStatuses": [status]}})
         return bool(pods)
 
-    def end(self, name: str, code: int = 0) -> bool:
+    def end(self, name: str, code: int = 0, namespace: str = NAMESPACE) -> bool:
         """A job completes, or a rank fails it and the others are stopped."""
-        job = self.get("trainjobs", name)
+        job = self.get("trainjobs", name, namespace)
         pods = self.running_pods(job["metadata"]["uid"]) if job is not None and is_active(job) else []
-        jobset = self.get("jobsets", name)
+        jobset = self.get("jobsets", name, namespace)
         if job is None or jobset is None or not pods:
             return False
         for pod in pods if not code else pods[:1]:
@@ -252,7 +261,7 @@ class Cluster(Server):
             status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [container]}
             self.put("pods", {**pod, "status": status})
         for pod in pods[1:] if code else ():
-            self._ends[pod["metadata"]["name"]] = self.now + GRACE
+            self._ends[place_of(pod)] = self.now + self._grace
             self.put("pods", {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": self.timestamp()}})
         state = "Failed" if code else "Complete"
         if not code:
@@ -283,7 +292,7 @@ class Cluster(Server):
                 self.put("pods", pod, "DELETED")
         failed = self.failed.pop(uid)
         self.put("trainjobs", without_condition(job, "Failed"))
-        self._remove_jobset(name)
+        self._remove_jobset(place_of(job))
         self._note("trainer", "PATCH", job, {"spec": {}})
         self.log[-1].failed = failed
         return True
@@ -304,7 +313,7 @@ class Cluster(Server):
             if is_lost(pod):
                 self.put("pods", {**pod, "status": {**pod["status"], "conditions": []}})
                 if is_deleting(pod):
-                    self._ends[pod["metadata"]["name"]] = self.now + GRACE
+                    self._ends[place_of(pod)] = self.now + self._grace
 
     def admit(self, name: str) -> bool:
         """Kueue admits a job."""
@@ -332,7 +341,7 @@ class Cluster(Server):
 
     def set_runtime(self, *, exists: bool) -> bool:
         """Create or delete the runtime of all jobs."""
-        present = self.get("clustertrainingruntimes", RUNTIME)
+        present = self.get("clustertrainingruntimes", RUNTIME, "")
         if exists is (present is not None):
             return False
         item = {"metadata": {"name": RUNTIME, "uid": self.new_uid()}} if present is None else present

@@ -1,0 +1,1 @@
+"""Fakes of remote servers. Each passes the contract tests that the real one passes."""
