@@ -146,10 +146,10 @@ def reused(facts: Facts, moment: Moment) -> Iterator[str]:
         born = facts.server.reused.get(entry.uid)
         if born is None or entry.method != "POST" or (created := facts.creation(entry.uid)) is None:
             continue
-        process, launch, index = created
+        process, launch, _ = created
         looks = [
             each.version
-            for each in facts.server.log[launch.begin : min(index, launch.end or index)]
+            for each in facts.server.log[launch.begin : entry.sent]
             if each.who == process.name and each.plural == "jobsets" and each.name == entry.name and each.status == 404
         ]
         if not looks or looks[-1] >= born:

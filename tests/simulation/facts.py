@@ -112,7 +112,7 @@ class Facts:
             if entry.uid == uid and entry.method == "POST" and entry.plural == "trainjobs":
                 process = self.process_of(entry)
                 if process is not None:
-                    begun = [launch for launch in process.launches if launch.begin <= index]
+                    begun = [launch for launch in process.launches if launch.begin <= entry.sent]
                     return process, begun[-1], index
         return None
 
