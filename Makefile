@@ -57,7 +57,7 @@ $(VENV)/demo.stamp: $(BIN)/uv pyproject.toml constraints/main-hashed.txt
 $(VENV)/test.stamp: $(VENV)/demo.stamp
 	@echo "installing what the tests need"
 	@$(UV) --python $(BIN)/python --constraints constraints/main-hashed.txt --editable '.[all,examples]' --group test
-	@touch $@
+	@touch $@ $(VENV)/core.stamp  # which this includes
 
 $(TORCH_VENV)/stamp: $(BIN)/uv constraints/torch.txt
 	@echo "setting up $(TORCH_VENV) with PyTorch (about 5 GB)"
@@ -140,7 +140,7 @@ $(STORES_VENV)/stamp: $(BIN)/uv constraints/stores.txt
 
 .PHONY: setup
 setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp $(STEP_VENV)/stamp $(REGISTRY_VENVS:%=%/stamp) \
-	$(PEERS_VENV)/stamp $(DOCS_VENV)/stamp ## set up the environments of `make test`, run nothing
+	$(PEERS_VENV)/stamp $(DOCS_VENV)/stamp ## set up the environments of `make test-all`, run nothing
 
 .PHONY: constraints
 constraints: $(BIN)/uv ## pin the newest versions that install together
@@ -174,25 +174,42 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 
 # ---------------------------------------------------------------- tests
 
-# `make test-unit TESTS='tests/unit/test_spec.py -k name'` runs some of a target's tests.
+# `make test-unit TESTS='tests/unit/test_spec.py -k name'` runs some of a target's tests. SELECT=quick leaves those out
+# that are marked `full`, and what only they need; SELECT=full runs only those.
+SELECT ?=
+SELECTED = $(if $(SELECT),-m '$(if $(filter quick,$(SELECT)),not )full')
+full = $(if $(filter quick,$(SELECT)),,$(1))
 run = COVERAGE_FILE=.coverage.$@ TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
-	$(PYTEST) $(or $(TESTS),$(1)) $(MEASURED)
+	$(PYTEST) $(or $(TESTS),$(1)) $(SELECTED) $(MEASURED)
+
+.PHONY: test
+test: $(VENV)/test.stamp ## lint and the tests for each change: one environment, no root, 12 minutes on 2 cores
+	@SELECT=quick $(BIN)/python tests/lanes.py "$(MAKE)" \
+		"lint test-unit test-docs test-simulation" \
+		"test-airflow test-kfp test-local test-stores test-registry"
+	@$(REPORT)
+
+.PHONY: test-all
+test-all: ## `make test`, and then everything else: a cluster, images, browsers, PyTorch, all docs; needs root
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-rest
 
 # Lanes that take about as long as each other. On 2 cores a fourth makes nothing faster: it lets tests run into their time limits.
-.PHONY: test
-test: packages ## everything, side by side; ends with a table
+.PHONY: test-rest
+test-rest: packages ## what `make test` leaves to `make test-all`
 	@$(MAKE) --no-print-directory -j2 setup cluster-programs
-	@$(BIN)/python tests/lanes.py "$(MAKE)" \
+	@SELECT=full $(BIN)/python tests/lanes.py "$(MAKE)" \
 		"test-cluster test-cluster-restarts" \
 		"test-airflow test-kfp test-docker test-page $(shell $(PYTHON) tests/oldest.py due)" \
-		"test-unit lint test-simulation test-registry test-stores test-local test-docs"
-	@if [ -n "$(COVERAGE)" ]; then $(BIN)/coverage combine --quiet; $(BIN)/coverage report --sort=cover | tail -40; fi
-	@if [ -s .test-output/missing-packages ]; then \
-		echo "Not installed here, so the tests that need them were skipped:$$(sort -u .test-output/missing-packages | tr -d '\n')"; fi
+		"test-unit test-registry test-stores test-local test-docs"
+	@$(REPORT)
+
+define REPORT
+if [ -n "$(COVERAGE)" ]; then $(BIN)/coverage combine --quiet --append; $(BIN)/coverage report --sort=cover | tail -40; fi
+endef
 
 .PHONY: packages
 packages:
-	@rm -f .test-output/missing-packages
 	@sh tests/install-packages.sh tests/apt-packages.txt tests/testcluster/apt-packages.txt tests/containers/apt-packages.txt
 
 .PHONY: lint
@@ -211,19 +228,19 @@ test-simulation: $(VENV)/test.stamp ## the launch protocol on a virtual clock: p
 	$(call run,tests/simulation)
 
 .PHONY: test-local
-test-local: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## real processes on the local backend, a real container registry
+test-local: $(VENV)/test.stamp $(call full,$(TORCH_VENV)/stamp) ## real processes on the local backend, a real container registry
 	$(call run,tests/contract tests/local tests/oci)
 
 .PHONY: test-registry
-test-registry: $(VENV)/test.stamp $(REGISTRY_VENVS:%=%/stamp) ## model registries: MLflow on SQLite and as a server on PostgreSQL, the Kubeflow Model Registry's API
+test-registry: $(VENV)/test.stamp $(call full,$(REGISTRY_VENVS:%=%/stamp)) ## model registries: MLflow on SQLite and as a server on PostgreSQL, the Kubeflow Model Registry's API
 	$(call run,tests/registry)
 
 .PHONY: test-stores
-test-stores: $(VENV)/test.stamp $(PEERS_VENV)/stamp ## copies from and to real servers of every kind of store
+test-stores: $(VENV)/test.stamp $(call full,$(PEERS_VENV)/stamp) ## copies from and to real servers of every kind of store
 	$(call run,tests/stores)
 
 .PHONY: test-airflow
-test-airflow: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## a real Airflow
+test-airflow: $(VENV)/test.stamp $(call full,$(TORCH_VENV)/stamp) ## a real Airflow
 	$(call run,tests/airflow)
 
 # Without what is the same on all versions: crashes of ranks, the examples. Of the tests of a whole Airflow those of what
@@ -239,8 +256,8 @@ test-airflow-oldest: $(OLDEST_VENV)/stamp $(TORCH_VENV)/stamp ## the oldest Airf
 	@[ -n "$(TESTS)" ] || $(PYTHON) tests/oldest.py passed $@
 
 .PHONY: test-kfp
-test-kfp: $(VENV)/test.stamp $(STEP_VENV)/stamp ## the KFP compiler, executor and kfp.local
-	TRAINJOB_STEP_PYTHON=$(CURDIR)/$(STEP_VENV)/bin/python $(call run,tests/kfp)
+test-kfp: $(VENV)/test.stamp $(call full,$(STEP_VENV)/stamp) ## the KFP compiler, executor and kfp.local
+	$(call full,TRAINJOB_STEP_PYTHON=$(CURDIR)/$(STEP_VENV)/bin/python) $(call run,tests/kfp)
 
 .PHONY: test-kfp-oldest
 test-kfp-oldest: PYTEST = $(OLDEST_KFP_VENV)/bin/python -m pytest
@@ -354,8 +371,8 @@ docs: $(DOCS_VENV)/stamp ## build the documentation into site/; fails on a broke
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 .PHONY: test-docs
-test-docs: $(VENV)/test.stamp $(DOCS_VENV)/stamp ## every snippet of README.md and docs/, the site and its links
-	TRAINJOB_MKDOCS=$(CURDIR)/$(DOCS_VENV)/bin/mkdocs $(PYTEST) tests/docs
+test-docs: $(VENV)/test.stamp $(call full,$(DOCS_VENV)/stamp) ## every snippet of README.md and docs/, the site and its links
+	TRAINJOB_MKDOCS=$(CURDIR)/$(DOCS_VENV)/bin/mkdocs $(call run,tests/docs)
 
 .PHONY: test-page
 test-page: $(VENV)/test.stamp ## the page of a training in a browser: screenshots, accessibility, live updates

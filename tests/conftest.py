@@ -22,6 +22,38 @@ hypothesis.settings.register_profile("no-deadline", deadline=None)
 hypothesis.settings.load_profile("no-deadline")
 
 
+FOLDERS = {"cluster", "containers", "oci", "page"}
+"""Folders whose tests all need what the marker `full` names."""
+FIXTURES = {
+    "browser",
+    "clients",
+    "closed_registry",
+    "framework",
+    "mlflow_url",
+    "olah",
+    "open_registry",
+    "peers",
+    "site",
+}
+FIXTURES |= {"small_disk", "tiny"}
+"""Fixtures that need it: Chromium, PyTorch, Debian's servers, other environments, a mount."""
+PARAMETERS = {"stores": {"oci", "oci-password"}, "registry": {"mlflow-server", "server"}}
+"""Folder -> values of parameters for which a fixture starts one of Debian's servers."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads ``-m``
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests as `full` by what they use; those that take long are marked where they are."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        values = {
+            each for each in vars(getattr(item, "callspec", item)).get("params", {}).values() if isinstance(each, str)
+        }
+        needs = FIXTURES.intersection(getattr(item, "fixturenames", ())) or PARAMETERS.get(folder, set()) & values
+        if folder in FOLDERS or needs:
+            item.add_marker(pytest.mark.full)
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``TRAINJOB_HOME`` of this test; all other settings are unset."""

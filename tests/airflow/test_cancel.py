@@ -48,6 +48,7 @@ def no_job_is_left(home: Path) -> Iterator[None]:
                 client.cancel(JobRef.of(job))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("action", ["cancel", "suspend"])
 def test_a_teardown_stops_what_its_setup_launched(run: Run, home: Path, tmp_path: Path, action: str) -> None:
     """Also if the work in between fails. The job has no process any longer when the teardown ends."""

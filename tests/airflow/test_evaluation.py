@@ -90,6 +90,7 @@ def retraining(directory: Path, right: int, **gate: Any) -> DAG:
     return dag
 
 
+@pytest.mark.full
 @registry
 @pytest.mark.timeout(300)
 def test_only_a_model_that_passes_becomes_the_champion(run: Run, tmp_path: Path) -> None:

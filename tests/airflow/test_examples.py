@@ -68,6 +68,7 @@ def test_an_example_for_a_later_airflow_says_so() -> None:
     assert "needs Airflow 3.4 or later: task groups of this one have no loops" in error
 
 
+@pytest.mark.full
 @registry
 @pytest.mark.timeout(1000)
 def test_the_best_of_several_trials_is_exported(run: Run, home: Path) -> None:
@@ -82,6 +83,7 @@ def test_the_best_of_several_trials_is_exported(run: Run, home: Path) -> None:
     assert version.aliases == ("champion",)
 
 
+@pytest.mark.full
 @registry
 @pytest.mark.timeout(1000)
 def test_the_model_of_an_adopted_job_is_exported_if_it_is_good(run: Run, tmp_path: Path) -> None:

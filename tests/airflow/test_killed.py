@@ -126,6 +126,7 @@ def last_line(process: Forked) -> str:
     return process.log.read_text().splitlines()[-1]
 
 
+@pytest.mark.full
 def test_a_second_worker_adopts_the_job_of_the_first(start: Start, home: Path, flag: Path) -> None:
     start("first", "killed_cancel").kill()
     (name,) = jobs(home)

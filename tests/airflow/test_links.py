@@ -182,6 +182,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, Any]]:
     return sent
 
 
+@pytest.mark.full
 def test_a_straggler_is_a_metric_with_its_node(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.providers.common.compat.sdk import Stats
 

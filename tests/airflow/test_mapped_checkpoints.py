@@ -20,6 +20,7 @@ echo "weights of $REGION" > weights
 """
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("airflow_home")
 def test_an_index_that_names_another_item_begins_anew(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -210,6 +210,7 @@ def test_the_next_try_has_more_memory(run: Run, home: Path, deferrable: bool) ->
     assert [name[-2:] for name in jobs(home)] == ["-1", "-2"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "deferrable",
     [False, pytest.param(True, marks=since("3.1", "retries of deferred tasks that begin anew"))],

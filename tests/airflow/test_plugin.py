@@ -276,6 +276,7 @@ def test_the_dag_of_the_address_is_authorized(finished: tuple[DAG, str], get: Ge
 # ---------------------------------------------------------------- studies
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_page_of_a_study(run: Run, get: Get, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainjob.tuning.journal import open_journal

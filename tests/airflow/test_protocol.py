@@ -197,6 +197,10 @@ def test_a_cancel_while_a_task_waits_for_ranks_concerns_its_next_launch(
             raise RanksRemain("node-0 of x-1 on node a has not ended", 60)
         return True
 
+    async def some(self: EarlierRanks) -> bool:
+        return False
+
+    monkeypatch.setattr(EarlierRanks, "none_remain", some)
     monkeypatch.setattr(EarlierRanks, "ended", remain)
     monkeypatch.setattr(base, "_RANKS_PAUSE", 0.2)
     with DAG("ranks_cancelled") as dag:

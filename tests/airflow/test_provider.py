@@ -35,6 +35,7 @@ def test_each_listed_module_exists(module: str) -> None:
     import_module(module)
 
 
+@pytest.mark.full
 def test_airflow_lists_the_provider(airflow_home: Path) -> None:
     """The real command, in a separate process."""
     listed = subprocess.run(

@@ -35,6 +35,7 @@ def framework(monkeypatch: pytest.MonkeyPatch) -> str:
     return "torch"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(find_spec("mlflow") is None, reason="its registry needs SQLAlchemy 2, Airflow 3.0 does not take it")
 @pytest.mark.timeout(1000)
 def test_each_run_starts_from_the_champion(

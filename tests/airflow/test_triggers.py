@@ -193,6 +193,7 @@ def test_a_job_that_ended_before_its_deadline_did_not_time_out() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_a_deadline_is_an_event_and_leaves_the_job_to_the_worker() -> None:
     async def scenario() -> None:
         backend, ref = await started(SLEEP)

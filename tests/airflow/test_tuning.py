@@ -254,6 +254,7 @@ def forks(airflow_home: Path) -> Iterator[Forks]:
         yield forks
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_second_worker_continues_the_study(
     forks: Forks, airflow_home: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

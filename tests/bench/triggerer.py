@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.airflow.system.airflow import Airflow
 from tests.bench.waiting import PYTHON_PATH, STEADY, Bench, wait_for_idle_machine
-from tests.postgresql import PROGRAMS
+from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.processes import Component, wait_until
 from tests.testcluster.access import TRAINER
 from tests.testcluster.control_plane import Cluster
@@ -83,6 +83,7 @@ class Database(Airflow):
     """Airflow's database, without its other components."""
 
     def _start(self) -> None:
+        assert self.database is not None
         self._running.enter_context(self.database)
         self._prepare()
 
@@ -309,7 +310,7 @@ def main() -> None:
         environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
         emit("load average before", os.getloadavg()[0])
         cluster = Cluster(kueue=False, controllers=False, api_server_flags=flags)
-        with cluster, Database(directory / "airflow", directory / "dags", environment) as airflow:
+        with cluster, Database(directory / "airflow", directory / "dags", environment, PostgreSQL()) as airflow:
             bench = Bench(cluster, audit_log, arguments.quiet_seconds, arguments.idle_seconds)
             measure = Measure(bench, cluster, airflow, audit_log, arguments.quiet_seconds)
             ours = measure.ours(arguments.jobs)

@@ -152,5 +152,5 @@ async def test_a_token_that_stays_expired_fails_soon(
     before = len(proxy.requests)
     with pytest.raises(Rejected, match=message):
         await launch(backend, LONG, "b", namespace=tokens.namespace)
-    assert len(proxy.requests) - before == 4, "both lists of a look, with the old and the reloaded token"
+    assert len(proxy.requests) - before == 8, "four requests of a look, with the old and the reloaded token"
     await backend.aclose()

@@ -26,6 +26,8 @@ from pathlib import Path
 import pytest
 from tests.warm import PYTHON, Warm
 
+FIRST = ("README.md", "index.md", "tutorial.md")
+"""The pages that a newcomer follows; the others are left to `make test-all`."""
 ALONE = ("README.md", "command-line.md", "on-this-machine.md")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +146,9 @@ def exported(line: str, place: Place, environment: Mapping[str, str]) -> dict[st
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if runnable(page)], ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    [pytest.param(page, marks=() if page.name in FIRST else pytest.mark.full) for page in PAGES if runnable(page)],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_snippets_run(page: Path, open_place: Opener, tmp_path: Path) -> None:
     place = open_place(page, tmp_path)

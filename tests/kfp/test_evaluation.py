@@ -118,6 +118,7 @@ def test_the_verdict_of_both_models_is_an_output(steps: "Steps") -> None:
         assert records.resolve("m", "champion").tags["trainjob.evaluation.passed"] == "true"
 
 
+@pytest.mark.full
 def test_a_model_that_does_not_pass_is_no_error(steps: "Steps") -> None:
     steps.environment["TRAINJOB_REGISTRY"] = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
     ended = evaluate(steps, 1, champion="")

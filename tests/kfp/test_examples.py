@@ -133,6 +133,7 @@ def test_train_torch_passes_the_task_settings_to_the_job(tmp_path: Path) -> None
     assert tasks(spec)["cleanup"]["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(500)
 def test_tune_digits_exports_the_best(steps: "Steps") -> None:
     steps.python = sys.executable  # with Optuna
@@ -154,6 +155,7 @@ def test_tune_digits_exports_the_best(steps: "Steps") -> None:
     assert version.metrics["accuracy"] > 0.5, "on the dataset of the evaluation"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(500)
 def test_distributed_component_runs_on_all_ranks(steps: "Steps") -> None:
     log = steps.run_example("distributed_component.py")

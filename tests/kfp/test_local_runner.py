@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.kfp.conftest import Steps
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)  # 30 to 60 s on two idle cores, most of it imports of MLflow and JAX
 def test_the_second_run_starts_from_the_champion_of_the_first(steps: Steps) -> None:
     uri = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"

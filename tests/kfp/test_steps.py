@@ -403,6 +403,7 @@ def exported_model(steps: Steps, base_model: dict[str, str]) -> tuple[Ended, dic
     return ended, json.loads(record.read_text())["predicate"]
 
 
+@pytest.mark.full
 def test_repeated_exports_register_one_version(steps: Steps) -> None:
     steps.environment["TRAINJOB_REGISTRY"] = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
     fresh = steps.run("initialize_model", source="models:/m@champion", if_missing="fresh", in_pod=True)
@@ -513,6 +514,7 @@ def test_a_step_writes_a_report_and_logs_its_deadline(steps: Steps) -> None:
     assert "KFP terminates this step" not in steps.run("train", **script("print('trained')")).log
 
 
+@pytest.mark.full
 def test_a_straggler_is_in_the_log_the_result_and_the_metrics(steps: Steps) -> None:
     ended = steps.run("train", **script(SLOW_RANK), num_nodes=2, stall_timeout=2)
     assert ended.code == 0, ended.log

@@ -82,6 +82,7 @@ def test_deadline(jobs: Jobs) -> None:
     assert 3 <= time.monotonic() - began < 3 + 30
 
 
+@pytest.mark.full
 def test_deadline_does_not_count_while_suspended(jobs: Jobs) -> None:
     ref = jobs.launch("sleep 0.2", active_deadline_seconds=4, suspend=True)
     time.sleep(4.2)
@@ -89,6 +90,7 @@ def test_deadline_does_not_count_while_suspended(jobs: Jobs) -> None:
     jobs.client.wait(ref)
 
 
+@pytest.mark.full
 def test_a_rank_that_ignores_sigterm(jobs: Jobs) -> None:
     ref = jobs.launch("trap '' TERM; echo deaf; while :; do sleep 0.1; done", num_nodes=2)
     jobs.starts(ref, 2)

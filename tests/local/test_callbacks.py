@@ -14,6 +14,7 @@ TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
 
 pytestmark = [
     pytest.mark.timeout(400),  # the libraries take 10 s to import on an idle machine
+    pytest.mark.full,
     pytest.mark.skipif(
         not TORCH_PYTHON,
         reason="PyTorch (about 5 GB) has a separate environment; TRAINJOB_TORCH_PYTHON names its python",
@@ -128,6 +129,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, progress.Repo
     return {name: progress.read((place / name).read_text()) for name in scripts}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("library", ["huggingface", "lightning"])
 def test_a_training_is_reported(reports: dict[str, progress.Report | None], library: str) -> None:
     report = reports[library]

@@ -188,6 +188,7 @@ def test_many_launchers_at_once_start_one_job(jobs: Jobs) -> None:
     assert [JobRef.of(job) for job in jobs.client.list()] == refs[:1]
 
 
+@pytest.mark.full
 def test_a_launch_during_a_cancel_is_the_next_attempt(jobs: Jobs, tmp_path: Path) -> None:
     ref = jobs.launch(f"trap 'until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit' TERM; echo on; sleep 60 & wait")
     jobs.starts(ref)
@@ -198,6 +199,7 @@ def test_a_launch_during_a_cancel_is_the_next_attempt(jobs: Jobs, tmp_path: Path
     (tmp_path / "go").touch()
 
 
+@pytest.mark.full
 def test_a_launch_that_does_not_wait_for_ranks_names_them(jobs: Jobs) -> None:
     ref = jobs.launch("trap '' TERM; echo on; sleep 60 & wait; sleep 60")
     jobs.starts(ref)
@@ -230,6 +232,7 @@ def test_a_cancelled_job_can_be_deleted(jobs: Jobs) -> None:
     assert jobs.launch("true").attempt == 2
 
 
+@pytest.mark.full
 def test_a_job_can_be_deleted_during_a_cancel(jobs: Jobs) -> None:
     ref = jobs.launch("trap '' TERM; echo on; while :; do sleep 0.1; done")
     jobs.starts(ref)

@@ -131,6 +131,7 @@ def one(jobs: Jobs, run: int, marks: Path) -> str:
     return f"{len(of_attempts)} attempt(s)"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_chaos(jobs: Jobs, tmp_path: Path, record_property: campaigns.Record) -> None:
     campaigns.begin(record_property, RUNS)

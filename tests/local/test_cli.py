@@ -399,6 +399,7 @@ def test_an_interrupt_can_keep_the_job(trainjob: Shell) -> None:
     assert trainjob.json("status", name[1])["phase"] == "Running"
 
 
+@pytest.mark.full
 def test_a_second_interrupt_leaves_at_once(trainjob: Shell) -> None:
     process = trainjob.start("run", *STEP, *STUBBORN)
     read_until(process, "begun")
@@ -654,6 +655,7 @@ def test_commands_to_run_next_repeat_the_backend_and_the_namespace(trainjob: She
     trainjob.environment["TRAINJOB_BACKEND"] = "local"
 
 
+@pytest.mark.full
 def test_typing_ctrl_c_cancels(trainjob: Shell) -> None:
     terminal = Terminal(trainjob, "run", *JAX, *STUBBORN)
     eventually(lambda: terminal.text.count("begun") >= 2)

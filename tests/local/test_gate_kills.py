@@ -114,6 +114,7 @@ def _trapped(trap: Trap, records: Records, chance: random.Random) -> Iterator[No
         records.fake.fault = lambda _: None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("registry", REGISTRIES)
 def test_no_kill_promotes_a_model_that_has_not_passed(
     registry: str, tmp_path: Path, record_property: campaigns.Record

@@ -69,6 +69,7 @@ def one_hang(jobs: Jobs, folder: Path, run: int) -> tuple[bool, float]:
     return right, noticed - began
 
 
+@pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_hang_is_noticed_and_the_right_rank_is_named(
     jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
@@ -96,6 +97,7 @@ def one_healthy(jobs: Jobs, folder: Path, run: int) -> None:
     campaigns.done(f"run {run}: first step after {plan['first']:.1f} s, {pauses}")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_healthy_job_with_pauses_raises_no_alarm(
     jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
@@ -122,6 +124,7 @@ def one_slow(jobs: Jobs, folder: Path, run: int) -> tuple[str, str]:
     return ",".join(named), f"node-{plan['culprit']}" if plan["slower"] > 1 else ""
 
 
+@pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_slow_rank_of_a_synchronous_training_is_named(
     jobs: Jobs, tmp_path: Path, record_property: campaigns.Record, monkeypatch: pytest.MonkeyPatch
@@ -177,6 +180,7 @@ for step, batch in enumerate(DataLoader(Examples())):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.full
 @pytest.mark.skipif(
     not TORCH_PYTHON, reason="PyTorch has a separate environment; TRAINJOB_TORCH_PYTHON names its python"
 )

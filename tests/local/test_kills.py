@@ -325,6 +325,7 @@ def test_initialize(world: World, source: str, target: str) -> None:
     _many(world, case)
 
 
+@pytest.mark.full
 @needs_registry
 @pytest.mark.parametrize(("target", "registry"), EXPORT)
 def test_export(world: World, target: str, registry: str) -> None:

@@ -33,6 +33,7 @@ def _sparse(folder: Path, size: int) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_a_large_sparse_file(server: Zeros, tmp_path: Path) -> None:
     """The server keeps only the length of the file, so no disk space is needed."""
     size = (20 if campaigns.FULL else 2) * GIB
@@ -76,6 +77,7 @@ def test_ranges_of_large_files(server: Zeros, tmp_path: Path) -> None:
     assert used < LIMIT
 
 
+@pytest.mark.full
 def test_ten_thousand_small_files(server: Zeros, tmp_path: Path) -> None:
     source = tmp_path / "source"
     for number in range(10_000):

@@ -196,6 +196,7 @@ def test_a_home_may_be_a_link_of_its_user(home: Path, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "disk").stat().st_mode) == 0o700
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a link to another user needs root")
 def test_a_home_linked_by_another_user_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir(mode=0o700)

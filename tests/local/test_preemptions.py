@@ -160,6 +160,7 @@ def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]
     return seen
 
 
+@pytest.mark.full
 def test_a_preempted_training_repeats_at_most_one_interval_and_ends_with_the_same_weights(
     jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
 ) -> None:

@@ -71,6 +71,7 @@ def check_resumed(earlier: Process, later: Process) -> None:
     assert later.resumed > 0
 
 
+@pytest.mark.full
 def test_an_interrupted_training_ends_with_the_weights_of_an_undisturbed_one(jobs: Jobs, tmp_path: Path) -> None:
     backend = jobs.client.backend
     undisturbed = train(jobs, "undisturbed", tmp_path / "undisturbed")

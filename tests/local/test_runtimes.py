@@ -121,6 +121,7 @@ def test_the_value_that_rank_0_returns(jobs: Jobs, runtime: str, rank: str) -> N
     assert result.as_dict()["returned"] == result.returned
 
 
+@pytest.mark.full
 @needs_torch
 def test_the_value_that_rank_0_of_torchrun_returns(home: Path) -> None:
     with TrainJobClient(LocalBackend(environments={"torch-distributed": Path(TORCH_PYTHON).parents[1]})) as client:
@@ -140,6 +141,7 @@ def test_mpi_without_mpirun(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_pat
         jobs.launch(runtime=runtime, command=["mpirun", "true"])
 
 
+@pytest.mark.full
 @needs_mpirun
 def test_mpi(jobs: Jobs) -> None:
     script = 'echo "$OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"'
@@ -158,12 +160,14 @@ def mpi_train() -> None:
     sys.exit(int(os.environ["OMPI_COMM_WORLD_RANK"]) * 3)
 
 
+@pytest.mark.full
 @needs_mpirun
 def test_the_value_that_rank_0_of_mpirun_returns(jobs: Jobs) -> None:
     result = jobs.run(runtime="deepspeed-distributed", func=give, num_nodes=2)
     assert result.returned["OMPI_COMM_WORLD_RANK"] == "0"
 
 
+@pytest.mark.full
 @needs_mpirun
 def test_a_function_with_mpi_fails_by_its_launcher(jobs: Jobs) -> None:
     found = jobs.fails(runtime="deepspeed-distributed", func=mpi_train, num_nodes=2)
@@ -171,6 +175,7 @@ def test_a_function_with_mpi_fails_by_its_launcher(jobs: Jobs) -> None:
     assert any("rank 1" in line for line in found.log)
 
 
+@pytest.mark.full
 @needs_mpirun
 def test_nothing_of_an_mpi_job_is_left(jobs: Jobs) -> None:
     fields: dict[str, Any] = {

@@ -142,6 +142,7 @@ def champion(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended, pro
     return directory / "model", ended, reported(directory / "log")
 
 
+@pytest.mark.full
 def test_two_jax_processes_train_one_model(champion: tuple[Path, Ended, progress.Report], digits: ModuleType) -> None:
     directory, ended, report = champion
     assert [re.findall(r"rank (\d) of 2 starts", text) for text in ended.output] == [["0"], ["1"]]
@@ -192,6 +193,7 @@ def test_two_processes_compute_the_same_as_one(champion: tuple[Path, Ended, prog
             np.testing.assert_allclose(two.get_tensor(name), one.get_tensor(name), atol=2e-3)
 
 
+@pytest.mark.full
 def test_continued_training_does_not_lower_the_accuracy(
     champion: tuple[Path, Ended, progress.Report], digits: ModuleType, tmp_path: Path
 ) -> None:
@@ -211,6 +213,7 @@ def test_continued_training_does_not_lower_the_accuracy(
         assert json.loads((output / "config.json").read_text())["continued"] is True
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failed_rank_ends_the_other(tmp_path: Path, rank: int) -> None:
     output = tmp_path / "model"
@@ -230,6 +233,7 @@ def test_a_remote_location_is_refused_with_advice(tmp_path: Path) -> None:
     assert "s3://bucket/digits is not a local path: start this script by `trainjob exec" in ended.text
 
 
+@pytest.mark.full
 @needs_torch
 def test_two_torch_processes_train_one_model(
     champion: tuple[Path, Ended, progress.Report], digits: ModuleType, tmp_path: Path
@@ -251,6 +255,7 @@ def test_two_torch_processes_train_one_model(
     check_model(tmp_path / "continued", ended, reported(tmp_path / "log"), digits, "torch")
 
 
+@pytest.mark.full
 @needs_torch
 def test_a_failed_torch_rank_ends_the_other_and_the_next_run_resumes(tmp_path: Path) -> None:
     """`tests/local/test_recovery.py` tests more interruptions, with JAX."""
@@ -272,6 +277,7 @@ def test_a_failed_torch_rank_ends_the_other_and_the_next_run_resumes(tmp_path: P
     assert not list((tmp_path / "checkpoints" / "of-this-work").iterdir())
 
 
+@pytest.mark.full
 @needs_torch
 def test_ranks_that_write_one_checkpoint_resume_from_the_latest_complete_one(tmp_path: Path) -> None:
     """`trainjob.checkpoints` with PyTorch's distributed checkpoints."""

@@ -66,6 +66,7 @@ def shell(home: Path) -> Shell:
     return Shell(home)
 
 
+@pytest.mark.full
 def test_a_study_is_run_continued_and_shown(shell: Shell) -> None:
     out, err = shell.run("tune", shell.study(), "--key", "digits/search")
     lines = out.splitlines()
@@ -90,6 +91,7 @@ def test_a_study_is_run_continued_and_shown(shell: Shell) -> None:
     assert "digits/search" in (shell.home / "page.html").read_text()
 
 
+@pytest.mark.full
 def test_ctrl_c_cancels_the_running_trials(shell: Shell) -> None:
     process = shell.start("tune", shell.study(seconds=60), "--key", "k")
     eventually(lambda: len(shell.running()) == 2)
@@ -104,6 +106,7 @@ def test_ctrl_c_cancels_the_running_trials(shell: Shell) -> None:
     assert (document["kind"], document["state"], len(document["trials"])) == ("study", "running", 2)
 
 
+@pytest.mark.full
 def test_a_terminal_shows_a_bar(shell: Shell) -> None:
     master, terminal = pty.openpty()
     try:
@@ -136,6 +139,7 @@ def test_a_file_with_problems(shell: Shell, change: dict[str, Any], problems: li
         assert problem in err
 
 
+@pytest.mark.full
 def test_an_optuna_storage_is_the_workspace_and_its_password_is_a_reference(shell: Shell) -> None:
     url = f"sqlite:///{shell.home}/studies.db"
     _, err = shell.run("tune", shell.study(max_trials=1), "--key", "a/b", "--workspace", url)

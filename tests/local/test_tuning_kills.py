@@ -88,6 +88,7 @@ def launchers(jobs: Jobs, tmp_path: Path) -> Launchers:
     return Launchers(jobs, tmp_path)
 
 
+@pytest.mark.full
 def test_a_killed_launcher_loses_and_doubles_no_trial(launchers: Launchers, record_property: campaigns.Record) -> None:
     campaigns.begin(record_property, KILLS)
     killed = number = 0

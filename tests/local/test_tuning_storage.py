@@ -87,6 +87,7 @@ def launchers(
         yield made
 
 
+@pytest.mark.full
 def test_launchers_at_once_and_killed_ones_are_one_study(launchers: StorageLaunchers) -> None:
     """The database is empty when two launchers begin."""
     study = launchers.searches.study(max_trials=4, parallel=2)

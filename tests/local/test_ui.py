@@ -108,6 +108,7 @@ def page(browser: Browser) -> Iterator[Page]:
     page.close()
 
 
+@pytest.mark.full
 def test_the_pages_follow_a_training(jobs: Jobs, tmp_path: Path, page: Page) -> None:
     origin = {"dag_id": "digits", "run_id": "manual", "task_id": "train"}
     jobs.run("exit 0", "airflow/x/digits/manual/-1/load", runtime="trainjob-step")
@@ -174,6 +175,7 @@ def test_an_unusable_cluster_is_reported_at_once(tmp_path: Path) -> None:
     assert refused.stdout == ""
 
 
+@pytest.mark.full
 def test_1000_jobs_of_this_machine(jobs: Jobs, tmp_path: Path) -> None:
     ref = jobs.run("true", "many/first")
     original = jobs.home / "jobs" / ref.namespace / ref.name

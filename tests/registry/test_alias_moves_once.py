@@ -100,6 +100,7 @@ class Writes:
         return False
 
 
+@pytest.mark.full
 @each_registry
 def test_a_retry_does_not_move_the_alias_back(registry: Registry, name: str) -> None:
     assert registry.promote(name, "2", alias="champion", once=True).promoted

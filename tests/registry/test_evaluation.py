@@ -322,6 +322,7 @@ def test_a_champion_whose_files_are_gone_is_an_error(work: Work) -> None:
         work.evaluate(8)
 
 
+@pytest.mark.full
 def test_the_program_reports_the_decision(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     log = work.directory / "message"
     log.touch()

@@ -31,6 +31,7 @@ def _official(version: str, url: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", ["v1", "v1alpha3"])
 def test_official_client(version: str) -> None:
     with FakeRegistry((version,)) as fake:

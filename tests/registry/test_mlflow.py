@@ -224,6 +224,7 @@ def test_without_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         connect(f"sqlite:///{tmp_path}/x.db")
 
 
+@pytest.mark.full
 def test_processes_that_create_the_database_at_once_register_one_version(tmp_path: Path, python: str) -> None:
     (tmp_path / "script").write_text(
         "import sys; from trainjob.registry import connect; r = connect(sys.argv[1]);"

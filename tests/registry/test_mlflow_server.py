@@ -103,6 +103,7 @@ def test_registrations_at_once_give_one_version(server: str, tmp_path: Path, pyt
     assert sorted(exports) == [f"e{number}" for number in range(8)]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_server_that_stops_answering(server: str) -> None:
     registry = connect(server)

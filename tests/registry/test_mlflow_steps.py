@@ -148,6 +148,7 @@ def test_a_missing_champion_is_an_error_or_a_fresh_start(registry: Registry, tmp
         initialize(str(tmp_path), str(tmp_path / "in"), if_missing="fresh")
 
 
+@pytest.mark.full
 def test_an_outage_is_not_a_fresh_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unreachable = "http://127.0.0.1:1"
     with pytest.raises(RegistryUnavailable):

@@ -263,6 +263,7 @@ def test_a_large_file(store: Store, name: str, tmp_path: Path, monkeypatch: pyte
             assert len(spans) == 5
 
 
+@pytest.mark.full
 @every("store", ["s3"], indirect=True)
 def test_thousands_of_small_files(store: Store, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than S3 lists in one reply, which is 1000. `tests/local/test_memory.py` has 10 000 in directories, too."""

@@ -35,6 +35,7 @@ def bucket(own_bucket: Any, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatc
     own_bucket.objects.all().delete()
 
 
+@pytest.mark.full
 def test_of_20_writers_one_creates_an_object(bucket: Any) -> None:
     ready = Barrier(WRITERS)
 

@@ -262,6 +262,7 @@ def test_the_role_of_an_instance(
     assert server.requests[-1][2]["x-aws-ec2-metadata-token"] == "of-this-instance"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("down", [False, True])
 def test_keys_of_a_role_rotated_during_a_copy(
     down: bool,
@@ -326,6 +327,7 @@ def secure(issuer: Issuer, authority: Authority, tmp_path_factory: pytest.TempPa
         yield running
 
 
+@pytest.mark.full
 def test_a_private_certificate_authority(
     secure: SeaweedFS, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

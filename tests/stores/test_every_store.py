@@ -135,6 +135,7 @@ def test_keys_rejected_while_reading(store: FaultyStore, target: Path, status: i
 # ------------------------------------------------------------ failing writes
 
 
+@pytest.mark.full
 @writing
 @pytest.mark.parametrize(
     ("fault", "error"),

@@ -257,6 +257,7 @@ def _killed_after(arguments: list[str], happened: Callable[[], bool], number: in
     assert process.wait(60) != 0, "the process ended before the signal"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_download_is_resumed(bucket: Any, proxy: _Proxy, tmp_path: Path, number: signal.Signals) -> None:
     data = BIG * 2  # 60 MB

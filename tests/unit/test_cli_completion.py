@@ -13,7 +13,7 @@ import anyio
 import pytest
 import yaml
 from click.shell_completion import ShellComplete
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
 
 from trainjob._jobs.launching import launch
 from trainjob._spec import TrainJobSpec
@@ -46,7 +46,7 @@ def test_commands_options_and_choices_are_completed() -> None:
 
 
 def test_jobs_and_keys_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = MemoryBackend()
+    backend = DirectBackend()
     monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: backend)
     assert completed("status", "") == []
 

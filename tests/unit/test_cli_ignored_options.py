@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
 from tests.unit.program import exit_of
 
 from trainjob.cli import session as sessions
@@ -74,12 +74,12 @@ HAVE_EFFECT: list[tuple[str, ...]] = [
 
 
 @pytest.fixture(autouse=True)
-def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryBackend:
+def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DirectBackend:
     for name in ("TRAINJOB_NAMESPACE", "TRAINJOB_BACKEND"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{tmp_path}/registry.db")
-    made = MemoryBackend()
+    made = DirectBackend()
     monkeypatch.setattr(sessions, "connect", lambda *_, **__: made)
     return made
 
@@ -88,7 +88,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryBackend:
     ("words", "message"), IGNORED, ids=lambda each: " ".join(each) if isinstance(each, tuple) else ""
 )
 def test_an_ignored_option_is_refused(
-    backend: MemoryBackend,
+    backend: DirectBackend,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     words: tuple[str, ...],

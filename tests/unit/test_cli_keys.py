@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
 from tests.unit.program import exit_of
 
 from trainjob import (
@@ -27,13 +27,13 @@ SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]}
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
-    made = MemoryBackend()
+def backend(monkeypatch: pytest.MonkeyPatch) -> DirectBackend:
+    made = DirectBackend()
     monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: made)
     return made
 
 
-def launched(backend: MemoryBackend, key: str, namespace: str = "default") -> JobRef:
+def launched(backend: DirectBackend, key: str, namespace: str = "default") -> JobRef:
     with TrainJobClient(backend, namespace) as client:
         return client.launch(SPEC, key)
 
@@ -41,7 +41,7 @@ def launched(backend: MemoryBackend, key: str, namespace: str = "default") -> Jo
 @pytest.mark.parametrize("key", ["c1", "nightly/train", "a/b/c", "Not A Name"])
 @pytest.mark.parametrize("command", ["status", "diagnose", "wait", "logs", "goodput"])
 def test_a_job_is_found_by_its_key(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], command: str, key: str
+    backend: DirectBackend, capsys: pytest.CaptureFixture[str], command: str, key: str
 ) -> None:
     ref = launched(backend, key)
     backend.end(ref)
@@ -52,7 +52,7 @@ def test_a_job_is_found_by_its_key(
 
 
 def test_a_job_is_stopped_resumed_and_deleted_by_its_key(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+    backend: DirectBackend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ref = launched(backend, "nightly/train")
     assert exit_of(capsys, "cancel", "--suspend", "nightly/train")[0] == 0
@@ -65,14 +65,14 @@ def test_a_job_is_stopped_resumed_and_deleted_by_its_key(
 
 
 def test_a_name_in_another_namespace_is_found_before_a_key(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+    backend: DirectBackend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ref = launched(backend, "work", "ml")
     assert json.loads(exit_of(capsys, "status", "--json", f"ml/{ref.name}")[1])["name"] == ref.name
     assert json.loads(exit_of(capsys, "status", "--json", "ml/work")[1])["name"] == ref.name
 
 
-def test_a_text_that_means_two_jobs_is_refused(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_that_means_two_jobs_is_refused(backend: DirectBackend, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = launched(backend, "train", "nightly"), launched(backend, "nightly/train")
     code, _, err = exit_of(capsys, "status", "nightly/train")
     assert code == 2
@@ -80,7 +80,7 @@ def test_a_text_that_means_two_jobs_is_refused(backend: MemoryBackend, capsys: p
     assert "name the one that you mean as NAMESPACE/NAME" in err
 
 
-def test_a_report_as_json_on_stdout_is_json_only(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_as_json_on_stdout_is_json_only(backend: DirectBackend, capsys: pytest.CaptureFixture[str]) -> None:
     ref = launched(backend, "c1")
     code, out, _ = exit_of(capsys, "report", "c1", "--json", "-o", "-")
     assert code == 0
@@ -90,7 +90,7 @@ def test_a_report_as_json_on_stdout_is_json_only(backend: MemoryBackend, capsys:
 # --- what an account may not read
 
 
-class Guarded(MemoryBackend):
+class Guarded(DirectBackend):
     """Refuses lists in these namespaces, and reads of single jobs in those."""
 
     lists: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ async def test_an_outage_is_not_taken_for_a_missing_job() -> None:
 
 @pytest.mark.anyio
 async def test_a_name_with_its_namespace_means_one_job_although_it_is_a_key_there() -> None:
-    backend = MemoryBackend()
+    backend = DirectBackend()
     one = await launch(backend, SPEC, "first", namespace="ml")
     await launch(backend, SPEC, one.name, namespace="ml")
     with pytest.raises(InvalidSpec, match="name the one that you mean as NAMESPACE/NAME"):

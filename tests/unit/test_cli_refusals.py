@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
 from tests.unit.program import exit_of
 
 from trainjob import InvalidSpec, Settings, TrainJobClient
@@ -53,7 +53,7 @@ def test_a_blank_key_is_rejected(
 
 
 def test_every_launch_function_rejects_a_blank_key(tmp_path: Path) -> None:
-    backend = MemoryBackend()
+    backend = DirectBackend()
     with TrainJobClient(LocalBackend(tmp_path)) as client:
         calls: list[Callable[[], object]] = [
             lambda: client.launch(SPEC, ""),
@@ -193,13 +193,13 @@ def test_exit_code_of_os_errors_depends_on_whether_a_retry_may_help(
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
-    memory = MemoryBackend()
+def backend(monkeypatch: pytest.MonkeyPatch) -> DirectBackend:
+    memory = DirectBackend()
     monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: memory)
     return memory
 
 
-def test_a_list_without_a_match_names_its_filters(capsys: pytest.CaptureFixture[str], backend: MemoryBackend) -> None:
+def test_a_list_without_a_match_names_its_filters(capsys: pytest.CaptureFixture[str], backend: DirectBackend) -> None:
     assert exit_of(capsys, "list") == (0, "", "no jobs in namespace default\n")
     code, _, err = exit_of(capsys, "list", "--key", "a", "--phase", "Running")
     assert (code, err) == (0, "no jobs in namespace default with key 'a' in phase Running; list all: trainjob list\n")
@@ -213,7 +213,7 @@ def test_a_list_without_a_match_names_its_filters(capsys: pytest.CaptureFixture[
 
 
 def test_an_unknown_rank_is_rejected(
-    capsys: pytest.CaptureFixture[str], backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], backend: DirectBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = anyio.run(lambda: launch(backend, SPEC, "a", namespace="default"))
 

@@ -13,7 +13,7 @@ from threading import Barrier, Event, get_ident
 
 import anyio
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
 
 from trainjob import (
     ConfigurationError,
@@ -49,7 +49,7 @@ def test_concurrent_first_calls_share_one_event_loop(monkeypatch: pytest.MonkeyP
     async def where() -> int:
         return get_ident()
 
-    with TrainJobClient(MemoryBackend(), "ns") as client, ThreadPoolExecutor(THREADS) as pool:
+    with TrainJobClient(DirectBackend(), "ns") as client, ThreadPoolExecutor(THREADS) as pool:
 
         def use(_: int) -> int:
             barrier.wait(10)
@@ -86,6 +86,7 @@ users: [{name: u, user: {token: t}}]
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["local", "kubernetes"])
 @pytest.mark.parametrize(
     ("rest", "printed"),
@@ -147,7 +148,7 @@ def test_a_script_ends_with_its_last_line(backend: str, rest: str, printed: str,
 def test_a_client_of_a_backend_that_the_caller_connected_is_not_used_after_a_fork(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with TrainJobClient(MemoryBackend(), "ns") as client:
+    with TrainJobClient(DirectBackend(), "ns") as client:
         monkeypatch.setattr("os.getpid", lambda: -1)
         with pytest.raises(ConfigurationError, match="made before the process was forked: make one in the child"):
             client.list()
@@ -161,7 +162,7 @@ def test_a_call_that_exits_does_not_hang(error: BaseException) -> None:
     async def exits() -> None:
         raise error
 
-    client = TrainJobClient(MemoryBackend(), "ns")
+    client = TrainJobClient(DirectBackend(), "ns")
     with pytest.raises(type(error)):
         client.call(exits)
 
@@ -181,7 +182,7 @@ def test_what_is_cancelled_cannot_wait_on(end: str) -> None:
             finally:
                 left.set()
 
-    with TrainJobClient(MemoryBackend(), "ns") as client:
+    with TrainJobClient(DirectBackend(), "ns") as client:
         running = client.start(stubborn)
         assert begun.wait(10)
         if end == "cancel":
@@ -194,7 +195,7 @@ def test_what_is_cancelled_cannot_wait_on(end: str) -> None:
 
 
 def test_a_call_on_the_event_loop_is_refused() -> None:
-    with TrainJobClient(MemoryBackend(), "ns") as client:
+    with TrainJobClient(DirectBackend(), "ns") as client:
 
         async def nested() -> object:
             return client.list()
@@ -207,7 +208,7 @@ def test_a_call_on_the_event_loop_is_refused() -> None:
 
 
 def test_a_job_is_named_by_its_reference_name_or_key() -> None:
-    backend = MemoryBackend()
+    backend = DirectBackend()
     with TrainJobClient(backend, "ns") as client:
         ref = client.launch(SPEC, "nightly/train")
         assert client.find("nightly/train") == client.find(ref.name) == ref
@@ -229,7 +230,7 @@ def test_a_job_is_named_by_its_reference_name_or_key() -> None:
 
 
 def test_a_key_stands_for_the_attempt_that_counts() -> None:
-    backend = MemoryBackend()
+    backend = DirectBackend()
     with TrainJobClient(backend, "ns") as client:
         first = client.launch(SPEC, "key")
         backend.end(first, 1)
@@ -239,7 +240,7 @@ def test_a_key_stands_for_the_attempt_that_counts() -> None:
 
 
 def test_a_text_that_names_two_jobs_is_refused() -> None:
-    backend = MemoryBackend()
+    backend = DirectBackend()
     with TrainJobClient(backend, "ns") as client:
         one = client.launch(SPEC, "first")
         other = client.launch(SPEC, one.name)
@@ -253,13 +254,13 @@ def test_a_text_that_names_two_jobs_is_refused() -> None:
 
 
 def test_a_launch_without_a_key_is_another_job_each_time() -> None:
-    with TrainJobClient(MemoryBackend(), "ns") as client:
+    with TrainJobClient(DirectBackend(), "ns") as client:
         one, other = client.launch(SPEC), client.launch(SPEC)
     assert one.name != other.name
 
 
 def test_run_launches_and_waits() -> None:
-    backend = MemoryBackend()
+    backend = DirectBackend()
     with TrainJobClient(backend, "ns") as client:
         backend.end(client.launch(SPEC, "key"))
         assert client.run(SPEC, "key", run_timeout="1h").name == client.find("key").name
@@ -268,7 +269,7 @@ def test_run_launches_and_waits() -> None:
 
 
 def test_timeouts_are_written_once() -> None:
-    with TrainJobClient(MemoryBackend(), "ns") as client:
+    with TrainJobClient(DirectBackend(), "ns") as client:
         ref = client.launch(SPEC, "key")
         with pytest.raises(
             ConfigurationError, match=r"^run_timeout: write it as an argument or in options, not as both$"
@@ -277,14 +278,14 @@ def test_timeouts_are_written_once() -> None:
 
 
 def test_a_launch_records_the_try_of_its_caller() -> None:
-    backend = MemoryBackend()
+    backend = DirectBackend()
     with TrainJobClient(backend, "ns") as client:
         ref = client.launch(SPEC, "key", tried=3)
     assert backend.job(ref)["metadata"]["annotations"][TRY] == "3"
 
 
 def test_a_key_is_cancelled_with_all_its_attempts() -> None:
-    backend = MemoryBackend()
+    backend = DirectBackend()
     with TrainJobClient(backend, "ns") as client:
         ref = client.launch(SPEC, "key")
         suspended = client.cancel_key("key", "suspend")
@@ -298,7 +299,7 @@ def test_a_key_is_cancelled_with_all_its_attempts() -> None:
 
 
 def test_a_wait_follows_the_attempt_that_counts() -> None:
-    backend = MemoryBackend()
+    backend = DirectBackend()
     followed: list[JobRef] = []
     with TrainJobClient(backend, "ns") as client:
         first = client.launch(SPEC, "key")

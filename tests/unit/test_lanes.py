@@ -18,11 +18,12 @@ SUITE = "<testsuites><testsuite>{}</testsuite></testsuites>"
         (SUITE.format(CASE.format('<failure message="wrong"/>')), 2, 2, "test-a: tests/unit/test_a.py::test_b: wrong"),
         (SUITE.format(CASE.format("")), 2, 2, "FAILED test-a: exit status 2"),
         (SUITE.format(CASE.format(""))[:-20], 0, 1, "FAILED test-a: its results cannot be read: "),
+        (SUITE.format(CASE.format('<skipped message="no root"/>')), 0, 1, "FAILED test-a: 1 skipped"),
         (SUITE.format(""), 0, 1, "FAILED test-a: no test ran"),
         ("", 0, 1, "FAILED test-a: its results cannot be read: "),
         (None, 0, 1, "FAILED test-a: its results cannot be read: "),
     ],
-    ids=["passed", "failed", "status", "truncated", "no test", "empty", "no file"],
+    ids=["passed", "failed", "status", "truncated", "skipped", "no test", "empty", "no file"],
 )
 def test_a_target_passes_only_if_its_tests_ran(
     tmp_path: Path,

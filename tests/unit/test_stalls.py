@@ -195,6 +195,7 @@ async def test_after_the_first_step_log_lines_are_no_progress(backend: MemoryBac
     assert waiter.hung is not None
 
 
+@pytest.mark.full
 async def test_markers_that_other_lines_have_displaced_do_not_make_a_hang(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +227,7 @@ class Starting(MemoryBackend):
             yield {**pod(1, "machine-1"), "status": {"phase": "Pending"}}, []
 
 
+@pytest.mark.full
 async def test_ranks_that_wait_for_a_pod_that_has_not_started_do_not_hang() -> None:
     backend = Starting()
     ref = await running(backend)
@@ -319,6 +321,7 @@ async def test_a_job_that_hangs_is_ended_with_its_diagnosis_kept(backend: Memory
     assert '"category": "hang"' in backend.job(ref)["metadata"]["annotations"]["trainjob.dev/given-up"]
 
 
+@pytest.mark.full
 async def test_an_outage_of_all_logs_is_no_hang(backend: MemoryBackend) -> None:
     ref = await running(backend)
     marker(backend, 0, count=3, step=3)
@@ -346,6 +349,7 @@ async def test_a_rank_whose_log_is_lost_with_its_node_is_named(backend: MemoryBa
     assert "node-1 does not respond any more at step 3: its log cannot be read any more" in str(waiter.hung)
 
 
+@pytest.mark.full
 async def test_steps_of_one_rank_count_although_another_one_reports_a_stall(backend: MemoryBackend) -> None:
     """The first reading shows the stall of rank 0, and rank 1 steps just before each reading."""
     ref = await running(backend)
@@ -381,6 +385,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 SLOW = "node-1 is slower than the other ranks: 2 s of work per step, the median is 1 s."
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("quick")
 async def test_a_straggler_is_named_once_and_recorded(backend: MemoryBackend) -> None:
     ref = await running(backend, num_nodes=3)
@@ -396,6 +401,7 @@ async def test_a_straggler_is_named_once_and_recorded(backend: MemoryBackend) ->
     assert found["summary"].startswith(SLOW)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("quick")
 async def test_a_straggler_that_another_waiter_has_found_stays(backend: MemoryBackend) -> None:
     ref = await running(backend, num_nodes=3)
@@ -407,6 +413,7 @@ async def test_a_straggler_that_another_waiter_has_found_stays(backend: MemoryBa
     assert [each["rank"] for each in waiter.result.stragglers] == ["node-2", "node-1"]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("quick")
 async def test_without_the_permission_to_record_them_stragglers_are_named(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
@@ -424,6 +431,7 @@ async def test_without_the_permission_to_record_them_stragglers_are_named(
     assert waiter.result.stragglers == []
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("quick")
 async def test_of_many_stragglers_a_few_are_reported(backend: MemoryBackend) -> None:
     ref = await running(backend, num_nodes=12)

@@ -403,6 +403,7 @@ async def test_a_resume_that_is_refused_is_reported_once(backend: MemoryCluster)
 # ---------------------------------------------------------------- a deletion that does not end
 
 
+@pytest.mark.full
 async def test_a_wait_ends_when_a_deletion_has_lasted_for_its_grace_period_and_a_minute(
     backend: MemoryCluster,
 ) -> None:
@@ -417,6 +418,7 @@ async def test_a_wait_ends_when_a_deletion_has_lasted_for_its_grace_period_and_a
     assert f"TrainJob {ref} is still being deleted: a node may not answer, and may still write" in waiter.notices
 
 
+@pytest.mark.full
 async def test_a_deletion_is_waited_for_while_it_may_end(
     backend: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

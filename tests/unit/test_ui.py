@@ -464,6 +464,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+@pytest.mark.full
 def test_a_list_of_1000_jobs(client: TrainJobClient, backend: Backend, record_property: Callable[..., None]) -> None:
     for number in range(1000):
         backend.running(client.launch(SPEC, f"study-{number % 20}/{number}"))

@@ -1,10 +1,11 @@
-"""A complete Airflow: PostgreSQL, API server, scheduler (LocalExecutor runs the tasks), DAG processor, triggerer."""
+"""A complete Airflow: database, API server, scheduler (LocalExecutor runs the tasks), DAG processor, triggerer."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,16 +37,20 @@ class Airflow:
         directory: Directory of all files.
         dags: Folder of DAG files.
         environment: Variables of all processes, and so of tasks and triggers.
+        database: The metadata database; SQLite if None, as with ``airflow standalone``.
 
     Attributes:
-        database: The metadata database.
+        database: The database, unless it is SQLite.
         parts: The processes, by the names of Airflow's commands.
         url: URL of the API server and the user interface.
     """
 
-    def __init__(self, directory: Path, dags: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, directory: Path, dags: Path, environment: Mapping[str, str], database: PostgreSQL | None = None
+    ) -> None:
         self.directory = directory
-        self.database = PostgreSQL()
+        self.database = database
+        self._file = directory / "airflow.db"
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.environment = {
@@ -56,7 +61,7 @@ class Airflow:
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
             "AIRFLOW__CORE__PARALLELISM": "16",
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self.database.url,
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self._file}" if database is None else database.url,
             "AIRFLOW__API__PORT": str(port),
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__WORKERS": "1",
@@ -101,7 +106,8 @@ class Airflow:
 
     def _start(self) -> None:
         self._running.enter_context(self._forks)
-        self._running.enter_context(self.database)
+        if self.database is not None:
+            self._running.enter_context(self.database)
         self._prepare()
         for part in self.parts.values():
             part.start()
@@ -110,16 +116,18 @@ class Airflow:
         self.http.headers["Authorization"] = f"Bearer {token}"
 
     def _prepare(self) -> None:
-        """Fill the database. Airflow's migrations take 6 s of CPU, so their result is stored as SQL."""
-        stored = cached(f"airflow-{AIRFLOW}.sql")
-        if stored.exists():
+        """Fill the database. Airflow's migrations take 6 s of CPU, so their result is stored."""
+        stored = cached(f"airflow-{AIRFLOW}.{'db' if self.database is None else 'sql'}")
+        if not stored.exists():
+            self.command("db", "migrate")
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = stored.with_suffix(f".{os.getpid()}")
+            unfinished.write_bytes(self._file.read_bytes() if self.database is None else self._postgres("pg_dump"))
+            unfinished.replace(stored)
+        elif self.database is None:
+            shutil.copy(stored, self._file)
+        else:
             self._postgres("psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={stored}")
-            return
-        self.command("db", "migrate")
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = stored.with_suffix(f".{os.getpid()}")
-        unfinished.write_bytes(self._postgres("pg_dump"))
-        unfinished.replace(stored)
 
     def program(self, name: str, *arguments: str) -> Forked:
         """One of Airflow's commands, not started; its log is ``<name>.log``."""
@@ -133,6 +141,7 @@ class Airflow:
 
     @property
     def _address(self) -> str:
+        assert self.database is not None, "this Airflow has no PostgreSQL"
         return self.database.url.replace("+psycopg2", "")
 
     def command(self, *arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""One complete Airflow for all tests of this directory; its DAGs are the files in `dags`."""
+"""One complete Airflow for all tests of this directory but those of test_standalone; its DAGs are in `dags`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from cryptography.fernet import Fernet
 from tests.airflow import templates
 from tests.airflow.system.airflow import Airflow
 from tests.airflow.system.training import Training
-from tests.postgresql import PROGRAMS
+from tests.postgresql import PROGRAMS, PostgreSQL
 
 DAGS = Path(__file__).parent / "dags"
 AT_ONCE = 8  # tasks that start at once: each takes half a second of CPU, and heartbeats need some as well
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if DAGS.parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(600))
+            if item.path.name == "test_standalone.py":
+                continue
+            item.add_marker(pytest.mark.full)
             if not PROGRAMS:
                 item.add_marker(pytest.mark.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)"))
 
@@ -47,7 +51,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, trainings: Path) -> Iterat
         "AIRFLOW__OPENLINEAGE__SELECTIVE_ENABLE": "True",  # it costs each task a second
     }
     environment |= {name: os.environ[name] for name in ("PYTHONPATH", "TRAINJOB_CAMPAIGN") if name in os.environ}
-    with Airflow(directory, DAGS, environment) as airflow:
+    with Airflow(directory, DAGS, environment, PostgreSQL()) as airflow:
         yield airflow
 
 

@@ -1,0 +1,189 @@
+"""The real `KubernetesBackend` over the fake API server, in one process and without sockets: for tests of what uses it.
+
+No controller runs. A test does what Trainer would do: `running`, `end`, `status`, `condition`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from email.utils import formatdate
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import msgspec
+from tests.fakes.kube.objects import JOBSET, Object, with_condition
+from tests.fakes.kube.server import Refused, Server, parsed
+
+from trainjob import JobRef
+from trainjob._backends.credentials import Access, Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.client import Timings
+from trainjob.errors import NotFound
+
+RUNTIME = "trainjob-step"
+_LOOK_SECONDS = 0.005  # between two looks of a watch
+
+
+class Store(Server):
+    """The objects, with what Trainer's webhook refuses and its controller reports about a suspension."""
+
+    def __init__(self) -> None:
+        super().__init__(time.time)
+        self.put("clustertrainingruntimes", {"metadata": {"name": RUNTIME}}, "ADDED")
+
+    def defaulted(self, plural: str, item: Object) -> Object:
+        """Refuse a job without a runtime."""
+        runtime = item["spec"]["runtimeRef"]["name"] if plural == "trainjobs" else RUNTIME
+        if runtime == "nosuch":
+            raise Refused(403, "Forbidden", f"{runtime} must be created before the TrainJob is created")
+        return item
+
+    def changed(self, plural: str, item: Object, who: str) -> None:
+        """Report a suspension, and its end."""
+        if plural != "trainjobs":
+            return
+        suspended = bool(item["spec"].get("suspend"))
+        known = any(each["type"] == "Suspended" for each in item.get("status", {}).get("conditions", ()))
+        if suspended or known:
+            reason = "Suspended" if suspended else "Resumed"
+            stored = with_condition(item, "Suspended", str(suspended), reason, self.timestamp())
+            if stored is not item:
+                self.put("trainjobs", stored)
+
+
+class DirectBackend(KubernetesBackend):
+    """`KubernetesBackend` whose requests are answered in this process.
+
+    Attributes:
+        store: The objects.
+        requests: What it has asked, in order: ``LIST trainjobs``, ``PATCH trainjobs``, ``WATCH pods``, ``GET log``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Credentials(host="http://fake"), timings=Timings(settle=0.0))
+        self.store = Store()
+        self.requests: list[str] = []
+        connection = _Connection(self)
+        access = cast("Access", SimpleNamespace(host="", authorization="", server_name=None, proxy=None, identity=()))
+
+        async def connect(refused: Access | None) -> tuple[_Connection, Access]:
+            del refused
+            return connection, access
+
+        self._client._connect = connect  # type: ignore[method-assign,assignment]  # there is no network
+
+    @property
+    def jobs(self) -> dict[tuple[str, str], Object]:
+        """All jobs, by namespace and name."""
+        return {(job["metadata"]["namespace"], job["metadata"]["name"]): job for job in self.store.items("trainjobs")}
+
+    def job(self, ref: JobRef) -> Object:
+        """One job."""
+        found = self.store.get("trainjobs", ref.name, ref.namespace)
+        if found is None or found["metadata"]["uid"] != ref.uid:
+            raise NotFound(f"{ref} is gone")
+        return found
+
+    def status(self, ref: JobRef, **fields: Any) -> None:
+        """Trainer changes fields of a job's status."""
+        job = self.job(ref)
+        self.store.put("trainjobs", {**job, "status": {**job.get("status", {}), **fields}})
+
+    def running(self, ref: JobRef) -> None:
+        """The ranks of a job run."""
+        counts = {"active": 1, "ready": 1, "succeeded": 0, "failed": 0, "suspended": 0}
+        self.status(ref, jobsStatus=[{"name": "node", **counts}])
+
+    def condition(self, ref: JobRef, kind: str, reason: str, value: str = "True") -> None:
+        """Trainer sets a condition."""
+        self.store.put("trainjobs", with_condition(self.job(ref), kind, value, reason, self.store.timestamp()))
+
+    def end(self, ref: JobRef, code: int = 0, message: str = "") -> None:
+        """The only rank of a job ends, and the job with it."""
+        state = {"exitCode": code, "message": message, "finishedAt": self.store.timestamp()}
+        labels = {JOBSET: ref.name, "jobset.sigs.k8s.io/replicatedjob-name": "node"}
+        labels["batch.kubernetes.io/job-completion-index"] = "0"
+        container = {"name": "node", "restartCount": 0, "state": {"terminated": state}}
+        own = {
+            "name": f"{ref.name}-node-0-0",
+            "namespace": ref.namespace,
+            "uid": self.store.new_uid(),
+            "labels": labels,
+        }
+        pod = {
+            "metadata": own,
+            "spec": {"containers": [{"name": "node"}], "nodeName": "a"},
+            "status": {"phase": "Failed" if code else "Succeeded", "containerStatuses": [container]},
+        }
+        self.store.put("pods", pod, "ADDED")
+        self.condition(ref, *(("Failed", "FailedJobs") if code else ("Complete", "AllJobsCompleted")))
+
+    def answer(self, method: str, path: str, params: Mapping[str, str], body: Object | None) -> _Reply:
+        """The reply to a request."""
+        plural, _, name, sub = parsed(path)
+        kind = "WATCH" if "watch" in params else "LIST" if method == "GET" and not name else method
+        self.requests.append(f"{kind} {sub or plural}")
+        if kind == "WATCH":
+            return _Reply(200, lines=self._events(path, params))
+        try:
+            return _Reply(200, self.store.handle("client", method, path, params, body))
+        except Refused as refused:
+            return _Reply(refused.status, refused.body)
+
+    async def _events(self, path: str, params: Mapping[str, str]) -> AsyncIterator[bytes]:
+        plural, namespace, _, _ = parsed(path)
+        selectors = params.get("labelSelector", ""), params.get("fieldSelector", "")
+        seen = int(params.get("resourceVersion") or 0)
+        while True:
+            upto = self.store.version
+            for line in list(self.store.events(plural, seen, upto, *selectors, namespace)):
+                yield line
+            seen = upto
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+class _Connection:
+    """The connections of a backend, as `ApiClient` uses `httpx.AsyncClient`."""
+
+    def __init__(self, backend: DirectBackend) -> None:
+        self._backend = backend
+
+    def build_request(self, method: str, url: str, *, params: Any, content: bytes | None, **_: Any) -> tuple[Any, ...]:
+        return method, urlsplit(url).path, params, msgspec.json.decode(content) if content else None
+
+    async def send(self, request: tuple[Any, ...], *, stream: bool) -> _Reply:
+        del stream
+        await asyncio.sleep(0)
+        return self._backend.answer(*request)
+
+    async def aclose(self) -> None: ...
+
+
+class _Reply:
+    """A reply, as `ApiClient` uses one of httpx."""
+
+    def __init__(self, status: int, content: bytes = b"", lines: AsyncIterator[bytes] | None = None) -> None:
+        self.status_code = status
+        self.headers = _Headers(date=formatdate(usegmt=True))
+        self._content = content
+        self._lines = lines
+
+    async def aread(self) -> bytes:
+        return self._content
+
+    async def aiter_bytes(self) -> AsyncIterator[bytes]:
+        if self._lines is None:
+            yield self._content
+            return
+        async for line in self._lines:
+            yield line
+
+    async def aclose(self) -> None: ...
+
+
+class _Headers(dict[str, str]):
+    def get_list(self, name: str) -> list[str]:
+        return [self[name]] if name in self else []
