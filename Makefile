@@ -185,8 +185,8 @@ run = COVERAGE_FILE=.coverage.$@ TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/b
 .PHONY: test
 test: $(VENV)/test.stamp ## lint and the tests for each change: one environment, no root, 12 minutes on 2 cores
 	@SELECT=quick $(BIN)/python tests/lanes.py "$(MAKE)" \
-		"lint test-unit test-docs test-simulation" \
-		"test-airflow test-kfp test-local test-stores test-registry"
+		"lint test-unit test-docs test-simulation test-stores test-registry" \
+		"test-airflow test-kfp test-local"
 	@$(REPORT)
 
 .PHONY: test-all
@@ -308,7 +308,7 @@ $(PYTHONS:%=test-python-%): test-python-%: .venv-%/stamp
 # ---------------------------------------------------------------- campaigns
 
 .PHONY: campaign campaign-local campaign-sizes campaign-simulation campaign-cluster campaign-terminate campaign-mutants
-campaign: packages ## all schedules of what `make test` samples, the oldest versions and newer Pythons; see docs/development/campaigns.md
+campaign: packages ## all schedules of what `make test-all` samples, the oldest versions and newer Pythons; see docs/development/campaigns.md
 	@$(MAKE) --no-print-directory -j2 setup cluster-programs
 	@rm -f .test-output/campaign-*.xml
 	@$(MAKE) --keep-going campaign-local campaign-sizes campaign-simulation campaign-cluster campaign-terminate \

@@ -1,7 +1,7 @@
-"""Campaigns: tests that run many random schedules. `make test` runs a sample, `make campaign` runs all.
+"""Campaigns: tests that run many random schedules. `make test-all` runs a sample, `make campaign` runs all.
 
 ``TRAINJOB_RUNS`` sets the number of schedules. ``TRAINJOB_SEED`` repeats the same schedules: each is derived from the
-seed and its number. Every run of the tests has a new seed and prints it; `make test` shows it in its table.
+seed and its number. Every run of the tests has a new seed and prints it; the commands show it in their tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FULL = "TRAINJOB_CAMPAIGN" in os.environ
 SEED = int(os.environ.get("TRAINJOB_SEED") or secrets.randbelow(1_000_000))
 
 Record = Callable[[str, object], None]
-"""pytest's fixture ``record_property``; `make test` shows the properties in its table."""
+"""pytest's fixture ``record_property``; the commands show the properties in their tables."""
 
 
 def runs(full: int, sample: int) -> int:

@@ -37,7 +37,7 @@ FIXTURES = {
 }
 FIXTURES |= {"small_disk", "tiny"}
 """Fixtures that need it: Chromium, PyTorch, Debian's servers, other environments, a mount."""
-PARAMETERS = {"stores": {"oci", "oci-password"}, "registry": {"mlflow-server", "server"}}
+PARAMETERS = {"stores": {"oci", "oci-password", "olah"}, "registry": {"mlflow-server", "server"}}
 """Folder -> values of parameters for which a fixture starts one of Debian's servers."""
 
 

@@ -1,4 +1,4 @@
-"""Runs make targets in parallel lanes and prints a table of the results; `make test` uses it.
+"""Runs make targets in parallel lanes and prints a table of the results; `make test` and `make test-rest` use it.
 
 ::
 
@@ -11,6 +11,7 @@ failure does not stop the other targets; Ctrl-C stops all.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -27,6 +28,9 @@ from threading import Event, Thread
 OUTPUT = Path(".test-output")
 SLOWEST = 5
 PROGRESS_SECONDS = 60.0  # between two lines about running targets
+RECORDED = Path("tests/recorded_cpu.json")
+"""CPU seconds of each target, without and with the marker `full`."""
+GROWN, GROWN_SECONDS = 1.25, 10  # a target has grown if it takes this factor and these seconds more than recorded
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,7 @@ def main(make: str, *lanes: str) -> int:
     for target in every:
         failures(target)
     table(every)
+    compare(every)
     return 0 if all(target.passed for target in every) else max(1, *(abs(target.code or 0) for target in every))
 
 
@@ -244,6 +249,19 @@ def table(targets: Sequence[Target]) -> None:
     for name, test in failed:  # again and last: a log that is cut keeps its end
         why = next((line.strip() for line in test.failed.splitlines() if line.strip()), "")
         print(f"  {name}: {test.name}: {why[:300]}")
+
+
+def compare(targets: Sequence[Target]) -> None:
+    """Name the targets that take more CPU time than recorded. ``RECORD=1`` records that of this run."""
+    recorded: dict[str, dict[str, float]] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    part = os.environ.get("SELECT", "")
+    before = recorded.get(part, {})
+    for target in targets:
+        if target.name in before and target.cpu > GROWN * before[target.name] + GROWN_SECONDS:
+            print(f"{target.name} grew: {target.cpu:.0f} CPU seconds, {before[target.name]:.0f} recorded")
+    if os.environ.get("RECORD"):
+        recorded[part] = before | {target.name: round(target.cpu) for target in targets if target.passed}
+        RECORDED.write_text(json.dumps(recorded, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

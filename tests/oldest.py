@@ -1,4 +1,4 @@
-"""Decides which of the oldest supported versions `make test` has to test: those whose inputs changed since they passed.
+"""Decides which of the oldest supported versions `make test-rest` tests: those whose inputs changed since they passed.
 
 ::
 

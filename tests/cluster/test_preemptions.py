@@ -330,7 +330,7 @@ async def test_a_preempted_training_repeats_at_most_one_interval_and_ends_with_t
     backend = KubernetesBackend(Credentials(kubeconfig=str(own_cluster.kubeconfig)))
     limiter, total = anyio.CapacityLimiter(AT_ONCE), Counter[str]()
     with (
-        # It restarts Trainer, which `make test` forbids here. Without it, nothing tells what was repeated.
+        # It restarts Trainer, which `make test-rest` forbids here. Without it, nothing tells what was repeated.
         own_cluster.status_api() if campaigns.FULL else nullcontext(),
         own_cluster.namespace("preempted", real=True) as namespace,
         own_cluster.volume(namespace, "volume", folder),

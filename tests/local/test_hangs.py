@@ -82,7 +82,7 @@ def test_a_hang_is_noticed_and_the_right_rank_is_named(
     record_property("result", result)
     campaigns.done(result)
     assert right >= 0.95 * HANGS, result
-    assert in_time >= 0.95 * HANGS or not campaigns.FULL, result  # `make test` loads the machine
+    assert in_time >= 0.95 * HANGS or not campaigns.FULL, result  # other lanes load the machine
 
 
 def one_healthy(jobs: Jobs, folder: Path, run: int) -> None:

@@ -30,7 +30,6 @@ def inputs(tmp_path: Path) -> Inputs:
     return Inputs(tmp_path / "inputs")
 
 
-@pytest.mark.full
 def test_random_schedules(tmp_path: Path, inputs: Inputs, record_property: campaigns.Record) -> None:
     """Set ``TRAINJOB_SIMULATION`` for more schedules, and ``TRAINJOB_SEED`` for the same ones."""
     campaigns.begin(record_property, SCHEDULES)

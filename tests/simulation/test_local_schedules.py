@@ -16,7 +16,6 @@ SCHEDULES = int(os.environ.get("TRAINJOB_SIMULATION") or 100)
 pytestmark = pytest.mark.timeout(120 + 2 * SCHEDULES)
 
 
-@pytest.mark.full
 def test_random_schedules(tmp_path: Path, record_property: campaigns.Record) -> None:
     """Set ``TRAINJOB_SIMULATION`` for more schedules, and ``TRAINJOB_SEED`` for the same ones."""
     campaigns.begin(record_property, SCHEDULES)

@@ -14,7 +14,6 @@ SCHEDULES = int(os.environ.get("TRAINJOB_SIMULATION", "60"))
 SEED = int(os.environ.get("TRAINJOB_SEED") or random.randrange(1_000_000))
 
 
-@pytest.mark.full
 @pytest.mark.timeout(300 + 5 * SCHEDULES)
 @pytest.mark.parametrize("mix", MIXES)
 def test_random_schedules(mix: str, record_property: Callable[[str, object], None]) -> None:

@@ -44,6 +44,25 @@ def test_a_target_passes_only_if_its_tests_ran(
     assert printed in capsys.readouterr().out
 
 
+def test_a_target_that_takes_more_cpu_time_than_recorded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tests").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SELECT", "quick")
+
+    def run(seconds: float) -> str:
+        monkeypatch.setattr(lanes.Target, "run", lambda target, _: vars(target).update(code=0, cpu=seconds))
+        lanes.main("make", "lint")
+        return capsys.readouterr().out
+
+    monkeypatch.setenv("RECORD", "1")
+    assert "grew" not in run(100)
+    monkeypatch.delenv("RECORD")
+    assert "grew" not in run(130)
+    assert "lint grew: 140 CPU seconds, 100 recorded" in run(140)
+
+
 def test_a_target_that_did_not_run_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
