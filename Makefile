@@ -292,6 +292,9 @@ test-trainer-oldest: $(VENV)/test.stamp ## the oldest supported releases of Trai
 	$(call run,tests/cluster/test_trainer_versions.py)
 	@[ -n "$(TESTS)" ] || $(PYTHON) tests/oldest.py passed $@
 
+# Also as a part of `make test-rest`: nothing of them is left to `make test`.
+test-airflow-oldest test-kfp-oldest test-trainer-oldest: SELECT =
+
 # What needs no cluster, no complete Airflow and no PyTorch. `make PYTHONS=3.13 test-pythons` tests one version.
 PYTHONS := 3.12 3.13
 $(PYTHONS:%=.venv-%/stamp): .venv-%/stamp: $(BIN)/uv pyproject.toml constraints/main-hashed.txt

@@ -100,7 +100,8 @@ class Target:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTEST_ADDOPTS": options.strip()},
+                env={name: value for name, value in os.environ.items() if name != "RECORD"}
+                | {"PYTEST_ADDOPTS": options.strip()},
                 start_new_session=True,
             )
             code = self._wait(self.process)

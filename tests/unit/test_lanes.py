@@ -11,6 +11,11 @@ CASE = '<testcase file="tests/unit/test_a.py" name="test_b" time="0.1">{}</testc
 SUITE = "<testsuites><testsuite>{}</testsuite></testsuites>"
 
 
+@pytest.fixture(autouse=True)
+def no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RECORD", raising=False)
+
+
 @pytest.mark.parametrize(
     ("results", "status", "code", "printed"),
     [
