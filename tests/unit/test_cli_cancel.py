@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import threading
@@ -10,47 +11,42 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
 from tests.unit.program import exit_of
 
-from trainjob import JobRef, LogLine, TrainJobSpec
+from trainjob import JobRef, TrainJobSpec
 from trainjob._jobs import launching as flow
 from trainjob.errors import BackendUnavailable
 from trainjob.verdicts import Evidence
 
 
-def pod(index: int, code: int | None = None) -> dict[str, Any]:
-    state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
-    labels = {"batch.kubernetes.io/job-completion-index": f"{index}", "jobset.sigs.k8s.io/replicatedjob-name": "node"}
-    return {
-        "metadata": {"name": f"p-{index}", "labels": labels},
-        "spec": {"containers": [{"name": "node"}]},
-        "status": {"containerStatuses": [{"name": "node", "state": state}]},
-    }
+def log_of(*lines: str) -> bytes:
+    return "".join(f"2026-01-01T00:00:00Z {line}\n" for line in lines).encode()
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
-    backend = MemoryBackend()
+def backend(monkeypatch: pytest.MonkeyPatch) -> DirectBackend:
+    backend = DirectBackend()
     monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: backend)
     return backend
 
 
 @pytest.fixture
-def job(backend: MemoryBackend) -> JobRef:
+def job(backend: DirectBackend) -> JobRef:
     """A running job that has reported a metric."""
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
     ref = asyncio.run(flow.launch(backend, spec, "key", namespace="default"))
     backend.running(ref)
     backend.status(ref, trainerStatus={"progressPercentage": 40, "metrics": [{"name": "loss", "value": "0.5"}]})
-    backend.lines = [LogLine("", "node-0", f"line {number}") for number in range(1, 31)]
+    backend.store.logs = log_of(*(f"line {number}" for number in range(1, 31)))
     return ref
 
 
 def test_cancel_prints_the_last_lines_of_rank_0(
-    backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]
+    backend: DirectBackend, job: JobRef, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    backend.terminated[job.uid] = [pod(1), pod(0)]
+    backend.pod(job, 1)
+    backend.pod(job, 0)
     code, out, _ = exit_of(capsys, "cancel", job.name)
     assert code == 0
     first, *lines = out.splitlines()
@@ -61,9 +57,10 @@ def test_cancel_prints_the_last_lines_of_rank_0(
 
 
 def test_cancel_prints_the_last_lines_of_failed_ranks(
-    backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]
+    backend: DirectBackend, job: JobRef, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    backend.terminated[job.uid] = [pod(0), pod(1, 3), pod(2, 1)]
+    for rank, exited in enumerate((None, 3, 1)):
+        backend.pod(job, rank, exited)
     answer = json.loads(exit_of(capsys, "cancel", job.name, "--json")[1])
     assert answer["message"] == f"cancelled {job}"
     last = answer["last"]
@@ -73,7 +70,7 @@ def test_cancel_prints_the_last_lines_of_failed_ranks(
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_cancel_does_not_wait_for_missing_evidence(
-    backend: MemoryBackend,
+    backend: DirectBackend,
     job: JobRef,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -100,15 +97,16 @@ def test_cancel_does_not_wait_for_missing_evidence(
 
 
 def test_an_interrupt_prints_the_last_lines(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    backend: DirectBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend.lines = [LogLine("", "node-0", "epoch 7")]
-    watch = backend.watch
+    backend.store.logs = log_of("epoch 7")
+    watch, watches = backend.watch, itertools.count()
 
     def watched(ref: JobRef) -> Any:
-        backend.running(ref)
-        backend.terminated[ref.uid] = [pod(0)]
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if next(watches) == 0:  # the cancel watches the job, too
+            backend.running(ref)
+            backend.pod(ref)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return watch(ref)
 
     monkeypatch.setattr(backend, "watch", watched)
@@ -118,5 +116,5 @@ def test_an_interrupt_prints_the_last_lines(
     assert backend.jobs == {}
 
 
-def test_suspend_prints_no_last_lines(backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suspend_prints_no_last_lines(backend: DirectBackend, job: JobRef, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_of(capsys, "cancel", "--suspend", job.name)[1] == f"suspended {job}\n"

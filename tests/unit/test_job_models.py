@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
+from tests.fakes.kube.objects import JOBSET
 from tests.registry.fake import FakeRegistry
 
 from trainjob import JobRef, TrainJobClient
@@ -21,33 +22,42 @@ SHA = "ab" * 32
 
 
 @pytest.fixture
-def backend() -> MemoryBackend:
-    return MemoryBackend()
+def backend() -> DirectBackend:
+    return DirectBackend()
 
 
 @pytest.fixture
-def client(backend: MemoryBackend) -> Iterator[TrainJobClient]:
+def client(backend: DirectBackend) -> Iterator[TrainJobClient]:
     with TrainJobClient(backend, "ns") as client:
         yield client
 
 
-def _trained(client: TrainJobClient, backend: MemoryBackend, reported: Any, key: str = "key", **fields: Any) -> JobRef:
+def _trained(client: TrainJobClient, backend: DirectBackend, reported: Any, key: str = "key", **fields: Any) -> JobRef:
     """A successful job with one pod and a known image."""
     ref = client.launch({"runtime": "torch-distributed", "command": ["train"], **fields}, key)
     message = {"trainjob": 1, "metrics": [{"name": "accuracy", "value": "0.97"}], "outputs": reported}
     backend.end(ref, message=json.dumps(message))
-    (pod,) = backend.terminated[ref.uid]
-    pod["spec"] = {"containers": [{"name": "node", "image": "registry.example/train:v1"}]}
-    (status,) = pod["status"]["containerStatuses"]
-    status |= {"name": "node", "imageID": f"registry.example/train@sha256:{SHA}"}
+    (pod,) = pods(backend, ref)
+    pod["spec"]["containers"][0]["image"] = "registry.example/train:v1"
+    pod["status"]["containerStatuses"][0]["imageID"] = f"registry.example/train@sha256:{SHA}"
+    backend.store.put("pods", pod)
     return ref
+
+
+def pods(backend: DirectBackend, ref: JobRef) -> list[dict[str, Any]]:
+    return [pod for pod in backend.store.items("pods") if pod["metadata"]["labels"][JOBSET] == ref.name]
+
+
+def delete_pods(backend: DirectBackend, ref: JobRef) -> None:
+    for pod in pods(backend, ref):
+        backend.store.put("pods", pod, "DELETED")
 
 
 def _find(client: TrainJobClient, ref: JobRef, output: str = "model", source: str | None = None) -> TrainedModel:
     return client.call(lambda: models.find(client.backend, ref, output, source=source))
 
 
-def test_provenance_of_a_cluster_job_is_collected(client: TrainJobClient, backend: MemoryBackend) -> None:
+def test_provenance_of_a_cluster_job_is_collected(client: TrainJobClient, backend: DirectBackend) -> None:
     initializer = {"dataset": {"storage_uri": "hf://org/digits"}, "model": {"storage_uri": "hf://org/base"}}
     inputs = {"more": "pvc://claim/more", "model": f"oci://registry.example/m@sha256:{SHA}", "none": ""}
     ref = _trained(
@@ -63,18 +73,18 @@ def test_provenance_of_a_cluster_job_is_collected(client: TrainJobClient, backen
     assert provenance["trainjob"]["runtime"] == "torch-distributed"
     assert provenance["trainjob"]["finished"].endswith("Z")
     # Its pods are deleted: only the spec is left.
-    del backend.terminated[ref.uid]
+    delete_pods(backend, ref)
     with pytest.raises(ConfigurationError, match=r"its text outputs: none.*progress\.report"):
         _find(client, ref)
     plain = _trained(client, backend, {}, "plain", image="registry.example/x", outputs={"model": "s3://models/8"})
-    del backend.terminated[plain.uid]
+    delete_pods(backend, plain)
     found = _find(client, plain)
     assert (found.source, found.provenance["images"]) == ("s3://models/8", [{"uri": "registry.example/x"}])
     assert "run" not in found.provenance
 
 
 def test_paths_in_pods_require_a_source(
-    client: TrainJobClient, backend: MemoryBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: TrainJobClient, backend: DirectBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     for uri in (f"file://{tmp_path}", "pvc://claim/model"):

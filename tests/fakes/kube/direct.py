@@ -53,6 +53,13 @@ class Store(Server):
             if stored is not item:
                 self.put("trainjobs", stored)
 
+    def delete_job(self, job: Object, propagation: str) -> Object:
+        """Delete a job with its pods."""
+        for pod in self.items("pods"):
+            if pod["metadata"]["labels"][JOBSET] == job["metadata"]["name"]:
+                self.put("pods", pod, "DELETED")
+        return super().delete_job(job, propagation)
+
 
 class DirectBackend(KubernetesBackend):
     """`KubernetesBackend` whose requests are answered in this process.
@@ -101,24 +108,24 @@ class DirectBackend(KubernetesBackend):
         """Trainer sets a condition."""
         self.store.put("trainjobs", with_condition(self.job(ref), kind, value, reason, self.store.timestamp()))
 
+    def pod(self, ref: JobRef, rank: int = 0, code: int | None = None, message: str = "") -> Object:
+        """The pod of a rank that runs, or has ended with a code."""
+        ended = {"terminated": {"exitCode": code, "message": message, "finishedAt": self.store.timestamp()}}
+        container = {"name": "node", "restartCount": 0, "state": {"running": {}} if code is None else ended}
+        labels = {JOBSET: ref.name, "jobset.sigs.k8s.io/replicatedjob-name": "node"}
+        labels["batch.kubernetes.io/job-completion-index"] = str(rank)
+        own = {"name": f"{ref.name}-node-0-{rank}", "namespace": ref.namespace, "uid": self.store.new_uid()}
+        phase = "Running" if code is None else "Failed" if code else "Succeeded"
+        pod = {
+            "metadata": {**own, "labels": labels},
+            "spec": {"containers": [{"name": "node"}], "nodeName": "a"},
+            "status": {"phase": phase, "containerStatuses": [container]},
+        }
+        return self.store.put("pods", pod, "ADDED")
+
     def end(self, ref: JobRef, code: int = 0, message: str = "") -> None:
         """The only rank of a job ends, and the job with it."""
-        state = {"exitCode": code, "message": message, "finishedAt": self.store.timestamp()}
-        labels = {JOBSET: ref.name, "jobset.sigs.k8s.io/replicatedjob-name": "node"}
-        labels["batch.kubernetes.io/job-completion-index"] = "0"
-        container = {"name": "node", "restartCount": 0, "state": {"terminated": state}}
-        own = {
-            "name": f"{ref.name}-node-0-0",
-            "namespace": ref.namespace,
-            "uid": self.store.new_uid(),
-            "labels": labels,
-        }
-        pod = {
-            "metadata": own,
-            "spec": {"containers": [{"name": "node"}], "nodeName": "a"},
-            "status": {"phase": "Failed" if code else "Succeeded", "containerStatuses": [container]},
-        }
-        self.store.put("pods", pod, "ADDED")
+        self.pod(ref, 0, code, message)
         self.condition(ref, *(("Failed", "FailedJobs") if code else ("Complete", "AllJobsCompleted")))
 
     def answer(self, method: str, path: str, params: Mapping[str, str], body: Object | None) -> _Reply:

@@ -148,7 +148,7 @@ class Server:
         webhooks: What the webhooks of TrainJobs do.
         quota_conflicts: How many further changes of TrainJobs get a Conflict of a ResourceQuota.
         forbidden: Plurals that workers may not read, and those that they may not write.
-        logs: Log of each container.
+        logs: Log of each container; each line begins with its time.
         born: UID of a job or a pod -> version of its creation.
         works: UID of a job -> its key, also after its deletion.
         claims: UID of a job that is active or queued -> version and seconds since when it is.
@@ -281,7 +281,8 @@ class Server:
         """
         plural, namespace, name, sub = parsed(path)
         if sub == "log":
-            return self.logs
+            lines = self.logs.splitlines(keepends=True)
+            return b"".join(lines[-int(params["tailLines"]) :] if "tailLines" in params else lines)
         entry = Entry(self._clock(), who, method, plural, name, 200, self.version, body=body, namespace=namespace)
         self.log.append(entry)
         try:
