@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from tests.contract.memory import MemoryCluster, now, remaining_pod
+from tests.contract.memory import MemoryBackend, MemoryCluster, now, remaining_pod
 from tests.unit.interleaving import Schedule, before_request, once, orders
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
@@ -120,9 +120,18 @@ async def test_requests_of_a_launch(backend: Recorded) -> None:
     ids=["unused key", "generated key", "adoption", "adoption by a retry"],
 )
 async def test_round_trips_of_a_launch(backend: Recorded, earlier: int, options: dict[str, Any], trips: int) -> None:
-    """A request that is sent while no other is on its way begins a round trip."""
     for _ in range(earlier):
         await launch(backend)
+    assert await round_trips(backend, **options) == trips
+
+
+async def test_on_this_machine_a_launch_reads_one_after_the_other() -> None:
+    """A read of a job without a supervisor ends it; another read of it at that moment would show it as running."""
+    assert await round_trips(MemoryBackend()) == 5
+
+
+async def round_trips(backend: MemoryBackend, **options: Any) -> int:
+    """Those of a launch: a request that is sent while no other is on its way begins one."""
     began, in_flight = [0], [0]
 
     async def turn(_: str) -> None:
@@ -132,8 +141,8 @@ async def test_round_trips_of_a_launch(backend: Recorded, earlier: int, options:
         in_flight[0] -= 1
 
     backend.turn = turn
-    await launch(backend, **options)
-    assert began[0] == trips
+    await flow.launch(backend, SPEC, "key", namespace="ns", **options)
+    return began[0]
 
 
 @pytest.mark.parametrize("is_new", [False, True])

@@ -183,8 +183,8 @@ class _Launch:
         """Look for the first time. Most first tries find nothing of the key, and can create their attempt at once."""
         if self.is_new:  # each cancel is newer than this launch
             self.unused = True
-        elif self.tried is not None and self.tried > 1:
-            await self.seen.begin()
+        elif self.backend.cluster is None or (self.tried is not None and self.tried > 1):
+            await self.seen.begin()  # on this machine no request takes a round trip, and a read may end a lost job
         else:
             is_free = self.backend.is_free(self.namespace, job_name(self.key, 1))
             self.unused = all(await self.seen.begin(self.ranks.none_remain(), is_free))
