@@ -141,13 +141,11 @@ class Facts:
         created = [each for each in entries if each.method == "POST" and each.plural == "trainjobs"]
         return {each.uid for each in created if each.who == process.name}
 
-    def deleted_own(self, process: Process, launch: Launch) -> set[str]:
-        """Names of the jobs that a launch has created and deleted."""
+    def deleted_own(self, process: Process, launch: Launch, record: int) -> set[str]:
+        """Names of the jobs that a launch has created, and has deleted after the record of a cancel."""
         own = self.created_in(process, launch)
-        entries = self.server.log[launch.begin : launch.end]
-        return {
-            each.name for each in entries if each.who == process.name and each.method == "DELETE" and each.uid in own
-        }
+        entries = (each for each in self.server.log[launch.begin : launch.end] if each.who == process.name)
+        return {each.name for each in entries if each.method == "DELETE" and each.uid in own and each.version > record}
 
     def is_launching(self, key: str) -> bool:
         """Whether a living process is launching that key."""

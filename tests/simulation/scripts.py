@@ -844,6 +844,132 @@ until p3 end
 run p2                                # sees the job that the cancel has just suspended
 """
 
+RESUMED_AFTER_THE_NEXT_ONE_WAS_GIVEN_UP = """
+spawn cli nightly/a
+run p1
+crash nightly/a#1
+watch p1 pods
+tick
+tick 31
+run p1                                # gives attempt 1 up
+tick
+spawn cli nightly/a
+run p2                                # attempt 2, in its place
+resume nightly/a#1                    # by a person
+spawn wait nightly/a                  # for attempt 1, which runs
+crash nightly/a#2 oom                 # p2 gives attempt 2 up
+"""
+
+RESUMED_BESIDE_A_CANCELLED_ONE = """
+spawn kfp nightly/a
+until p1 wait
+end nightly/a#1 3
+spawn cancel nightly/a suspend
+until p2 end
+spawn kfp nightly/a
+until p3 POST trainjobs
+spawn kfpstop nightly/a cancel
+until p4 end
+takeback nightly/a#1
+run p3                                # suspends both attempts
+resume nightly/a#1                    # by a person, while p1 waits for it
+"""
+
+RESUMED_BY_A_LAUNCH_WITHOUT_LEASES = """
+world leases=none
+spawn kfp nightly/a
+until p1 POST trainjobs
+spawn cancel nightly/a suspend
+spawn kfp nightly/a
+do p3 ok GET trainjobs                # the cancel suspends the job beside this launch, which sees that
+"""
+
+LATE_RENEWAL_OF_A_LEASE = """
+spawn cli nightly/a
+run p1
+tick 120
+tick 3700                             # its renewal was sent an hour ago
+run p1
+spawn reap nightly/a
+until p2 end                          # and no other one is answered
+"""
+
+LATE_CREATE_DURING_A_LOOK = """
+spawn cli nightly/a
+until p1 POST trainjobs
+spawn cancel nightly/a delete
+do p1 late POST trainjobs
+until p2 end
+until p1 GET jobsets
+spawn cancel nightly/a delete
+do p1 ok GET jobsets
+do p1 ok POST trainjobs
+run p3                                # deletes the job of the second create
+do p1 ok GET trainjobs                # the first create arrives between this and the read of the cancels
+"""
+
+LATE_CREATE_OF_AN_EARLIER_LAUNCH = """
+world deferrable=True
+spawn airflow nightly/a
+do p1 ok GET jobsets
+do p1 ok GET pods
+do p1 ok GET leases
+do p1 ok GET trainjobs
+do p1 late POST trainjobs
+tick 31
+do p1 ok GET trainjobs
+do p1 ok GET jobsets
+do p1 ok POST trainjobs
+delete nightly/a#1
+run p1                                # begins again when its ranks have ended; then the first create arrives
+tick
+"""
+
+LATE_CREATE_OF_A_LOSER = """
+spawn cli nightly/a
+until p1 POST trainjobs
+spawn cli nightly/a
+do p1 late POST trainjobs
+until p2 wait
+end nightly/a#1 3
+spawn cli nightly/a
+until p3 wait
+delete nightly/a#1
+tick 60
+until p1 wait                         # its second create made attempt 1, which it has ended in favor of attempt 2
+spawn cancel nightly/a suspend
+run p4                                # then the first create arrives
+"""
+
+TAKEN_OVER_AND_DELETED = """
+spawn airflow nightly/a
+until p1 POST trainjobs
+spawn airflow nightly/a
+until p2 wait
+end nightly/a#1 0
+ttl nightly/a#1
+do p1 killafter POST trainjobs        # in the same second: takes over its end
+tick 60
+spawn cancel nightly/a suspend
+spawn airflow nightly/a
+do p4 ok GET trainjobs
+do p4 ok GET leases
+do p4 ok GET trainjobs
+delete nightly/a#1
+"""
+
+TAKEN_OVER_BESIDE_A_COMPLETE_ONE = """
+spawn kfp nightly/a
+until p1 POST trainjobs
+spawn kfp nightly/a
+spawn kfp nightly/a
+until p2 wait
+end nightly/a#1 0
+delete nightly/a#1
+run p3
+end nightly/a#2 0
+"""
+
 EXAMPLES = (
     *(text for name, text in [*vars().items()] if name.isupper() and isinstance(text, str) and "{" not in text),
     CANCEL_WITHOUT_WEBHOOKS.format("cancel", "refuse"),

@@ -111,7 +111,7 @@ def _seen_by_a_launch(facts: Facts, job: Object, record: int, until: float) -> s
     uid = job["metadata"]["uid"]
     since = max(record, facts.server.born[uid])
     for process, launch in facts.launched(uid):
-        if not in_queue(job) and facts.name(uid) in facts.deleted_own(process, launch):
+        if not in_queue(job) and facts.name(uid) in facts.deleted_own(process, launch, record):
             return f"{process.name} has deleted its job of that name, so that a late create was accepted"
         looks = [each for each in facts.lists(process, "leases", launch.begin, launch.end) if each.at <= until]
         jobs = [each.version for each in _looks(facts, process, launch) if each.at <= until]

@@ -385,3 +385,36 @@ def test_a_launch_with_another_spec_obeys_a_cancel_that_has_just_suspended_the_j
     assert created(outcome) == ["nightly/a#1"]
     assert [is_suspended(job) for job in outcome.world.server.jobs()] == [True]
     assert outcomes(outcome)[1] == "failed"
+
+
+@pytest.mark.parametrize(
+    "script", [scripts.RESUMED_AFTER_THE_NEXT_ONE_WAS_GIVEN_UP, scripts.RESUMED_BESIDE_A_CANCELLED_ONE]
+)
+def test_a_job_that_a_person_resumed_is_left_while_a_process_waits_for_it(script: str) -> None:
+    assert "nightly/a#1" in active(played(script))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        scripts.RESUMED_BY_A_LAUNCH_WITHOUT_LEASES,
+        scripts.LATE_RENEWAL_OF_A_LEASE,
+        scripts.LATE_CREATE_DURING_A_LOOK,
+        scripts.LATE_CREATE_OF_AN_EARLIER_LAUNCH,
+        scripts.LATE_CREATE_OF_A_LOSER,
+        scripts.TAKEN_OVER_AND_DELETED,
+        scripts.TAKEN_OVER_BESIDE_A_COMPLETE_ONE,
+    ],
+    ids=[
+        "without leases",
+        "late renewal",
+        "during a look",
+        "earlier launch",
+        "of a loser",
+        "taken over",
+        "beside a complete one",
+    ],
+)
+def test_a_bound_is_no_violation(script: str) -> None:
+    """Each violated a property that forgot a bound."""
+    played(script)
