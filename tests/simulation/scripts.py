@@ -875,6 +875,10 @@ run p3                                # suspends both attempts
 resume nightly/a#1                    # by a person, while p1 waits for it
 """
 
+RESUMED_BEFORE_THE_REAPER = (
+    RESUMED_BESIDE_A_CANCELLED_ONE + "spawn reap nightly/a\nrun p5  # p1 has not written its Lease yet\n"
+)
+
 RESUMED_BY_A_LAUNCH_WITHOUT_LEASES = """
 world leases=none
 spawn kfp nightly/a

@@ -388,7 +388,12 @@ def test_a_launch_with_another_spec_obeys_a_cancel_that_has_just_suspended_the_j
 
 
 @pytest.mark.parametrize(
-    "script", [scripts.RESUMED_AFTER_THE_NEXT_ONE_WAS_GIVEN_UP, scripts.RESUMED_BESIDE_A_CANCELLED_ONE]
+    "script",
+    [
+        scripts.RESUMED_AFTER_THE_NEXT_ONE_WAS_GIVEN_UP,
+        scripts.RESUMED_BESIDE_A_CANCELLED_ONE,
+        scripts.RESUMED_BEFORE_THE_REAPER,
+    ],
 )
 def test_a_job_that_a_person_resumed_is_left_while_a_process_waits_for_it(script: str) -> None:
     assert "nightly/a#1" in active(played(script))

@@ -96,6 +96,19 @@ async def test_what_came_back_is_left_while_a_process_waits_for_it(backend: Memo
     assert 1 not in left(backend)
 
 
+async def test_what_a_person_has_resumed_is_left_for_an_hour(backend: MemoryCluster) -> None:
+    """Its waiter may need time to write its Lease."""
+    first = await attempt(backend)
+    backend.end(await attempt(backend, 2, annotations={REPLACES: first.uid}), 3)
+    await request_cancel(backend, backend.job(first), "suspend", "1")
+    await backend.patch(first, {"spec": {"suspend": False}})
+    await run(backend)
+    assert 1 in left(backend)
+    backend.time += timedelta(hours=2)
+    await run(backend)
+    assert 1 not in left(backend)
+
+
 async def test_an_active_attempt_beside_an_undelivered_result_ends(backend: MemoryCluster) -> None:
     first = await attempt(backend)
     backend.end(first)

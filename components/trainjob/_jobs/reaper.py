@@ -37,6 +37,7 @@ from trainjob._manifest.attempts import (
 )
 from trainjob._manifest.unattended import DEFAULT_AFTER, LABEL, MARK, policy_of, runs, unattended_for
 from trainjob._support.display import short
+from trainjob._support.kube_objects import mappings, parse_time
 from trainjob.errors import NotFound, Rejected, TrainJobError
 from trainjob.job import KEY, MANAGED_BY, JobRef
 from trainjob.status import Phase, observe
@@ -181,13 +182,16 @@ async def _extra(backend: Cluster, namespace: str) -> list[Callable[[], Awaitabl
 async def _end_returned(backend: Cluster, job: TrainJob) -> Reaped | None:
     """Delete a job that runs again although another attempt had followed, which does not run.
 
-    Unless a process waits for it: a person has resumed it then.
+    Unless a process waits for it, or may soon: a person has resumed it then.
     """
     uid, now = job["metadata"]["uid"], backend.now()
     policy = policy_of(job)
     after = DEFAULT_AFTER if policy is None else policy.after
     waiters = await backend.waiters(JobRef.of(job).namespace)
-    if any(uid in waiter.waiting and now - waiter.renewed <= after for waiter in waiters):
+    conditions = (each for each in mappings(job, "status", "conditions") if each.get("type") == "Suspended")
+    times = [parse_time(each.get("lastTransitionTime")) for each in conditions if each.get("status") == "False"]
+    times += [waiter.renewed for waiter in waiters if uid in waiter.waiting]
+    if any(each is not None and now - each <= after for each in times):
         return None
     return await _delete(backend, job, "it ran again after another attempt of its key had followed")
 
