@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from email.utils import formatdate
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
+from tests.fakes.kube.replies import Reply
 from tests.fakes.kube.server import parsed
-from tests.simulation.virtual import EPOCH
 
 if TYPE_CHECKING:
     from tests.fakes.kube.server import Server
@@ -56,46 +54,6 @@ class Sent:
     def watches(self) -> bool:
         """Whether it opens a watch."""
         return self.kind.startswith("WATCH ")
-
-
-class Headers(dict[str, str]):
-    """The headers of a reply."""
-
-    def get_list(self, name: str) -> list[str]:
-        """Every value of a header."""
-        return [self[name]] if name in self else []
-
-
-class Reply:
-    """A reply, as `ApiClient` uses one of httpx."""
-
-    def __init__(self, status: int, now: float, content: bytes = b"", watch: Watch | None = None) -> None:
-        self.status_code = status
-        self.headers = Headers(date=_date(int(now)))
-        self._content = content
-        self._watch = watch
-
-    async def aread(self) -> bytes:
-        """The body."""
-        return self._content
-
-    async def aiter_bytes(self) -> AsyncIterator[bytes]:
-        """The body, or the events of a watch as they are delivered."""
-        if self._watch is None:
-            yield self._content
-            return
-        async for line in self._watch.lines():
-            yield line
-
-    async def aclose(self) -> None:
-        """Close the watch."""
-        if self._watch is not None:
-            self._watch.close()
-
-
-@lru_cache
-def _date(seconds: int) -> str:
-    return formatdate(EPOCH + seconds, usegmt=True)
 
 
 class Watch:

@@ -9,11 +9,12 @@ from typing import Any, Literal, get_args
 import httpx
 from tests.fakes.kube.cluster import Cluster
 from tests.fakes.kube.objects import is_active, is_queued, key_of
+from tests.fakes.kube.replies import Reply
 from tests.fakes.kube.server import Refused
 from tests.simulation.actions import ACTIONS
 from tests.simulation.processes import LAUNCHERS, Process
 from tests.simulation.settings import Settings
-from tests.simulation.transport import Reply, Sent, Watch
+from tests.simulation.transport import Sent, Watch
 from tests.simulation.virtual import EPOCH, Unsettled, VirtualLoop, seed_numbers
 
 Mode = Literal["ok", "killbefore", "killafter", "killlate", "lost", "noreply", "late", "repeat", "503"]
@@ -155,11 +156,11 @@ class World:
             error = httpx.ReadError("the connection broke") if mode == "lost" else httpx.ReadTimeout("no reply")
             self._fail(sent, error)
         elif mode == "503":
-            self._reply(sent, Reply(503, self.loop.now, b"unavailable"))
+            self._reply(sent, Reply(503, EPOCH + self.loop.now, b"unavailable"))
         elif sent.watches:
             watch = Watch(sent, self.server, self.watches.remove)
             self.watches.append(watch)
-            self._reply(sent, Reply(200, self.loop.now, watch=watch))
+            self._reply(sent, Reply(200, EPOCH + self.loop.now, watch=watch))
         else:
             self._answer_applied(sent, mode)
         return True
@@ -186,11 +187,11 @@ class World:
                 process.name, sent.method, sent.path, sent.params, sent.body, is_worker=process.kind != "reap"
             )
         except Refused as refused:
-            return Reply(refused.status, self.loop.now, refused.body), refused.after
+            return Reply(refused.status, EPOCH + self.loop.now, refused.body), refused.after
         finally:
             for entry in log[first : first + 1]:  # reads of a log of a container are not logged
                 entry.sent = sent.logged
-        return Reply(200, self.loop.now, content), 0.0
+        return Reply(200, EPOCH + self.loop.now, content), 0.0
 
     @staticmethod
     def _reply(sent: Sent, reply: Reply) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from email.utils import formatdate
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
 from tests.fakes.kube.objects import JOBSET, Object, with_condition
+from tests.fakes.kube.replies import Reply
 from tests.fakes.kube.server import Refused, Server, parsed
 
 from trainjob import JobRef
@@ -128,28 +128,37 @@ class DirectBackend(KubernetesBackend):
         self.pod(ref, 0, code, message)
         self.condition(ref, *(("Failed", "FailedJobs") if code else ("Complete", "AllJobsCompleted")))
 
-    def answer(self, method: str, path: str, params: Mapping[str, str], body: Object | None) -> _Reply:
+    def answer(self, method: str, path: str, params: Mapping[str, str], body: Object | None) -> Reply:
         """The reply to a request."""
         plural, _, name, sub = parsed(path)
         kind = "WATCH" if "watch" in params else "LIST" if method == "GET" and not name else method
         self.requests.append(f"{kind} {sub or plural}")
         if kind == "WATCH":
-            return _Reply(200, lines=self._events(path, params))
+            return Reply(200, time.time(), watch=_Watch(self.store, path, params))
         try:
-            return _Reply(200, self.store.handle("client", method, path, params, body))
+            return Reply(200, time.time(), self.store.handle("client", method, path, params, body))
         except Refused as refused:
-            return _Reply(refused.status, refused.body)
+            return Reply(refused.status, time.time(), refused.body)
 
-    async def _events(self, path: str, params: Mapping[str, str]) -> AsyncIterator[bytes]:
-        plural, namespace, _, _ = parsed(path)
-        selectors = params.get("labelSelector", ""), params.get("fieldSelector", "")
-        seen = int(params.get("resourceVersion") or 0)
+
+class _Watch:
+    """A watch, which looks for new events again and again."""
+
+    def __init__(self, store: Store, path: str, params: Mapping[str, str]) -> None:
+        self._store = store
+        self._plural, self._namespace, _, _ = parsed(path)
+        self._selectors = params.get("labelSelector", ""), params.get("fieldSelector", "")
+        self._seen = int(params.get("resourceVersion") or 0)
+
+    async def lines(self) -> AsyncIterator[bytes]:
         while True:
-            upto = self.store.version
-            for line in list(self.store.events(plural, seen, upto, *selectors, namespace)):
+            upto = self._store.version
+            for line in list(self._store.events(self._plural, self._seen, upto, *self._selectors, self._namespace)):
                 yield line
-            seen = upto
+            self._seen = upto
             await asyncio.sleep(_LOOK_SECONDS)
+
+    def close(self) -> None: ...
 
 
 class _Connection:
@@ -161,36 +170,9 @@ class _Connection:
     def build_request(self, method: str, url: str, *, params: Any, content: bytes | None, **_: Any) -> tuple[Any, ...]:
         return method, urlsplit(url).path, params, msgspec.json.decode(content) if content else None
 
-    async def send(self, request: tuple[Any, ...], *, stream: bool) -> _Reply:
+    async def send(self, request: tuple[Any, ...], *, stream: bool) -> Reply:
         del stream
         await asyncio.sleep(0)
         return self._backend.answer(*request)
 
     async def aclose(self) -> None: ...
-
-
-class _Reply:
-    """A reply, as `ApiClient` uses one of httpx."""
-
-    def __init__(self, status: int, content: bytes = b"", lines: AsyncIterator[bytes] | None = None) -> None:
-        self.status_code = status
-        self.headers = _Headers(date=formatdate(usegmt=True))
-        self._content = content
-        self._lines = lines
-
-    async def aread(self) -> bytes:
-        return self._content
-
-    async def aiter_bytes(self) -> AsyncIterator[bytes]:
-        if self._lines is None:
-            yield self._content
-            return
-        async for line in self._lines:
-            yield line
-
-    async def aclose(self) -> None: ...
-
-
-class _Headers(dict[str, str]):
-    def get_list(self, name: str) -> list[str]:
-        return [self[name]] if name in self else []
