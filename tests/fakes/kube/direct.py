@@ -1,18 +1,21 @@
 """The real `KubernetesBackend` over the fake API server, in one process and without sockets: for tests of what uses it.
 
-No controller runs. A test does what Trainer would do: `running`, `end`, `status`, `condition`.
+No controller runs. A test does what Trainer would do: `running`, `end`, `status`, `condition`. It decides when a
+request is served, what happens before that, and whether the reply is lost: `turn`, `before`, `after`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
+from tests import objects
 from tests.fakes.kube.objects import JOBSET, Object, with_condition
 from tests.fakes.kube.replies import Reply
 from tests.fakes.kube.server import Refused, Server, parsed
@@ -28,10 +31,15 @@ _LOOK_SECONDS = 0.005  # between two looks of a watch
 
 
 class Store(Server):
-    """The objects, with what Trainer's webhook refuses and its controller reports about a suspension."""
+    """The objects, with what Trainer's webhook refuses and its controller reports about a suspension.
+
+    Attributes:
+        ahead: How much its clock is ahead of this machine's.
+    """
 
     def __init__(self) -> None:
-        super().__init__(time.time)
+        self.ahead = timedelta(0)
+        super().__init__(lambda: time.time() + self.ahead.total_seconds())
         self.put("clustertrainingruntimes", {"metadata": {"name": RUNTIME}}, "ADDED")
 
     def defaulted(self, plural: str, item: Object) -> Object:
@@ -67,12 +75,19 @@ class DirectBackend(KubernetesBackend):
     Attributes:
         store: The objects.
         requests: What it has asked, in order: ``LIST trainjobs``, ``PATCH trainjobs``, ``WATCH pods``, ``GET log``.
+        turn: Awaited before each request is served: decides when.
+        before: Called with the name of each request before it is served. It may change objects, or raise: `Refused`
+            is the reply, another error is the client's.
+        after: The same after the request was served: an error is a lost reply.
     """
 
     def __init__(self) -> None:
         super().__init__(Credentials(host="http://fake"), timings=Timings(settle=0.0))
         self.store = Store()
         self.requests: list[str] = []
+        self.turn: Callable[[str], Awaitable[object]] | None = None
+        self.before: Callable[[str], object] = lambda request: None
+        self.after: Callable[[str], object] = lambda request: None
         connection = _Connection(self)
         access = cast("Access", SimpleNamespace(host="", authorization="", server_name=None, proxy=None, identity=()))
 
@@ -108,37 +123,41 @@ class DirectBackend(KubernetesBackend):
         """Trainer sets a condition."""
         self.store.put("trainjobs", with_condition(self.job(ref), kind, value, reason, self.store.timestamp()))
 
-    def pod(self, ref: JobRef, rank: int = 0, code: int | None = None, message: str = "") -> Object:
+    def pod(self, ref: JobRef, rank: int = 0, code: int | None = None, message: str = "", **status: Any) -> Object:
         """The pod of a rank that runs, or has ended with a code."""
-        ended = {"terminated": {"exitCode": code, "message": message, "finishedAt": self.store.timestamp()}}
-        container = {"name": "node", "restartCount": 0, "state": {"running": {}} if code is None else ended}
-        labels = {JOBSET: ref.name, "jobset.sigs.k8s.io/replicatedjob-name": "node"}
-        labels["batch.kubernetes.io/job-completion-index"] = str(rank)
-        own = {"name": f"{ref.name}-node-0-{rank}", "namespace": ref.namespace, "uid": self.store.new_uid()}
-        phase = "Running" if code is None else "Failed" if code else "Succeeded"
-        pod = {
-            "metadata": {**own, "labels": labels},
-            "spec": {"containers": [{"name": "node"}], "nodeName": "a"},
-            "status": {"phase": phase, "containerStatuses": [container]},
-        }
-        return self.store.put("pods", pod, "ADDED")
+        ended = objects.ended(code or 0, message=message, finishedAt=self.store.timestamp())
+        own = {"namespace": ref.namespace, "uid": self.store.new_uid(), "name": f"{ref.name}-node-0-{rank}"}
+        state = objects.RUNNING if code is None else ended
+        made = objects.pod(rank, state, job=ref.name, **status)
+        return self.store.put("pods", {**made, "metadata": {**made["metadata"], **own}}, "ADDED")
 
     def end(self, ref: JobRef, code: int = 0, message: str = "") -> None:
         """The only rank of a job ends, and the job with it."""
         self.pod(ref, 0, code, message)
         self.condition(ref, *(("Failed", "FailedJobs") if code else ("Complete", "AllJobsCompleted")))
 
-    def answer(self, method: str, path: str, params: Mapping[str, str], body: Object | None) -> Reply:
+    def jobset(self, name: str, namespace: str, owner: str = "") -> Object:
+        """A JobSet of that name, of the TrainJob with the UID `owner`."""
+        owners = [{"kind": "TrainJob", "name": name, "uid": owner}] if owner else []
+        own = {"name": name, "namespace": namespace, "uid": self.store.new_uid(), "ownerReferences": owners}
+        return self.store.put("jobsets", {"metadata": own}, "ADDED")
+
+    async def answer(self, method: str, path: str, params: Mapping[str, str], body: Object | None) -> Reply:
         """The reply to a request."""
         plural, _, name, sub = parsed(path)
         kind = "WATCH" if "watch" in params else "LIST" if method == "GET" and not name else method
-        self.requests.append(f"{kind} {sub or plural}")
-        if kind == "WATCH":
-            return Reply(200, time.time(), watch=_Watch(self.store, path, params))
+        request = f"{kind} {sub or plural}"
+        await (asyncio.sleep(0) if self.turn is None else self.turn(request))
+        self.requests.append(request)
         try:
-            return Reply(200, time.time(), self.store.handle("client", method, path, params, body))
+            self.before(request)
+            if kind == "WATCH":
+                return Reply(200, self.store.now, watch=_Watch(self.store, path, params))
+            content = self.store.handle("client", method, path, params, body)
+            self.after(request)
+            return Reply(200, self.store.now, content)
         except Refused as refused:
-            return Reply(refused.status, time.time(), refused.body)
+            return Reply(refused.status, self.store.now, refused.body)
 
 
 class _Watch:
@@ -172,7 +191,6 @@ class _Connection:
 
     async def send(self, request: tuple[Any, ...], *, stream: bool) -> Reply:
         del stream
-        await asyncio.sleep(0)
-        return self._backend.answer(*request)
+        return await self._backend.answer(*request)
 
     async def aclose(self) -> None: ...
