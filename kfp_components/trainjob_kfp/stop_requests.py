@@ -15,7 +15,7 @@ import anyio
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobError
 from trainjob._backends.base import TrainJob
 from trainjob._jobs.cancellation import cancelling, request_cancel
-from trainjob._manifest.attempts import CancelAction, given_up, stops_by
+from trainjob._manifest.attempts import CancelAction, given_up, mark_without_version, stops_by
 from trainjob._support.kube_objects import mapping
 from trainjob.job import KEY, key_hash
 from trainjob.status import observe
@@ -49,7 +49,7 @@ class StopRequests:
         if cluster is None:
             return
         work = str(mapping(self.job, "metadata", "labels").get(KEY) or "")
-        mark = await _version_mark(client, work) or "true"
+        mark = await _version_mark(client, work) or mark_without_version()
         ref, patch = JobRef.of(self.job), cancelling(self.job, stops_by(self._action), mark)
         self._delete = await cluster.prepared_request(ref, None)
         if patch is not None:
@@ -121,12 +121,12 @@ async def mark_for(client: TrainJobClient, key: str, action: CancelAction) -> st
         action: ``suspend``; a deletion needs no mark.
 
     Returns:
-        The version; ``true``, which no waiter undoes, if it is unknown or not needed.
+        The version; a text which no waiter undoes, if it is unknown or not needed.
     """
     if action == "suspend" and client.backend.cluster is not None:
         with anyio.move_on_after(_MARK_SECONDS):
-            return await _version_mark(client, key_hash(key)) or "true"
-    return "true"
+            return await _version_mark(client, key_hash(key)) or mark_without_version()
+    return mark_without_version()
 
 
 async def _version_mark(client: TrainJobClient, work: str) -> str:

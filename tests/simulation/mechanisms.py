@@ -317,7 +317,7 @@ MECHANISMS = (
         "marks name the cancel",
         "a waiter resumes what an older cancel or kill has suspended",
         "waits",
-        scripts.LATE_SUSPEND,
+        scripts.LATE_SIGTERM,
         ((successors, "is_stale", lambda job: False),),
     ),
     Mechanism(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
@@ -335,6 +335,32 @@ async def _kfp_stop(process: Process) -> str:
     return "stopped"
 
 
+async def _kfp_sigterm(process: Process) -> str:
+    """SIGTERM of a step of KFP that waits: the request that it had prepared, which names no version of the job."""
+    from trainjob_kfp.stop_requests import StopRequests
+
+    prepared: list[Mapping[str, Any]] = []
+    process.stage = "look"
+    job = (await process.backend.find(NAMESPACE, labels_of(process.key)))[-1]
+    process.ref = JobRef.of(job)
+
+    async def prepare(_: JobRef, patch: Mapping[str, Any] | None) -> Any:
+        prepared.extend([] if patch is None else [patch])
+        return SimpleNamespace(warm=_warm, close=lambda: None)
+
+    backend = SimpleNamespace(cluster=SimpleNamespace(prepared_request=prepare), cancels=process.backend.cancels)
+    client: Any = SimpleNamespace(backend=backend, namespace=NAMESPACE)
+    with anyio.move_on_after(1):
+        await StopRequests(job, process.option).keep_ready(client)
+    process.stage = "cancel"
+    await process.backend.patch(process.ref, *prepared)
+    process.stage = "end"
+    return "stopped"
+
+
+async def _warm() -> None: ...
+
+
 async def _reap(process: Process) -> str:
     process.stage = "reap"
     await reap(process.backend, NAMESPACE)
@@ -366,5 +392,6 @@ _BODIES: dict[str, Callable[[Process], Awaitable[str]]] = {
     "onkill": _on_kill,
     "airflowstop": _airflow_stop,
     "kfpstop": _kfp_stop,
+    "kfpsigterm": _kfp_sigterm,
     "reap": _reap,
 }

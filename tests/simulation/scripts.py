@@ -126,6 +126,17 @@ until p3 wait                         # try 2 adopts the running job
 do p2 ok PATCH trainjobs              # now the suspend arrives
 """
 
+LATE_SIGTERM = """
+spawn kfp nightly/a
+until p1 wait
+spawn kfpsigterm nightly/a suspend
+until p2 PATCH trainjobs
+kill p1
+spawn kfp nightly/a
+until p3 wait                         # the next run of the step adopts the running job
+do p2 ok PATCH trainjobs              # now the suspend arrives
+"""
+
 SUSPEND_AFTER_THE_NEXT_LAUNCH = """
 spawn airflow nightly/a
 until p1 wait
@@ -232,10 +243,39 @@ quota {0}                             # a ResourceQuota that others change at th
 until p1 wait
 """
 
+CANCELLED_TWICE_WITHOUT_LEASES = """
+world leases=read
+spawn airflow nightly/a
+until p1 wait
+spawn airflow nightly/a
+spawn cancel nightly/a suspend
+until p3 end
+until p2 PATCH trainjobs              # has read the suspended job, and resumes it
+spawn cancel nightly/a suspend
+until p4 end
+run p2
+"""
+
+OLDER_CANCEL_SUSPENDS_LAST = """
+spawn airflow nightly/a
+until p1 wait
+spawn cancel nightly/a suspend
+do p2 ok GET trainjobs
+do p2 ok POST leases
+spawn airflow nightly/a
+run p3
+spawn cancelref nightly/a suspend
+run p4
+run p2                                # its suspension does not replace the mark of the later cancel
+resume nightly/a#1
+spawn reap nightly/a
+until p5 end
+"""
+
 SUSPEND_WITH_A_QUOTA = """
 spawn cli nightly/a
 until p1 wait
-quota 1
+quota 4                               # three of patches that name a version
 spawn cancel nightly/a suspend
 until p2 end
 """
@@ -791,7 +831,7 @@ spawn cancel nightly/a suspend
 do p2 ok GET trainjobs
 do p2 ok POST leases
 end nightly/a#1 3
-do p2 ok PATCH trainjobs              # the failed job is suspended by the cancel
+run p2                                # the failed job is suspended by the cancel
 tick 31
 run p1                                # reads that its job has failed
 spawn kfp nightly/a

@@ -126,7 +126,7 @@ def test_a_job_of_an_account_without_leases_does_not_stay_suspended() -> None:
     assert outcomes(outcome)[2] == "success"
 
 
-@pytest.mark.parametrize("script", [scripts.LATE_SUSPEND, scripts.SUSPEND_AFTER_THE_NEXT_LAUNCH])
+@pytest.mark.parametrize("script", [scripts.LATE_SUSPEND, scripts.LATE_SIGTERM, scripts.SUSPEND_AFTER_THE_NEXT_LAUNCH])
 def test_the_waiter_of_a_later_try_resumes_what_a_late_kill_has_suspended(script: str) -> None:
     outcome = played(script, finish=True)
     assert outcomes(outcome)[2] == "success"
@@ -134,6 +134,15 @@ def test_the_waiter_of_a_later_try_resumes_what_a_late_kill_has_suspended(script
 
 def test_the_late_suspend_of_an_older_cancel_does_not_undo_a_newer_one() -> None:
     assert active(played(scripts.LATE_SUSPEND_OF_AN_OLDER_CANCEL)) == []
+
+
+def test_a_second_cancel_without_permission_for_leases_stops_a_launch_that_resumes() -> None:
+    assert active(played(scripts.CANCELLED_TWICE_WITHOUT_LEASES)) == []
+
+
+def test_the_suspend_of_an_older_cancel_keeps_the_mark_of_a_newer_one() -> None:
+    """By which the reaper knows that a person has resumed the job since."""
+    assert active(played(scripts.OLDER_CANCEL_SUSPENDS_LAST)) == ["nightly/a#1"]
 
 
 @pytest.mark.parametrize("webhooks", ["refuse", "hang"])

@@ -291,7 +291,7 @@ def test_marks_of_kills_and_cancels_are_compared_with_the_latest_launch(
     if mark:
         job["metadata"]["annotations"][CANCELLED] = mark
     version = int(launched) if launched is not None and launched.isdigit() else None
-    assert cancelled_since(job, version, tried) is cancelled
+    assert cancelled_since(job, version, tried, None) is cancelled
     assert is_stale(job) is stale
 
 
@@ -305,7 +305,7 @@ def test_a_job_that_a_cancel_suspended_is_either_cancelled_or_stale(
     job["metadata"]["annotations"] |= {CANCELLED: cancel.mark, TRY: str(tried)}
     if launched is not None:
         job["metadata"]["annotations"][LAUNCHED] = str(launched)
-    assert cancelled_since(job, launched, tried) is cancel.applies(launched, tried)
+    assert cancelled_since(job, launched, tried, None) is cancel.applies(launched, tried)
     known = killed is not None or launched is not None
     assert is_stale(job) is (known and not cancel.applies(launched, tried))
 

@@ -25,11 +25,13 @@ from trainjob._manifest.attempts import (
     CancelAction,
     diagnosis_in,
     given_up,
+    has_later_mark,
     is_deleting,
     is_marked_after,
     is_replaced,
     launched_at,
     mark_of,
+    mark_without_version,
     may_come_back,
     try_of,
     version_of,
@@ -44,6 +46,8 @@ CANCEL_SECONDS = 60.0
 """How long `cancel` waits for the last pod by default: twice Kubernetes' grace period of 30 s."""
 
 CrashAction = Literal["suspend", "cancel", "keep"]
+
+_CHANGES = 3  # of a job between a read and its suspension, after which no version is named
 
 _POLL = (0.05, 2.0)  # seconds: the first and the longest pause between two looks whether ranks have ended
 
@@ -169,7 +173,7 @@ class _Stop:
         self._action = action
         self._tried = tried
         self._announce = announce
-        self._mark = "true" if tried is None else Cancel(0, tried).mark
+        self._mark = mark_without_version() if tried is None else Cancel(0, tried).mark
         self._record: Cancel | None = None
         self.stopped: dict[str, JobRef] = {}
         self.found_active = False
@@ -210,6 +214,14 @@ class _Stop:
         # A later cancel may have suspended the job, whose mark must stay.
         return record.version > launched and not (self._action == "suspend" and is_marked_after(job, record.version))
 
+    def _still_must_stop(self, job: TrainJob) -> bool:
+        """The same of a job that was changed meanwhile; one that need not be stopped any more was not stopped."""
+        del self.stopped[job["metadata"]["uid"]]
+        must = self._must_stop(job)
+        if must:
+            self.stopped[job["metadata"]["uid"]] = JobRef.of(job)
+        return must
+
     async def suspend_failed(self, jobs: Sequence[TrainJob]) -> None:
         """Suspend the failed ones of `jobs`, so that they do not come back."""
         for job in filter(may_come_back, jobs):
@@ -225,7 +237,7 @@ class _Stop:
     async def _stop(self, job: TrainJob) -> None:
         ref = JobRef.of(job)
         self.stopped[ref.uid] = ref
-        stop = request_cancel(self._backend, job, self._action, self._mark)
+        stop = request_cancel(self._backend, job, self._action, self._mark, self._still_must_stop)
         if is_replaced(job) and (why := diagnosis_in(job, FAILURE)) is not None:
             await asyncio.gather(stop, keep_reason(self._backend, job, why))  # a webhook may delay the record
         else:
@@ -245,25 +257,46 @@ async def _have_stopped(backend: Backend, refs: Sequence[JobRef], seconds: float
 
 
 async def request_cancel(
-    backend: Backend, trainjob: TrainJob, action: CancelAction = "cancel", mark: str = "true"
+    backend: Backend,
+    trainjob: TrainJob,
+    action: CancelAction = "cancel",
+    mark: str = "",
+    must_stop: Callable[[TrainJob], bool] = lambda _: True,
 ) -> None:
     """Send the one request that stops `trainjob`, and do not wait: for a process that is about to be killed.
 
     A job that cannot be suspended is deleted: Trainer's webhook refuses every change to a job whose runtime is gone.
+    A suspension names the version that was read, so that it does not replace the mark of a later cancel. If the job was
+    changed since, it is read again.
+
+    Args:
+        backend: Backend that runs the job.
+        trainjob: The job.
+        action: ``cancel`` or ``suspend``.
+        mark: Mark of the cancel; a new one of an unknown version if empty.
+        must_stop: Whether a job that was changed still has to be suspended, beside that it has no later mark.
     """
-    ref, patch = JobRef.of(trainjob), cancelling(trainjob, action, mark)
-    if patch is not None:
+    ref, mark = JobRef.of(trainjob), mark or mark_without_version()
+    for number in range(_CHANGES + 1):
+        patch = cancelling(trainjob, action, mark)
+        if patch is None:
+            break
+        patch["metadata"] |= version_of(trainjob) if number < _CHANGES else {}
         try:
-            await backend.patch(ref, patch)
-        except NotFound:
-            return
+            return await backend.patch(ref, patch)
         except Rejected:
-            patch = None
-    if patch is None:
-        await backend.cancel(ref)
+            break
+        except NotFound:
+            latest = await backend.get(ref.namespace, ref.name) if number < _CHANGES else None
+        if latest is None or latest["metadata"]["uid"] != ref.uid:
+            return None
+        if has_later_mark(latest, mark) or not must_stop(latest):
+            return None
+        trainjob = latest
+    return await backend.cancel(ref)
 
 
-def cancelling(trainjob: TrainJob, action: CancelAction, mark: str = "true") -> dict[str, Any] | None:
+def cancelling(trainjob: TrainJob, action: CancelAction, mark: str = "") -> dict[str, Any] | None:
     """The patch that suspends `trainjob`; None if it must be deleted. `mark` is the value of its annotation.
 
     A job that Kueue manages is deleted instead of suspended: Kueue resumes an admitted job that another client suspends

@@ -261,9 +261,14 @@ class _Launch:
         wanted = self._rendered(JobRef.of(latest).attempt, recorded(latest))
         if not is_left_suspended(latest) or spec_hash(latest) == spec_hash(wanted):
             return False
-        if cancelled_since(latest, self.seen.began, self._try_after(latest)):
+        if self._is_cancelled(latest):
             raise _cancelled(JobRef.of(latest))
         return True
+
+    def _is_cancelled(self, latest: TrainJob) -> bool:
+        """Whether an attempt carries the mark of a cancel since this launch began."""
+        mark = self.seen.marks.get(latest["metadata"]["uid"])
+        return cancelled_since(latest, self.seen.began, self._try_after(latest), mark)
 
     async def _adopt(self, latest: TrainJob) -> bool:
         """Continue with an attempt; False if it was changed since the look that showed it.
@@ -274,7 +279,7 @@ class _Launch:
         """
         ref = JobRef.of(latest)
         check_same_spec(latest, self._rendered(ref.attempt, recorded(latest)))
-        if cancelled_since(latest, self.seen.began, self._try_after(latest)):
+        if self._is_cancelled(latest):
             raise _cancelled(ref)
         await self.backend.recover(ref)
         if observe(latest).phase is Phase.COMPLETE:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainjob._backends.base import Backend, TrainJob
-from trainjob._manifest.attempts import Cancel, adoption_of, is_deleting, is_delivered, is_record
+from trainjob._manifest.attempts import Cancel, adoption_of, is_deleting, is_delivered, is_record, mark_of
 from trainjob._support.side_by_side import side_by_side
 from trainjob.errors import TrainJobError
 from trainjob.job import FAILURE_OF, JobRef, key_hash, labels_of
@@ -32,6 +32,7 @@ class Looks:
         records: Records of failures of deleted attempts at the first look.
         delivered: UIDs of the attempts whose results were delivered at the first look. The launch adopts another
             complete one even if it was delivered since: a process that was frozen for hours must not train again.
+        marks: UID -> the mark with which this package had suspended that attempt at the first look; empty without one.
         killed: Latest try of the callers that was ended, by the records at the first look.
         nonce: Identifies the launch on the job that it has created, also if no reply has told about it.
     """
@@ -46,6 +47,7 @@ class Looks:
     cancels: list[Cancel] = field(default_factory=list)
     records: list[TrainJob] = field(default_factory=list)
     delivered: frozenset[str] = frozenset()
+    marks: Mapping[str, str] = field(default_factory=dict)
     killed: int = 0
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
 
@@ -55,6 +57,7 @@ class Looks:
         version, *others = await self._look(*beside, *records)
         self.began = version if self.since is None else self.since
         self.delivered = frozenset(job["metadata"]["uid"] for job in self.attempts if is_delivered(job))
+        self.marks = {job["metadata"]["uid"]: mark_of(job) for job in self.attempts}
         self.killed = max((cancel.tried or 0 for cancel in self.cancels), default=0)
         return others[: len(beside)]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ CANCEL_KEPT = timedelta(hours=1)
 """How long the record of a cancel is kept: a launch that was frozen for longer does not obey it."""
 
 _TRY_MARK = "try:"
+_UNKNOWN_MARK = "unknown:"
 _NAME = re.compile(rf".+-([0-9a-z]{{{len(key_hash('key'))}}})-[0-9]+")
 
 NOT_STARTED = (Phase.QUEUED, Phase.NOT_STARTED, Phase.STARTING)
@@ -114,6 +116,14 @@ class Cancel:
         return launched is not None and self.version > launched
 
 
+def mark_without_version() -> str:
+    """The mark of a cancel whose version is unknown, which no waiter undoes.
+
+    Each differs, so that a launch can tell that a job which was suspended before was cancelled once more.
+    """
+    return f"{_UNKNOWN_MARK}{secrets.token_hex(4)}"
+
+
 def recent(cancels: Iterable[Cancel], now: datetime) -> list[Cancel]:
     """The cancels that still concern somebody, also where nothing removes old records."""
     return [each for each in cancels if each.at is None or now - each.at <= CANCEL_KEPT]
@@ -152,8 +162,18 @@ def adoption_of(trainjob: Mapping[str, Any]) -> str:
     return str(mapping(trainjob, "metadata", "annotations").get(ADOPTED) or "")
 
 
-def cancelled_since(trainjob: Mapping[str, Any], launched: int | None, tried: int) -> bool:
-    """Whether a job carries the mark of a cancel that a launch obeys; see `Cancel.applies` for the arguments."""
+def cancelled_since(trainjob: Mapping[str, Any], launched: int | None, tried: int, mark: str | None) -> bool:
+    """Whether a job carries the mark of a cancel that a launch obeys.
+
+    Args:
+        trainjob: The job.
+        launched: Version of the records when the launch began; None if unknown.
+        tried: The caller's try of the launch.
+        mark: The job's mark when the launch began, by which a mark without a version is known as new; None if there
+            was no such job.
+    """
+    if mark_of(trainjob).startswith(_UNKNOWN_MARK):
+        return mark_of(trainjob) != mark
     killed, version = _killed(trainjob)
     if killed:
         return killed >= tried and (launched is None or version is None or version > launched)
@@ -164,6 +184,12 @@ def is_marked_after(trainjob: Mapping[str, Any], version: int) -> bool:
     """Whether a job carries the mark of a cancel of its key that is newer than a version of the records."""
     marked = _number(mark_of(trainjob))
     return marked is not None and marked > version
+
+
+def has_later_mark(trainjob: Mapping[str, Any], mark: str) -> bool:
+    """Whether a job carries the mark of a cancel of its key that is newer than the one with that mark."""
+    version = _number(mark)
+    return version is not None and is_marked_after(trainjob, version)
 
 
 def killed_try(trainjob: Mapping[str, Any]) -> int:
@@ -204,7 +230,7 @@ def is_stale(trainjob: Mapping[str, Any]) -> bool:
     if mark == MARK:
         return True
     known = mark.startswith(_TRY_MARK) or (_number(mark) is not None and launched_at(trainjob) is not None)
-    return known and not cancelled_since(trainjob, launched_at(trainjob), try_of(trainjob))
+    return known and not cancelled_since(trainjob, launched_at(trainjob), try_of(trainjob), mark)
 
 
 def mark_of(trainjob: Mapping[str, Any]) -> str:

@@ -320,7 +320,7 @@ class Server:
             after = WEBHOOK_SECONDS if self.webhooks == "hang" else 0.0
             text = f'Internal error occurred: failed calling webhook "validator.trainjob.trainer.kubeflow.org": {why}'
             raise Refused(500, "InternalError", text, after)
-        if self.quota_conflicts and not body.get("metadata", {}).get("resourceVersion"):
+        if self.quota_conflicts:
             self.quota_conflicts -= 1
             text = 'Operation cannot be fulfilled on resourcequotas "quota": the object has been modified'
             raise Refused(409, "Conflict", text)
