@@ -1,6 +1,6 @@
-"""Compares the requests of the Kubeflow SDK with those of `TrainJobSpec`.
+"""Calls of the Kubeflow SDK, and what it sends for them.
 
-`table` maps calls, `names` maps arguments. `record` runs `calls` in a separate environment and writes the SDK's
-requests to recorded.json. tests/cluster/test_conformance.py compares the objects that the controllers create from
-both; docs/how-to/kubeflow-sdk.md shows the table.
+docs/how-to/kubeflow-sdk.md has the calls, each beside the equivalent `TrainJobSpec`; `page` reads them. `record` makes
+them in a separate environment and writes the SDK's requests to recorded.json. tests/unit/test_sdk.py compares these
+with the TrainJobs of the specs.
 """

@@ -1,7 +1,7 @@
-"""Makes the calls of the table; runs in the SDK's environment: ``python -m tests.conformance.calls URL NAMESPACE``.
+"""Makes the calls of the page; runs in the SDK's environment: ``python -m tests.conformance.calls URL NAMESPACE``.
 
-Each call goes to ``URL/<row>``, so that the server can assign the request to its row. Prints one JSON object: the calls
-that the SDK rejects, and its arguments.
+Each call goes to ``URL/<number>``, so that the server can assign the request to its call. Prints one JSON object: why
+the SDK rejects calls, by their number, and its arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import kubeflow.trainer.options
 from kubeflow.trainer import KubernetesBackendConfig, TrainerClient
 from kubernetes.client import ApiException, Configuration
 from tests.conformance.functions import train_model
-from tests.conformance.table import TABLE
+from tests.conformance.page import sdk_calls
 
 NAMES = {**vars(kubeflow.trainer), **vars(kubeflow.trainer.options), "train_model": train_model}
 NO_ARGUMENTS = {"Event", "Runtime", "RuntimeTrainer", "TrainJobTemplate", "TrainingRuntimeSource"}
@@ -27,14 +27,14 @@ NO_ARGUMENTS = {"Event", "Runtime", "RuntimeTrainer", "TrainJobTemplate", "Train
 def main() -> None:
     url, namespace = sys.argv[1:]
     refused = {}
-    for row in TABLE:
+    for number, call in enumerate(sdk_calls()):
         backend = KubernetesBackendConfig(
-            namespace=namespace, client_configuration=Configuration(host=f"{url}/{row.name}")
+            namespace=namespace, client_configuration=Configuration(host=f"{url}/{number}")
         )
         try:
-            eval(f"client.train({row.sdk})", {**NAMES, "client": TrainerClient(backend)})
+            eval(f"client.train({call})", {**NAMES, "client": TrainerClient(backend)})
         except (ValueError, RuntimeError) as error:
-            refused[row.name] = _reason(error)
+            refused[number] = _reason(error)
     json.dump({"refused": refused, "arguments": arguments()}, sys.stdout)
 
 

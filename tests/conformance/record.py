@@ -1,4 +1,4 @@
-"""Writes recorded.json: the Kubeflow SDK's request for each call of the table.
+"""Writes recorded.json: the Kubeflow SDK's request for each call of docs/how-to/kubeflow-sdk.md.
 
 ``python -m tests.conformance.record PYTHON``, with the Python of the SDK's environment (``make record-sdk``). The SDK
 sends requests to a real API server with Trainer and all runtimes, through a proxy that records the TrainJobs and makes
@@ -18,8 +18,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from tests.conformance.page import RECORDED, sdk_calls
 from tests.conformance.runtimes import install
-from tests.conformance.table import RECORDED, TABLE
 from tests.recordings import by_line
 from tests.testcluster.api import Api, ApiError
 from tests.testcluster.control_plane import Cluster
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def proxy(api: Api) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run a proxy of `api`; yield its URL, and row -> TrainJob."""
+    """Run a proxy of `api`; yield its URL, and number of a call -> TrainJob."""
     requests: dict[str, Any] = {}
 
     class Handler(BaseHTTPRequestHandler):
@@ -93,12 +93,12 @@ def main() -> None:
         check=True, capture_output=True, text=True,
     ).stdout.strip()  # fmt: skip
     calls = {}
-    for row in TABLE:
-        request = requests.get(row.name)
-        if request and "Name(" not in row.sdk:
+    for number, call in enumerate(sdk_calls()):
+        request = requests.get(str(number))
+        if request and "Name(" not in call:
             del request["metadata"]["name"]  # made up by the SDK
-        refused = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "TIME", results["refused"].get(row.name, ""))
-        calls[row.name] = {"call": row.sdk, "request": request, "refused": refused}
+        refused = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "TIME", results["refused"].get(str(number), ""))
+        calls[call] = {"request": request, "refused": refused}
     content = {"kubeflow": sdk, "trainer": trainer, "arguments": results["arguments"], "calls": calls}
     RECORDED.write_text(by_line(content))
     print(f"{len(calls)} calls of kubeflow {sdk} in {RECORDED.relative_to(ROOT)}")
