@@ -1,6 +1,6 @@
 """Every runtime that Trainer ships: the spec of a job for it, and the pods that Trainer creates.
 
-`tests/docs/runtimes.py` generates the table of docs/how-to/runtimes.md from it; test_runtimes.py runs all jobs.
+docs/how-to/runtimes.md has the same table (tests/docs/test_runtimes.py); test_runtimes.py runs all jobs.
 """
 
 from __future__ import annotations

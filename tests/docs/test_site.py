@@ -16,13 +16,12 @@ from trainjob.verdicts import Category
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 CODE = [path for top in ("components", "airflow_provider", "kfp_components") for path in (ROOT / top).rglob("*.py")]
-MKDOCS = Path(os.environ.get("TRAINJOB_MKDOCS", ROOT / ".venv-docs" / "bin" / "mkdocs"))
+MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not MKDOCS.exists():
-        pytest.skip(f"{MKDOCS} is missing (make docs)")
+    assert MKDOCS.exists(), "the environment of the site is missing: make docs"
     directory = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [MKDOCS, "build", "--strict", "--site-dir", directory],
@@ -107,8 +106,7 @@ def test_the_page_has_every_label_and_annotation() -> None:
         ("KFP SDK and backend", "constraints/main.txt", r"^kfp==([\d.]+)"),
         ("KFP SDK and backend", "constraints/kfp-oldest.txt", r"^kfp==([\d.]+)"),
         ("MLflow", "constraints/main.txt", r"^mlflow==([\d.]+)"),
-        ("Kubeflow Model Registry", "constraints/registry-v1.txt", r"^model-registry==([\d.]+)"),
-        ("Kubeflow Model Registry", "constraints/registry-v1alpha3.txt", r"^model-registry==([\d.]+)"),
+        ("Kubeflow Model Registry", "constraints/registry.txt", r"^model-registry==([\d.]+)"),
         ("KServe storage initializer", "constraints/peers.txt", r"^kserve-storage==([\d.]+)"),
     ],
 )
