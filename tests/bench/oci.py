@@ -1,13 +1,11 @@
 """Measures push and pull of models with a container registry, compared with oras-py.
 
-::
-
-    python tests/bench/oci.py [--runs N] [--mebibytes N] [--oras PYTHON | --no-oras]
+``python -m tests.bench.oci [--runs N] [--mebibytes N] [--no-peer]``
 
 Starts Debian's docker-registry on this machine and pushes a model of four files of random bytes, then pulls it into an
-empty directory: each in a separate process and each time in a new repository, trainjob and oras-py in turns. Then a
-model of many small files. oras-py is in a separate environment (``make .venv-oci/stamp``). Seconds are those of the
-call, memory is the maximum of the process.
+empty directory: each in a separate process and each time in a new repository, trainjob and oras-py in turns. oras-py is
+in a separate environment (``make .venv-oci/stamp``). Seconds and CPU are those of the call, memory is the maximum of
+the process.
 """
 
 from __future__ import annotations
@@ -16,113 +14,58 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections import defaultdict
 from pathlib import Path
+from statistics import median
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+from tests.bench.figures import ROOT, Output, environment_of
+from tests.oci.registry import PROGRAM, registry
 
-from tests.bench.stores import cpu  # noqa: E402 - the path comes first
-from tests.oci.registry import PROGRAM, Server, registry  # noqa: E402 - the path comes first
-
-ORAS = ROOT / ".venv-oci" / "bin" / "python"
 FILES = 4
-SMALL, KIBIBYTES = 1000, 16
-FIGURES = {
-    "seconds": ("time", "s", 1.0),
-    "cpu": ("CPU of the client", "s", 1.0),
-    "server": ("CPU of the registry", "s", 1.0),
-    "least": ("both, spread over all cores", "s", 1.0),
-    "memory": ("memory", "MB", 1e6),
-}
+UNITS = {"time": "s", "CPU of the client": "s", "memory": "MB"}
 
 
-def emit(metric: str, value: float | str, unit: str = "", peer: float | None = None) -> None:
-    ratio = float(f"{value / peer:.3g}") if isinstance(value, float | int) and peer else None
-    print(
-        json.dumps({"bench": "oci", "metric": metric, "value": value, "unit": unit, "peer": peer, "ratio": ratio}),
-        flush=True,
-    )
-
-
-def once(python: Path, client: str, verb: str, folder: Path, name: str, server: int) -> dict[str, float]:
-    """One push or pull; ``server`` is the process id of the registry."""
-    before = cpu(server)
-    command = [str(python), "-m", "tests.bench.clients.oci", client, verb, str(folder), name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    if done.returncode != 0:
-        raise SystemExit(f"{client} {verb}: {done.stderr[-2000:]}")
-    used = cpu(server) - before
+def once(python: str, client: str, verb: str, folder: Path, name: str) -> dict[str, float]:
+    command = [python, "-m", "tests.bench.clients.oci", client, verb, str(folder), name]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures | {"server": used, "least": (figures["cpu"] + used) / (os.cpu_count() or 1)}
-
-
-def same(one: Path, other: Path) -> bool:
-    command = ["diff", "-rq", "--exclude=MANIFEST.json", str(one), str(other)]
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0
-
-
-def there_and_back(what: str, model: Path, clients: Mapping[str, Path], server: Server, runs: int) -> None:
-    """Let each client push and pull the same model `runs` times, in turns."""
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    again: list[dict[str, float]] = []
-    target = model.with_name("pulled")
-    for run in range(runs):
-        for client, python in clients.items():
-            name = f"{server.host}/{client}/{run}:1"
-            found.setdefault((client, "push"), []).append(once(python, client, "push", model, name, server.pid))
-            found.setdefault((client, "pull"), []).append(once(python, client, "pull", target, name, server.pid))
-            if not same(model, target):
-                raise SystemExit(f"{client} pulled something else than it pushed")
-            shutil.rmtree(target)
-            if client == "ours":
-                again.append(once(python, client, "push", model, name, server.pid))
-        shutil.rmtree(server.folder / "data")
-    for verb in ("push", "pull"):
-        for figure, (label, unit, scale) in FIGURES.items():
-            ours, oras = (
-                [each[figure] / scale for each in found.get((client, verb), [])] for client in ("ours", "oras")
-            )
-            peer = round(statistics.median(oras), 2) if oras else None
-            emit(f"{verb} of {what}: {label}", round(statistics.median(ours), 2), unit, peer)
-    emit(f"the same {what} pushed again: time", round(statistics.median(each["seconds"] for each in again), 2), "s")
-    emit(f"the same {what} pushed again: bytes sent, requests and all", max(each["sent"] for each in again), "B")
+    return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--mebibytes", type=int, default=1024, help="size of the model (%(default)s)")
-    parser.add_argument("--oras", type=Path, default=ORAS, help="Python of an environment with oras-py (%(default)s)")
-    parser.add_argument("--no-oras", action="store_true")
+    parser.add_argument("--no-peer", action="store_true", help="skip oras-py")
     arguments = parser.parse_args()
     if shutil.which(PROGRAM) is None:
-        emit("not measured", f"{PROGRAM} is not installed")
-        return
-    if not arguments.no_oras and not arguments.oras.exists():
-        raise SystemExit(f"{arguments.oras} is missing: make .venv-oci/stamp, or --no-oras")
-    clients = {"ours": Path(sys.executable)} | ({} if arguments.no_oras else {"oras": arguments.oras})
-    emit("load average before", os.getloadavg()[0])
-    with (
-        tempfile.TemporaryDirectory(prefix="trainjob-bench-") as directory,
-        registry(Path(directory, "registry")) as server,
-    ):
-        large, small = Path(directory, "large"), Path(directory, "small")
-        large.mkdir()
+        raise SystemExit(f"{PROGRAM} is not installed")
+    output = Output("oci")
+    clients = {"trainjob": sys.executable} | ({} if arguments.no_peer else {"oras": str(environment_of("oci"))})
+    found: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="trainjob-bench-") as directory:
+        model, target = Path(directory, "model"), Path(directory, "pulled")
+        model.mkdir()
         for number in range(FILES):
-            with (large / f"model-{number}.safetensors").open("wb") as file:
-                for _ in range(arguments.mebibytes // FILES):
-                    file.write(os.urandom(1024 * 1024))
-        small.mkdir()
-        for number in range(SMALL):
-            (small / f"{number:05}.bin").write_bytes(os.urandom(KIBIBYTES * 1024))
-        there_and_back(f"{arguments.mebibytes} MiB", large, clients, server, arguments.runs)
-        there_and_back(f"{SMALL:,} files of {KIBIBYTES} KiB", small, clients, server, arguments.runs)
-    emit("load average after", os.getloadavg()[0])
+            size = arguments.mebibytes // FILES
+            (model / f"model-{number}.safetensors").write_bytes(b"".join(os.urandom(1 << 20) for _ in range(size)))
+        with registry(Path(directory, "registry")) as server:
+            for run in range(arguments.runs):
+                for client, python in clients.items():
+                    name = f"{server.host}/{client}/{run}:1"
+                    found[client, "push"].append(once(python, client, "push", model, name))
+                    found[client, "pull"].append(once(python, client, "pull", target, name))
+                    subprocess.run(["diff", "-rq", "--exclude=MANIFEST.json", model, target], check=True)
+                    shutil.rmtree(target)
+                shutil.rmtree(server.folder / "data")
+    for verb in ("push", "pull"):
+        for metric, unit in UNITS.items():
+            ours, oras = ([each[metric] for each in found[client, verb]] for client in ("trainjob", "oras"))
+            peer = median(oras) if oras else None
+            output.emit(f"{verb} of {arguments.mebibytes} MiB: {metric}", median(ours), unit, peer)
 
 
 if __name__ == "__main__":

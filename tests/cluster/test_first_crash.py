@@ -1,6 +1,6 @@
 """Crashes of jobs that keep running, since Trainer's runtimes restart ranks: reported at once, fatal on request.
 
-tests/bench/first_crash.py measures the delay; the limits here are generous, since the machine can be busy.
+The limits are generous, since the machine can be busy.
 """
 
 from __future__ import annotations

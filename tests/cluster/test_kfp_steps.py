@@ -1,7 +1,6 @@
 """KFP components in pods of the real node, with the permissions of `trainjob install`: killed, retried, terminated.
 
-test_kfp_terminate.py measures how often a step can stop its job after Terminate; tests/bench/kfp_step.py measures how
-soon a step creates its job.
+test_kfp_terminate.py measures how often a step can stop its job after Terminate.
 """
 
 from __future__ import annotations

@@ -35,18 +35,24 @@ SPEC = {
     "outputs": {"model": "s3://models/resnet50/nightly"},
 }
 RUNNING = {"jobsStatus": [{"name": "node", "ready": 1, "succeeded": 0, "failed": 0, "active": 1, "suspended": 0}]}
-ENDED = {"jobsStatus": [{"name": "node", "ready": 0, "succeeded": 1, "failed": 0, "active": 0, "suspended": 0}]}
+REASONS = {"Complete": "AllJobsCompleted", "Failed": "FailedJobs"}
 
 
-def complete() -> dict[str, Any]:
+def ended(kind: str) -> dict[str, Any]:
+    """The status that Trainer writes at the end."""
     condition = {
-        "type": "Complete",
+        "type": kind,
         "status": "True",
-        "reason": "AllJobsCompleted",
-        "message": "jobset completed successfully",
-        "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "reason": REASONS[kind],
+        "message": f"jobset {kind.lower()}",
+        "lastTransitionTime": now(),
     }
-    return {**ENDED, "conditions": [condition]}
+    counts = {"ready": 0, "succeeded": 1, "failed": 0, "active": 0, "suspended": 0}
+    return {"jobsStatus": [{"name": "node", **counts}], "conditions": [condition]}
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def job(name: str) -> dict[str, Any]:
@@ -58,18 +64,9 @@ def job(name: str) -> dict[str, Any]:
 
 def job_complete() -> dict[str, Any]:
     """The status that the Job controller writes at the end."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    conditions = [
-        {
-            "type": kind,
-            "status": "True",
-            "reason": "CompletionsReached",
-            "lastProbeTime": now,
-            "lastTransitionTime": now,
-        }
-        for kind in ("SuccessCriteriaMet", "Complete")
-    ]
-    return {"startTime": now, "completionTime": now, "succeeded": 1, "conditions": conditions}
+    at = {"lastProbeTime": now(), "lastTransitionTime": now(), "reason": "CompletionsReached", "status": "True"}
+    conditions = [{"type": kind, **at} for kind in ("SuccessCriteriaMet", "Complete")]
+    return {"startTime": now(), "completionTime": now(), "succeeded": 1, "conditions": conditions}
 
 
 class Connection:
@@ -117,34 +114,26 @@ def main(*arguments: str) -> None:
     action, _, plain = action.partition("-")
     group, resource = ("batch/v1", "jobs") if plain else ("trainer.kubeflow.org/v1alpha1", "trainjobs")
     path = f"/apis/{group}/namespaces/{namespace}/{resource}"
-    end = job_complete if plain else complete
-
-    def status(connection: Connection, name: str, status: object) -> tuple[float, float]:
-        return connection.send("PATCH", f"{path}/{name}/status", {"status": status}, "application/merge-patch+json")
-
     if action == "create":
         from trainjob._manifest.render import render
         from trainjob._spec import TrainJobSpec
 
-        spec = TrainJobSpec.parse(SPEC)
-        jobs = [
-            job(f"train-{i:05}") if plain else render(spec, f"vision/nightly/train-{i:05}", 1, namespace)
-            for i in range(int(number))
-        ]
+        spec, names = TrainJobSpec.parse(SPEC), [f"train-{i:05}" for i in range(int(number))]
+        jobs = [job(name) if plain else render(spec, f"vision/nightly/{name}", 1, namespace) for name in names]
         in_parallel(lambda connection, job: connection.send("POST", path, job), jobs, *address)
         print("\n".join(job["metadata"]["name"] for job in jobs))
         return
 
-    pause = 1 / float(number)
-    names = sys.stdin.read().split()
     began = time.monotonic() + 1  # the connections are open by then
     times: list[tuple[str, float, float]] = []
 
     def finish(connection: Connection, job: tuple[int, str]) -> None:
-        time.sleep(max(0.0, began + job[0] * pause - time.monotonic()))
-        times.append((job[1], *status(connection, job[1], end())))
+        time.sleep(max(0.0, began + job[0] / float(number) - time.monotonic()))
+        status = {"status": job_complete() if plain else ended("Complete")}
+        sent = connection.send("PATCH", f"{path}/{job[1]}/status", status, "application/merge-patch+json")
+        times.append((job[1], *sent))
 
-    in_parallel(finish, enumerate(names), *address)
+    in_parallel(finish, enumerate(sys.stdin.read().split()), *address)
     print("\n".join(f"{name}\t{sent:.6f}\t{answered:.6f}" for name, sent, answered in times))
 
 

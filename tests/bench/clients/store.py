@@ -2,7 +2,8 @@
 
 A PATCH costs the API server 5 ms of CPU, so a single API server on two cores cannot end 1,000 jobs within a second.
 
-``store.py PORT NAMESPACE running|complete SECONDS``, names on stdin; prints NAME, a tab, the Unix time of its commit.
+``store.py PORT NAMESPACE running|complete|failed SECONDS``, names on stdin; prints NAME, a tab and the Unix time of its
+commit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from tests.bench.clients.driver import RUNNING, complete
+from tests.bench.clients.driver import RUNNING, ended
 
 _EACH = 20  # jobs in a transaction; etcd allows 128
 
@@ -34,7 +35,7 @@ def main(port: str, namespace: str, state: str, seconds: str) -> None:
         return _base64(f"/registry/trainer.kubeflow.org/trainjobs/{namespace}/{name}".encode())
 
     names = sys.stdin.read().split()
-    status = RUNNING if state == "running" else complete()
+    status = RUNNING if state == "running" else ended(state.title())
     transactions = []
     for i in range(0, len(names), _EACH):
         writes = []
