@@ -23,7 +23,6 @@ from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 from tests.stores import kinds
 from tests.stores.kinds import Store
-from tests.stores.olah import Olah
 from tests.trees import tree
 from tests.unit import fake_clouds
 from tests.unit.huggingface import fake as fake_hub
@@ -84,16 +83,10 @@ def _registry(folder: Path, **auth: Any) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def peers() -> str:
-    """Python with olah and kserve-storage."""
+    """Python with kserve-storage."""
     python = Path(__file__).parents[2] / ".venv-peers/bin/python"
     assert python.exists(), "the environment of the peers is missing: make .venv-peers/stamp"
     return str(python)
-
-
-@pytest.fixture(scope="session")
-def olah(peers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Olah]:
-    with Olah(peers, tmp_path_factory.mktemp("olah")) as running:
-        yield running
 
 
 @pytest.fixture(scope="session")
@@ -201,12 +194,6 @@ def make_store(
         settings(HF_ENDPOINT=f"http://{proxy.host}")
         return kinds.FakeHub(proxy, server)
 
-    def mirror(kind: str) -> Store:
-        server: Olah = request.getfixturevalue("olah")
-        proxy = start_proxy(server.host)
-        settings(HF_ENDPOINT=f"http://{proxy.host}")
-        return kinds.OlahMirror(proxy, server)
-
     def https(kind: str) -> Store:
         settings(SSL_CERT_FILE=str(request.getfixturevalue("authority").certificate))
         found: kinds.Web = request.getfixturevalue("web")
@@ -215,7 +202,7 @@ def make_store(
     made: dict[str, Callable[[str], Store]] = {
         "file": lambda _: kinds.Files(tmp_path / "store"),
         "s3": s3, "http": filer, "https": https, "oci": oci, "oci-password": oci, "gs": cloud, "az": cloud,
-        "hf": hub, "olah": mirror,
+        "hf": hub,
     }  # fmt: skip
     return lambda kind: made[kind](kind)
 

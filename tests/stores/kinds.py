@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.oci.proxy import Proxy
-from tests.stores.olah import Olah
 from tests.trees import files, tree
 from tests.unit.fake_clouds import Clouds
 from tests.unit.huggingface.fake import Hub
@@ -203,21 +202,6 @@ class FakeHub(Store):
     def held(self, name: str) -> dict[str, bytes]:
         repo = self._server.repos[f"org/{name}"]
         return {path: data for path, data in repo.commits[repo.branches["main"]].items() if path != ".gitattributes"}
-
-
-class OlahMirror(Store):
-    """olah, which serves git repositories read-only."""
-
-    def __init__(self, proxy: Proxy, server: Olah) -> None:
-        super().__init__(proxy)
-        self._server = server
-
-    def uri(self, name: str) -> str:
-        return f"hf://datasets/org/{name}"
-
-    def put(self, name: str, given: Mapping[str, bytes]) -> str:
-        self._server.commit(f"datasets/org/{name}", given)
-        return self.uri(name)
 
 
 def _run(*command: str) -> None:

@@ -1,6 +1,6 @@
 """The contract of every store, on real servers where they are available (`tests.stores.conftest`).
 
-Google's and Azure's stores are fakes. The Hub is a fake in tests that write, and olah in tests that only read.
+Google's and Azure's stores are fakes. The Hub is a fake, too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from trainjob.data.stores.base import CHUNK
 from trainjob.errors import ChecksumMismatch, CorruptData, SourceNotFound, UnsafePath
 
 WRITTEN = ["file", "s3", "oci", "oci-password", "gs", "az", "hf"]
-TREES = [*WRITTEN, "olah"]
-FILES = ["file", "s3", "gs", "az", "hf", "olah", "http", "https"]
+FILES = ["file", "s3", "gs", "az", "hf", "http", "https"]
 """Stores in which a location can name a single file."""
 SHOWS_PARTS = ["file", "s3", "gs", "az"]
 """Stores in which an incomplete upload is visible; the others show all files or none."""
@@ -107,7 +106,7 @@ def test_a_second_copy_transfers_nothing(store: Store, name: str, given: dict[st
         assert moved(store) < 30_000
 
 
-@every("store", ["olah", "http"], indirect=True)
+@every("store", ["http"], indirect=True)
 def test_a_second_download_transfers_nothing(store: Store, name: str, tmp_path: Path) -> None:
     data = random.Random(1).randbytes(500_000)
     store.put(name, {"a.bin": data})
@@ -118,7 +117,7 @@ def test_a_second_download_transfers_nothing(store: Store, name: str, tmp_path: 
     assert passed < 10_000
 
 
-@every("store", TREES, indirect=True)
+@every("store", WRITTEN, indirect=True)
 def test_include_and_exclude_of_a_download(store: Store, name: str, tmp_path: Path) -> None:
     given = {"a.txt": b"1", "b.bin": b"2", "sub/a.txt": b"3", "sub/c.txt": b"4", "sub/deep/d.txt": b"5"}
     uri = store.put(name, given)
@@ -170,7 +169,7 @@ def test_an_empty_file(store: Store, name: str, tmp_path: Path) -> None:
     assert files(tmp_path / "t") == {"empty": b""}
 
 
-@every("store", [*TREES, "http", "https"], indirect=True)
+@every("store", [*WRITTEN, "http", "https"], indirect=True)
 def test_a_missing_source(store: Store, name: str, tmp_path: Path) -> None:
     uri = store.uri(name)
     with pytest.raises(SourceNotFound):
@@ -245,7 +244,7 @@ def test_refused_names_reach_no_store(store: Store, name: str, bad: str | bytes,
 
 
 @pytest.mark.usefixtures("by_ranges")
-@every("store", ["file", "s3", "oci", "gs", "az", "hf", "olah", "http", "https"], indirect=True)
+@every("store", ["file", "s3", "oci", "gs", "az", "hf", "http", "https"], indirect=True)
 def test_a_large_file(store: Store, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri, part = store.uri(name), PART
     if not uri.startswith(("file:", "s3:", "oci:")):  # the others are slow
@@ -257,9 +256,7 @@ def test_a_large_file(store: Store, name: str, tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "t/large.bin").read_bytes() == data
     if store.proxy is not None:
         spans = {each.headers.get("range", "bytes=0-0") for each in store.proxy.requests} - {"bytes=0-0"}
-        if uri.startswith("hf://datasets"):
-            assert not spans, "olah has no ranges"
-        elif not uri.startswith("oci:"):  # layers are read completely
+        if not uri.startswith("oci:"):  # layers are read completely
             assert len(spans) == 5
 
 
