@@ -1,4 +1,4 @@
-"""Runs make targets in parallel lanes and prints a table of the results; `make test` and `make test-rest` use it.
+"""Runs make targets in parallel lanes and prints a table of the results, for `make test`, `test-rest` and `campaign`.
 
 ::
 
@@ -29,7 +29,7 @@ OUTPUT = Path(".test-output")
 SLOWEST = 5
 PROGRESS_SECONDS = 60.0  # between two lines about running targets
 RECORDED = Path("tests/recorded_cpu.json")
-"""CPU seconds of each target, without and with the marker `full`."""
+"""CPU seconds of each target by the value of SELECT: those of `make test`, `make test-rest` and `make campaign`."""
 GROWN, GROWN_SECONDS = 1.25, 10  # a target has grown if it takes this factor and these seconds more than recorded
 
 
@@ -106,7 +106,7 @@ class Target:
             )
             code = self._wait(self.process)
         self.seconds = time.monotonic() - self.started
-        if self.name.startswith("test-"):
+        if self.name.startswith(("test-", "campaign-")):
             try:
                 self.tests = list(read(self.results))
             except (OSError, ET.ParseError) as error:
@@ -160,7 +160,7 @@ def read(results: Path) -> Iterator[Test]:
 
 
 def main(make: str, *lanes: str) -> int:
-    """Run the lanes; return 0 if every target passed."""
+    """Run the lanes; return 0 if every target passed. ``RECORD=1`` in the environment records their CPU time."""
     OUTPUT.mkdir(exist_ok=True)
     targets = [[Target(name) for name in lane.split()] for lane in lanes]
     every = [target for lane in targets for target in lane]
@@ -194,8 +194,13 @@ def main(make: str, *lanes: str) -> int:
             thread.join()
     for target in every:
         failures(target)
-    table(every)
-    compare(every)
+    recorded: dict[str, dict[str, float]] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    before = recorded.setdefault(os.environ.get("SELECT", ""), {})
+    table(every, before)
+    compare(every, before)
+    if os.environ.get("RECORD"):
+        before |= {target.name: round(target.cpu) for target in every if target.passed}
+        RECORDED.write_text(json.dumps(recorded, indent=2, sort_keys=True) + "\n")
     return 0 if all(target.passed for target in every) else max(1, *(abs(target.code or 0) for target in every))
 
 
@@ -223,19 +228,17 @@ def failures(target: Target) -> None:
         print(f"again: make {target.name}")
 
 
-def table(targets: Sequence[Target]) -> None:
+def table(targets: Sequence[Target], recorded: Mapping[str, float]) -> None:
     """Print the results and durations, the skipped tests with their reasons, and the names of the failed ones."""
-    print(f"\n{'target':24}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}{'CPU':>7}  slowest")
+    print(f"\n{'target':24}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}{'CPU':>7}{'before':>7}  slowest")
     for target in targets:
         kinds = Counter("failed" if each.failed else "skipped" if each.skipped else "passed" for each in target.tests)
         slow = sorted(target.tests, key=lambda each: -each.seconds)[:SLOWEST]
         slowest = ", ".join(
             f"{each.name.rpartition('/')[2]} {each.seconds:.0f} s" for each in slow if each.seconds >= 1
         )
-        numbers = (
-            f"{kinds['passed']:>8}{kinds['failed']:>8}{kinds['skipped']:>9}{target.seconds:>9.0f}{target.cpu:>7.0f}"
-        )
-        row = f"{target.name:24}{numbers}"
+        counts = "".join(f"{kinds[kind]:>{width}}" for kind, width in (("passed", 8), ("failed", 8), ("skipped", 9)))
+        row = f"{target.name:24}{counts}{target.seconds:>9.0f}{target.cpu:>7.0f}{recorded.get(target.name, ''):>7}"
         print(f"{row}  {slowest}" if target.code is not None else f"{target.name:24} did not run")
     tests = [test for target in targets for test in target.tests]
     skipped = Counter((test.name.partition("::")[0], test.skipped) for test in tests if test.skipped)
@@ -243,8 +246,8 @@ def table(targets: Sequence[Target]) -> None:
         print("\nskipped:")
     for (file, why), number in sorted(skipped.items()):
         print(f"  {number} of {file}: {why}")
-    if seeds := {f"TRAINJOB_SEED={each.properties['seed']}" for each in tests if "seed" in each.properties}:
-        print(f"\nseeds of the samples of campaigns: {', '.join(sorted(seeds))}")
+    for name, values in sorted(_properties(tests).items()):
+        print(f"{name}: {values}")
     failed = [(target.name, test) for target in targets for test in target.tests if test.failed]
     print(f"\n{len(tests) - len(failed) - skipped.total()} passed, {len(failed)} failed, {skipped.total()} skipped")
     for name, test in failed:  # again and last: a log that is cut keeps its end
@@ -252,17 +255,20 @@ def table(targets: Sequence[Target]) -> None:
         print(f"  {name}: {test.name}: {why[:300]}")
 
 
-def compare(targets: Sequence[Target]) -> None:
-    """Name the targets that take more CPU time than recorded. ``RECORD=1`` records that of this run."""
-    recorded: dict[str, dict[str, float]] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    part = os.environ.get("SELECT", "")
-    before = recorded.get(part, {})
+def _properties(tests: Sequence[Test]) -> dict[str, str]:
+    """What campaigns have recorded, by their functions: schedules, the seed that repeats them, and results."""
+    found: dict[str, dict[str, str]] = {}
+    for test in tests:
+        if test.properties:
+            found.setdefault(test.name.partition("[")[0], {}).update(test.properties)
+    return {name: ", ".join(f"{key} {value}" for key, value in sorted(each.items())) for name, each in found.items()}
+
+
+def compare(targets: Sequence[Target], recorded: Mapping[str, float]) -> None:
+    """Name the targets that take more CPU time than recorded."""
     for target in targets:
-        if target.name in before and target.cpu > GROWN * before[target.name] + GROWN_SECONDS:
-            print(f"{target.name} grew: {target.cpu:.0f} CPU seconds, {before[target.name]:.0f} recorded")
-    if os.environ.get("RECORD"):
-        recorded[part] = before | {target.name: round(target.cpu) for target in targets if target.passed}
-        RECORDED.write_text(json.dumps(recorded, indent=2, sort_keys=True) + "\n")
+        if target.name in recorded and target.cpu > GROWN * recorded[target.name] + GROWN_SECONDS:
+            print(f"{target.name} grew: {target.cpu:.0f} CPU seconds, {recorded[target.name]:.0f} recorded")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from tests import lanes
 
+PROPERTIES = '<properties><property name="seed" value="7"/><property name="schedules" value="20"/></properties>'
 CASE = '<testcase file="tests/unit/test_a.py" name="test_b" time="0.1">{}</testcase>'
 SUITE = "<testsuites><testsuite>{}</testsuite></testsuites>"
 
@@ -20,6 +22,7 @@ def no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     ("results", "status", "code", "printed"),
     [
         (SUITE.format(CASE.format("")), 0, 0, "1 passed, 0 failed, 0 skipped"),
+        (SUITE.format(CASE.format(PROPERTIES)), 0, 0, "tests/unit/test_a.py::test_b: schedules 20, seed 7"),
         (SUITE.format(CASE.format('<failure message="wrong"/>')), 2, 2, "test-a: tests/unit/test_a.py::test_b: wrong"),
         (SUITE.format(CASE.format("")), 2, 2, "FAILED test-a: exit status 2"),
         (SUITE.format(CASE.format(""))[:-20], 0, 1, "FAILED test-a: its results cannot be read: "),
@@ -28,7 +31,7 @@ def no_record(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", 0, 1, "FAILED test-a: its results cannot be read: "),
         (None, 0, 1, "FAILED test-a: its results cannot be read: "),
     ],
-    ids=["passed", "failed", "status", "truncated", "skipped", "no test", "empty", "no file"],
+    ids=["passed", "recorded properties", "failed", "status", "truncated", "skipped", "no test", "empty", "no file"],
 )
 def test_a_target_passes_only_if_its_tests_ran(
     tmp_path: Path,
@@ -68,7 +71,9 @@ def test_a_target_that_takes_more_cpu_time_than_recorded_is_named(
     assert "grew" not in run(100)
     monkeypatch.delenv("RECORD")
     assert "grew" not in run(130)
-    assert "lint grew: 140 CPU seconds, 100 recorded" in run(140)
+    assert re.search(
+        r"^lint .* 140 +100 .*^lint grew: 140 CPU seconds, 100 recorded$", run(140), re.MULTILINE | re.DOTALL
+    )
 
 
 def test_a_target_that_did_not_run_has_failed(
@@ -76,5 +81,5 @@ def test_a_target_that_did_not_run_has_failed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lanes.Target, "run", lambda *_: None)
-    assert lanes.main("make", "test-a") == 1
-    assert "FAILED test-a: it did not run" in capsys.readouterr().out
+    assert lanes.main("make", "campaign-a") == 1
+    assert "FAILED campaign-a: it did not run" in capsys.readouterr().out
