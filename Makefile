@@ -256,7 +256,7 @@ docs: .venv-docs/stamp ## build the documentation into site/; fails on a broken 
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 .PHONY: bench
-bench: $(VENV)/test.stamp .venv-sdk/stamp .venv-bench/stamp .venv-oci/stamp ## measurements, one JSON object a line
+bench: $(VENV)/test.stamp .venv-bench/stamp .venv-oci/stamp ## measurements, one JSON object a line
 	@for name in commands diagnosis oci page triggerer tuning waiting; do $(BIN)/python -m tests.bench.$$name || exit 1; done
 
 # ---------------------------------------------------------------- release
