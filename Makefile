@@ -43,8 +43,8 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 
 # Each of these environments has the packages of one list, which is complete, and trainjob where something runs it there.
 # The first ones are for `make test-all`, the others for `make campaign`, `make bench` and `make sbom`.
-TESTED := torch step docs registry
-LISTS := torch docs registry airflow-oldest kfp-oldest peers sdk bench oci build
+TESTED := torch step docs registry-v1 registry-v1alpha3
+LISTS := torch docs registry-v1 registry-v1alpha3 airflow-oldest kfp-oldest peers sdk bench oci build
 WITH_TRAINJOB := torch step docs airflow-oldest kfp-oldest
 $(LISTS:%=.venv-%/stamp): .venv-%/stamp: constraints/%.txt
 .venv-step/stamp: constraints/step-image.txt
@@ -160,7 +160,7 @@ test-cluster test-cluster-restarts: cluster-programs packages
 test-containers test-oci test-page test-stores: $(call full,packages)
 test-docs: $(call full,.venv-docs/stamp)
 test-kfp: $(call full,.venv-step/stamp)
-test-registry: $(call full,.venv-registry/stamp packages)
+test-registry: $(call full,.venv-registry-v1/stamp .venv-registry-v1alpha3/stamp packages)
 
 .PHONY: packages
 packages:
