@@ -7,16 +7,17 @@ request is served, what happens before that, and whether the reply is lost: `tur
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
 from tests import objects
-from tests.fakes.kube.objects import JOBSET, Object, with_condition
+from tests.fakes.kube.objects import JOBSET, Object, merged, with_condition
 from tests.fakes.kube.replies import Reply
 from tests.fakes.kube.server import Refused, Server, parsed
 
@@ -24,9 +25,13 @@ from trainjob import JobRef
 from trainjob._backends.credentials import Access, Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
+from trainjob._backends.kubernetes.leases import JOBS
 from trainjob.errors import NotFound
+from trainjob.job import MANAGED_BY
 
 RUNTIME = "trainjob-step"
+LOST = objects.condition("Ready", "NodeStatusUnknown", value="Unknown")
+"""A condition of a pod whose node does not answer."""
 _LOOK_SECONDS = 0.005  # between two looks of a watch
 
 
@@ -109,6 +114,10 @@ class DirectBackend(KubernetesBackend):
             raise NotFound(f"{ref} is gone")
         return found
 
+    def change(self, ref: JobRef, patch: Object) -> None:
+        """Merge a patch into a job, without webhooks and controllers."""
+        self.store.put("trainjobs", merged(self.job(ref), patch))
+
     def status(self, ref: JobRef, **fields: Any) -> None:
         """Trainer changes fields of a job's status."""
         job = self.job(ref)
@@ -119,22 +128,49 @@ class DirectBackend(KubernetesBackend):
         counts = {"active": 1, "ready": 1, "succeeded": 0, "failed": 0, "suspended": 0}
         self.status(ref, jobsStatus=[{"name": "node", **counts}])
 
-    def condition(self, ref: JobRef, kind: str, reason: str, value: str = "True") -> None:
-        """Trainer sets a condition."""
-        self.store.put("trainjobs", with_condition(self.job(ref), kind, value, reason, self.store.timestamp()))
+    def condition(self, ref: JobRef, kind: str, reason: str, value: str = "True", *, time: str = "") -> None:
+        """Trainer sets a condition, now or at a time."""
+        made = objects.condition(kind, reason, value=value, time=time or self.store.timestamp())
+        kept = [each for each in self.job(ref).get("status", {}).get("conditions", ()) if each["type"] != kind]
+        self.status(ref, conditions=[*kept, made])
 
-    def pod(self, ref: JobRef, rank: int = 0, code: int | None = None, message: str = "", **status: Any) -> Object:
-        """The pod of a rank that runs, or has ended with a code."""
-        ended = objects.ended(code or 0, message=message, finishedAt=self.store.timestamp())
+    def pod(
+        self,
+        ref: JobRef,
+        rank: int = 0,
+        code: int | None = None,
+        message: str = "",
+        *,
+        reason: str = "",
+        **fields: Any,
+    ) -> Object:
+        """The pod of a rank that runs, or has ended with a code. Its job may be gone; `fields` as `objects.pod`."""
+        about = {"message": message, "finishedAt": self.store.timestamp(), **({"reason": reason} if reason else {})}
         own = {"namespace": ref.namespace, "uid": self.store.new_uid(), "name": f"{ref.name}-node-0-{rank}"}
-        state = objects.RUNNING if code is None else ended
-        made = objects.pod(rank, state, job=ref.name, **status)
+        state = objects.RUNNING if code is None else objects.ended(code, **about)
+        made = objects.pod(rank, state, job=ref.name, **fields)
         return self.store.put("pods", {**made, "metadata": {**made["metadata"], **own}}, "ADDED")
 
-    def end(self, ref: JobRef, code: int = 0, message: str = "") -> None:
+    def remove_pods(self) -> None:
+        """All pods are gone."""
+        for pod in self.store.items("pods"):
+            self.store.put("pods", pod, "DELETED")
+
+    def end(self, ref: JobRef, code: int = 0, message: str = "", *, reason: str = "") -> None:
         """The only rank of a job ends, and the job with it."""
-        self.pod(ref, 0, code, message)
+        self.pod(ref, 0, code, message, reason=reason)
         self.condition(ref, *(("Failed", "FailedJobs") if code else ("Complete", "AllJobsCompleted")))
+
+    def ago(self, seconds: float) -> str:
+        """The time so many seconds ago, as objects contain it."""
+        return f"{datetime.fromtimestamp(self.store.now - seconds, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+    def waits(self, *refs: JobRef, lease: str = "other", age: float = 0.0) -> None:
+        """Another process waits for jobs; it has renewed its Lease `age` seconds ago."""
+        jobs = json.dumps({ref.uid: None for ref in refs})
+        own = {"name": lease, "namespace": refs[0].namespace, "labels": {MANAGED_BY: "trainjob"}}
+        made = {"metadata": {**own, "annotations": {JOBS: jobs}}, "spec": {"renewTime": self.ago(age)}}
+        self.store.put("leases", made, "ADDED")
 
     def jobset(self, name: str, namespace: str, owner: str = "") -> Object:
         """A JobSet of that name, of the TrainJob with the UID `owner`."""
