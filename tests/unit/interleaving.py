@@ -1,4 +1,4 @@
-"""Runs processes that use one `MemoryBackend` in a chosen order of their requests."""
+"""Runs processes that use one `DirectBackend` in a chosen order of their requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
 
 _PROCESS: ContextVar[int] = ContextVar("process")
 _SPINS = 25  # passes of the event loop within which a process that got a reply sends its next request
@@ -31,7 +31,7 @@ class Schedule:
     switches: Sequence[int]
     log: list[tuple[int, str]] = field(default_factory=list)
 
-    async def run(self, backend: MemoryBackend, *processes: Process) -> list[Any]:
+    async def run(self, backend: DirectBackend, *processes: Process) -> list[Any]:
         """The result or the error of each process."""
         waiting: list[tuple[int, str, asyncio.Event]] = []
 
@@ -81,28 +81,22 @@ def orders(requests: int, switches: int) -> Iterator[Schedule]:
             yield Schedule(chosen)
 
 
-def once(backend: MemoryBackend, request: str, action: Process, *, skip: int = 0) -> None:
-    """Run `action` before a request of that name is served: the process that sends it is frozen meanwhile."""
-    seen = 0
+def once(backend: DirectBackend, request: str | int, action: Process, *, skip: int = 0) -> None:
+    """Run `action` before a request of that name, or of that number from 0, is served: its process is frozen meanwhile.
+
+    Args:
+        backend: The backend.
+        request: Name or number of the request.
+        action: What other processes do meanwhile.
+        skip: How many requests of that name are served before.
+    """
+    seen, awaited = -1, request if isinstance(request, int) else skip
 
     async def turn(name: str) -> None:
         nonlocal seen
-        seen += name == request
-        if name == request and seen > skip:
-            backend.turn = None
-            await action()
-
-    backend.turn = turn
-
-
-def before_request(backend: MemoryBackend, number: int, action: Process) -> None:
-    """Run `action` before the request of that number, from 0, is served."""
-    seen = -1
-
-    async def turn(_: str) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == number:
+        counts = isinstance(request, int) or name == request
+        seen += counts
+        if counts and seen == awaited:
             backend.turn = None
             await action()
 

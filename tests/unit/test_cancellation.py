@@ -1,95 +1,71 @@
-"""Stop a job or all attempts of a key: the order of the requests, and the record that is left."""
+"""Stop a job or all attempts of a key: the order of the requests, the record that is left, and the wait for ranks."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import pytest
-from tests.contract.memory import MemoryCluster
+from tests.fakes.kube.direct import DirectBackend
+from tests.fakes.kube.server import Refused
 from tests.unit.interleaving import once
+from tests.unit.launches import WHY, Clock, active, annotations_of, attempt, cancels, launch, refuse, running
 
-from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec
-from trainjob._jobs import launching as flow
+from trainjob import InvalidSpec, JobRef, Phase
+from trainjob._jobs import cancellation
 from trainjob._jobs.cancellation import cancel, cancel_key, give_up, request_cancel
-from trainjob._manifest.attempts import LAUNCHED, Cancel, given_up, is_stale
-from trainjob._manifest.render import render
-from trainjob.errors import BackendUnavailable, NotFound, Rejected
-from trainjob.job import key_hash
+from trainjob._manifest.attempts import LAUNCHED, given_up, is_stale
+from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.status import CANCELLED, QUEUE_LABEL, observe
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
-WHY = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")
-WORK = key_hash("key")
-
-
-class Cluster(MemoryCluster):
-    """Records what is stopped, and how."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stops: list[str] = []
-
-    async def delete(self, ref: JobRef, version: str = "") -> None:
-        self.stops.append(f"delete {ref.attempt}" + (" by version" if version else ""))
-        await super().delete(ref, version)
-
-    async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
-        if patch.get("spec", {}).get("suspend"):
-            self.stops.append(f"suspend {ref.attempt}")
-        await super().patch(ref, patch)
-
-    async def announce_cancel(self, namespace: str, work: str, cancel: Cancel) -> Cancel | None:
-        made = await super().announce_cancel(namespace, work, cancel)
-        self.stops.append("record")
-        return made
-
 
 @pytest.fixture
-def backend() -> Cluster:
-    return Cluster()
+async def ref(backend: DirectBackend) -> JobRef:
+    """A job that was just launched."""
+    made = await launch(backend)
+    backend.store.log.clear()
+    return made
 
 
-async def launch(backend: MemoryCluster, key: str = "key", **fields: Any) -> JobRef:
-    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"], **fields})
-    return await flow.launch(backend, spec, key, namespace="ns")
+def jobs(backend: DirectBackend) -> list[JobRef]:
+    return [JobRef.of(job) for job in backend.jobs.values()]
 
 
-async def attempts(backend: Cluster, *states: str) -> list[JobRef]:
+def stops(backend: DirectBackend) -> list[str]:
+    """What was stopped and recorded, in order: ``delete 1``, ``suspend 2``, ``record``."""
+    found = []
+    for each in backend.store.log:
+        number = each.name.rpartition("-")[2]
+        if each.suspends() or (each.method, each.plural) == ("DELETE", "trainjobs"):
+            found.append(f"{'delete' if each.method == 'DELETE' else 'suspend'} {number}")
+        elif (each.method, each.plural) == ("POST", "leases"):
+            found.append("record")
+    return found
+
+
+async def attempts(backend: DirectBackend, *states: str) -> list[JobRef]:
     """Attempts of one key in those states, as if several launchers had created them."""
     made: list[JobRef] = []
     for number, state in enumerate(states, 1):
-        ref = await launch(backend, f"other {number}", labels={QUEUE_LABEL: "main"} if state == "queued" else {})
-        job = backend.jobs.pop(("ns", ref.name))
-        first = await launch(backend, "template") if not made else None
-        labels = backend.job(first)["metadata"]["labels"] if first else backend.job(made[0])["metadata"]["labels"]
-        if first:
-            del backend.jobs["ns", first.name]
-        kept = {name: value for name, value in job["metadata"]["labels"].items() if name == QUEUE_LABEL}
-        named = {**labels, "trainjob.dev/key": WORK, "trainjob.dev/attempt": str(number), **kept}
-        job["metadata"] |= {"name": f"key-{WORK}-{number}", "labels": named}
-        backend.jobs["ns", job["metadata"]["name"]] = job
-        ref = JobRef.of(job)
+        ref = attempt(backend, number, labels={QUEUE_LABEL: "main"} if state == "queued" else {})
         made.append(ref)
         if state == "given up":
             await give_up(backend, ref, WHY)
-        elif state == "failed":
-            backend.end(ref, 3)
-        elif state == "complete":
-            backend.end(ref)
+        elif state in ("failed", "complete"):
+            backend.condition(ref, state.capitalize(), state)
         elif state == "deleting":
-            job["metadata"]["deletionTimestamp"] = "2026-11-25T12:00:00Z"
+            backend.change(ref, {"metadata": {"deletionTimestamp": backend.ago(0)}})
         elif state == "suspended":
             await backend.patch(ref, {"spec": {"suspend": True}})
-    backend.stops.clear()
+    backend.store.log.clear()
     backend.requests.clear()
     return made
 
 
-async def stop(backend: Cluster, action: Any = "cancel", **options: Any) -> list[int]:
+async def stop(backend: DirectBackend, action: Any = "cancel", **options: Any) -> list[int]:
+    """Stop the key; the numbers of the attempts that were stopped."""
     done = await cancel_key(backend, "key", namespace="ns", action=action, **{"timeout_seconds": 0, **options})
     return sorted(ref.attempt for ref in done.jobs)
 
@@ -97,286 +73,290 @@ async def stop(backend: Cluster, action: Any = "cancel", **options: Any) -> list
 # ---------------------------------------------------------------- all attempts of a key
 
 
-async def test_a_deletion_is_not_preceded_by_a_mark(backend: Cluster) -> None:
+async def test_a_deletion_is_not_preceded_by_a_mark(backend: DirectBackend) -> None:
     """A webhook that hangs fails each PATCH, but no DELETE."""
     await attempts(backend, "running", "running")
-
-    def hang(request: str) -> None:
-        if request == "patch":
-            raise BackendUnavailable("a webhook hangs")
-
-    backend.before = hang
+    refuse(backend, "PATCH trainjobs", error=BackendUnavailable("a webhook hangs"))
     assert await stop(backend) == [1, 2]
-    assert backend.requests[:4] == ["find", "delete", "delete", "announce_cancel"]
+    assert backend.requests[:4] == ["LIST trainjobs", "DELETE trainjobs", "DELETE trainjobs", "POST leases"]
     assert backend.jobs == {}
 
 
-async def test_active_attempts_are_stopped_before_given_up_ones(backend: Cluster) -> None:
+async def test_active_attempts_are_stopped_before_given_up_ones(backend: DirectBackend) -> None:
     await attempts(backend, "given up", "running", "given up", "suspended", "queued")
     assert await stop(backend) == [1, 2, 3, 4, 5]
-    assert set(backend.stops[:4]) == {"delete 2", "delete 4", "delete 5", "record"}
-    assert set(backend.stops[4:]) == {"delete 1", "delete 3"}
+    assert set(stops(backend)[:4]) == {"delete 2", "delete 4", "delete 5", "record"}
+    assert set(stops(backend)[4:]) == {"delete 1", "delete 3"}
     assert backend.jobs == {}
 
 
-async def test_failed_attempts_are_suspended(backend: Cluster) -> None:
+async def test_failed_attempts_are_suspended(backend: DirectBackend) -> None:
     """Trainer up to 2.3 can take Failed back and train again."""
-    refs = await attempts(backend, "failed", "complete", "running")
+    failed, complete, _ = await attempts(backend, "failed", "complete", "running")
     assert await stop(backend) == [3]
-    assert (backend.stops[0], backend.stops[-1]) == ("delete 3", "suspend 1")
-    left = {ref.attempt: backend.job(ref) for ref in refs[:2]}
-    assert [observe(job).phase for job in left.values()] == [Phase.FAILED, Phase.COMPLETE]
-    assert (left[1]["spec"].get("suspend"), left[2]["spec"].get("suspend")) == (True, None)
-    backend.status(refs[0], conditions=[])
-    assert observe(backend.job(refs[0])).phase is Phase.SUSPENDED
+    assert (stops(backend)[0], stops(backend)[-1]) == ("delete 3", "suspend 1")
+    assert (backend.job(failed)["spec"].get("suspend"), observe(backend.job(failed)).phase) == (True, Phase.FAILED)
+    assert "suspend" not in backend.job(complete)["spec"]
+    backend.status(failed, conditions=[])
+    assert observe(backend.job(failed)).phase is Phase.SUSPENDED
 
 
-async def test_a_failed_attempt_that_refuses_changes_does_not_fail_the_cancel(backend: Cluster) -> None:
+async def test_a_failed_attempt_that_refuses_changes_does_not_fail_the_cancel(backend: DirectBackend) -> None:
     await attempts(backend, "failed", "running")
-
-    def refuse(request: str) -> None:
-        if request == "patch":
-            raise Rejected("its runtime is gone")
-
-    backend.before = refuse
+    refuse(backend, "PATCH trainjobs")
     assert await stop(backend) == [2]
 
 
-async def test_a_suspension_has_the_version_of_the_record_as_its_mark(backend: Cluster) -> None:
+async def test_a_suspension_has_the_version_of_the_record_as_its_mark(backend: DirectBackend) -> None:
     refs = await attempts(backend, "running", "queued", "given up", "suspended")
     assert await stop(backend, "suspend") == [1, 2]
-    assert set(backend.stops[:2]) == {"delete 2", "record"}, "Kueue would resume a job in a queue"
-    assert backend.stops[2:] == ["suspend 1"]
-    (record,) = backend.records.values()
-    assert backend.job(refs[0])["metadata"]["annotations"][CANCELLED] == str(record.version)
+    assert set(stops(backend)[:2]) == {"delete 2", "record"}, "Kueue would resume a job in a queue"
+    assert stops(backend)[2:] == ["suspend 1"]
+    (record,) = await cancels(backend)
+    assert (record.tried, record.uid, record.action) == (None, "", "suspend")
+    assert annotations_of(backend, refs[0])[CANCELLED] == str(record.version)
     assert given_up(backend.job(refs[2])) is not None, "a job that was given up is suspended already"
-    by_a_person = backend.job(refs[3])["metadata"]["annotations"]
-    assert CANCELLED not in by_a_person, "a launch would resume a job with a mark"
+    assert CANCELLED not in annotations_of(backend, refs[3]), "a launch would resume a job with a mark"
 
 
-async def test_the_mark_of_a_kill_names_its_try(backend: Cluster) -> None:
+async def test_the_mark_of_a_kill_names_its_try(backend: DirectBackend) -> None:
     (ref,) = await attempts(backend, "running")
     await stop(backend, "suspend", tried=3)
-    (record,) = backend.records.values()
-    assert backend.job(ref)["metadata"]["annotations"][CANCELLED] == record.mark
+    (record,) = await cancels(backend)
+    assert annotations_of(backend, ref)[CANCELLED] == record.mark
     assert (record.tried, record.uid, record.action) == (3, "", "suspend")
 
 
-async def test_a_cancel_without_a_job_leaves_its_record(backend: Cluster) -> None:
+async def test_without_permission_for_leases_jobs_are_stopped(backend: DirectBackend) -> None:
+    (ref,) = await attempts(backend, "running")
+    backend.store.forbidden = (frozenset(), frozenset({"leases"}))
+    assert await stop(backend, "suspend") == [1]
+    assert annotations_of(backend, ref)[CANCELLED] == "true", "of unknown order"
+
+
+async def test_a_cancel_without_a_job_leaves_its_record(backend: DirectBackend) -> None:
     assert await stop(backend) == []
-    (((namespace, work, _), record),) = backend.records.items()
-    assert (namespace, work) == ("ns", WORK)
+    (record,) = await cancels(backend)
     assert (record.tried, record.uid, record.action) == (None, "", "cancel")
+    assert await cancels(backend, "other") == []
 
 
-async def test_what_is_created_before_the_record_is_stopped(backend: Cluster) -> None:
+async def test_what_is_created_before_the_record_is_stopped(backend: DirectBackend) -> None:
     """The second look comes after the record: who creates a job from then on reads the record."""
-    refs: list[JobRef] = []
-
-    async def created() -> None:
-        refs.append(await launch(backend))
-
-    once(backend, "announce_cancel", created)
+    once(backend, "POST leases", lambda: launch(backend))
     assert await stop(backend) == [1]
     assert backend.jobs == {}
 
 
-async def test_each_attempt_is_stopped_once(backend: Cluster) -> None:
-    await attempts(backend, "running")
-    await stop(backend, "suspend", look_seconds=0.2)
-    assert backend.stops == ["record", "suspend 1"]
-
-
-@pytest.mark.parametrize("action", ["cancel", "suspend"])
-async def test_it_looks_until_a_launch_on_its_way_is_known(backend: Cluster, action: Any) -> None:
-    """The process is killed during its own launch: the create arrives later."""
-
-    async def created() -> None:
-        made = render(TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]}), "key", 1, "ns")
-        made["metadata"]["annotations"][LAUNCHED] = "0"
-        await backend.create(made)
-
-    once(backend, "find", created, skip=4)
-    assert await stop(backend, action, look_seconds=30) == [1]
-    assert [JobRef.of(job) for job in backend.jobs.values() if not job["spec"].get("suspend")] == []
-
-
-async def test_it_looks_no_longer_than_it_may(backend: Cluster) -> None:
-    began = asyncio.get_running_loop().time()
-    assert await stop(backend, look_seconds=0.3) == []
-    assert 0.3 <= asyncio.get_running_loop().time() - began < 10
-    assert backend.requests.count("find") > 3
-
-
-async def test_it_stops_looking_when_only_given_up_attempts_are_left_after_the_time(backend: Cluster) -> None:
-    """A given-up attempt is not the launch on its way."""
-    await attempts(backend, "given up")
-    began = asyncio.get_running_loop().time()
-    assert await stop(backend, look_seconds=0.3) == [1]
-    assert asyncio.get_running_loop().time() - began >= 0.3
-
-
-async def test_attempts_that_end_or_are_deleted_are_left_alone(backend: Cluster) -> None:
-    await attempts(backend, "complete", "deleting")
+async def test_attempts_that_end_or_are_deleted_and_other_keys_are_left_alone(backend: DirectBackend) -> None:
+    other = attempt(backend, 1, "another key")
+    refs = await attempts(backend, "complete", "deleting")
     assert await stop(backend) == []
-    assert backend.stops == ["record"]
+    assert (stops(backend), jobs(backend)) == (["record"], [other, *refs])
 
 
-async def test_other_keys_and_namespaces_are_left_alone(backend: Cluster) -> None:
-    other = await launch(backend, "another key")
-    await attempts(backend, "running")
-    await stop(backend)
-    assert [JobRef.of(job) for job in backend.jobs.values()] == [other]
-    assert all((where, work) == ("ns", WORK) for where, work, _ in backend.records)
-
-
-async def test_a_blank_key_is_refused(backend: Cluster) -> None:
+async def test_a_blank_key_is_refused(backend: DirectBackend) -> None:
     with pytest.raises(InvalidSpec):
         await cancel_key(backend, " ", namespace="ns")
-    assert backend.records == {}
+    assert backend.requests == []
 
 
-@pytest.mark.parametrize("lasts", [True, False])
-async def test_it_says_whether_the_ranks_have_ended(backend: Cluster, lasts: bool) -> None:
-    (ref,) = await attempts(backend, "running")
-    if lasts:
-        backend.lingering.add(ref.uid)
-    done = await cancel_key(backend, "key", namespace="ns", timeout_seconds=0.1)
-    assert (done.jobs, done.ended) == ((ref,), not lasts)
-
-
-@pytest.mark.parametrize("error", [Rejected("a policy refused the Lease"), BackendUnavailable("Leases hang")])
 @pytest.mark.parametrize("action", ["cancel", "suspend"])
-async def test_a_job_is_stopped_although_the_record_is_refused(backend: Cluster, action: Any, error: Exception) -> None:
-    refs = await attempts(backend, "running", "given up")
-
-    def refuse(request: str) -> None:
-        if request == "announce_cancel":
-            raise error
-
-    backend.before = refuse
-    with pytest.raises(type(error)):
+@pytest.mark.parametrize(
+    "error", [Refused(422, "Invalid", "a policy refused the Lease"), BackendUnavailable("Leases hang")], ids=str
+)
+async def test_a_job_is_stopped_although_the_record_is_refused(
+    backend: DirectBackend, action: Any, error: Exception
+) -> None:
+    first, _ = await attempts(backend, "running", "given up")
+    refuse(backend, "POST leases", error=error)
+    with pytest.raises(TrainJobError, match=r"Leases hang|refused the Lease"):
         await stop(backend, action)
     if action == "cancel":
         assert backend.jobs == {}
     else:
-        assert backend.job(refs[0])["spec"]["suspend"]
-        assert backend.job(refs[0])["metadata"]["annotations"][CANCELLED].startswith("unknown:")
+        assert backend.job(first)["spec"]["suspend"]
+        assert annotations_of(backend, first)[CANCELLED] == "true"
 
 
-async def test_one_job_that_cannot_be_stopped_does_not_keep_the_others(backend: Cluster) -> None:
+async def test_one_job_that_cannot_be_stopped_does_not_keep_the_others(backend: DirectBackend) -> None:
     refs = await attempts(backend, "running", "running", "given up")
-    delete = backend.delete
 
-    async def failing(ref: JobRef, version: str = "") -> None:
-        if ref == refs[0]:
+    def lose(request: str) -> None:
+        if request == "DELETE trainjobs" and backend.requests.count(request) == 1:
             raise BackendUnavailable("no reply")
-        await delete(ref, version)
 
-    backend.delete = failing  # type: ignore[method-assign]
+    backend.before = lose
     with pytest.raises(BackendUnavailable):
         await stop(backend)
-    assert [JobRef.of(job) for job in backend.jobs.values()] == refs[:1]
+    assert jobs(backend) == refs[:1]
 
 
-async def test_without_permission_for_leases_jobs_are_stopped(backend: Cluster) -> None:
-    (ref,) = await attempts(backend, "running")
+# ---------------------------------------------------------------- launches on their way
 
-    async def forbidden(*_: object) -> Cancel | None:
-        return None
 
-    backend.announce_cancel = forbidden  # type: ignore[assignment, method-assign]
-    assert await stop(backend, "suspend") == [1]
-    assert backend.job(ref)["metadata"]["annotations"][CANCELLED].startswith("unknown:"), "of unknown order"
+async def test_each_attempt_is_stopped_once(backend: DirectBackend) -> None:
+    await attempts(backend, "running")
+    await stop(backend, "suspend", look_seconds=0.2)
+    assert stops(backend) == ["record", "suspend 1"]
+
+
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
+async def test_it_looks_until_a_launch_on_its_way_is_known(backend: DirectBackend, action: Any) -> None:
+    """The process is killed during its own launch: the create arrives later."""
+
+    async def arrives() -> None:
+        attempt(backend, annotations={LAUNCHED: "0"})
+
+    once(backend, "LIST trainjobs", arrives, skip=4)
+    assert await stop(backend, action, look_seconds=30) == [1]
+    assert running(backend) == []
+
+
+@pytest.mark.parametrize("states", [(), ("given up",)], ids=["nothing", "given up"])
+async def test_it_looks_no_longer_than_it_may(
+    backend: DirectBackend, monkeypatch: pytest.MonkeyPatch, states: tuple[str, ...]
+) -> None:
+    """A given-up attempt is not the launch on its way."""
+    clock = Clock()
+    monkeypatch.setattr(cancellation, "time", clock)
+    monkeypatch.setattr(anyio, "sleep", clock.sleep)
+    await attempts(backend, *states)
+    assert await stop(backend, look_seconds=0.3) == [1] * len(states)
+    assert 0.3 <= clock.now < 0.4
+    assert backend.requests.count("LIST trainjobs") == 2 + round(clock.now / 0.05)
+
+
+async def test_what_was_launched_after_the_cancel_is_left_alone(backend: DirectBackend) -> None:
+    """A retry begins while the cancel still looks for its own launch that was on its way."""
+    once(backend, "LIST trainjobs", lambda: launch(backend), skip=3)
+    assert await stop(backend, "suspend", look_seconds=0.3) == []
+    (later,) = jobs(backend)
+    assert running(backend) == [later]
+
+
+async def test_the_mark_of_a_later_cancel_stays(backend: DirectBackend, ref: JobRef) -> None:
+    """Otherwise a waiter would resume a job that the later cancel has suspended."""
+    once(backend, "LIST trainjobs", lambda: stop(backend, "suspend"), skip=1)
+    await stop(backend, "suspend")
+    mark = annotations_of(backend, ref)[CANCELLED]
+    assert backend.job(ref)["spec"]["suspend"]
+    assert int(mark) in {record.version for record in await cancels(backend)}
+    assert not is_stale(backend.job(ref)), "no waiter resumes it"
 
 
 # ---------------------------------------------------------------- one job
 
 
-async def test_a_cancel_of_one_job_leaves_a_record_with_its_uid(backend: Cluster) -> None:
-    ref = await launch(backend)
-    backend.stops.clear()
-    assert await cancel(backend, ref, tried=2)
-    assert backend.stops == ["delete 1", "record"]
-    (record,) = backend.records.values()
-    assert (record.uid, record.tried) == (ref.uid, 2)
-
-
-async def test_a_cancel_of_one_job_leaves_other_attempts(backend: Cluster) -> None:
+async def test_a_cancel_of_one_job_leaves_a_record_with_its_uid_and_other_attempts(backend: DirectBackend) -> None:
     first, second = await attempts(backend, "running", "running")
-    assert await cancel(backend, first)
-    assert [JobRef.of(job) for job in backend.jobs.values()] == [second]
+    assert await cancel(backend, first, tried=2)
+    assert (stops(backend), jobs(backend)) == (["delete 1", "record"], [second])
+    (record,) = await cancels(backend)
+    assert (record.uid, record.tried) == (first.uid, 2)
 
 
-async def test_a_job_that_trainjob_did_not_launch_leaves_no_record(backend: Cluster) -> None:
-    ref = await launch(backend)
-    backend.job(ref)["metadata"]["labels"] = {}
+async def test_a_job_that_trainjob_did_not_launch_leaves_no_record(backend: DirectBackend, ref: JobRef) -> None:
+    backend.change(ref, {"metadata": {"labels": None}})
     assert await cancel(backend, ref)
-    assert (backend.jobs, backend.records) == ({}, {})
+    assert (jobs(backend), stops(backend)) == ([], ["delete 1"])
 
 
-async def test_a_job_of_another_uid_is_left_alone(backend: Cluster) -> None:
-    ref = await launch(backend)
+async def test_a_deleted_job_and_one_of_another_uid_are_left_alone(backend: DirectBackend, ref: JobRef) -> None:
     assert await cancel(backend, JobRef("ns", ref.name, "another"))
-    assert (len(backend.jobs), backend.records) == (1, {})
+    assert (jobs(backend), stops(backend)) == ([ref], [])
+    assert await cancel(backend, ref)
+    assert await cancel(backend, ref)
+    assert stops(backend) == ["delete 1", "record"]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
+async def test_a_finished_job_is_not_changed(backend: DirectBackend, ref: JobRef, code: int, action: Any) -> None:
+    backend.end(ref, code)
+    before = backend.job(ref)
+    assert await cancel(backend, ref, action)
+    assert backend.job(ref) == before
+
+
+async def test_a_queued_job_is_deleted_instead_of_suspended(backend: DirectBackend) -> None:
+    ref = await launch(backend, fields={"labels": {QUEUE_LABEL: "q"}})
+    assert await cancel(backend, ref, "suspend")
+    assert backend.jobs == {}
+
+
+async def test_a_job_that_cannot_be_suspended_is_deleted(backend: DirectBackend, ref: JobRef) -> None:
+    refuse(backend, "PATCH trainjobs")
+    await cancel(backend, ref, "suspend", timeout_seconds=0)
+    assert backend.jobs == {}
+    ref = await launch(backend, "other")
+    text = await give_up(backend, ref, WHY)
+    refused = f"TrainJob {ref} could not be changed: its runtime is gone"
+    assert text == f"{ref} was deleted: it could not be suspended: {refused}"
+    assert active(backend) == []
+
+
+async def test_a_job_that_vanishes_is_stopped(backend: DirectBackend, ref: JobRef) -> None:
+    job = backend.job(ref)
+    await backend.delete(ref)
+    await request_cancel(backend, job, "suspend")
+    assert stops(backend) == ["delete 1", "suspend 1"], "its deletion, and a request that finds nothing"
 
 
 @pytest.mark.parametrize("action", ["cancel", "suspend"])
 @pytest.mark.parametrize("of_key", [True, False])
 async def test_the_end_of_a_try_comes_too_late_for_a_job_that_a_later_try_has_adopted(
-    backend: Cluster, action: Any, of_key: bool
+    backend: DirectBackend, ref: JobRef, action: Any, of_key: bool
 ) -> None:
     """A task was cleared: the kill of try 1 arrives after try 2 has adopted the job."""
-    ref = await launch(backend)
-    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
-    assert await flow.launch(backend, spec, "key", namespace="ns", tried=2) == ref
-    backend.stops.clear()
+    assert await launch(backend, tried=2) == ref
     if of_key:
         assert await stop(backend, action, tried=1) == []
     else:
         assert await cancel(backend, ref, action, tried=1), "nothing to wait for"
-    assert backend.stops == ["record"], "a launch of try 1 on its way obeys it"
-    assert not backend.job(ref)["spec"].get("suspend")
+    assert stops(backend) == ["record"], "a launch of try 1 on its way obeys it"
+    assert running(backend) == [ref]
     assert await stop(backend, action, tried=2) == [1]
 
 
-async def test_what_was_launched_after_the_cancel_is_left_alone(backend: Cluster) -> None:
-    """A retry begins while the cancel still looks for its own launch that was on its way."""
-    later: list[JobRef] = []
-
-    async def retried() -> None:
-        later.append(await launch(backend))
-
-    once(backend, "find", retried, skip=3)
-    assert await stop(backend, "suspend", look_seconds=0.3) == []
-    assert [JobRef.of(job) for job in backend.jobs.values()] == later
-    assert not backend.job(later[0])["spec"].get("suspend")
+# ---------------------------------------------------------------- the wait for ranks
 
 
-async def test_the_mark_of_a_later_cancel_stays(backend: Cluster) -> None:
-    """Otherwise a waiter would resume a job that the later cancel has suspended."""
-    ref = await launch(backend)
+@pytest.mark.parametrize("action", ["cancel", "suspend"])
+async def test_a_cancel_waits_for_the_last_pod(
+    backend: DirectBackend, ref: JobRef, monkeypatch: pytest.MonkeyPatch, action: Any
+) -> None:
+    looks = 0
 
-    async def cancelled_again() -> None:
-        await cancel_key(backend, "key", namespace="ns", action="suspend", timeout_seconds=0)
+    def look(request: str) -> None:
+        nonlocal looks
+        looks += request == "LIST pods"
+        if looks == 3:
+            backend.remove_pods()
 
-    once(backend, "find", cancelled_again, skip=1)
-    await stop(backend, "suspend")
-    newest = max(record.version for record in backend.records.values())
-    mark = backend.job(ref)["metadata"]["annotations"][CANCELLED]
-    assert backend.job(ref)["spec"]["suspend"]
-    assert int(mark) in {record.version for record in backend.records.values()}
-    assert newest >= int(mark)
-    assert not is_stale(backend.job(ref)), "no waiter resumes it"
-
-
-# ---------------------------------------------------------------- single requests
+    monkeypatch.setattr(cancellation, "_POLL", (0, 0))
+    keep_pod(backend, ref)
+    backend.before = look
+    assert await cancel(backend, ref, action)
+    assert looks == 3
+    assert (jobs(backend) == [ref]) is (action == "suspend")
 
 
-async def test_a_job_that_vanishes_is_stopped(backend: Cluster) -> None:
-    ref = await launch(backend)
-    job = backend.jobs.pop(("ns", ref.name))
-    await request_cancel(backend, job, "suspend")
-    assert backend.stops == ["suspend 1"]
-    with pytest.raises(NotFound):
-        backend.job(ref)
+def keep_pod(backend: DirectBackend, ref: JobRef) -> None:
+    """A pod of the job outlives its deletion or suspension."""
+    stopping = ("DELETE trainjobs", "PATCH trainjobs")
+    backend.after = lambda request: backend.pod(ref) if request in stopping else None
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+@pytest.mark.parametrize("of_key", [True, False])
+async def test_a_cancel_reports_whether_the_ranks_have_ended(
+    backend: DirectBackend, ref: JobRef, lasts: bool, of_key: bool
+) -> None:
+    if lasts:
+        keep_pod(backend, ref)
+    if of_key:
+        done = await cancel_key(backend, "key", namespace="ns", timeout_seconds=0.1)
+        assert (done.jobs, done.ended) == ((ref,), not lasts)
+    else:
+        assert await cancel(backend, ref, timeout_seconds=0.1) is not lasts

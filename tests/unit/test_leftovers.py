@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from tests import objects
+from tests.fakes.kube.direct import DirectBackend
+from tests.objects import Object
+from tests.unit.interleaving import once
 from tests.unit.program import exit_of
 
 from trainjob import JobRef, TrainJobSpec
-from trainjob._backends.base import Cluster, TrainJob, Waiter
+from trainjob._backends.base import Waiter
 from trainjob._jobs.leftovers import KEEP_FOR, Leftover, leftover, remove_leftovers
-from trainjob._manifest.attempts import failure_record
+from trainjob._manifest.attempts import ADOPTED, failure_record
 from trainjob._manifest.render import render
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
 
@@ -38,22 +41,22 @@ def text(time: datetime) -> str:
     return f"{time:%Y-%m-%dT%H:%M:%SZ}"
 
 
-def condition(kind: str, time: datetime = OLD, status: str = "True") -> dict[str, str]:
-    return {"type": kind, "status": status, "reason": kind, "message": kind, "lastTransitionTime": text(time)}
+def condition(kind: str, time: datetime = OLD, status: str = "True") -> Object:
+    return objects.condition(kind, value=status, time=text(time))
 
 
 def job(
     key: str = "a",
     *,
     mark: Mapping[str, str] | None = None,
-    conditions: tuple[dict[str, str], ...] = (condition("Suspended"),),
+    conditions: tuple[Object, ...] = (condition("Suspended"),),
     suspend: bool = True,
     manager: str = "trainjob",
     **metadata: Any,
 ) -> dict[str, Any]:
     """A job of 50 days ago that was suspended 40 days ago."""
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"], "suspend": suspend})
-    made = render(spec, key, 1, "ns")
+    made = render(spec, key, 1, "default")
     made["metadata"]["annotations"] |= MARKS["reaper"] if mark is None else mark
     fields = {"manager": manager, "fieldsV1": {"f:spec": {"f:suspend": {}}}}
     other = {"manager": "trainer", "fieldsV1": {"f:status": {}}}
@@ -116,45 +119,29 @@ def test_records_of_failures_are_removed() -> None:
     assert removed(record(), keep_for=41 * DAY) is None
 
 
-@pytest.mark.parametrize(
-    "trainjob",
-    [
-        job(mark={}),
-        job(mark={}, conditions=(condition("Failed"),)),
-        job(manager="kubectl-patch"),
-        job(manager="kueue"),
-        job(labels={**job()["metadata"]["labels"], QUEUE_LABEL: "gpus"}),
-        job(labels={}),
-        job(labels={"app.kubernetes.io/managed-by": "another"}),
-        job(suspend=False),
-        job(suspend=False, conditions=(condition("Failed"),)),
-        job(conditions=(condition("Complete"),)),
-        job(conditions=(condition("Suspended", status="False"),)),
-        job(conditions=()),
-        job(conditions=(condition("Suspended", NEW),)),
-        job(conditions=(condition("Suspended"), condition("Failed", NEW))),
-        job(deletionTimestamp=text(OLD)),
-    ],
-    ids=[
-        "suspended by a person",
-        "failed, suspended by a person",
-        "resumed and suspended by a person",
-        "suspended by Kueue without a queue label",
-        "in a queue",
-        "not trainjob's",
-        "of another program",
-        "resumed",
-        "failed, not suspended",
-        "complete",
-        "suspended just now",
-        "not seen by Trainer",
-        "suspended 20 days ago",
-        "failed 20 days ago",
-        "being deleted",
-    ],
-)
-def test_other_jobs_are_kept(trainjob: dict[str, Any]) -> None:
-    assert removed(trainjob) is None
+LABELS = job()["metadata"]["labels"]
+KEPT = {
+    "suspended by a person": job(mark={}),
+    "failed, suspended by a person": job(mark={}, conditions=(condition("Failed"),)),
+    "resumed and suspended by a person": job(manager="kubectl-patch"),
+    "suspended by Kueue without a queue label": job(manager="kueue"),
+    "in a queue": job(labels={**LABELS, QUEUE_LABEL: "gpus"}),
+    "not trainjob's": job(labels={}),
+    "of another program": job(labels={"app.kubernetes.io/managed-by": "another"}),
+    "resumed": job(suspend=False),
+    "failed, not suspended": job(suspend=False, conditions=(condition("Failed"),)),
+    "complete": job(conditions=(condition("Complete"),)),
+    "suspended just now": job(conditions=(condition("Suspended", status="False"),)),
+    "not seen by Trainer": job(conditions=()),
+    "suspended 20 days ago": job(conditions=(condition("Suspended", NEW),)),
+    "failed 20 days ago": job(conditions=(condition("Suspended"), condition("Failed", NEW))),
+    "being deleted": job(deletionTimestamp=text(OLD)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_other_jobs_are_kept(name: str) -> None:
+    assert removed(KEPT[name]) is None
 
 
 def test_jobs_that_are_waited_for_are_kept() -> None:
@@ -214,142 +201,95 @@ def test_what_is_removed_was_suspended_by_trainjob_and_not_used_since(
 # ---------------------------------------------------------------- removal
 
 
-class FakeCluster:
-    """Jobs and Leases of a namespace."""
-
-    home = None
-
-    def __init__(self, *jobs: dict[str, Any]) -> None:
-        self.jobs = {each["metadata"]["name"]: copy.deepcopy(each) for each in jobs}
-        self.leases: list[Waiter] = []
-        self.before: Callable[[str], None] = lambda _: None
-        """Called with the name of each request before it is served."""
-        self.closed = False
-
-    @property
-    def cluster(self) -> Cluster:
-        return cast(Cluster, self)
-
-    @property
-    def default_namespace(self) -> str:
-        return "ns"
-
-    def now(self) -> datetime:
-        return NOW
-
-    async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
-        self.before("find")
-        found = [copy.deepcopy(each) for each in self.jobs.values() if each["metadata"]["namespace"] == namespace]
-        for each in found:
-            each["metadata"].pop("managedFields", None)
-        return [*found]
-
-    async def get(self, namespace: str, name: str) -> TrainJob | None:
-        self.before("get")
-        return copy.deepcopy(self.jobs.get(name))
-
-    async def waiters(self, namespace: str) -> list[Waiter]:
-        self.before("waiters")
-        return self.leases
-
-    async def delete(self, ref: JobRef, version: str = "") -> None:
-        self.before("delete")
-        metadata = self.jobs.get(ref.name, {}).get("metadata", {})
-        if (metadata.get("uid"), metadata.get("resourceVersion")) == (ref.uid, version):
-            del self.jobs[ref.name]
-
-    async def aclose(self) -> None:
-        self.closed = True
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> DirectBackend:
+    """A cluster at that time, with a job that was given up and one that a person suspended; for the command, too."""
+    made = DirectBackend()
+    made.store.ahead = NOW - datetime.now(UTC)
+    store(made, job("old", mark=MARKS["given up"]), job("person", mark={}))
+    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: made)
+    return made
 
 
-async def test_leftovers_are_removed_and_nothing_else() -> None:
-    gone = [job("given-up", mark=MARKS["given up"]), job("cancelled"), record()]
-    kept = [
-        job("person", mark={}),
-        job("again", manager="kubectl-patch"),
-        job("new", conditions=(condition("Suspended", NEW),)),
-    ]
-    fake = FakeCluster(*gone, *kept)
-    names = {JobRef.of(each).name for each in gone}
-    would = await remove_leftovers(fake.cluster, "ns", KEEP_FOR, dry_run=True)
-    assert ({each.ref.name for each in would}, len(fake.jobs)) == (names, 6)
+def store(backend: DirectBackend, *jobs: dict[str, Any]) -> None:
+    for each in jobs:
+        backend.store.put("trainjobs", each, "ADDED")
+
+
+OLD_JOB, PERSONS = JobRef.of(job("old")), JobRef.of(job("person"))
+
+
+def left(backend: DirectBackend) -> list[JobRef]:
+    return [JobRef.of(each) for each in backend.jobs.values()]
+
+
+async def test_leftovers_are_removed_and_nothing_else(backend: DirectBackend) -> None:
+    gone = [job("cancelled"), record()]
+    store(backend, *gone, job("again", manager="kubectl-patch"), job("new", conditions=(condition("Suspended", NEW),)))
+    names = {OLD_JOB.name, *(JobRef.of(each).name for each in gone)}
+    would = await remove_leftovers(backend, "default", KEEP_FOR, dry_run=True)
+    assert ({each.ref.name for each in would}, len(backend.jobs)) == (names, 6)
     shown: list[Leftover] = []
-    assert await remove_leftovers(fake.cluster, "ns", KEEP_FOR, on_removed=shown.append) == shown
+    assert await remove_leftovers(backend, "default", KEEP_FOR, on_removed=shown.append) == shown
     assert {each.ref.name for each in shown} == names
-    assert fake.jobs.keys() == {JobRef.of(each).name for each in kept}
-    assert await remove_leftovers(fake.cluster, "ns", KEEP_FOR) == []
+    assert left(backend) == [PERSONS, JobRef.of(job("again")), JobRef.of(job("new"))]
+    assert await remove_leftovers(backend, "default", KEEP_FOR) == []
 
 
-@pytest.mark.parametrize("moment", ["waiters", "get", "delete"])
+@pytest.mark.parametrize("moment", ["LIST leases", "GET trainjobs", "DELETE trainjobs"])
 @pytest.mark.parametrize("change", ["adopted", "resumed", "replaced", "waited for", "deleted"])
-async def test_a_job_that_is_used_meanwhile_is_kept(moment: str, change: str) -> None:
+async def test_a_job_that_is_used_meanwhile_is_kept(backend: DirectBackend, moment: str, change: str) -> None:
     """Whatever happens before each request; a wait alone changes nothing on the job."""
-    fake = FakeCluster(job())
-    name = JobRef.of(job()).name
-    done: list[str] = []
 
-    def happens(request: str) -> None:
-        if request != moment or done:
-            return
-        done.append(request)
-        metadata = fake.jobs[name]["metadata"]
+    async def happens() -> None:
         match change:
             case "adopted":
-                metadata |= {"resourceVersion": "2", "annotations": {"trainjob.dev/adopted": "f00d"}}
+                backend.change(OLD_JOB, {"metadata": {"annotations": {GIVEN_UP: None, ADOPTED: "f00d"}}})
             case "resumed":
-                fake.jobs[name]["spec"]["suspend"] = False
-                metadata["resourceVersion"] = "2"
+                backend.change(OLD_JOB, {"spec": {"suspend": False}})
             case "replaced":
-                metadata |= {"uid": "uid-b", "resourceVersion": "2"}
+                backend.change(OLD_JOB, {"metadata": {"uid": "uid-b"}})
             case "waited for":
-                fake.leases.append(waiter(NOW))
+                backend.waits(OLD_JOB)
             case "deleted":
-                del fake.jobs[name]
+                backend.store.delete_job(backend.job(OLD_JOB), "")
 
-    fake.before = happens
-    found = await remove_leftovers(fake.cluster, "ns", KEEP_FOR)
-    assert done
+    once(backend, moment, happens)
+    found = await remove_leftovers(backend, "default", KEEP_FOR)
+    kept = [each.uid for each in left(backend)]
+    assert backend.turn is None, "it happened"
     if change == "deleted":
-        assert fake.jobs == {}
+        assert kept == [PERSONS.uid]
     elif change == "replaced":
-        assert fake.jobs[name]["metadata"]["uid"] == "uid-b"
-    elif (change, moment) != ("waited for", "delete"):
-        assert found == []
-        assert name in fake.jobs
+        assert kept == ["uid-b", PERSONS.uid]
+    elif (change, moment) != ("waited for", "DELETE trainjobs"):
+        assert (kept, found) == ([OLD_JOB.uid, PERSONS.uid], [])
 
 
 # ---------------------------------------------------------------- the command
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    made = FakeCluster(job("old", mark=MARKS["given up"]), job("person", mark={}))
-    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: made)
-    return made
-
-
-def test_gc_removes_leftovers_of_a_cluster(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    old, person = JobRef.of(job("old")), JobRef.of(job("person"))
-    assert exit_of(capsys, "gc", "--dry-run")[:2] == (0, f"would remove {old}: its step gave it up, 40d00h ago\n")
+def test_gc_removes_leftovers_of_a_cluster(backend: DirectBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of(capsys, "gc", "--dry-run")[:2] == (0, f"would remove {OLD_JOB}: its step gave it up, 40d00h ago\n")
     assert exit_of(capsys, "gc", "--older-than", "41d")[1:] == (
         "",
-        "no job in namespace ns was left suspended by trainjob for more than 41d00h\n",
+        "no job in namespace default was left suspended by trainjob for more than 41d00h\n",
     )
-    assert len(fake.jobs) == 2
-    assert exit_of(capsys, "gc", "--older-than", "30d")[:2] == (0, f"removed {old}: its step gave it up, 40d00h ago\n")
-    assert fake.jobs.keys() == {person.name}
-    assert fake.closed
+    assert left(backend) == [OLD_JOB, PERSONS]
+    removed = (0, f"removed {OLD_JOB}: its step gave it up, 40d00h ago\n")
+    assert exit_of(capsys, "gc", "--older-than", "30d")[:2] == removed
+    assert left(backend) == [PERSONS]
 
 
-def test_gc_answers_in_json(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_answers_in_json(backend: DirectBackend, capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(exit_of(capsys, "gc", "--json")[1])
     assert (answer["dry_run"], answer["leftovers"]) == (False, [])
     (found,) = answer["removed"]
-    assert (found["name"], found["phase"]) == (JobRef.of(job("old")).name, "Suspended")
+    assert (found["name"], found["phase"]) == (OLD_JOB.name, "Suspended")
 
 
 def test_reap_removes_leftovers_on_request(
-    fake: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    backend: DirectBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nothing(*_: object, **__: object) -> list[object]:
         return []
@@ -357,17 +297,15 @@ def test_reap_removes_leftovers_on_request(
     monkeypatch.setattr("trainjob._jobs.reaper.reap", nothing)
     assert exit_of(capsys, "reap")[:2] == (0, "")
     assert exit_of(capsys, "reap", "--keep-for", "P41D")[:2] == (0, "")
-    assert len(fake.jobs) == 2
+    assert len(backend.jobs) == 2
     code, out, _ = exit_of(capsys, "reap", "--keep-for", "P30D", "--json")
-    assert (code, json.loads(out)["job"]) == (0, str(JobRef.of(job("old"))))
-    assert len(fake.jobs) == 1
+    assert (code, json.loads(out)["job"]) == (0, str(OLD_JOB))
+    assert left(backend) == [PERSONS]
 
 
 @pytest.mark.parametrize("command", ["reap", "install"])
 @pytest.mark.parametrize("words", ["P1M", "P", "PT", "30", "PT59M", "59m", "-1d", "soon", "P1Y"])
-def test_too_short_and_invalid_times_are_refused(
-    command: str, words: str, fake: FakeCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_short_and_invalid_times_are_refused(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = exit_of(capsys, command, f"--keep-for={words}")
     assert (code, out) == (2, "")
     assert "--keep-for" in err

@@ -6,13 +6,12 @@ from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import anyio
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
+from tests.unit.launches import annotations_of, launch, refuse
 
 from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec, WaitOptions
 from trainjob._jobs.following import follow
-from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import render
 from trainjob._manifest.unattended import (
@@ -27,9 +26,11 @@ from trainjob._manifest.unattended import (
     runs,
     unattended_for,
 )
-from trainjob.errors import Rejected, StartTimeout
+from trainjob.errors import StartTimeout
 from trainjob.job import spec_hash
 from trainjob.status import CANCELLED, observe
+
+pytestmark = pytest.mark.timeout(60)
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 
@@ -45,20 +46,24 @@ def rendered(origin: dict[str, str] | None = None, **asked: Any) -> dict[str, An
 # ---------------------------------------------------------------- policies
 
 
-def test_jobs_are_kept_by_default() -> None:
-    assert policy_of(rendered()) is None
-    assert policy_of(rendered(unattended="keep")) is None
-    assert policy_of(rendered(unattended="cancel")) == Policy("cancel", timedelta(hours=1))
-    assert policy_of(rendered(unattended="suspend", unattended_after="PT2H")) == Policy("suspend", timedelta(hours=2))
-    assert policy_of(rendered(unattended="suspend", unattended_after=90)) == Policy("suspend", timedelta(seconds=90))
-
-
-def test_jobs_of_workflows_are_suspended_by_default() -> None:
-    origin = dict(SUSPEND)
-    assert policy_of(rendered(origin)) == Policy("suspend", timedelta(hours=1))
-    assert policy_of(rendered(origin, unattended_after=600)) == Policy("suspend", timedelta(minutes=10))
-    assert policy_of(rendered(origin, unattended="keep")) is None
-    assert policy_of(rendered(origin, unattended="cancel")) == Policy("cancel", timedelta(hours=1))
+@pytest.mark.parametrize(
+    ("origin", "asked", "policy"),
+    [
+        ({}, {}, None),
+        ({}, {"unattended": "keep"}, None),
+        ({}, {"unattended": "cancel"}, Policy("cancel", timedelta(hours=1))),
+        ({}, {"unattended": "suspend", "unattended_after": "PT2H"}, Policy("suspend", timedelta(hours=2))),
+        ({}, {"unattended": "suspend", "unattended_after": 90}, Policy("suspend", timedelta(seconds=90))),
+        (dict(SUSPEND), {}, Policy("suspend", timedelta(hours=1))),
+        (dict(SUSPEND), {"unattended_after": 600}, Policy("suspend", timedelta(minutes=10))),
+        (dict(SUSPEND), {"unattended": "keep"}, None),
+        (dict(SUSPEND), {"unattended": "cancel"}, Policy("cancel", timedelta(hours=1))),
+    ],
+)
+def test_jobs_are_kept_and_those_of_workflows_suspended_by_default(
+    origin: dict[str, str], asked: dict[str, Any], policy: Policy | None
+) -> None:
+    assert policy_of(rendered(origin, **asked)) == policy
 
 
 def test_a_complete_manifest_can_have_a_policy() -> None:
@@ -135,99 +140,59 @@ def test_suspensions_by_a_person_are_distinguished() -> None:
 # ---------------------------------------------------------------- waiters
 
 
-pytestmark = pytest.mark.timeout(60)
-
-
-async def launched(backend: MemoryBackend, **asked: Any) -> JobRef:
-    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"], **asked})
-    return await launch(backend, spec, "a", namespace="ns")
+@pytest.fixture
+def records(backend: DirectBackend, monkeypatch: pytest.MonkeyPatch) -> list[tuple[JobRef, bool | None]]:
+    """The jobs that this process begins to wait for (None), and those that it stops to wait for: whether they ended."""
+    found: list[tuple[JobRef, bool | None]] = []
+    monkeypatch.setattr(backend, "attend", lambda ref: found.append((ref, None)))
+    monkeypatch.setattr(backend, "leave", lambda ref, *, ended: found.append((ref, ended)))
+    return found
 
 
 @pytest.mark.anyio
-async def test_waiters_are_recorded_during_their_wait() -> None:
-    backend = MemoryBackend()
-    ref = await launched(backend, unattended="suspend")
+async def test_waiters_are_recorded_during_their_wait(
+    backend: DirectBackend, records: list[tuple[JobRef, bool | None]]
+) -> None:
+    ref = await launch(backend, fields={"unattended": "suspend"})
     async with aclosing(follow(backend, ref)) as changes:
         await anext(changes)
-        assert backend.attending == [ref]
-    assert (backend.attending, backend.left) == ([], [(ref, False)])
-    backend.end(ref)
-    await wait(backend, ref)
-    assert backend.left[1:] == [(ref, True)]
-
-
-@pytest.mark.anyio
-async def test_waiters_are_removed_after_a_timeout() -> None:
-    backend = MemoryBackend()
-    ref = await launched(backend, unattended="suspend")
+        assert records == [(ref, None)]
+    assert records == [(ref, None), (ref, False)]
     with pytest.raises(StartTimeout):
-        await wait(backend, ref, WaitOptions(start_timeout=timedelta(seconds=0.1)))
-    assert backend.attending == []
-    assert backend.left[-1] == (ref, False)
-
-
-@pytest.mark.anyio
-async def test_no_waiter_is_recorded_for_a_kept_job() -> None:
-    backend = MemoryBackend()
-    ref = await launched(backend)
+        await wait(backend, ref, WaitOptions(start_timeout=timedelta(0)))
+    assert records[2:] == [(ref, None), (ref, False)]
     backend.end(ref)
     await wait(backend, ref)
-    assert backend.left == []
+    assert records[4:] == [(ref, None), (ref, True)]
 
 
 @pytest.mark.anyio
-async def test_a_new_waiter_resumes_a_suspended_job() -> None:
-    backend = MemoryBackend()
-    ref = await launched(backend, unattended="suspend")
-    stopped = {"metadata": {"annotations": {CANCELLED: MARK}}, "spec": {"suspend": True}}
-    await backend.patch(ref, stopped)
-    notices = []
-    with anyio.move_on_after(5):
-        async with aclosing(follow(backend, ref)) as changes:
-            async for observation, notice in changes:
-                notices.append(notice)
-                if observation.phase is not Phase.SUSPENDED:
-                    break
-    assert "it was suspended because nobody waited for it; it is resumed" in notices
-    assert not backend.job(ref)["spec"]["suspend"]
-    assert CANCELLED not in backend.job(ref)["metadata"]["annotations"]
+async def test_no_waiter_is_recorded_for_a_kept_job(
+    backend: DirectBackend, records: list[tuple[JobRef, bool | None]]
+) -> None:
+    ref = await launch(backend)
+    backend.end(ref)
+    await wait(backend, ref)
+    assert records == []
 
 
 @pytest.mark.anyio
-async def test_the_wait_continues_if_the_job_cannot_be_resumed() -> None:
-    backend = MemoryBackend()
-    ref = await launched(backend, unattended="suspend")
+async def test_a_waiter_reports_that_an_unattended_job_cannot_be_resumed(backend: DirectBackend) -> None:
+    ref = await launch(backend, fields={"unattended": "suspend"})
     await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: MARK}}, "spec": {"suspend": True}})
-
-    def refuse(request: str) -> None:
-        if request == "patch":
-            raise Rejected("its runtime is gone")
-
-    backend.before = refuse
+    refuse(backend, "PATCH trainjobs")
     async with aclosing(follow(backend, ref)) as changes:
         observation, notice = await anext(changes)
     assert observation.phase is Phase.SUSPENDED
-    assert notice == "it was suspended because nobody waited for it, and cannot be resumed: its runtime is gone"
+    assert notice.startswith("it was suspended because nobody waited for it, and cannot be resumed: ")
 
 
 @pytest.mark.anyio
-async def test_a_waiter_removes_the_mark_of_a_manually_resumed_job() -> None:
+async def test_a_waiter_removes_the_mark_of_a_manually_resumed_job(backend: DirectBackend) -> None:
     """Otherwise a later suspension by a person would count as the reaper's and be resumed."""
-    backend = MemoryBackend()
-    ref = await launched(backend, unattended="suspend")
+    ref = await launch(backend, fields={"unattended": "suspend"})
     await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: MARK}}})
     async with aclosing(follow(backend, ref)) as changes:
         _, notice = await anext(changes)
     assert notice == ""
-    assert CANCELLED not in backend.job(ref)["metadata"]["annotations"]
-
-
-@pytest.mark.anyio
-async def test_a_suspension_by_a_person_is_not_resumed() -> None:
-    backend = MemoryBackend()
-    ref = await launched(backend, unattended="suspend")
-    await backend.patch(ref, {"spec": {"suspend": True}})
-    async with aclosing(follow(backend, ref)) as changes:
-        observation, _ = await anext(changes)
-    assert observation.phase is Phase.SUSPENDED
-    assert backend.job(ref)["spec"]["suspend"]
+    assert CANCELLED not in annotations_of(backend, ref)

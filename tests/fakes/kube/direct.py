@@ -145,9 +145,12 @@ class DirectBackend(KubernetesBackend):
         **fields: Any,
     ) -> Object:
         """The pod of a rank that runs, or has ended with a code. Its job may be gone; `fields` as `objects.pod`."""
-        about = {"message": message, "finishedAt": self.store.timestamp(), **({"reason": reason} if reason else {})}
+        about = {"message": message, **dict.fromkeys(("startedAt", "finishedAt"), self.store.timestamp())}
+        about |= {"reason": reason} if reason else {}
         own = {"namespace": ref.namespace, "uid": self.store.new_uid(), "name": f"{ref.name}-node-0-{rank}"}
         state = objects.RUNNING if code is None else objects.ended(code, **about)
+        if (code or "last" in fields) and not self.store.logs:  # an empty log of a failed rank is read again for 2 s
+            self.store.logs = b"2026-11-21T10:05:00Z training\n"
         made = objects.pod(rank, state, job=ref.name, **fields)
         return self.store.put("pods", {**made, "metadata": {**made["metadata"], **own}}, "ADDED")
 
@@ -156,9 +159,9 @@ class DirectBackend(KubernetesBackend):
         for pod in self.store.items("pods"):
             self.store.put("pods", pod, "DELETED")
 
-    def end(self, ref: JobRef, code: int = 0, message: str = "", *, reason: str = "") -> None:
-        """The only rank of a job ends, and the job with it."""
-        self.pod(ref, 0, code, message, reason=reason)
+    def end(self, ref: JobRef, code: int = 0, message: str = "", *, reason: str = "", **fields: Any) -> None:
+        """The only rank of a job ends, and the job with it; `fields` as `pod`."""
+        self.pod(ref, 0, code, message, reason=reason, **fields)
         self.condition(ref, *(("Failed", "FailedJobs") if code else ("Complete", "AllJobsCompleted")))
 
     def ago(self, seconds: float) -> str:

@@ -1,0 +1,321 @@
+"""`on_retry` over launches and waits: why an attempt failed changes the next one, whatever is killed in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests import objects
+from tests.fakes.kube.direct import DirectBackend
+from tests.fakes.kube.objects import Object
+from tests.unit.launches import LIMITED, active, annotations_of, launch
+
+from trainjob import JobRef, TrainJobFailed, WaitOptions
+from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
+from trainjob._jobs import waiting
+from trainjob._jobs.cancellation import cancel, give_up
+from trainjob._jobs.records import mark_delivered
+from trainjob._manifest.attempts import given_up
+from trainjob.errors import QueueTimeout, RankCrashed, SpecMismatch
+from trainjob.job import FAILURE, FAILURE_OF, MAX_NAME, labels_of
+from trainjob.status import QUEUE_LABEL
+from trainjob.verdicts import Category, Diagnosis, RetryVerdict
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+GROWING: dict[str, Any] = {
+    "resources_per_node": {"memory": "16Gi"},
+    "on_retry": {"out_of_memory": {"max_memory": "30Gi"}, "quota": {"queue": "backfill"}},
+}
+IN_QUEUE: dict[str, Any] = {**GROWING, "labels": {QUEUE_LABEL: "main"}}
+QUEUED: dict[str, Any] = {**IN_QUEUE, "suspend": True}
+
+
+def memory_of(backend: DirectBackend, ref: JobRef) -> str:
+    return str(backend.job(ref)["spec"]["trainer"]["resourcesPerNode"]["limits"]["memory"])
+
+
+def queue_of(backend: DirectBackend, ref: JobRef) -> str:
+    return str(backend.job(ref)["metadata"]["labels"][QUEUE_LABEL])
+
+
+def fill_memory(backend: DirectBackend, ref: JobRef) -> None:
+    backend.end(ref, 137, reason="OOMKilled", spec=LIMITED)
+
+
+async def fail_for_lack_of_memory(backend: DirectBackend, ref: JobRef) -> Diagnosis:
+    fill_memory(backend, ref)
+    with pytest.raises(TrainJobFailed) as caught:
+        await waiting.wait(backend, ref)
+    return caught.value.diagnosis
+
+
+async def time_out_in_queue(backend: DirectBackend, key: str = "key", **fields: Any) -> JobRef:
+    ref = await launch(backend, key, {**QUEUED, **fields})
+    with pytest.raises(QueueTimeout):
+        await waiting.wait(backend, ref, WaitOptions(queue_timeout=timedelta(0)))
+    return ref
+
+
+async def crash(backend: DirectBackend, ref: JobRef) -> Diagnosis:
+    """A rank of the job has too little memory, with `fail_on_first_crash`."""
+    backend.running(ref)
+    backend.pod(ref, last=objects.ended(137, reason="OOMKilled"), spec=LIMITED)
+    with pytest.raises(RankCrashed) as caught:
+        await waiting.wait(backend, ref, WaitOptions(fail_on_first_crash=True))
+    assert caught.value.retry is RetryVerdict.INFRASTRUCTURE
+    return caught.value.diagnosis
+
+
+def records(backend: DirectBackend) -> list[Object]:
+    """The records of failures of deleted jobs."""
+    return [job for job in backend.jobs.values() if FAILURE_OF in job["metadata"]["labels"]]
+
+
+# ---------------------------------------------------------------- memory
+
+
+async def test_attempts_after_a_lack_of_memory_get_more(backend: DirectBackend) -> None:
+    first = await launch(backend, fields=GROWING)
+    why = await fail_for_lack_of_memory(backend, first)
+    assert (why.retry, why.change) == (RetryVerdict.INFRASTRUCTURE, "memory 16Gi -> 24Gi")
+    backend.remove_pods()  # with the pods the evidence is deleted
+    second = await launch(backend, fields=GROWING, after_failure="infrastructure")
+    assert (second.attempt, memory_of(backend, second)) == (2, "24Gi")
+    assert await launch(backend, fields=GROWING) == second, "the changed job is the same work"
+    assert (await fail_for_lack_of_memory(backend, second)).change == "memory 24Gi -> 30Gi"
+    third = await launch(backend, fields=GROWING)
+    assert memory_of(backend, third) == "30Gi"
+    why = await fail_for_lack_of_memory(backend, third)
+    assert (why.retry, why.change) == (RetryVerdict.UNKNOWN, ""), "the bound is reached"
+    with pytest.raises(TrainJobFailed):
+        await launch(backend, fields=GROWING, after_failure="infrastructure")
+    assert memory_of(backend, await launch(backend, fields=GROWING)) == "30Gi", "a person may retry"
+
+
+async def test_a_launcher_reads_the_evidence_if_nobody_waited(backend: DirectBackend) -> None:
+    fill_memory(backend, await launch(backend, fields=GROWING))
+    second = await launch(backend, fields=GROWING, after_failure="infrastructure")
+    assert memory_of(backend, second) == "24Gi"
+
+
+async def test_a_waiter_reports_the_change(backend: DirectBackend) -> None:
+    await fail_for_lack_of_memory(backend, await launch(backend, fields=GROWING))
+    second = await launch(backend, fields=GROWING)
+    backend.end(second)
+    notices: list[str] = []
+    await waiting.wait(backend, second, on_change=lambda _, notice: notices.append(notice))
+    (notice,) = filter(None, notices)
+    assert notice.startswith("on_retry changed this attempt: memory 16Gi -> 24Gi; because of out of memory: node-0 was")
+
+
+async def test_new_work_of_a_key_starts_without_changes(backend: DirectBackend) -> None:
+    await fail_for_lack_of_memory(backend, await launch(backend, fields=GROWING))
+    second = await launch(backend, fields=GROWING)
+    backend.end(second)
+    await mark_delivered(backend, second)
+    assert memory_of(backend, await launch(backend, fields=GROWING)) == "16Gi"
+
+
+async def test_another_spec_does_not_adopt_a_changed_job(backend: DirectBackend) -> None:
+    await fail_for_lack_of_memory(backend, await launch(backend, fields=GROWING))
+    second = await launch(backend, fields=GROWING)
+    with pytest.raises(SpecMismatch) as caught:
+        await launch(backend, fields={**GROWING, "args": ["--other"]})
+    assert second.name in str(caught.value)
+    assert "resourcesPerNode" not in str(caught.value), "what on_retry changed is no difference of the specs"
+
+
+async def test_a_crash_that_fails_the_step_changes_the_next_attempt(backend: DirectBackend) -> None:
+    first = await launch(backend, fields=GROWING)
+    await give_up(backend, first, await crash(backend, first))
+    backend.remove_pods()
+    assert memory_of(backend, await launch(backend, fields=GROWING)) == "24Gi"
+
+
+# ---------------------------------------------------------------- capacity
+
+
+async def test_a_job_without_capacity_is_replaced_in_another_queue(backend: DirectBackend) -> None:
+    await time_out_in_queue(backend)
+    second = await launch(backend, fields=QUEUED)
+    assert (second.attempt, queue_of(backend, second)) == (2, "backfill")
+    assert [JobRef.of(job) for job in backend.jobs.values()] == [second], "never two jobs of one key wait for capacity"
+    assert await launch(backend, fields=QUEUED) == second
+
+
+@pytest.mark.parametrize("since", ["admitted", "ran"])
+async def test_a_job_that_got_capacity_after_its_timeout_is_adopted(backend: DirectBackend, since: str) -> None:
+    first = await time_out_in_queue(backend)
+    if since == "admitted":
+        await backend.patch(first, {"spec": {"suspend": False}})
+        backend.running(first)
+    else:
+        backend.pod(first)
+    assert await launch(backend, fields=QUEUED) == first
+
+
+async def test_a_job_that_nobody_waited_too_long_for_is_adopted(backend: DirectBackend) -> None:
+    first = await launch(backend, fields=QUEUED)
+    assert await launch(backend, fields=QUEUED) == first
+
+
+async def test_without_a_rule_no_timeout_is_recorded(backend: DirectBackend) -> None:
+    ref = await time_out_in_queue(backend, on_retry=None)
+    assert FAILURE not in annotations_of(backend, ref)
+    assert await launch(backend, fields={**QUEUED, "on_retry": None}) == ref
+
+
+async def test_a_job_that_a_person_suspended_is_not_replaced(backend: DirectBackend) -> None:
+    first = await launch(backend, fields=GROWING)
+    await backend.patch(first, {"spec": {"suspend": True}})
+    with pytest.raises(QueueTimeout):
+        await waiting.wait(backend, first, WaitOptions(queue_timeout=timedelta(0)))
+    assert await launch(backend, fields=GROWING) == first
+
+
+async def test_a_cancelled_job_that_got_no_capacity_changes_the_next_attempt(backend: DirectBackend) -> None:
+    """As by a KFP step, which does not know whether KFP retries it."""
+    assert await cancel(backend, await time_out_in_queue(backend))
+    assert active(backend) == []
+    second = await launch(backend, fields=QUEUED)
+    assert (second.attempt, queue_of(backend, second)) == (2, "backfill")
+
+
+# ---------------------------------------------------------------- several launches, and those that are killed
+
+
+async def lack_memory(backend: DirectBackend) -> None:
+    await fail_for_lack_of_memory(backend, await launch(backend, fields=GROWING))
+
+
+async def lack_capacity(backend: DirectBackend) -> None:
+    await time_out_in_queue(backend)
+
+
+LACKS: dict[str, tuple[Callable[..., Any], dict[str, Any], Callable[..., str], str]] = {
+    "memory": (lack_memory, GROWING, memory_of, "24Gi"),
+    "capacity": (lack_capacity, QUEUED, queue_of, "backfill"),
+}
+
+
+@pytest.mark.parametrize("lack", LACKS)
+async def test_concurrent_launches_create_one_changed_job(backend: DirectBackend, lack: str) -> None:
+    fail, fields, changed, value = LACKS[lack]
+    await fail(backend)
+    refs = await asyncio.gather(*(launch(backend, fields=fields) for _ in range(4)))
+    assert active(backend) == [refs[0]]
+    assert (len(set(refs)), refs[0].attempt, changed(backend, refs[0])) == (1, 2, value)
+    assert records(backend) == []
+
+
+class Killing:
+    """Kills the process before its request of that number, or after it has created an object if None."""
+
+    def __init__(self, backend: DirectBackend, number: int | None) -> None:
+        self._left = number
+        self.killed = False
+        setattr(backend, "after" if number is None else "before", self)
+
+    def __call__(self, request: str) -> None:
+        if self._left is None:
+            self.killed = self.killed or request == "POST trainjobs"
+        else:
+            self._left -= 1
+            self.killed = self._left < 0
+        if self.killed:
+            raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("tried", [1, 2])
+@pytest.mark.parametrize("lack", LACKS)
+async def test_a_launcher_killed_at_any_request_leaves_one_job_with_the_change(lack: str, tried: int) -> None:
+    fail, fields, changed, value = LACKS[lack]
+    for number in [None, *range(60)]:
+        backend = DirectBackend()
+        await fail(backend)
+        killing = Killing(backend, number)
+        with suppress(asyncio.CancelledError):
+            await launch(backend, fields=fields, tried=tried)
+        backend.before = backend.after = lambda _: None
+        second = await launch(backend, fields=fields, tried=tried)
+        assert (second.attempt, changed(backend, second)) == (2, value)
+        assert (active(backend), records(backend)) == ([second], [])
+        assert await launch(backend, fields=fields, tried=tried) == second
+        if not killing.killed:
+            break
+    assert number in range(8, 59), "it was killed at each of its requests"
+
+
+@pytest.mark.parametrize("number", [None, 0, 1, 2, 3, 4, 99])
+async def test_a_crash_in_a_queue_changes_the_next_attempt_although_its_job_is_deleted(
+    backend: DirectBackend, number: int | None
+) -> None:
+    """`number`: the process that gives the job up is killed before this request, or after it has created the record."""
+    first = await launch(backend, fields=IN_QUEUE)
+    why = await crash(backend, first)
+    Killing(backend, number)
+    with suppress(asyncio.CancelledError):
+        await give_up(backend, first, why)
+    backend.before = backend.after = lambda _: None
+    kept = [job for job in backend.jobs.values() if JobRef.of(job) == first]
+    for _ in range(2):
+        second = await launch(backend, fields=IN_QUEUE)
+        assert active(backend) == [second]
+        assert second == first if kept else (second.attempt, memory_of(backend, second)) == (2, "24Gi")
+        assert records(backend) == []
+    assert bool(kept) is (number is None or number < 3), "the job is deleted last"
+
+
+async def test_changes_accumulate_over_deleted_jobs(backend: DirectBackend) -> None:
+    for memory in ("16Gi", "24Gi"):
+        ref = await launch(backend, fields=IN_QUEUE)
+        assert memory_of(backend, ref) == memory
+        await give_up(backend, ref, await crash(backend, ref))
+    third = await launch(backend, fields=IN_QUEUE)
+    assert (third.attempt, memory_of(backend, third)) == (3, "30Gi")
+
+
+# ---------------------------------------------------------------- records of failures
+
+
+async def test_a_record_is_no_attempt_and_fails_if_it_is_resumed(backend: DirectBackend) -> None:
+    first = await launch(backend, fields=IN_QUEUE)
+    why = await crash(backend, first)
+    await give_up(backend, first, why)
+    (record,) = backend.jobs.values()
+    assert not labels_of("key").items() & record["metadata"]["labels"].items()
+    assert QUEUE_LABEL not in record["metadata"]["labels"]
+    assert record["spec"]["trainer"]["command"] == ["false"]
+    assert len(record["metadata"]["name"]) <= MAX_NAME
+    assert given_up(record) == unpack_diagnosis(pack_diagnosis(why))
+
+
+async def test_the_verdict_of_a_job_in_a_queue_outlives_it(backend: DirectBackend) -> None:
+    fields: dict[str, Any] = {"labels": {QUEUE_LABEL: "main"}}
+    ref = await launch(backend, fields=fields, tried=2)
+    await give_up(backend, ref, Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1"))
+    assert (active(backend), len(records(backend))) == ([], 1)
+    for options in ({"after_failure": "verdict"}, {"last_try": 2}):
+        with pytest.raises(TrainJobFailed, match="node-0 exited with code 1"):
+            await launch(backend, fields=fields, tried=3, **options)
+    again = await launch(backend, fields=fields, tried=3, last_try=3)
+    assert (again.attempt, active(backend), records(backend)) == (2, [again], [])
+
+
+async def test_a_record_that_a_queue_would_start_is_deleted(
+    backend: DirectBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await launch(backend, fields=IN_QUEUE)
+
+    def with_queue(_: str, item: Object) -> Object:
+        item["metadata"]["labels"][QUEUE_LABEL] = "default"  # Kueue's LocalQueueDefaulting
+        return item
+
+    monkeypatch.setattr(backend.store, "defaulted", with_queue)
+    await give_up(backend, first, Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1"))
+    assert backend.jobs == {}
