@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from tests import objects
 
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._manifest.attempts import (
@@ -32,18 +34,19 @@ from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 WHY = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")
 PACKED = json.dumps(pack_diagnosis(WHY))
 
+ENDED = {kind: [objects.condition(kind, time="2026-11-26T12:00:00Z")] for kind in ("Complete", "Failed", "Cancelled")}
 STATES: dict[str, dict[str, Any]] = {
     "fresh": {},
-    "running": {"status": {"jobsStatus": [{"name": "node", "active": 1, "ready": 1}]}},
+    "running": {"jobsStatus": [objects.counts(active=1, ready=1)]},
     "queued": {"spec": {"suspend": True}, "labels": {QUEUE_LABEL: "main"}},
     "suspended": {"spec": {"suspend": True}},
     "given up": {"spec": {"suspend": True}, "annotations": {GIVEN_UP: PACKED}},
     "resumed after it was given up": {"annotations": {GIVEN_UP: PACKED}},
     "deleting": {"metadata": {"deletionTimestamp": "2026-11-25T12:00:00Z"}},
-    "complete": {"ended": "Complete"},
-    "delivered": {"ended": "Complete", "annotations": {DELIVERED: "true"}},
-    "failed": {"ended": "Failed"},
-    "cancelled": {"ended": "Cancelled"},
+    "complete": {"conditions": ENDED["Complete"]},
+    "delivered": {"conditions": ENDED["Complete"], "annotations": {DELIVERED: "true"}},
+    "failed": {"conditions": ENDED["Failed"]},
+    "cancelled": {"conditions": ENDED["Cancelled"]},
     "record": {"spec": {"suspend": True}, "annotations": {GIVEN_UP: PACKED}, "labels": {FAILURE_OF: "x"}},
 }
 MAY_RUN = {"fresh", "running", "queued", "suspended", "resumed after it was given up"}
@@ -57,27 +60,15 @@ def attempt(
     created: int = 0,
     replaces: str = "",
     launched: int | None = None,
-) -> dict[str, Any]:
-    about = STATES[state]
-    conditions = [{"type": about["ended"], "status": "True"}] if "ended" in about else []
-    return {
-        "metadata": {
-            "namespace": "ns",
-            "name": job_name("key", number),
-            "uid": uid,
-            "creationTimestamp": f"2026-11-25T12:00:{created:02}Z",
-            "resourceVersion": "7",
-            "labels": {ATTEMPT: str(number), **about.get("labels", {})},
-            "annotations": {
-                **about.get("annotations", {}),
-                **({REPLACES: replaces} if replaces else {}),
-                **({} if launched is None else {LAUNCHED: str(launched)}),
-            },
-            **about.get("metadata", {}),
-        },
-        "spec": dict(about.get("spec", {})),
-        "status": {**about.get("status", {}), "conditions": conditions},
-    }
+    annotations: Mapping[str, str] | None = None,
+) -> objects.Object:
+    """An attempt in a state, with other annotations."""
+    known = {REPLACES: replaces, LAUNCHED: "" if launched is None else str(launched), **(annotations or {})}
+    about: dict[str, Any] = {"labels": {}, "annotations": {}, "metadata": {}, **STATES[state]}
+    about["labels"] = {ATTEMPT: str(number), **about["labels"]}
+    about["annotations"] = {**about["annotations"], **{name: text for name, text in known.items() if text}}
+    about["metadata"] = {"uid": uid, "creationTimestamp": f"2026-11-25T12:00:{created:02}Z", **about["metadata"]}
+    return objects.trainjob(name=job_name("key", number), **about)
 
 
 def uid_of(trainjob: Any) -> str | None:
@@ -138,40 +129,26 @@ def test_all_that_see_the_same_agree(jobs: list[dict[str, Any]], order: random.R
 
 
 @given(attempts())
-def test_at_most_one_attempt_that_may_run_is_left(jobs: list[dict[str, Any]]) -> None:
+def test_which_attempt_counts_and_which_ones_end(jobs: list[dict[str, Any]]) -> None:
     counts, losers = decide(jobs)
-    active = {uid_of(job) for job in jobs if may_run(job)}
-    ended = set(map(uid_of, losers))
+    active, ended, replaced = {uid_of(job) for job in jobs if may_run(job)}, set(map(uid_of, losers)), replaced_in(jobs)
     assert ended <= active, "an attempt that has ended, was given up or is being deleted is left alone"
-    assert uid_of(counts) not in ended
-    assert active - ended <= {uid_of(counts)}
-
-
-@given(attempts())
-def test_a_replaced_attempt_never_counts(jobs: list[dict[str, Any]]) -> None:
-    counts, losers = decide(jobs)
-    assert uid_of(counts) not in replaced_in(jobs)
-    candidates = [job for job in jobs if may_run(job) and uid_of(job) not in replaced_in(jobs)]
-    if candidates:
-        assert counts is not None
-    elif counts is None:
-        assert losers == [job for job in jobs if may_run(job)], "what came back after another one had followed ends"
-
-
-@given(attempts())
-def test_a_complete_undelivered_attempt_comes_first(jobs: list[dict[str, Any]]) -> None:
-    counts, _ = decide(jobs)
-    results = {
-        uid_of(job)
-        for job, state in ((job, {c["type"] for c in job["status"]["conditions"]}) for job in jobs)
-        if "Complete" in state
-        and DELIVERED not in job["metadata"]["annotations"]
-        and uid_of(job) not in replaced_in(jobs)
-    }
+    assert active - ended <= {uid_of(counts)}, "at most one attempt that may run is left"
+    assert uid_of(counts) not in ended | replaced
+    results = {uid_of(job) for job in jobs if is_result(job)} - replaced
     if results:
-        assert uid_of(counts) in results
-    elif counts is not None:
-        assert may_run(counts)
+        assert uid_of(counts) in results, "a complete undelivered attempt comes first"
+    elif active - replaced:
+        assert uid_of(counts) in active
+    else:
+        assert counts is None
+        assert ended == active, "what came back after another one had followed ends"
+
+
+def is_result(job: dict[str, Any]) -> bool:
+    """Whether the attempt is complete and undelivered."""
+    kinds = {each["type"] for each in job["status"].get("conditions", ())}
+    return "Complete" in kinds and DELIVERED not in job["metadata"]["annotations"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=2, max_size=4))
@@ -195,28 +172,27 @@ def test_the_order_of_active_attempts_is_total(given_: list[tuple[int, int]]) ->
     assert all(one < other for one, other in pairwise(keys))
 
 
-def test_a_failed_attempt_that_comes_back_does_not_beat_the_one_that_followed() -> None:
-    """Trainer up to 2.3 takes Failed back, and a person may resume it: the new one has trained for 20 hours."""
-    old = attempt("running", uid="old", created=0)
-    new = attempt("running", uid="new", number=2, created=20, replaces="older,old")
-    assert decide([old, new]) == (new, [old])
-    assert decide([old, attempt("failed", uid="new", number=2, replaces="old")]) == (None, [old])
-    assert decide([old, attempt("complete", uid="new", number=2, replaces="old")])[1] == [old]
-    assert decide([old]) == (old, []), "alone, it is adopted"
+OLD, FIRST = {"state": "running", "uid": "old"}, {"state": "complete", "uid": "old"}
+NEW: dict[str, Any] = {"uid": "new", "number": 2, "created": 20}
 
 
-def test_the_one_that_completes_meanwhile_is_kept() -> None:
-    first, second = attempt("complete", uid="a"), attempt("running", uid="b", number=2)
-    assert decide([first, second]) == (first, [second])
-    delivered = attempt("delivered", uid="a")
-    assert decide([delivered, second]) == (second, []), "new work of the key"
-    assert decide([delivered]) == (None, [])
-
-
-@pytest.mark.parametrize("order", [*permutations(range(3))])
-def test_given_up_failed_and_deleted_attempts_do_not_count(order: tuple[int, ...]) -> None:
-    jobs = [attempt(state, uid=state) for state in ("given up", "failed", "deleting")]
-    assert decide([jobs[index] for index in order]) == (None, [])
+@pytest.mark.parametrize(
+    ("jobs", "counts", "ended"),
+    [
+        # Trainer up to 2.3 takes Failed back, and a person may resume it: the new one has trained for 20 hours.
+        ([OLD, {**NEW, "state": "running", "replaces": "older,old"}], "new", ["old"]),
+        ([OLD, {**NEW, "state": "failed", "replaces": "old"}], None, ["old"]),
+        ([OLD, {**NEW, "state": "complete", "replaces": "old"}], "new", ["old"]),
+        ([OLD], "old", []),
+        ([FIRST, {**NEW, "state": "running"}], "old", ["new"]),
+        ([{**FIRST, "state": "delivered"}, {**NEW, "state": "running"}], "new", []),
+        ([{**FIRST, "state": "delivered"}], None, []),
+        ([{"state": state, "uid": state} for state in ("given up", "failed", "deleting")], None, []),
+    ],
+)
+def test_examples_of_which_attempt_counts(jobs: list[dict[str, Any]], counts: str | None, ended: list[str]) -> None:
+    found, losers = decide([attempt(**job) for job in jobs])
+    assert (uid_of(found), [uid_of(job) for job in losers]) == (counts, ended)
 
 
 # ---------------------------------------------------------------- cancels and launches
@@ -254,9 +230,7 @@ def test_which_launch_obeys_which_cancel(
 ) -> None:
     assert cancel.applies(launched, tried, uid) is applies
     if uid == "u":
-        known = {} if launched is None else {LAUNCHED: str(launched)}
-        job = attempt("running", uid="u")
-        job["metadata"]["annotations"] |= {TRY: str(tried), **known}
+        job = attempt("running", uid="u", launched=launched, annotations={TRY: str(tried)})
         assert cancel_of([Cancel(0, 0), cancel], job) is (cancel if applies else None)
 
 
@@ -286,12 +260,9 @@ def test_which_launch_obeys_which_cancel(
 def test_marks_of_kills_and_cancels_are_compared_with_the_latest_launch(
     mark: str, launched: str | None, tried: int, cancelled: bool, stale: bool
 ) -> None:
-    job = attempt("suspended")
-    job["metadata"]["annotations"] |= {TRY: str(tried), **({} if launched is None else {LAUNCHED: launched})}
-    if mark:
-        job["metadata"]["annotations"][CANCELLED] = mark
+    job = attempt("suspended", annotations={TRY: str(tried), LAUNCHED: launched or "", CANCELLED: mark})
     version = int(launched) if launched is not None and launched.isdigit() else None
-    assert cancelled_since(job, version, tried, None) is cancelled
+    assert cancelled_since(job, version, tried) is cancelled
     assert is_stale(job) is stale
 
 
@@ -301,11 +272,8 @@ def test_a_job_that_a_cancel_suspended_is_either_cancelled_or_stale(
 ) -> None:
     """The mark of a cancel means to a waiter what its record means to a launch."""
     cancel = Cancel(version, killed)
-    job = attempt("suspended")
-    job["metadata"]["annotations"] |= {CANCELLED: cancel.mark, TRY: str(tried)}
-    if launched is not None:
-        job["metadata"]["annotations"][LAUNCHED] = str(launched)
-    assert cancelled_since(job, launched, tried, None) is cancel.applies(launched, tried)
+    job = attempt("suspended", launched=launched, annotations={CANCELLED: cancel.mark, TRY: str(tried)})
+    assert cancelled_since(job, launched, tried) is cancel.applies(launched, tried)
     known = killed is not None or launched is not None
     assert is_stale(job) is (known and not cancel.applies(launched, tried))
 
@@ -317,30 +285,24 @@ def test_the_key_of_a_name() -> None:
         assert work_of(name) == ""
 
 
-def test_a_diagnosis_that_cannot_be_read_is_of_unknown_category() -> None:
-    job = attempt("suspended")
-    job["metadata"]["annotations"][GIVEN_UP] = "{"
-    why = given_up(job)
-    assert why is not None
-    assert why.category is Category.UNKNOWN
-
-
 @pytest.mark.parametrize(
-    ("state", "annotations", "found"),
+    ("state", "annotations", "category"),
     [
-        ("failed", {}, False),
-        ("failed", {GIVEN_UP: PACKED}, True),
-        ("failed", {FAILURE: PACKED}, True),
-        ("given up", {}, True),
-        ("complete", {FAILURE: PACKED}, False),
-        ("running", {FAILURE: PACKED}, True),
-        ("running", {}, False),
+        ("failed", {}, None),
+        ("failed", {GIVEN_UP: PACKED}, WHY.category),
+        ("failed", {FAILURE: PACKED}, WHY.category),
+        ("given up", {}, WHY.category),
+        ("given up", {GIVEN_UP: "{"}, Category.UNKNOWN),
+        ("complete", {FAILURE: PACKED}, None),
+        ("running", {FAILURE: PACKED}, WHY.category),
+        ("running", {}, None),
     ],
 )
-def test_recorded_failures(state: str, annotations: dict[str, str], found: bool) -> None:
-    job = attempt(state)
-    job["metadata"]["annotations"] |= annotations
-    assert (recorded_failure(job) is not None) is found
+def test_recorded_failures(state: str, annotations: dict[str, str], category: Category | None) -> None:
+    job = attempt(state, annotations=annotations)
+    why = recorded_failure(job)
+    assert (why and why.category) == category
+    assert (given_up(job) is not None) is (state == "given up")
 
 
 def test_a_cancel_knows_when_it_was_written() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -30,11 +29,10 @@ from tests.unit.launches import (
 
 from trainjob import JobRef, Phase, TrainJobFailed
 from trainjob._jobs import fencing, launching
-from trainjob._jobs.cancellation import cancel, cancel_key, request_cancel
-from trainjob._jobs.reaper import reap
+from trainjob._jobs.cancellation import cancel, cancel_key
 from trainjob._manifest.attempts import LAUNCHED, given_up
 from trainjob.job import TRY, job_name
-from trainjob.status import CANCELLED, GIVEN_UP, observe
+from trainjob.status import GIVEN_UP, observe
 from trainjob.verdicts import Category
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -142,21 +140,6 @@ def killing(number: int) -> Callable[[str], None]:
 # ---------------------------------------------------------------- a frozen launcher
 
 
-@pytest.mark.parametrize("at", ["LIST pods", "GET jobsets", "POST trainjobs"])
-async def test_a_frozen_launcher_adopts_what_was_delivered_since(backend: DirectBackend, at: str) -> None:
-    """It must not train again: the task that it belongs to has its result."""
-    others: list[JobRef] = []
-
-    async def train() -> None:
-        others.append(await launch(backend))
-        await finish(backend, others[0])
-
-    once(backend, at, train)
-    assert [await launch(backend)] == others
-    assert len(backend.jobs) == 1
-    assert (await launch(backend)).attempt == 2, "a launch that begins later is new work"
-
-
 async def test_a_frozen_launcher_adopts_the_attempt_of_its_first_look_although_it_was_delivered(
     backend: DirectBackend,
 ) -> None:
@@ -181,17 +164,6 @@ async def test_a_frozen_launcher_does_not_end_what_followed_the_delivery(backend
     assert deleted(backend) == []
 
 
-async def test_a_frozen_launcher_whose_name_was_used_and_forgotten_uses_it_again(backend: DirectBackend) -> None:
-    """The bound from look to create: what is created, ends and is deleted between the two is not seen."""
-
-    async def train() -> None:
-        await backend.delete(await launch(backend))
-
-    once(backend, "POST trainjobs", train)
-    ref = await launch(backend)
-    assert active(backend) == [ref]
-
-
 # ---------------------------------------------------------------- what changes between two looks
 
 
@@ -200,23 +172,17 @@ async def do(action: Callable[[], object]) -> None:
     action()
 
 
-async def test_a_launcher_ends_its_own_attempt_if_another_one_counts(
-    backend: DirectBackend, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("created", "counts", "ended"), [(LONG_AGO, 7, 1), (LATER, 1, 7)], ids=["own", "other"])
+async def test_a_launcher_ends_the_attempt_that_does_not_count(
+    backend: DirectBackend, caplog: pytest.LogCaptureFixture, created: str, counts: int, ended: int
 ) -> None:
-    once(backend, "LIST trainjobs", lambda: do(lambda: attempt(backend, 7, created=LONG_AGO)), skip=1)
+    once(backend, "LIST trainjobs", lambda: do(lambda: attempt(backend, 7, created=created)), skip=1)
     ref = await launch(backend)
-    assert (ref.attempt, active(backend)) == (7, [ref])
+    assert (ref.attempt, active(backend)) == (counts, [ref])
     ((name, version),) = deleted(backend)
-    assert name == job_name("key", 1)
+    assert name == job_name("key", ended)
     assert version, "it is deleted by UID and version"
     assert "is deleted: another attempt of its key counts" in caplog.text
-
-
-async def test_a_launcher_ends_the_attempt_of_another_one(backend: DirectBackend) -> None:
-    once(backend, "LIST trainjobs", lambda: do(lambda: attempt(backend, 7, created=LATER)), skip=1)
-    ref = await launch(backend)
-    assert (ref.attempt, active(backend)) == (1, [ref])
-    assert [name for name, _ in deleted(backend)] == [job_name("key", 7)]
 
 
 async def test_a_loser_that_has_completed_meanwhile_is_kept(backend: DirectBackend) -> None:
@@ -382,18 +348,6 @@ async def test_a_new_key_is_looked_for_after_a_create(backend: DirectBackend) ->
     assert running(backend) == []
 
 
-async def test_a_launch_obeys_by_a_suspension_so_that_its_name_stays_taken(backend: DirectBackend) -> None:
-    """A create without reply may still arrive: under the same name it is refused."""
-    once(backend, "POST trainjobs", cancelling(backend))
-    with pytest.raises(TrainJobFailed):
-        await launch(backend)
-    (left,) = backend.jobs.values()
-    (record,) = await cancels(backend)
-    assert (left["spec"]["suspend"], left["metadata"]["annotations"][CANCELLED]) == (True, str(record.version))
-    again = await launch(backend)
-    assert (again, running(backend)) == (JobRef.of(left), [again]), "a launch that begins later resumes it"
-
-
 async def test_a_complete_job_is_kept_by_a_launch_that_obeys(backend: DirectBackend) -> None:
     once(backend, "POST trainjobs", cancelling(backend))
     backend.after = lambda request: backend.end(active(backend)[0]) if request == "POST trainjobs" else None
@@ -429,16 +383,6 @@ async def test_a_launch_that_counts_no_tries_is_later_than_each_kill_before_it(
     assert annotations_of(backend, ref)[TRY] == "4"
 
 
-async def test_a_kill_that_was_on_its_way_does_not_end_a_later_try(backend: DirectBackend) -> None:
-    """The request of try 1 suspends the job after try 2 has adopted it: the mark says so, and a waiter resumes it."""
-    first = await launch(backend, tried=1)
-    assert await launch(backend, tried=2) == first
-    await request_cancel(backend, backend.job(first), "suspend", "try:1")
-    assert annotations_of(backend, first)[CANCELLED] == "try:1"
-    assert await launch(backend, tried=2) == first
-    assert running(backend) == [first]
-
-
 async def test_a_cancel_of_one_job_does_not_concern_the_next_attempt(backend: DirectBackend) -> None:
     first = await launch(backend)
     once(backend, "PATCH trainjobs", lambda: cancel(backend, first, timeout_seconds=0))
@@ -465,18 +409,3 @@ async def test_an_adoption_that_resumes_reads_the_cancels_again(backend: DirectB
 
 
 # ---------------------------------------------------------------- the reaper beside a launcher
-
-
-async def test_an_adoption_comes_before_the_request_of_the_reaper(backend: DirectBackend) -> None:
-    """The job has nobody who waits, the reaper has just read it again, and a launch adopts it."""
-    fields = {"unattended": "cancel", "unattended_after": 60}
-    first = await launch(backend, fields=fields)
-    backend.store.ahead = timedelta(hours=1)
-
-    async def adopt() -> None:
-        assert await launch(backend, fields=fields) == first
-        backend.waits(first)
-
-    once(backend, "DELETE trainjobs", adopt)
-    assert await reap(backend, "ns", grace=0, interval=0) == []
-    assert active(backend) == [first]

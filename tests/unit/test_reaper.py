@@ -17,7 +17,6 @@ from trainjob._jobs.cancellation import cancel_key, give_up, request_cancel
 from trainjob._jobs.reaper import Reaped, reap
 from trainjob._manifest.attempts import LAUNCHED, REPLACES, given_up
 from trainjob._manifest.unattended import MARK
-from trainjob.errors import Rejected
 from trainjob.job import TRY
 from trainjob.status import CANCELLED, QUEUE_LABEL
 
@@ -181,16 +180,6 @@ async def test_a_kill_ends_its_try_only(backend: DirectBackend, tried: int, ends
     assert await run(backend) == (["suspended 1: its key was cancelled"] if ends else [])
     assert backend.job(ref)["spec"].get("suspend", False) is ends
     assert annotations_of(backend, ref).get(CANCELLED) == (record.mark if ends else None)
-
-
-async def test_a_suspension_that_was_refused_is_repeated(backend: DirectBackend) -> None:
-    ref = attempt(backend, annotations={LAUNCHED: "0"})
-    refuse(backend, "PATCH trainjobs", "DELETE trainjobs")
-    with pytest.raises(Rejected):
-        await stop(backend, "suspend")
-    backend.before = lambda _: None
-    assert await run(backend) == ["suspended 1: its key was cancelled"]
-    assert backend.job(ref)["spec"]["suspend"]
 
 
 async def test_a_job_of_a_cancelled_key_that_was_adopted_meanwhile_is_kept(backend: DirectBackend) -> None:

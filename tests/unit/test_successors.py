@@ -15,7 +15,6 @@ from tests.unit.launches import WHY, annotations_of, attempt, deleted, launch, r
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, WaitOptions
 from trainjob._jobs import following, waiting
 from trainjob._jobs.cancellation import cancel, cancel_key, give_up
-from trainjob._jobs.reaper import reap
 from trainjob._jobs.successors import check_verdict
 from trainjob._manifest.attempts import LAUNCHED
 from trainjob._manifest.unattended import MARK
@@ -78,6 +77,7 @@ async def test_a_waiter_follows_the_attempt_that_counts_several_times(backend: D
     backend.end(third)
     result = await waits.result()
     assert (result.uid, result.attempt) == (third.uid, 3)
+    assert [name for name, _ in deleted(backend)] == [first.name, second.name], "waiters end nothing"
     assert Phase.DELETED not in waits.phases
 
 
@@ -93,27 +93,6 @@ async def test_a_waiter_follows_to_a_complete_attempt_that_was_not_delivered(bac
     backend.end(first)
     waits = await waiter(backend, second)
     await backend.delete(second)
-    assert (await waits.result()).uid == first.uid
-
-
-async def test_a_waiter_ends_nothing(backend: DirectBackend) -> None:
-    """Waiters only follow: launchers and the reaper end what does not count."""
-    first, second, third = [attempt(backend, number) for number in (1, 2, 3)]
-    waits = await waiter(backend, second)
-    await backend.delete(second)
-    await waits.until(lambda: waits.followed == [first])
-    assert {JobRef.of(job) for job in backend.jobs.values()} == {first, third}
-    backend.end(first)
-    await waits.result()
-
-
-async def test_the_reaper_and_a_waiter_agree(backend: DirectBackend) -> None:
-    """The reaper ends the attempt that does not count, and its waiter continues with the other one."""
-    first, second = attempt(backend), attempt(backend, 2)
-    waits = await waiter(backend, second)
-    await reap(backend, "ns", grace=0, interval=0)
-    await waits.until(lambda: waits.followed == [first])
-    backend.end(first)
     assert (await waits.result()).uid == first.uid
 
 
@@ -391,19 +370,6 @@ async def test_a_job_whose_deletion_does_not_end_is_followed_by_the_next_attempt
 # ---------------------------------------------------------------- the verdict of another JobSet
 
 
-@pytest.mark.parametrize("code", [0, 3])
-async def test_the_end_of_an_earlier_job_of_the_same_name_is_no_verdict(backend: DirectBackend, code: int) -> None:
-    """Trainer finds a JobSet by its name: the new TrainJob gets the Complete or Failed of the old one."""
-    ref = attempt(backend)
-    backend.jobset(ref.name, "ns", owner="another")
-    backend.end(ref, code)
-    with pytest.raises(TrainJobFailed) as caught:
-        await waiting.wait(backend, ref)
-    assert caught.value.retry is RetryVerdict.INFRASTRUCTURE
-    assert "was that of the JobSet of an earlier job of the same name" in str(caught.value)
-    assert backend.jobs == {}, "it has not run, and blocks its name"
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "is_own"),
     [("its own", "", True), ("", "", False), ("another", "", False), ("another", "digits", True)],
@@ -420,7 +386,8 @@ async def test_the_jobset_tells_whose_end_it_is_and_times_only_without_one(
     if is_own:
         await check_verdict(backend, JobRef("ns", name or ref.name, ref.uid), ended)
     else:
-        with pytest.raises(TrainJobFailed, match="JobSet of an earlier job"):
+        with pytest.raises(TrainJobFailed, match="JobSet of an earlier job of the same name") as caught:
             await check_verdict(backend, ref, ended)
+        assert caught.value.retry is RetryVerdict.INFRASTRUCTURE
     assert bool(backend.jobs) is is_own
     assert bool(deleted(backend)) is not is_own
