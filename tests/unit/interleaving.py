@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from itertools import combinations
 from typing import Any
 
@@ -81,13 +82,13 @@ def orders(requests: int, switches: int) -> Iterator[Schedule]:
             yield Schedule(chosen)
 
 
-def once(backend: DirectBackend, request: str | int, action: Process, *, skip: int = 0) -> None:
+def once(backend: DirectBackend, request: str | int, action: Callable[[], object], *, skip: int = 0) -> None:
     """Run `action` before a request of that name, or of that number from 0, is served: its process is frozen meanwhile.
 
     Args:
         backend: The backend.
         request: Name or number of the request.
-        action: What other processes do meanwhile.
+        action: What other processes do meanwhile, with requests or by a change of objects.
         skip: How many requests of that name are served before.
     """
     seen, awaited = -1, request if isinstance(request, int) else skip
@@ -98,6 +99,8 @@ def once(backend: DirectBackend, request: str | int, action: Process, *, skip: i
         seen += counts
         if counts and seen == awaited:
             backend.turn = None
-            await action()
+            done = action()
+            if isawaitable(done):
+                await done
 
     backend.turn = turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -17,7 +18,7 @@ from trainjob._jobs.cancellation import cancel_key, give_up
 from trainjob._manifest.attempts import ADOPTED, LAUNCHED, REPLACES, Cancel, may_run
 from trainjob._manifest.render import render
 from trainjob.job import TRY, job_name, key_hash
-from trainjob.status import Blocker
+from trainjob.status import QUEUE_LABEL, Blocker
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 LOOK = ["LIST leases", "LIST trainjobs"]
@@ -58,6 +59,25 @@ def attempt(
     if created:
         backend.change(ref, {"metadata": {"creationTimestamp": created}})
     return ref
+
+
+async def attempts(backend: DirectBackend, *states: str) -> list[JobRef]:
+    """Attempts of one key in those states, as if several launchers had created them."""
+    made: list[JobRef] = []
+    for number, state in enumerate(states, 1):
+        ref = attempt(backend, number, labels={QUEUE_LABEL: "main"} if state == "queued" else {})
+        made.append(ref)
+        if state == "given up":
+            await give_up(backend, ref, WHY)
+        elif state in ("failed", "complete"):
+            backend.condition(ref, state.capitalize(), state)
+        elif state == "deleting":
+            backend.change(ref, {"metadata": {"deletionTimestamp": backend.ago(0)}})
+        elif state == "suspended":
+            await backend.patch(ref, {"spec": {"suspend": True}})
+    backend.store.log.clear()
+    backend.requests.clear()
+    return made
 
 
 def annotations_of(backend: DirectBackend, ref: JobRef) -> dict[str, str]:
@@ -209,3 +229,24 @@ class Clock:
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+class Killing:
+    """Kills the process at its request of that number, from 0, before or after it is served.
+
+    With None, after it has created a job.
+    """
+
+    def __init__(self, backend: DirectBackend, number: int | None, when: str = "before") -> None:
+        self._left = number
+        self.killed = False
+        setattr(backend, "after" if number is None else when, self)
+
+    def __call__(self, request: str) -> None:
+        if self._left is None:
+            self.killed = self.killed or request == "POST trainjobs"
+        else:
+            self._left -= 1
+            self.killed = self._left < 0
+        if self.killed:
+            raise asyncio.CancelledError

@@ -9,14 +9,14 @@ import pytest
 from tests.fakes.kube.direct import DirectBackend
 from tests.fakes.kube.server import Refused
 from tests.unit.interleaving import once
-from tests.unit.launches import WHY, Clock, active, annotations_of, attempt, cancels, launch, refuse, running
+from tests.unit.launches import WHY, Clock, active, annotations_of, attempt, attempts, cancels, launch, refuse, running
 
 from trainjob import InvalidSpec, JobRef, Phase
 from trainjob._jobs import cancellation
 from trainjob._jobs.cancellation import cancel, cancel_key, give_up, request_cancel
-from trainjob._manifest.attempts import LAUNCHED, given_up, is_stale
+from trainjob._manifest.attempts import LAUNCHED, is_stale
 from trainjob.errors import BackendUnavailable, TrainJobError
-from trainjob.status import CANCELLED, QUEUE_LABEL, observe
+from trainjob.status import CANCELLED, observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -45,25 +45,6 @@ def stops(backend: DirectBackend) -> list[str]:
     return found
 
 
-async def attempts(backend: DirectBackend, *states: str) -> list[JobRef]:
-    """Attempts of one key in those states, as if several launchers had created them."""
-    made: list[JobRef] = []
-    for number, state in enumerate(states, 1):
-        ref = attempt(backend, number, labels={QUEUE_LABEL: "main"} if state == "queued" else {})
-        made.append(ref)
-        if state == "given up":
-            await give_up(backend, ref, WHY)
-        elif state in ("failed", "complete"):
-            backend.condition(ref, state.capitalize(), state)
-        elif state == "deleting":
-            backend.change(ref, {"metadata": {"deletionTimestamp": backend.ago(0)}})
-        elif state == "suspended":
-            await backend.patch(ref, {"spec": {"suspend": True}})
-    backend.store.log.clear()
-    backend.requests.clear()
-    return made
-
-
 async def stop(backend: DirectBackend, action: Any = "cancel", **options: Any) -> list[int]:
     """Stop the key; the numbers of the attempts that were stopped."""
     done = await cancel_key(backend, "key", namespace="ns", action=action, **{"timeout_seconds": 0, **options})
@@ -73,22 +54,39 @@ async def stop(backend: DirectBackend, action: Any = "cancel", **options: Any) -
 # ---------------------------------------------------------------- all attempts of a key
 
 
-async def test_active_attempts_are_stopped_before_given_up_ones(backend: DirectBackend) -> None:
-    await attempts(backend, "given up", "running", "given up", "suspended", "queued")
-    refuse(backend, "PATCH trainjobs")
-    assert await stop(backend) == [1, 2, 3, 4, 5]
-    assert set(stops(backend)[:4]) == {"delete 2", "delete 4", "delete 5", "record"}
-    assert set(stops(backend)[4:]) == {"delete 1", "delete 3"}
-    assert backend.jobs == {}
+@pytest.mark.parametrize(
+    ("states", "action", "stopped", "first", "then"),
+    [
+        (["given up", "running", "suspended", "queued"], "cancel", [1, 2, 3, 4], {2, 3, 4}, ["delete 1"]),
+        (["failed", "complete", "running"], "cancel", [3], {3}, ["suspend 1"]),  # Trainer 2.3 can take Failed back
+        (["running", "queued", "given up", "suspended"], "suspend", [1, 2], {2}, ["suspend 1"]),
+        (["complete", "deleting"], "cancel", [], set(), []),
+        ([], "cancel", [], set(), []),
+    ],
+    ids=["given up last", "failed last", "Kueue would resume", "ended", "no job"],
+)
+async def test_attempts_are_deleted_beside_the_record_and_others_follow(
+    backend: DirectBackend, states: list[str], action: Any, stopped: list[int], first: set[int], then: list[str]
+) -> None:
+    """A deletion is not preceded by a mark, and one that a person suspended gets none: a launch would resume it."""
+    other = attempt(backend, 1, "another key")
+    refs = await attempts(backend, *states)
+    before = backend.jobs
+    assert await stop(backend, action) == stopped
+    deletions = {"record", *(f"delete {number}" for number in first)}
+    assert set(stops(backend)[: len(deletions)]) == deletions
+    assert stops(backend)[len(deletions) :] == then
+    untouched = [ref for ref in refs if ref.attempt not in stopped and f"suspend {ref.attempt}" not in then]
+    for ref in [other, *untouched]:
+        assert backend.job(ref) == before["ns", ref.name]
+    (record,) = await cancels(backend)
+    assert (record.tried, record.uid, record.action) == (None, "", action)
 
 
-async def test_failed_attempts_are_suspended(backend: DirectBackend) -> None:
-    """Trainer up to 2.3 can take Failed back and train again."""
-    failed, complete, _ = await attempts(backend, "failed", "complete", "running")
-    assert await stop(backend) == [3]
-    assert (stops(backend)[0], stops(backend)[-1]) == ("delete 3", "suspend 1")
-    assert (backend.job(failed)["spec"].get("suspend"), observe(backend.job(failed)).phase) == (True, Phase.FAILED)
-    assert "suspend" not in backend.job(complete)["spec"]
+async def test_a_failed_attempt_stays_failed_and_does_not_come_back(backend: DirectBackend) -> None:
+    (failed,) = await attempts(backend, "failed")
+    assert await stop(backend) == []
+    assert observe(backend.job(failed)).phase is Phase.FAILED
     backend.status(failed, conditions=[])
     assert observe(backend.job(failed)).phase is Phase.SUSPENDED
 
@@ -97,15 +95,6 @@ async def test_a_failed_attempt_that_refuses_changes_does_not_fail_the_cancel(ba
     await attempts(backend, "failed", "running")
     refuse(backend, "PATCH trainjobs")
     assert await stop(backend) == [2]
-
-
-async def test_jobs_that_are_suspended_already_are_left_alone_and_queued_ones_deleted(backend: DirectBackend) -> None:
-    refs = await attempts(backend, "running", "queued", "given up", "suspended")
-    assert await stop(backend, "suspend") == [1, 2]
-    assert set(stops(backend)[:2]) == {"delete 2", "record"}, "Kueue would resume a job in a queue"
-    assert stops(backend)[2:] == ["suspend 1"]
-    assert given_up(backend.job(refs[2])) is not None
-    assert CANCELLED not in annotations_of(backend, refs[3]), "a launch would resume a job with a mark"
 
 
 @pytest.mark.parametrize("tried", [None, 3])
@@ -124,25 +113,11 @@ async def test_without_permission_for_leases_jobs_are_stopped(backend: DirectBac
     assert annotations_of(backend, ref)[CANCELLED] == "true", "of unknown order"
 
 
-async def test_a_cancel_without_a_job_leaves_its_record(backend: DirectBackend) -> None:
-    assert await stop(backend) == []
-    (record,) = await cancels(backend)
-    assert (record.tried, record.uid, record.action) == (None, "", "cancel")
-    assert await cancels(backend, "other") == []
-
-
 async def test_what_is_created_before_the_record_is_stopped(backend: DirectBackend) -> None:
     """The second look comes after the record: who creates a job from then on reads the record."""
     once(backend, "POST leases", lambda: launch(backend))
     assert await stop(backend) == [1]
     assert backend.jobs == {}
-
-
-async def test_attempts_that_end_or_are_deleted_and_other_keys_are_left_alone(backend: DirectBackend) -> None:
-    other = attempt(backend, 1, "another key")
-    refs = await attempts(backend, "complete", "deleting")
-    assert await stop(backend) == []
-    assert (stops(backend), jobs(backend)) == (["record"], [other, *refs])
 
 
 async def test_a_blank_key_is_refused(backend: DirectBackend) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests import objects
 from tests.fakes.kube.direct import DirectBackend
 from tests.fakes.kube.objects import Object
-from tests.unit.launches import LIMITED, active, annotations_of, launch
+from tests.unit.launches import LIMITED, Killing, active, annotations_of, launch
 
 from trainjob import JobRef, TrainJobFailed, WaitOptions
 from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
@@ -211,24 +211,6 @@ async def test_concurrent_launches_create_one_changed_job(backend: DirectBackend
     assert active(backend) == [refs[0]]
     assert (len(set(refs)), refs[0].attempt, changed(backend, refs[0])) == (1, 2, value)
     assert records(backend) == []
-
-
-class Killing:
-    """Kills the process before its request of that number, or after it has created an object if None."""
-
-    def __init__(self, backend: DirectBackend, number: int | None) -> None:
-        self._left = number
-        self.killed = False
-        setattr(backend, "after" if number is None else "before", self)
-
-    def __call__(self, request: str) -> None:
-        if self._left is None:
-            self.killed = self.killed or request == "POST trainjobs"
-        else:
-            self._left -= 1
-            self.killed = self._left < 0
-        if self.killed:
-            raise asyncio.CancelledError
 
 
 @pytest.mark.parametrize("tried", [1, 2])

@@ -16,6 +16,7 @@ from tests.unit.launches import (
     LONG_AGO,
     LOOK,
     STATES,
+    Killing,
     active,
     annotations_of,
     attempt,
@@ -113,7 +114,7 @@ async def test_the_next_launch_repairs_what_a_killed_launcher_left(state: str, w
         number += 1
         backend = DirectBackend()
         await STATES[state](backend)
-        setattr(backend, when, killing(number))
+        Killing(backend, number, when)
         (found,) = await asyncio.gather(launch(backend), return_exceptions=True)
         backend.before = backend.after = lambda _: None
         assert isinstance(found, JobRef | asyncio.CancelledError)
@@ -122,19 +123,6 @@ async def test_the_next_launch_repairs_what_a_killed_launcher_left(state: str, w
         assert await launch(backend) == ref
     assert found == ref
     assert number >= len(LOOK)
-
-
-def killing(number: int) -> Callable[[str], None]:
-    """Kills the process at the request of that number, from 0."""
-    left = number
-
-    def kill(_: str) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise asyncio.CancelledError
-
-    return kill
 
 
 # ---------------------------------------------------------------- a frozen launcher
@@ -167,93 +155,87 @@ async def test_a_frozen_launcher_does_not_end_what_followed_the_delivery(backend
 # ---------------------------------------------------------------- what changes between two looks
 
 
-async def do(action: Callable[[], object]) -> None:
-    """A process that changes objects without requests."""
-    action()
+def only(backend: DirectBackend) -> JobRef:
+    (job,) = backend.jobs.values()
+    return JobRef.of(job)
 
 
-@pytest.mark.parametrize(("created", "counts", "ended"), [(LONG_AGO, 7, 1), (LATER, 1, 7)], ids=["own", "other"])
-async def test_a_launcher_ends_the_attempt_that_does_not_count(
-    backend: DirectBackend, caplog: pytest.LogCaptureFixture, created: str, counts: int, ended: int
+async def delete_own(backend: DirectBackend) -> None:
+    """The JobSet is left, which the first look cannot have found."""
+    await backend.delete(only(backend))
+    backend.jobset(job_name("key", 1), "ns")
+
+
+async def delete_what_counts(backend: DirectBackend) -> None:
+    """The launch has ended its own attempt, whose name may still be in use: pods end after the object."""
+    other = attempt(backend, 7, created=LONG_AGO)
+    once(backend, "PATCH trainjobs", lambda: backend.delete(other))
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "request_name", "skip", "happens", "counts", "ended"),
+    [
+        ("nothing", {}, "LIST trainjobs", 1, lambda backend: attempt(backend, 7, created=LONG_AGO), 7, [1]),
+        ("nothing", {}, "LIST trainjobs", 1, lambda backend: attempt(backend, 7, created=LATER), 1, [7]),
+        ("nothing", {}, "LIST trainjobs", 1, delete_what_counts, 2, [1, 7]),
+        ("nothing", {}, "LIST trainjobs", 1, delete_own, 2, [1]),
+        ("nothing", {"is_new": True}, "LIST trainjobs", 0, delete_own, 2, [1]),
+        ("nothing", {}, "LIST pods", 0, lambda backend: backend.pod(attempt(backend, 3)), 3, []),
+        ("failed", {}, "PATCH trainjobs", 0, lambda backend: backend.status(only(backend), conditions=[]), 1, []),
+        ("runs", {}, "PATCH trainjobs", 0, lambda backend: backend.delete(only(backend)), 1, [1]),
+    ],
+    ids=[
+        "another attempt counts",
+        "another attempt does not count",
+        "what counts is deleted",
+        "the own one is deleted",
+        "that of a generated key is deleted",
+        "pods show an attempt",
+        "a failed one runs again",
+        "the adopted one is deleted",
+    ],
+)
+async def test_a_launch_looks_again_after_a_change(
+    backend: DirectBackend,
+    state: str,
+    options: dict[str, Any],
+    request_name: str,
+    skip: int,
+    happens: Callable[[DirectBackend], object],
+    counts: int,
+    ended: list[int],
 ) -> None:
-    once(backend, "LIST trainjobs", lambda: do(lambda: attempt(backend, 7, created=created)), skip=1)
-    ref = await launch(backend)
+    await STATES[state](backend)
+    once(backend, request_name, lambda: happens(backend), skip=skip)
+    ref = await launch(backend, **options)
     assert (ref.attempt, active(backend)) == (counts, [ref])
-    ((name, version),) = deleted(backend)
-    assert name == job_name("key", ended)
-    assert version, "it is deleted by UID and version"
-    assert "is deleted: another attempt of its key counts" in caplog.text
+    assert [name for name, _ in deleted(backend)] == [job_name("key", number) for number in ended]
 
 
-async def test_a_loser_that_has_completed_meanwhile_is_kept(backend: DirectBackend) -> None:
-    """The job has its result: it counts now, and the other one ends."""
+async def test_a_loser_that_has_completed_meanwhile_is_kept(
+    backend: DirectBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job has its result: it counts now, and the other one ends. Both are deleted by UID and version."""
 
     def completes(request: str) -> None:
         if request == "DELETE trainjobs":
             backend.before = lambda _: None
             backend.end(next(ref for ref in active(backend) if ref.attempt == 1))
 
-    once(backend, "LIST trainjobs", lambda: do(lambda: attempt(backend, 7, created=LONG_AGO)), skip=1)
+    once(backend, "LIST trainjobs", lambda: attempt(backend, 7, created=LONG_AGO), skip=1)
     backend.before = completes
     assert (await launch(backend)).attempt == 1
     assert active(backend) == []
-    assert [name for name, _ in deleted(backend)] == [job_name("key", 1), job_name("key", 7)]
-
-
-async def test_a_launcher_that_ended_its_attempt_continues_above_it(backend: DirectBackend) -> None:
-    """Its name may still be in use: pods end after the object."""
-
-    async def another() -> None:
-        ref = attempt(backend, 7, created=LONG_AGO)
-        once(backend, "PATCH trainjobs", lambda: backend.delete(ref))
-
-    once(backend, "LIST trainjobs", another, skip=1)
-    ref = await launch(backend)
-    assert (ref.attempt, active(backend)) == (2, [ref])
-
-
-@pytest.mark.parametrize("is_new", [False, True])
-async def test_an_own_attempt_that_was_deleted_is_not_followed_under_its_name(
-    backend: DirectBackend, is_new: bool
-) -> None:
-    """What the first look did not find may exist since the create: here the JobSet of the deleted job."""
-
-    async def delete() -> None:
-        await backend.delete(active(backend)[0])
-        backend.jobset(job_name("key", 1), "ns")
-
-    once(backend, "LIST trainjobs", delete, skip=not is_new)
-    assert (await launch(backend, is_new=is_new)).attempt == 2
-
-
-async def test_attempts_that_the_pods_show_are_looked_for(backend: DirectBackend) -> None:
-    """Pods of an attempt that the look did not show: it was created since."""
-    once(backend, "LIST pods", lambda: do(lambda: backend.pod(attempt(backend, 3))))
-    ref = await launch(backend)
-    assert (ref.attempt, active(backend)) == (3, [ref])
-
-
-async def test_a_failed_attempt_that_was_changed_is_looked_at_again(backend: DirectBackend) -> None:
-    first = await launch(backend)
-    backend.end(first, 3)
-    once(backend, "PATCH trainjobs", lambda: do(lambda: backend.status(first, conditions=[])))
-    assert await launch(backend) == first, "it runs again"
-    assert active(backend) == [first]
+    assert [name for name, version in deleted(backend) if version] == [job_name("key", 1), job_name("key", 7)]
+    assert "is deleted: another attempt of its key counts" in caplog.text
 
 
 async def test_an_adopted_job_that_changes_meanwhile_is_looked_at_again(backend: DirectBackend) -> None:
     ref = await launch(backend)
-    once(backend, "PATCH trainjobs", lambda: do(lambda: backend.running(ref)))
+    once(backend, "PATCH trainjobs", lambda: backend.running(ref))
     backend.requests.clear()
     assert await launch(backend) == ref
     assert backend.requests == [*FIRST, "PATCH trainjobs", *LOOK, "PATCH trainjobs"]
-
-
-async def test_a_job_that_vanishes_during_its_adoption_is_created_again(backend: DirectBackend) -> None:
-    first = await launch(backend)
-    once(backend, "PATCH trainjobs", lambda: backend.delete(first))
-    second = await launch(backend)
-    assert (second.uid != first.uid, active(backend)) == (True, [second])
 
 
 @pytest.mark.parametrize("end", ["failed", "complete", "given up"])

@@ -10,12 +10,12 @@ import pytest
 from tests.fakes.kube.direct import DirectBackend
 from tests.fakes.kube.server import Refused
 from tests.unit.interleaving import once
-from tests.unit.launches import WHY, active, annotations_of, attempt, cancels, launch, refuse
+from tests.unit.launches import active, annotations_of, attempt, attempts, cancels, launch, refuse
 
 from trainjob import JobRef
-from trainjob._jobs.cancellation import cancel_key, give_up, request_cancel
+from trainjob._jobs.cancellation import cancel_key, request_cancel
 from trainjob._jobs.reaper import Reaped, reap
-from trainjob._manifest.attempts import LAUNCHED, REPLACES, given_up
+from trainjob._manifest.attempts import LAUNCHED, REPLACES
 from trainjob._manifest.unattended import MARK
 from trainjob.job import TRY
 from trainjob.status import CANCELLED, QUEUE_LABEL
@@ -45,31 +45,30 @@ async def stop(backend: DirectBackend, action: Any = "cancel", tried: int | None
 # ---------------------------------------------------------------- two active attempts of a key
 
 
-async def test_of_two_active_attempts_one_ends(backend: DirectBackend) -> None:
-    """Their launchers were killed after their creates. Also without a policy for unattended jobs, and at once."""
-    first, _ = attempt(backend), attempt(backend, 2)
-    assert await run(backend, grace=90) == [f"deleted 2: another attempt of its key counts ({first.name})"]
-    assert left(backend) == [1]
+COUNTS = "another attempt of its key counts"
 
 
-async def test_an_active_attempt_beside_an_undelivered_result_ends(backend: DirectBackend) -> None:
-    first, _ = attempt(backend), attempt(backend, 2)
-    backend.end(first)
-    assert await run(backend) == [f"deleted 2: another attempt of its key counts ({first.name})"]
-    assert [JobRef.of(job) for job in backend.jobs.values()] == [first]
-
-
-async def test_a_failed_attempt_that_came_back_ends(backend: DirectBackend) -> None:
-    first = attempt(backend)
-    second = attempt(backend, 2, annotations={REPLACES: first.uid})
-    assert await run(backend) == [f"deleted 1: another attempt of its key counts ({second.name})"]
-
-
-async def test_what_came_back_ends_although_the_one_that_followed_has_ended(backend: DirectBackend) -> None:
-    first = attempt(backend)
-    backend.end(attempt(backend, 2, annotations={REPLACES: first.uid}), 3)
-    assert await run(backend) == ["deleted 1: it ran again after another attempt of its key had followed"]
-    assert left(backend) == []
+@pytest.mark.parametrize(
+    ("states", "replaces", "done", "left_over"),
+    [
+        (["running", "running"], False, f"deleted 2: {COUNTS} (1)", [1]),
+        (["complete", "running"], False, f"deleted 2: {COUNTS} (1)", []),
+        (["running", "running"], True, f"deleted 1: {COUNTS} (2)", [2]),
+        (["running", "failed"], True, "deleted 1: it ran again after another attempt of its key had followed", []),
+        (["given up", "running"], False, "", [2]),
+    ],
+    ids=["launchers were killed", "beside a result", "came back", "came back after another one", "given up"],
+)
+async def test_of_two_attempts_the_one_that_does_not_count_ends(
+    backend: DirectBackend, states: list[str], replaces: bool, done: str, left_over: list[int]
+) -> None:
+    """At once, and without a policy for unattended jobs."""
+    first, second = await attempts(backend, *states)
+    if replaces:
+        backend.change(second, {"metadata": {"annotations": {REPLACES: first.uid}}})
+    found = await run(backend, grace=90)
+    numbered = [text.replace(first.name, "1").replace(second.name, "2") for text in found]
+    assert (numbered, left(backend)) == ([done] if done else [], left_over)
 
 
 @pytest.mark.parametrize("followed_by", ["ended", "suspended", "running"])
@@ -123,16 +122,6 @@ async def test_a_job_that_changed_since_the_look_is_kept_and_not_reported(backen
     assert [JobRef.of(job) for job in backend.jobs.values()] == [first, second]
     (done,) = await run(backend)
     assert done.startswith("deleted 1: "), "the next run decides again: the complete one counts"
-
-
-async def test_given_up_attempts_are_kept(backend: DirectBackend) -> None:
-    first, _ = attempt(backend), attempt(backend, 2)
-    await give_up(backend, first, WHY)
-    assert await run(backend) == []
-    await backend.patch(first, {"spec": {"suspend": False}})  # a person resumes it
-    assert given_up(backend.job(first)) is None
-    assert len(await run(backend)) == 1
-    assert len(left(backend)) == 1
 
 
 # ---------------------------------------------------------------- cancelled keys

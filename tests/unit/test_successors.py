@@ -111,8 +111,8 @@ async def test_a_job_without_another_attempt_was_deleted(backend: DirectBackend)
     backend.end(attempt(backend, 2), 3)
     waits = await waiter(backend, ref)
     await backend.delete(ref)
-    assert (await waits.diagnosis()).category is Category.DELETED
-    assert waits.followed == []
+    found = await waits.diagnosis()
+    assert (found.category, found.job, waits.followed) == (Category.DELETED, f"ns/{ref.name}", [])
 
 
 @pytest.mark.parametrize("is_foreign", [False, True])
@@ -232,7 +232,8 @@ async def test_whether_a_deleted_job_was_cancelled(
     waits = await waiter(backend, ref)
     await stop(backend, ref)
     found = await waits.diagnosis()
-    assert ("the job was cancelled with trainjob" in found.summary) is is_cancelled
+    assert ("the job was cancelled with trainjob, by its task" in found.summary) is is_cancelled
+    assert ("launch it again" in found.advice) is is_cancelled
     assert found.category is Category.DELETED
 
 

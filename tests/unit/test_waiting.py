@@ -17,11 +17,10 @@ from tests.fakes.kube.objects import Object
 from tests.unit.launches import block, launch
 
 from trainjob import JobRef, LogLine, Phase, TrainJobFailed, WaitOptions
-from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.following import follow
 from trainjob._jobs.waiting import wait
 from trainjob.errors import BackendUnavailable, QueueTimeout, RunTimeout, StartTimeout, Stuck, TimedOut
-from trainjob.status import QUEUE_LABEL, Blocker, Observation, observe
+from trainjob.status import QUEUE_LABEL, Blocker, Observation
 from trainjob.verdicts import Category, Diagnosis
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -99,32 +98,6 @@ async def test_a_failure_has_its_diagnosis(backend: DirectBackend, ref: JobRef) 
         await wait(backend, ref, on_log=lambda _: None)
     assert caught.value.diagnosis.job == f"ns/{ref.name}"
     assert caught.value.diagnosis.log == ("ValueError: no",)
-
-
-async def test_a_wait_for_a_deleted_job_fails(backend: DirectBackend, ref: JobRef) -> None:
-    await backend.delete(ref)
-    with pytest.raises(TrainJobFailed) as caught:
-        await wait(backend, ref)
-    assert (caught.value.diagnosis.category, caught.value.diagnosis.job) == (Category.DELETED, f"ns/{ref.name}")
-
-
-async def test_a_wait_reports_a_cancel_by_another_client(backend: DirectBackend, ref: JobRef) -> None:
-    waiting = asyncio.create_task(wait(backend, ref))
-    async for observation, _ in follow(backend, ref):
-        assert observation.phase is Phase.NOT_STARTED
-        break
-    await cancel(backend, ref)
-    with pytest.raises(TrainJobFailed, match="the job was cancelled with trainjob, by its task") as failed:
-        await waiting
-    assert failed.value.diagnosis.category is Category.DELETED
-    assert "launch it again" in failed.value.diagnosis.advice
-
-
-async def test_the_message_of_a_job_that_a_cancel_suspended_names_the_cancel(
-    backend: DirectBackend, ref: JobRef
-) -> None:
-    await cancel(backend, ref, "suspend")
-    assert "cancelled with trainjob" in observe(backend.job(ref)).message
 
 
 @pytest.mark.parametrize("becomes", ["gone", "again"])
