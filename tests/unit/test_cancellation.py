@@ -175,6 +175,7 @@ async def test_it_looks_until_a_launch_on_its_way_is_known(backend: DirectBacken
 
     once(backend, "LIST trainjobs", arrives, skip=4)
     assert await stop(backend, action, look_seconds=30) == [1]
+    assert backend.requests.count("LIST trainjobs") == 5, "it looks no longer"
     assert running(backend) == []
 
 

@@ -276,30 +276,35 @@ async def test_a_failed_attempt_that_trainer_takes_back_stays_suspended(backend:
 
 @pytest.mark.parametrize("action", ["cancel", "suspend"])
 @pytest.mark.parametrize(
-    "state",
-    ["nothing", "failed", "runs", "suspended by a cancel", "deleted, with pods on a lost node", "two run"],
+    ("state", "options"),
+    [
+        *((state, {}) for state in ("nothing", "failed", "runs", "suspended by a cancel", "two run")),
+        ("deleted, with pods on a lost node", {}),
+        ("nothing", {"is_new": True}),
+    ],
 )
-async def test_a_launch_obeys_a_cancel_at_each_point(state: str, action: Any) -> None:
+async def test_a_launch_obeys_a_cancel_at_each_point(state: str, options: dict[str, Any], action: Any) -> None:
     number, waits = -1, False
+    first = 0 if options else len(FIRST)  # each cancel is newer than the launch of a generated key
     while not waits:
         number += 1
         backend = DirectBackend()
         await STATES[state](backend)
         before = await cancels(backend)
         once(backend, number, cancelling(backend, action))
-        (found,) = await asyncio.gather(launch(backend), return_exceptions=True)
+        (found,) = await asyncio.gather(launch(backend, **options), return_exceptions=True)
         waits, backend.turn = backend.turn is not None, None  # it has sent fewer requests
         versions = [each.version for each in await cancels(backend) if each not in before]
+        assert bool(versions) is not waits
         if isinstance(found, JobRef):
             if versions and found in running(backend):
-                assert int(annotations_of(backend, found)[LAUNCHED]) >= versions[0], "it began after the cancel"
-                assert number < len(FIRST)
+                assert number < first, "the launch began after the cancel"
+                assert int(annotations_of(backend, found)[LAUNCHED]) >= versions[0]
             assert len(running(backend)) <= 1
         else:
             check_obeyed(found)
             assert running(backend) == []
-            assert versions
-    assert number > len(FIRST)
+    assert number > first
 
 
 def check_obeyed(error: object) -> None:
@@ -320,14 +325,6 @@ async def test_a_cancel_beside_a_launch_in_each_order(action: Any) -> None:
         if not isinstance(launched, JobRef):
             check_obeyed(launched)
             assert running(backend) == [], schedule
-
-
-async def test_a_new_key_is_looked_for_after_a_create(backend: DirectBackend) -> None:
-    """A lost reply: the create is repeated, and the job of the first one is found."""
-    once(backend, 1, cancelling(backend))
-    with pytest.raises(TrainJobFailed, match="its key was cancelled while it was launched"):
-        await launch(backend, is_new=True)
-    assert running(backend) == []
 
 
 async def test_a_complete_job_is_kept_by_a_launch_that_obeys(backend: DirectBackend) -> None:
@@ -380,6 +377,9 @@ async def test_a_cancel_of_another_key_does_not_concern_a_launch(backend: Direct
     assert (len(await cancels(backend, "other")), await cancels(backend)) == (1, [])
 
 
+# ---------------------------------------------------------------- the reaper beside a launcher
+
+
 async def test_an_adoption_that_resumes_reads_the_cancels_again(backend: DirectBackend) -> None:
     """A cancel may have seen the suspended job, and left it alone."""
     ref = await launch(backend)
@@ -388,6 +388,3 @@ async def test_an_adoption_that_resumes_reads_the_cancels_again(backend: DirectB
     with pytest.raises(TrainJobFailed):
         await launch(backend)
     assert running(backend) == []
-
-
-# ---------------------------------------------------------------- the reaper beside a launcher
