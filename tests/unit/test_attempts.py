@@ -262,7 +262,7 @@ def test_marks_of_kills_and_cancels_are_compared_with_the_latest_launch(
 ) -> None:
     job = attempt("suspended", annotations={TRY: str(tried), LAUNCHED: launched or "", CANCELLED: mark})
     version = int(launched) if launched is not None and launched.isdigit() else None
-    assert cancelled_since(job, version, tried) is cancelled
+    assert cancelled_since(job, version, tried, None) is cancelled
     assert is_stale(job) is stale
 
 
@@ -273,7 +273,7 @@ def test_a_job_that_a_cancel_suspended_is_either_cancelled_or_stale(
     """The mark of a cancel means to a waiter what its record means to a launch."""
     cancel = Cancel(version, killed)
     job = attempt("suspended", launched=launched, annotations={CANCELLED: cancel.mark, TRY: str(tried)})
-    assert cancelled_since(job, launched, tried) is cancel.applies(launched, tried)
+    assert cancelled_since(job, launched, tried, None) is cancel.applies(launched, tried)
     known = killed is not None or launched is not None
     assert is_stale(job) is (known and not cancel.applies(launched, tried))
 
