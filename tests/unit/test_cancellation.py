@@ -160,12 +160,6 @@ async def test_one_job_that_cannot_be_stopped_does_not_keep_the_others(backend: 
 # ---------------------------------------------------------------- launches on their way
 
 
-async def test_each_attempt_is_stopped_once(backend: DirectBackend) -> None:
-    await attempts(backend, "running")
-    await stop(backend, "suspend", look_seconds=0.2)
-    assert stops(backend) == ["record", "suspend 1"]
-
-
 @pytest.mark.parametrize("action", ["cancel", "suspend"])
 async def test_it_looks_until_a_launch_on_its_way_is_known(backend: DirectBackend, action: Any) -> None:
     """The process is killed during its own launch: the create arrives later."""

@@ -119,11 +119,7 @@ async def test_the_wait_for_ranks_ends_after_their_grace_period(
     ],
 )
 async def test_a_name_is_above_all_that_objects_pods_and_jobsets_show(
-    backend: DirectBackend,
-    objects: tuple[int, ...],
-    pods: tuple[int, ...],
-    taken: tuple[int, ...],
-    attempt_number: int,
+    backend: DirectBackend, objects: tuple[int, ...], pods: tuple[int, ...], taken: tuple[int, ...], attempt_number: int
 ) -> None:
     for number in objects:
         backend.condition(attempt(backend, number), "Failed", "FailedJobs")

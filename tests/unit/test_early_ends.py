@@ -22,15 +22,7 @@ from trainjob._goodput import measure
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs import results, telemetry, waiting
 from trainjob._jobs.cancellation import cancel
-from trainjob.errors import (
-    BackendUnavailable,
-    JobHung,
-    QueueTimeout,
-    RankCrashed,
-    RunTimeout,
-    StartTimeout,
-    Stuck,
-)
+from trainjob.errors import BackendUnavailable, JobHung, QueueTimeout, RankCrashed, RunTimeout, StartTimeout, Stuck
 from trainjob.goodput import Activity, Goodput
 from trainjob.status import QUEUE_LABEL, Blocker, Observation, Phase
 from trainjob.verdicts import Evidence

@@ -56,12 +56,7 @@ ON_RETRY = {"resources_per_node": {"memory": "16Gi"}, "on_retry": {"out_of_memor
     ids=["unused key", "generated key", "with rules", "adoption", "adoption by a retry", "result", "next attempt"],
 )
 async def test_the_documented_requests_of_a_launch(
-    backend: DirectBackend,
-    state: str,
-    fields: dict[str, Any],
-    options: dict[str, Any],
-    requests: list[str],
-    trips: int,
+    backend: DirectBackend, state: str, fields: dict[str, Any], options: dict[str, Any], requests: list[str], trips: int
 ) -> None:
     await STATES[state](backend)
     backend.requests.clear()
@@ -286,11 +281,6 @@ async def test_annotations_of_a_launch(backend: DirectBackend) -> None:
     await finish(backend, third)
     fourth = await launch(backend, tried=5)
     assert third.uid not in annotations_of(backend, fourth)[REPLACES], "a complete one is not replaced"
-
-
-async def test_each_cancel_is_later_than_the_launch_of_a_generated_key(backend: DirectBackend) -> None:
-    ref = await launch(backend, is_new=True)
-    assert annotations_of(backend, ref)[LAUNCHED] == "0"
 
 
 async def test_a_launch_that_may_not_read_leases_does_not_know_its_begin(backend: DirectBackend) -> None:

@@ -293,11 +293,7 @@ async def test_a_resume_looks_right_before(backend: DirectBackend) -> None:
     """The snapshot of a watch may be old."""
     ref = attempt(backend)
     await suspend(backend, ref, mark="try:1", tried="2")
-    once(
-        backend,
-        "GET trainjobs",
-        lambda: backend.patch(ref, {"metadata": {"annotations": {CANCELLED: None}}}),
-    )
+    once(backend, "GET trainjobs", lambda: backend.patch(ref, {"metadata": {"annotations": {CANCELLED: None}}}))
     with pytest.raises(QueueTimeout):
         await waiting.wait(backend, ref, BRIEFLY)
     assert backend.job(ref)["spec"]["suspend"], "a person has taken the mark away: it stays suspended"
