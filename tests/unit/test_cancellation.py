@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -216,27 +217,26 @@ async def test_a_cancel_of_one_job_leaves_a_record_with_its_uid_and_other_attemp
     assert (record.uid, record.tried) == (first.uid, 2)
 
 
-async def test_a_job_that_trainjob_did_not_launch_leaves_no_record(backend: DirectBackend, ref: JobRef) -> None:
-    backend.change(ref, {"metadata": {"labels": None}})
+@pytest.mark.parametrize(
+    ("happens", "stopped"),
+    [
+        (lambda backend, ref: backend.change(ref, {"metadata": {"labels": None}}), ["delete 1"]),
+        (lambda backend, ref: backend.change(ref, {"metadata": {"uid": "another"}}), []),
+        (lambda backend, ref: backend.store.delete_job(backend.job(ref), ""), []),
+        (lambda backend, ref: backend.end(ref), []),
+        (lambda backend, ref: backend.end(ref, 3), []),
+    ],
+    ids=["launched by others: without a record", "of another UID", "deleted", "complete", "failed"],
+)
+async def test_jobs_that_are_not_recorded_or_left_alone(
+    backend: DirectBackend, ref: JobRef, happens: Callable[[DirectBackend, JobRef], object], stopped: list[str]
+) -> None:
+    happens(backend, ref)
+    before = [] if stopped else [*backend.jobs.values()]
     assert await cancel(backend, ref)
-    assert (jobs(backend), stops(backend)) == ([], ["delete 1"])
-
-
-async def test_a_deleted_job_and_one_of_another_uid_are_left_alone(backend: DirectBackend, ref: JobRef) -> None:
-    assert await cancel(backend, JobRef("ns", ref.name, "another"))
-    assert (jobs(backend), stops(backend)) == ([ref], [])
-    assert await cancel(backend, ref)
-    assert await cancel(backend, ref)
-    assert stops(backend) == ["delete 1", "record"]
-
-
-@pytest.mark.parametrize("code", [0, 3])
-@pytest.mark.parametrize("action", ["cancel", "suspend"])
-async def test_a_finished_job_is_not_changed(backend: DirectBackend, ref: JobRef, code: int, action: Any) -> None:
-    backend.end(ref, code)
-    before = backend.job(ref)
-    assert await cancel(backend, ref, action)
-    assert backend.job(ref) == before
+    assert (stops(backend), [*backend.jobs.values()]) == (stopped, before)
+    assert await cancel(backend, ref, "suspend")
+    assert [*backend.jobs.values()] == before
 
 
 async def test_a_job_that_cannot_be_suspended_is_deleted(backend: DirectBackend, ref: JobRef) -> None:

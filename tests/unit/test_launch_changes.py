@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -54,8 +54,8 @@ async def fail_for_lack_of_memory(backend: DirectBackend, ref: JobRef) -> Diagno
     return caught.value.diagnosis
 
 
-async def time_out_in_queue(backend: DirectBackend, key: str = "key", **fields: Any) -> JobRef:
-    ref = await launch(backend, key, {**QUEUED, **fields})
+async def time_out_in_queue(backend: DirectBackend, fields: dict[str, Any] = QUEUED) -> JobRef:
+    ref = await launch(backend, fields=fields)
     with pytest.raises(QueueTimeout):
         await waiting.wait(backend, ref, WaitOptions(queue_timeout=timedelta(0)))
     return ref
@@ -140,34 +140,36 @@ async def test_a_crash_that_fails_the_step_changes_the_next_attempt(backend: Dir
 # ---------------------------------------------------------------- capacity
 
 
-@pytest.mark.parametrize("since", ["admitted", "ran"])
-async def test_a_job_that_got_capacity_after_its_timeout_is_adopted(backend: DirectBackend, since: str) -> None:
-    first = await time_out_in_queue(backend)
-    if since == "admitted":
-        await backend.patch(first, {"spec": {"suspend": False}})
-        backend.running(first)
-    else:
-        backend.pod(first)
-    assert await launch(backend, fields=QUEUED) == first
+async def admit(backend: DirectBackend, ref: JobRef) -> None:
+    await backend.patch(ref, {"spec": {"suspend": False}})
+    backend.running(ref)
 
 
-async def test_a_job_that_nobody_waited_too_long_for_is_adopted(backend: DirectBackend) -> None:
-    first = await launch(backend, fields=QUEUED)
-    assert await launch(backend, fields=QUEUED) == first
+async def run(backend: DirectBackend, ref: JobRef) -> None:
+    backend.pod(ref)
 
 
-async def test_without_a_rule_no_timeout_is_recorded(backend: DirectBackend) -> None:
-    ref = await time_out_in_queue(backend, on_retry=None)
-    assert FAILURE not in annotations_of(backend, ref)
-    assert await launch(backend, fields={**QUEUED, "on_retry": None}) == ref
+async def nothing(_: DirectBackend, __: JobRef) -> None: ...
 
 
-async def test_a_job_that_a_person_suspended_is_not_replaced(backend: DirectBackend) -> None:
-    first = await launch(backend, fields=GROWING)
-    await backend.patch(first, {"spec": {"suspend": True}})
-    with pytest.raises(QueueTimeout):
-        await waiting.wait(backend, first, WaitOptions(queue_timeout=timedelta(0)))
-    assert await launch(backend, fields=GROWING) == first
+@pytest.mark.parametrize(
+    ("fields", "times_out", "happens"),
+    [
+        (QUEUED, True, admit),
+        (QUEUED, True, run),
+        (QUEUED, False, nothing),
+        ({**QUEUED, "on_retry": None}, True, nothing),
+        ({**GROWING, "suspend": True}, True, nothing),
+    ],
+    ids=["admitted since", "ran since", "nobody waited for long", "no rule", "suspended by a person"],
+)
+async def test_a_job_that_does_not_lack_capacity_is_adopted(
+    backend: DirectBackend, fields: dict[str, Any], times_out: bool, happens: Callable[..., Awaitable[None]]
+) -> None:
+    first = await (time_out_in_queue(backend, fields) if times_out else launch(backend, fields=fields))
+    assert (FAILURE in annotations_of(backend, first)) is (happens is not nothing)
+    await happens(backend, first)
+    assert await launch(backend, fields=fields) == first
 
 
 async def test_a_cancelled_job_that_got_no_capacity_changes_the_next_attempt(backend: DirectBackend) -> None:

@@ -31,7 +31,7 @@ from tests.unit.launches import (
 from trainjob import JobRef, Phase, TrainJobFailed
 from trainjob._jobs import fencing, launching
 from trainjob._jobs.cancellation import cancel, cancel_key
-from trainjob._manifest.attempts import LAUNCHED, given_up
+from trainjob._manifest.attempts import LAUNCHED, given_up, may_run
 from trainjob.job import TRY, job_name
 from trainjob.status import GIVEN_UP, observe
 from trainjob.verdicts import Category
@@ -125,33 +125,6 @@ async def test_the_next_launch_repairs_what_a_killed_launcher_left(state: str, w
     assert number >= len(LOOK)
 
 
-# ---------------------------------------------------------------- a frozen launcher
-
-
-async def test_a_frozen_launcher_adopts_the_attempt_of_its_first_look_although_it_was_delivered(
-    backend: DirectBackend,
-) -> None:
-    first = await launch(backend)
-    once(backend, "PATCH trainjobs", lambda: finish(backend, first))
-    assert await launch(backend) == first
-    assert len(backend.jobs) == 1
-
-
-async def test_a_frozen_launcher_does_not_end_what_followed_the_delivery(backend: DirectBackend) -> None:
-    others: list[JobRef] = []
-
-    async def train_twice() -> None:
-        others.append(await launch(backend))
-        await finish(backend, others[0])
-        others.append(await launch(backend))
-        backend.running(others[1])
-
-    once(backend, "POST trainjobs", train_twice)
-    assert await launch(backend) == others[1]
-    assert active(backend) == [others[1]]
-    assert deleted(backend) == []
-
-
 # ---------------------------------------------------------------- what changes between two looks
 
 
@@ -172,6 +145,16 @@ async def delete_what_counts(backend: DirectBackend) -> None:
     once(backend, "PATCH trainjobs", lambda: backend.delete(other))
 
 
+async def train_twice(backend: DirectBackend) -> None:
+    """The launcher is frozen while others do its work, and new work of the key begins."""
+    await finish(backend, await launch(backend))
+    backend.running(await launch(backend))
+
+
+def give_up_own(backend: DirectBackend) -> None:
+    backend.change(only(backend), {"metadata": {"annotations": {GIVEN_UP: "{}"}}, "spec": {"suspend": True}})
+
+
 @pytest.mark.parametrize(
     ("state", "options", "request_name", "skip", "happens", "counts", "ended"),
     [
@@ -183,6 +166,11 @@ async def delete_what_counts(backend: DirectBackend) -> None:
         ("nothing", {}, "LIST pods", 0, lambda backend: backend.pod(attempt(backend, 3)), 3, []),
         ("failed", {}, "PATCH trainjobs", 0, lambda backend: backend.status(only(backend), conditions=[]), 1, []),
         ("runs", {}, "PATCH trainjobs", 0, lambda backend: backend.delete(only(backend)), 1, [1]),
+        ("runs", {}, "PATCH trainjobs", 0, lambda backend: finish(backend, only(backend)), 1, []),
+        ("nothing", {}, "POST trainjobs", 0, train_twice, 2, []),
+        ("nothing", {}, "LIST trainjobs", 1, lambda backend: backend.end(only(backend), 3), 1, []),
+        ("nothing", {}, "LIST trainjobs", 1, lambda backend: backend.end(only(backend)), 1, []),
+        ("nothing", {}, "LIST trainjobs", 1, give_up_own, 1, []),
     ],
     ids=[
         "another attempt counts",
@@ -193,6 +181,11 @@ async def delete_what_counts(backend: DirectBackend) -> None:
         "pods show an attempt",
         "a failed one runs again",
         "the adopted one is deleted",
+        "the adopted one is delivered",
+        "another one is delivered and followed",
+        "the own one fails",
+        "the own one completes",
+        "the own one is given up",
     ],
 )
 async def test_a_launch_looks_again_after_a_change(
@@ -208,7 +201,8 @@ async def test_a_launch_looks_again_after_a_change(
     await STATES[state](backend)
     once(backend, request_name, lambda: happens(backend), skip=skip)
     ref = await launch(backend, **options)
-    assert (ref.attempt, active(backend)) == (counts, [ref])
+    assert ref.attempt == counts
+    assert active(backend) == ([ref] if may_run(backend.job(ref)) else [])
     assert [name for name, _ in deleted(backend)] == [job_name("key", number) for number in ended]
 
 
@@ -236,25 +230,6 @@ async def test_an_adopted_job_that_changes_meanwhile_is_looked_at_again(backend:
     backend.requests.clear()
     assert await launch(backend) == ref
     assert backend.requests == [*FIRST, "PATCH trainjobs", *LOOK, "PATCH trainjobs"]
-
-
-@pytest.mark.parametrize("end", ["failed", "complete", "given up"])
-async def test_a_job_that_ends_before_the_second_look_is_the_job_of_its_launch(
-    backend: DirectBackend, end: str
-) -> None:
-    def ended(request: str) -> None:
-        if request != "POST trainjobs":
-            return
-        (ref,) = active(backend)
-        if end == "given up":
-            backend.change(ref, {"metadata": {"annotations": {GIVEN_UP: "{}"}}, "spec": {"suspend": True}})
-        else:
-            backend.end(ref, 3 if end == "failed" else 0)
-
-    backend.after = ended
-    ref = await launch(backend)
-    assert ref.attempt == 1
-    assert [JobRef.of(job) for job in backend.jobs.values()] == [ref]
 
 
 async def test_a_failed_attempt_that_trainer_takes_back_stays_suspended(backend: DirectBackend) -> None:

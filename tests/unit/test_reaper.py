@@ -126,49 +126,44 @@ async def test_a_job_that_changed_since_the_look_is_kept_and_not_reported(backen
 
 # ---------------------------------------------------------------- cancelled keys
 
+IN_QUEUE = {"labels": {QUEUE_LABEL: "main"}}
 KUEUE = "; it could not be suspended, because Kueue would resume it"
 
 
 @pytest.mark.parametrize(
-    ("action", "fields", "done"),
+    ("action", "killed", "tried", "since", "fields", "done"),
     [
-        ("cancel", {}, "deleted 1: its key was cancelled"),
-        ("suspend", {}, "suspended 1: its key was cancelled"),
-        ("suspend", {"labels": {QUEUE_LABEL: "main"}}, f"deleted 1: its key was cancelled{KUEUE}"),
-        ("suspend", {"labels": {QUEUE_LABEL: "main"}, "suspend": True}, f"deleted 1: its key was cancelled{KUEUE}"),
-        ("cancel", {"suspend": True}, "deleted 1: its key was cancelled"),
-        ("suspend", {"suspend": True}, ""),
+        ("cancel", None, 1, -1, {}, "deleted 1: its key was cancelled"),
+        ("suspend", None, 1, -1, {}, "suspended 1: its key was cancelled"),
+        ("suspend", None, 1, -1, IN_QUEUE, f"deleted 1: its key was cancelled{KUEUE}"),
+        ("suspend", None, 1, -1, {**IN_QUEUE, "suspend": True}, f"deleted 1: its key was cancelled{KUEUE}"),
+        ("cancel", None, 1, -1, {"suspend": True}, "deleted 1: its key was cancelled"),
+        ("suspend", None, 1, -1, {"suspend": True}, ""),
+        ("cancel", None, 1, 0, {}, ""),
+        ("cancel", None, 1, None, {}, ""),
+        ("suspend", 2, 1, -1, {}, "suspended 1: its key was cancelled"),
+        ("suspend", 2, 2, -1, {}, "suspended 1: its key was cancelled"),
+        ("suspend", 2, 3, -1, {}, ""),
     ],
 )
 async def test_what_a_dead_launch_left_of_a_cancelled_key_ends(
-    backend: DirectBackend, action: Any, fields: dict[str, Any], done: str
+    backend: DirectBackend,
+    action: Any,
+    killed: int | None,
+    tried: int,
+    since: int | None,
+    fields: dict[str, Any],
+    done: str,
 ) -> None:
-    """The launch began before the cancel, and was killed before it read the record."""
-    version = await stop(backend, action)
-    ref = attempt(backend, annotations={LAUNCHED: str(version - 1)}, **fields)
-    assert await run(backend, grace=90) == ([done] if done else [])
-    if done.startswith("suspended"):
-        assert annotations_of(backend, ref)[CANCELLED] == str(version)
-        assert await run(backend) == [], "once"
-
-
-@pytest.mark.parametrize("is_known", [True, False])
-async def test_a_launch_that_began_after_the_cancel_or_at_an_unknown_time_is_kept(
-    backend: DirectBackend, is_known: bool
-) -> None:
-    version = await stop(backend)
-    attempt(backend, annotations={LAUNCHED: str(version)} if is_known else {})
-    assert await run(backend) == []
-
-
-@pytest.mark.parametrize(("tried", "ends"), [(1, True), (2, True), (3, False)])
-async def test_a_kill_ends_its_try_only(backend: DirectBackend, tried: int, ends: bool) -> None:
-    await stop(backend, "suspend", tried=2)
+    """The launch was killed before it read the record. `since`: when it began, after the cancel; None if unknown."""
+    version = await stop(backend, action, killed)
     (record,) = await cancels(backend)
-    ref = attempt(backend, annotations={LAUNCHED: "0", TRY: str(tried)})
-    assert await run(backend) == (["suspended 1: its key was cancelled"] if ends else [])
-    assert backend.job(ref)["spec"].get("suspend", False) is ends
-    assert annotations_of(backend, ref).get(CANCELLED) == (record.mark if ends else None)
+    began = {} if since is None else {LAUNCHED: str(version + since)}
+    ref = attempt(backend, annotations={TRY: str(tried), **began}, **fields)
+    assert await run(backend, grace=90) == ([done] if done else [])
+    if not done.startswith("deleted"):
+        assert annotations_of(backend, ref).get(CANCELLED) == (record.mark if done else None)
+        assert await run(backend) == [], "once"
 
 
 async def test_a_job_of_a_cancelled_key_that_was_adopted_meanwhile_is_kept(backend: DirectBackend) -> None:

@@ -279,24 +279,17 @@ async def test_a_suspension_by_a_person_or_a_newer_cancel_is_kept(
     assert not any("it is resumed" in notice for notice in waits.notices)
 
 
-async def test_a_resume_carries_the_version(backend: DirectBackend) -> None:
-    """A cancel between the look and the resume is not undone."""
+@pytest.mark.parametrize(("moment", "mark"), [("PATCH trainjobs", "true"), ("GET trainjobs", None)])
+async def test_a_resume_looks_right_before_and_carries_the_version(
+    backend: DirectBackend, moment: str, mark: str | None
+) -> None:
+    """A newer cancel is not undone, nor is the suspension of a person who has taken the mark away."""
     ref = attempt(backend)
     await suspend(backend, ref, mark="try:1", tried="2")
-    once(backend, "PATCH trainjobs", lambda: suspend(backend, ref, mark="true"))
+    once(backend, moment, lambda: backend.change(ref, {"metadata": {"annotations": {CANCELLED: mark}}}))
     with pytest.raises(QueueTimeout):
         await waiting.wait(backend, ref, BRIEFLY)
     assert backend.job(ref)["spec"]["suspend"]
-
-
-async def test_a_resume_looks_right_before(backend: DirectBackend) -> None:
-    """The snapshot of a watch may be old."""
-    ref = attempt(backend)
-    await suspend(backend, ref, mark="try:1", tried="2")
-    once(backend, "GET trainjobs", lambda: backend.patch(ref, {"metadata": {"annotations": {CANCELLED: None}}}))
-    with pytest.raises(QueueTimeout):
-        await waiting.wait(backend, ref, BRIEFLY)
-    assert backend.job(ref)["spec"]["suspend"], "a person has taken the mark away: it stays suspended"
 
 
 async def test_a_job_that_vanishes_before_the_resume_is_gone(backend: DirectBackend) -> None:
