@@ -155,55 +155,38 @@ def give_up_own(backend: DirectBackend) -> None:
     backend.change(only(backend), {"metadata": {"annotations": {GIVEN_UP: "{}"}}, "spec": {"suspend": True}})
 
 
-@pytest.mark.parametrize(
-    ("state", "options", "request_name", "skip", "happens", "counts", "ended"),
-    [
-        ("nothing", {}, "LIST trainjobs", 1, lambda backend: attempt(backend, 7, created=LONG_AGO), 7, [1]),
-        ("nothing", {}, "LIST trainjobs", 1, lambda backend: attempt(backend, 7, created=LATER), 1, [7]),
-        ("nothing", {}, "LIST trainjobs", 1, delete_what_counts, 2, [1, 7]),
-        ("nothing", {}, "LIST trainjobs", 1, delete_own, 2, [1]),
-        ("nothing", {"is_new": True}, "LIST trainjobs", 0, delete_own, 2, [1]),
-        ("nothing", {}, "LIST pods", 0, lambda backend: backend.pod(attempt(backend, 3)), 3, []),
-        ("failed", {}, "PATCH trainjobs", 0, lambda backend: backend.status(only(backend), conditions=[]), 1, []),
-        ("runs", {}, "PATCH trainjobs", 0, lambda backend: backend.delete(only(backend)), 1, [1]),
-        ("runs", {}, "PATCH trainjobs", 0, lambda backend: finish(backend, only(backend)), 1, []),
-        ("nothing", {}, "POST trainjobs", 0, train_twice, 2, []),
-        ("nothing", {}, "LIST trainjobs", 1, lambda backend: backend.end(only(backend), 3), 1, []),
-        ("nothing", {}, "LIST trainjobs", 1, lambda backend: backend.end(only(backend)), 1, []),
-        ("nothing", {}, "LIST trainjobs", 1, give_up_own, 1, []),
-    ],
-    ids=[
-        "another attempt counts",
-        "another attempt does not count",
-        "what counts is deleted",
-        "the own one is deleted",
-        "that of a generated key is deleted",
-        "pods show an attempt",
-        "a failed one runs again",
-        "the adopted one is deleted",
-        "the adopted one is delivered",
-        "another one is delivered and followed",
-        "the own one fails",
-        "the own one completes",
-        "the own one is given up",
-    ],
-)
-async def test_a_launch_looks_again_after_a_change(
-    backend: DirectBackend,
-    state: str,
-    options: dict[str, Any],
-    request_name: str,
-    skip: int,
-    happens: Callable[[DirectBackend], object],
-    counts: int,
-    ended: list[int],
-) -> None:
+LIST, PATCH = "LIST trainjobs", "PATCH trainjobs"
+CHANGES: dict[str, tuple[str, str, int, Callable[[DirectBackend], object], int, list[int]]] = {
+    "another attempt counts": ("nothing", LIST, 1, lambda backend: attempt(backend, 7, created=LONG_AGO), 7, [1]),
+    "another one does not count": ("nothing", LIST, 1, lambda backend: attempt(backend, 7, created=LATER), 1, [7]),
+    "what counts is deleted": ("nothing", LIST, 1, delete_what_counts, 2, [1, 7]),
+    "its own one is deleted": ("nothing", LIST, 1, delete_own, 2, [1]),
+    "its own one fails": ("nothing", LIST, 1, lambda backend: backend.end(only(backend), 3), 1, []),
+    "its own one completes": ("nothing", LIST, 1, lambda backend: backend.end(only(backend)), 1, []),
+    "its own one is given up": ("nothing", LIST, 1, give_up_own, 1, []),
+    "pods show an attempt": ("nothing", "LIST pods", 0, lambda backend: backend.pod(attempt(backend, 3)), 3, []),
+    "another one is followed": ("nothing", "POST trainjobs", 0, train_twice, 2, []),
+    "the failed one runs": ("failed", PATCH, 0, lambda backend: backend.status(only(backend), conditions=[]), 1, []),
+    "the adopted one is deleted": ("runs", PATCH, 0, lambda backend: backend.delete(only(backend)), 1, [1]),
+    "the adopted one is delivered": ("runs", PATCH, 0, lambda backend: finish(backend, only(backend)), 1, []),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_launch_looks_again_after_a_change(backend: DirectBackend, change: str) -> None:
+    """State of the key, request and how many before, what happens then; number of the attempt, those that are ended."""
+    state, request, skip, happens, counts, ended = CHANGES[change]
     await STATES[state](backend)
-    once(backend, request_name, lambda: happens(backend), skip=skip)
-    ref = await launch(backend, **options)
+    once(backend, request, lambda: happens(backend), skip=skip)
+    ref = await launch(backend)
     assert ref.attempt == counts
     assert active(backend) == ([ref] if may_run(backend.job(ref)) else [])
     assert [name for name, _ in deleted(backend)] == [job_name("key", number) for number in ended]
+
+
+async def test_the_own_attempt_of_a_generated_key_is_not_followed_under_its_name(backend: DirectBackend) -> None:
+    once(backend, LIST, lambda: delete_own(backend))
+    assert (await launch(backend, is_new=True)).attempt == 2
 
 
 async def test_a_loser_that_has_completed_meanwhile_is_kept(
