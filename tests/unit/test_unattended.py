@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests import objects
 from tests.fakes.kube.direct import DirectBackend
 from tests.unit.launches import annotations_of, launch, refuse
 
@@ -35,8 +36,10 @@ pytestmark = pytest.mark.timeout(60)
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 
 
-def job(**metadata: Any) -> dict[str, Any]:
-    return {"metadata": {"creationTimestamp": "2026-11-25T12:00:00Z", **metadata}, "spec": {}, "status": {}}
+def job(*conditions: objects.Object, **fields: Any) -> objects.Object:
+    """A job that was created at noon."""
+    metadata = {"creationTimestamp": "2026-11-25T12:00:00Z", **fields.pop("metadata", {})}
+    return objects.trainjob(*conditions, metadata=metadata, **fields)
 
 
 def rendered(origin: dict[str, str] | None = None, **asked: Any) -> dict[str, Any]:
@@ -109,32 +112,38 @@ def test_unattended_time_starts_at_the_last_wait_creation_or_resume() -> None:
     later = NOON + timedelta(hours=1)
     assert unattended_for(job(), later, later + timedelta(minutes=2)) == timedelta(minutes=2)
     assert unattended_for(job(), NOON - timedelta(hours=1), later) == timedelta(hours=1)
-    condition = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-25T12:30:00Z"}
-    resumed = {**job(), "status": {"conditions": [condition]}}
-    assert unattended_for(resumed, NOON, later) == timedelta(minutes=30)
+    resumed = objects.condition("Suspended", value="False", time="2026-11-25T12:30:00Z")
+    assert unattended_for(job(resumed), NOON, later) == timedelta(minutes=30)
     assert unattended_for({"metadata": {}}, None, NOON) == timedelta(0), "a job without times is not ended"
 
 
 def test_suspended_and_finished_jobs_do_not_run() -> None:
     assert runs(job())
-    assert not runs({**job(), "spec": {"suspend": True}})
-    assert not runs(job(deletionTimestamp="2026-11-25T12:00:00Z"))
-    for kind in ("Complete", "Failed"):
-        assert not runs({**job(), "status": {"conditions": [{"type": kind, "status": "True"}]}})
+    assert not runs(job(spec={"suspend": True}))
+    assert not runs(job(metadata={"deletionTimestamp": "2026-11-25T12:00:00Z"}))
+    assert not runs(job(objects.COMPLETE))
+    assert not runs(job(objects.FAILED))
 
 
-def test_suspensions_by_a_person_are_distinguished() -> None:
-    ours = {**job(annotations={CANCELLED: MARK}), "spec": {"suspend": True}}
-    assert marked(ours)
-    assert resuming(ours) == {"metadata": {"annotations": {CANCELLED: None}}, "spec": {"suspend": False}}
-    by_hand = job(annotations={CANCELLED: MARK})
-    assert resuming(by_hand) == {"metadata": {"annotations": {CANCELLED: None}}}, "the job is running already"
-    assert not marked({**job(annotations={CANCELLED: "true"}), "spec": {"suspend": True}})
-    assert not marked({**job(), "spec": {"suspend": True}})
-    suspended = {**job(annotations={CANCELLED: MARK}), "spec": {"suspend": True}}
-    assert "nobody waited for it" in observe(suspended).message
-    cancelled = {**job(annotations={CANCELLED: "true"}), "spec": {"suspend": True}}
-    assert "cancelled with trainjob" in observe(cancelled).message
+@pytest.mark.parametrize(
+    ("annotations", "ours", "message"),
+    [
+        ({CANCELLED: MARK}, True, "nobody waited for it"),
+        ({CANCELLED: "true"}, False, "cancelled with trainjob"),
+        ({}, False, "suspended"),
+    ],
+)
+def test_suspensions_by_a_person_are_distinguished(annotations: dict[str, str], ours: bool, message: str) -> None:
+    suspended = job(annotations=annotations, spec={"suspend": True})
+    assert marked(suspended) is ours
+    assert message in observe(suspended).message
+
+
+def test_a_job_that_is_resumed_has_no_mark() -> None:
+    patch = {"metadata": {"annotations": {CANCELLED: None}}}
+    by_hand, suspended = (job(annotations={CANCELLED: MARK}, spec={"suspend": each}) for each in (False, True))
+    assert resuming(by_hand) == patch, "the job is running already"
+    assert resuming(suspended) == {**patch, "spec": {"suspend": False}}
 
 
 # ---------------------------------------------------------------- waiters
