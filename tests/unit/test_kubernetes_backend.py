@@ -1,30 +1,24 @@
-"""Requests of `KubernetesBackend` that are refused, lost or late, against a server in memory."""
+"""Requests of `KubernetesBackend` that are refused, lost or late, over the fake API server without sockets."""
 
 from __future__ import annotations
 
-import asyncio
-import copy
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import anyio
+import httpx
 import pytest
+from tests.fakes.kube.direct import DirectBackend
+from tests.fakes.kube.objects import JOBSET, Object
+from tests.fakes.kube.replies import Reply
+from tests.fakes.kube.server import Refused, parsed
 
 from trainjob import JobRef, TrainJobSpec
-from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.client import Request, Timings
-from trainjob._backends.kubernetes.errors import (
-    ApiError,
-    Conflict,
-    Forbidden,
-    Invalid,
-    ObjectNotFound,
-    ServerError,
-    Unreachable,
-)
+from trainjob._backends.kubernetes.client import Timings
 from trainjob._jobs.launching import launch
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import render
@@ -34,562 +28,413 @@ from trainjob.job import job_name, key_hash
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
-JOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/ns/trainjobs"
-JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/ns/jobsets"
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
-PODS = "/api/v1/namespaces/ns/pods"
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
-
-QUOTA = Conflict(
+NAME, WORK = job_name("key", 1), key_hash("key")
+JOB, JOBSET_OF_IT = f"trainjobs/{NAME}", f"jobsets/{NAME}"
+QUOTA = Refused(
     409,
     "Conflict",
     'Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified; please apply your changes '
     "to the latest version and try again",
 )
-LOST = Unreachable(0, "", "no reply")
+SUSPEND = {"spec": {"suspend": True}}
 
 
-class Server:
-    """Objects by path, with versions and preconditions, as an API server keeps them."""
+def forbidden(what: str) -> Refused:
+    return Refused(403, "Forbidden", f"{what} is forbidden")
+
+
+class Backend(DirectBackend):
+    """The backend with its API server, some of whose replies are faults.
+
+    Attributes:
+        asked: The requests with the names of their objects.
+        refusals: Method and collection -> errors of the next such requests, which are not applied.
+        lost: Method and collection -> so many next such requests are applied without a reply.
+        before: Called with each request and its body. It may change the store, or raise `Refused`.
+    """
 
     def __init__(self) -> None:
-        self.objects: dict[str, dict[str, Any]] = {}
-        self.version = 0
-        self.requests: list[tuple[str, str]] = []
-        self.refusals: dict[str, list[ApiError]] = {}
-        """Method and collection -> errors of the next such requests, which are not applied."""
-        self.lost: dict[str, int] = {}
-        """Method and collection -> so many next such requests are applied without a reply."""
-        self.before: Callable[[Request], None] = lambda _: None
+        super().__init__()
+        self._client.timings = Timings(request_backoff=partial(retrying.REQUEST, failures=6, seconds=0.0))
+        self.asked: list[str] = []
+        self.refusals: dict[str, list[Refused]] = {}
+        self.lost: Counter[str] = Counter()
+        self.before: Callable[[str, Any], None] = lambda request, body: None
 
-    def asked(self, *methods: str) -> list[str]:
-        return [
-            f"{method} {path.rpartition('/namespaces/ns/')[2]}" for method, path in self.requests if method in methods
-        ]
-
-    async def send(self, request: Request, _: Any = None) -> dict[str, Any]:
-        await asyncio.sleep(0)
-        self.requests.append((request.method, request.path))
-        self.before(request)
-        kind = f"{request.method} {request.path.rpartition('/namespaces/ns/')[2].partition('/')[0]}"
-        if self.refusals.get(kind):
-            raise self.refusals[kind].pop(0)
-        reply = self._apply(request)
-        if self.lost.get(kind):
+    def answer(self, method: str, path: str, params: Mapping[str, str], body: Object | None) -> Reply:
+        """The reply to a request, or a fault."""
+        plural, _, name, _ = parsed(path)
+        kind, request = f"{method} {plural}", f"{method} {plural}/{name}".rstrip("/")
+        self.asked.append(request)
+        try:
+            self.before(request, body)
+            if self.refusals.get(kind):
+                raise self.refusals[kind].pop(0)
+        except Refused as refused:
+            return Reply(refused.status, time.time(), refused.body)
+        reply = super().answer(method, path, params, body)
+        if self.lost[kind]:
             self.lost[kind] -= 1
-            raise LOST
+            raise httpx.ReadError("no reply")
         return reply
 
-    async def items(self, path: str, params: Mapping[str, str], **_: Any) -> list[dict[str, Any]]:
-        return list((await self.send(Request("GET", path, params)))["items"])
+    def asked_by(self, method: str) -> list[str]:
+        return [request for request in self.asked if request.startswith(method)]
 
-    def next(self) -> str:
-        self.version += 1
-        return str(self.version)
-
-    def _apply(self, request: Request) -> dict[str, Any]:
-        if request.method == "POST":
-            path = f"{request.path}/{request.body['metadata']['name']}"
-            if path in self.objects:
-                raise Conflict(409, "AlreadyExists", f"{path} already exists")
-            stored = copy.deepcopy(request.body)
-            stored["metadata"] |= {"uid": f"uid-{self.next()}", "resourceVersion": str(self.version)}
-            stored["metadata"].setdefault("creationTimestamp", f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
-            if not request.params.get("dryRun"):
-                self.objects[path] = stored
-            return copy.deepcopy(stored)
-        if request.method == "GET" and request.path.rpartition("/")[2] in ("trainjobs", "leases", "pods"):
-            selector = request.params.get("labelSelector", "")
-            found = [
-                copy.deepcopy(each)
-                for path, each in self.objects.items()
-                if path.startswith(request.path + "/") and _selected(each, selector)
-            ]
-            return {"items": found, "metadata": {"resourceVersion": str(self.version)}}
-        if request.path not in self.objects:
-            raise ObjectNotFound(404, "NotFound", f"{request.path} not found")
-        present = self.objects[request.path]
-        if request.method == "DELETE":
-            conditions = (request.body or {}).get("preconditions") or {}
-            for name, value in conditions.items():
-                if present["metadata"][name] != value:
-                    raise Conflict(409, "Conflict", f"the {name} in the precondition does not match")
-            return self.objects.pop(request.path)
-        if request.method == "PATCH":
-            wanted = request.body["metadata"]
-            if wanted.get("uid", present["metadata"]["uid"]) != present["metadata"]["uid"]:
-                raise Conflict(
-                    409, "Conflict", "Precondition failed: UID in precondition: old, UID in object meta: new"
-                )
-            if (
-                wanted.get("resourceVersion", present["metadata"]["resourceVersion"])
-                != present["metadata"]["resourceVersion"]
-            ):
-                raise Conflict(409, "Conflict", "the object has been modified; please apply your changes")
-            merged = _merged(present, request.body)
-            merged["metadata"]["resourceVersion"] = self.next()
-            self.objects[request.path] = merged
-            return copy.deepcopy(merged)
-        return copy.deepcopy(present)
-
-
-def _selected(stored: Mapping[str, Any], selector: str) -> bool:
-    labels = stored["metadata"].get("labels") or {}
-    if " in (" in selector:
-        name, _, values = selector.partition(" in (")
-        return labels.get(name) in values.rstrip(")").split(",")
-    for each in filter(None, selector.split(",")):
-        name, equal, value = each.partition("=")
-        if name not in labels or (equal and labels[name] != value):
-            return False
-    return True
-
-
-def _merged(value: Any, patch: Any) -> Any:
-    if not isinstance(patch, Mapping):
-        return patch
-    merged = {**(value or {}), **{name: _merged((value or {}).get(name), part) for name, part in patch.items()}}
-    return {name: part for name, part in merged.items() if part is not None}
-
-
-@pytest.fixture
-def server() -> Server:
-    return Server()
+    def put(self, plural: str, name: str, **fields: Any) -> None:
+        """Another client stores an object."""
+        metadata = {"name": name, "namespace": "ns", "uid": "another", **fields.pop("metadata", {})}
+        self.store.put(plural, {"metadata": metadata, "spec": {}, **fields}, "ADDED")
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Pauses between requests, which take no time."""
     taken: list[float] = []
+    sleep = anyio.sleep
 
-    async def sleep(seconds: float) -> None:
+    async def no_sleep(seconds: float) -> None:
         taken.append(seconds)
+        await sleep(0)
 
-    monkeypatch.setattr(anyio, "sleep", sleep)
+    monkeypatch.setattr(anyio, "sleep", no_sleep)
     return taken
 
 
 @pytest.fixture
-def backend(server: Server, pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> KubernetesBackend:
-    timings = Timings(request_backoff=partial(retrying.REQUEST, failures=6, seconds=0.0))
-    made = KubernetesBackend(Credentials(host="http://localhost:1"), timings=timings)
-    monkeypatch.setattr(made._client, "send", server.send)
-    monkeypatch.setattr(made._client, "items", server.items)
+def backend(pauses: list[float]) -> Backend:
+    return Backend()
+
+
+async def created(backend: Backend) -> JobRef:
+    return JobRef.of(await backend.create(render(SPEC, "key", 1, "ns")))
+
+
+@pytest.fixture
+async def ref(backend: Backend) -> JobRef:
+    """A job that exists."""
+    made = await created(backend)
+    backend.asked.clear()
     return made
-
-
-def manifest(attempt: int = 1) -> dict[str, Any]:
-    return render(SPEC, "key", attempt, "ns")
-
-
-def named(attempt: int = 1) -> str:
-    return job_name("key", attempt)
-
-
-async def created(backend: KubernetesBackend) -> JobRef:
-    return JobRef.of(await backend.create(manifest()))
-
-
-def stored(server: Server, ref: JobRef) -> dict[str, Any]:
-    return server.objects[f"{JOBS}/{ref.name}"]
 
 
 # ---------------------------------------------------------------- create
 
 
-async def test_a_create_without_trouble_is_one_request(backend: KubernetesBackend, server: Server) -> None:
-    await created(backend)
-    assert server.requests == [("POST", JOBS)]
-
-
-async def test_a_name_that_is_taken_is_reported_at_once(
-    backend: KubernetesBackend, server: Server, pauses: list[float]
+async def test_a_create_is_one_request_and_a_taken_name_is_reported_at_once(
+    backend: Backend, pauses: list[float]
 ) -> None:
+    await backend.create(render(SPEC, "key", 1, "ns"), dry_run=True)
+    assert (backend.asked, backend.jobs) == (["POST trainjobs"], {})
     await created(backend)
-    server.requests.clear()
-    with pytest.raises(AlreadyExists, match=named()):
+    with pytest.raises(AlreadyExists, match=NAME):
         await created(backend)
-    assert (server.requests, pauses) == ([("POST", JOBS)], [])
+    assert (backend.asked, pauses) == (["POST trainjobs"] * 3, [])
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
 async def test_a_conflict_of_a_quota_is_repeated_under_the_same_name(
-    backend: KubernetesBackend, server: Server, pauses: list[float], count: int
+    backend: Backend, pauses: list[float], count: int
 ) -> None:
-    server.refusals["POST trainjobs"] = [QUOTA] * count
+    backend.refusals["POST trainjobs"] = [QUOTA] * count
     ref = await created(backend)
-    assert (ref.name, len(server.objects), len(pauses)) == (named(), 1, count)
+    assert (ref.name, len(backend.jobs), len(pauses)) == (NAME, 1, count)
     assert all(pause > 0 for pause in pauses)
-    once = [f"POST {JOBS}", f"GET {JOBS}/{named()}", f"GET {JOBSETS}/{named()}"]
-    assert [f"{method} {path}" for method, path in server.requests] == [*(once * count), f"POST {JOBS}"]
+    once = ["POST trainjobs", f"GET {JOB}", f"GET {JOBSET_OF_IT}"]
+    assert backend.asked == [*(once * count), "POST trainjobs"]
 
 
-async def test_a_conflict_that_lasts_is_an_outage_not_a_taken_name(backend: KubernetesBackend, server: Server) -> None:
-    server.refusals["POST trainjobs"] = [QUOTA] * 100
+async def test_a_conflict_that_lasts_is_an_outage_not_a_taken_name(backend: Backend) -> None:
+    backend.refusals["POST trainjobs"] = [QUOTA] * 100
     with pytest.raises(BackendUnavailable, match=r"could not be created: .*resourcequotas"):
         await created(backend)
-    assert len(server.asked("POST")) == 6
-    assert server.objects == {}
+    assert (len(backend.asked_by("POST")), backend.jobs) == (6, {})
 
 
-async def test_a_conflict_does_not_change_the_number_of_the_attempt(backend: KubernetesBackend, server: Server) -> None:
-    server.refusals["POST trainjobs"] = [QUOTA] * 3
+async def test_a_conflict_does_not_change_the_number_of_the_attempt(backend: Backend) -> None:
+    backend.refusals["POST trainjobs"] = [QUOTA] * 3
     ref = await launch(backend, SPEC, "key", namespace="ns", last_try=1)
-    assert (ref.attempt, ref.name) == (1, named())
-    assert [*server.objects] == [f"{JOBS}/{named()}"]
+    assert (ref.attempt, [*backend.jobs]) == (1, [("ns", NAME)])
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-async def test_a_lost_reply_is_found_by_the_mark_of_its_request(
-    backend: KubernetesBackend, server: Server, count: int
-) -> None:
-    server.refusals["POST trainjobs"] = [ServerError(503, "", "busy")] * (count - 1)
-    server.lost["POST trainjobs"] = 1
+async def test_a_lost_reply_is_found_by_the_mark_of_its_request(backend: Backend, count: int) -> None:
+    backend.refusals["POST trainjobs"] = [Refused(503, "", "busy")] * (count - 1)
+    backend.lost["POST trainjobs"] = 1
     ref = await created(backend)
-    assert stored(server, ref)["metadata"]["uid"] == ref.uid
-    assert len(server.asked("POST")) == count
-    assert server.asked("GET")[-1] == f"GET trainjobs/{named()}"
+    assert backend.job(ref)["metadata"]["name"] == NAME
+    assert len(backend.asked_by("POST")) == count
+    assert backend.asked_by("GET")[-1] == f"GET {JOB}"
 
 
-async def test_a_lost_reply_of_a_job_that_was_deleted_since_is_not_repeated(
-    backend: KubernetesBackend, server: Server
+def _deleted(backend: Backend) -> None:
+    """A cancel has deleted the job, and its JobSet is being deleted."""
+    backend.store.put("trainjobs", backend.store.find("trainjobs", NAME, "ns"), "DELETED")
+    backend.put("jobsets", NAME)
+
+
+@pytest.mark.parametrize(
+    ("fault", "at", "change", "posts"),
+    [
+        ("lost", f"GET {JOB}", _deleted, 1),
+        ("quota", f"GET {JOB}", lambda backend: backend.put("trainjobs", NAME), 1),
+        ("quota", "POST trainjobs", lambda backend: backend.put("trainjobs", NAME), 2),
+    ],
+    ids=["deleted since", "another launcher before the look", "another launcher after it"],
+)
+async def test_a_repeated_create_does_not_take_the_place_of_another_job(
+    backend: Backend, fault: str, at: str, change: Callable[[Backend], None], posts: int
 ) -> None:
-    """The first create has arrived, a cancel has deleted the job, and its JobSet is being deleted."""
-    server.lost["POST trainjobs"] = 1
+    backend.refusals["POST trainjobs"] = [QUOTA] if fault == "quota" else []
+    backend.lost["POST trainjobs"] = fault == "lost"
 
-    def deleted(request: Request) -> None:
-        if request.method == "GET" and request.path.startswith(JOBS):
-            server.objects.pop(f"{JOBS}/{named()}", None)
-            server.objects[f"{JOBSETS}/{named()}"] = {"metadata": {"name": named()}}
+    def meanwhile(request: str, _: Any) -> None:
+        if request == at and len(backend.asked) > 1 and not backend.refusals["POST trainjobs"]:
+            backend.before = lambda *_: None
+            change(backend)
 
-    server.before = deleted
+    backend.before = meanwhile
     with pytest.raises(AlreadyExists, match="exists, or existed and is being deleted"):
         await created(backend)
-    assert len(server.asked("POST")) == 1
+    assert len(backend.asked_by("POST")) == posts
 
 
-async def test_a_name_that_another_launcher_took_meanwhile_is_reported(
-    backend: KubernetesBackend, server: Server
-) -> None:
-    server.refusals["POST trainjobs"] = [QUOTA]
-
-    def taken(request: Request) -> None:
-        if request.method == "GET" and request.path == f"{JOBS}/{named()}":
-            server.objects.setdefault(request.path, {"metadata": {"name": named(), "uid": "another"}})
-
-    server.before = taken
-    with pytest.raises(AlreadyExists):
-        await created(backend)
-    assert len(server.asked("POST")) == 1
-
-
-async def test_a_repeated_create_that_meets_its_own_job_is_the_first_one(
-    backend: KubernetesBackend, server: Server
-) -> None:
+async def test_a_repeated_create_that_meets_its_own_job_is_the_first_one(backend: Backend) -> None:
     """The first create arrives after the look at its name."""
-    late: list[dict[str, Any]] = []
+    late: list[Any] = []
 
-    def arrive(request: Request) -> None:
-        if request.method == "POST" and not late:
-            late.append(copy.deepcopy(request.body))
-            raise LOST
-        if request.method == "POST":
-            server._apply(Request("POST", JOBS, body=late[0]))
+    def arrive(request: str, body: Any) -> None:
+        if request == "POST trainjobs" and not late:
+            late.append(body)
+            raise httpx.ReadError("no reply")
+        if request == "POST trainjobs":
+            own = {**late[0], "metadata": {**late[0]["metadata"], "namespace": "ns"}}
+            backend.store.create("trainjobs", own, who="client")
 
-    server.before = arrive
+    backend.before = arrive
     ref = await created(backend)
-    assert stored(server, ref)["metadata"]["uid"] == ref.uid
-    assert len(server.objects) == 1
-
-
-async def test_a_repeated_create_that_meets_another_job_is_refused(backend: KubernetesBackend, server: Server) -> None:
-    server.refusals["POST trainjobs"] = [LOST]
-    posts = 0
-
-    def another(request: Request) -> None:
-        nonlocal posts
-        posts += request.method == "POST"
-        if posts == 2:
-            server.objects.setdefault(f"{JOBS}/{named()}", {"metadata": {"name": named(), "uid": "another"}})
-
-    server.before = another
-    with pytest.raises(AlreadyExists):
-        await created(backend)
-
-
-async def test_a_dry_run_is_one_request(backend: KubernetesBackend, server: Server) -> None:
-    await backend.create(manifest(), dry_run=True)
-    assert (server.requests, server.objects) == ([("POST", JOBS)], {})
+    assert [job["metadata"]["uid"] for job in backend.jobs.values()] == [ref.uid]
 
 
 # ---------------------------------------------------------------- names
 
 
-async def test_a_name_is_free_without_a_jobset(backend: KubernetesBackend, server: Server) -> None:
-    assert await backend.is_free("ns", named())
-    server.objects[f"{JOBSETS}/{named()}"] = {"metadata": {"name": named()}}
-    assert not await backend.is_free("ns", named())
-    server.refusals["GET jobsets"] = [Forbidden(403, "Forbidden", "jobsets is forbidden")]
-    assert await backend.is_free("ns", named()), "this account may not see it"
+async def test_a_name_is_free_without_a_jobset(backend: Backend) -> None:
+    assert await backend.is_free("ns", NAME)
+    backend.put("jobsets", NAME)
+    assert not await backend.is_free("ns", NAME)
+    backend.refusals["GET jobsets"] = [forbidden("jobsets")]
+    assert await backend.is_free("ns", NAME), "this account may not see it"
 
 
 @pytest.mark.parametrize(
     ("owners", "own"),
-    [
-        (None, None),
-        ([], None),
-        ([{"uid": "uid-1"}], True),
-        ([{"uid": "other"}, {"uid": "uid-1"}], True),
-        ([{"uid": "earlier"}], False),
-    ],
+    [(None, None), ([], None), (["{uid}"], True), (["other", "{uid}"], True), (["earlier"], False)],
 )
 async def test_a_jobset_belongs_to_its_owner(
-    backend: KubernetesBackend, server: Server, owners: list[dict[str, str]] | None, own: bool | None
+    backend: Backend, ref: JobRef, owners: list[str] | None, own: bool | None
 ) -> None:
-    ref = await created(backend)
     if owners is not None:
-        server.objects[f"{JOBSETS}/{ref.name}"] = {"metadata": {"ownerReferences": owners}}
+        uids = [{"uid": owner.format(uid=ref.uid)} for owner in owners]
+        backend.put("jobsets", ref.name, metadata={"ownerReferences": uids})
     assert await backend.has_own_jobset(ref) is own
 
 
-async def test_remaining_pods_are_those_that_may_still_write(backend: KubernetesBackend, server: Server) -> None:
-    phases = {"a": "Pending", "b": "Running", "c": "Unknown", "d": "Succeeded", "e": "Failed"}
+async def test_remaining_pods_are_those_that_may_still_write(backend: Backend) -> None:
+    phases = {"a": "Pending", "b": "Running", "c": "Unknown", "d": "Succeeded", "e": "Failed", "f": "Running"}
     for name, phase in phases.items():
-        labels = {"jobset.sigs.k8s.io/jobset-name": named()}
-        server.objects[f"{PODS}/{name}"] = {"metadata": {"name": name, "labels": labels}, "status": {"phase": phase}}
-    other = {"jobset.sigs.k8s.io/jobset-name": "another"}
-    server.objects[f"{PODS}/f"] = {"metadata": {"name": "f", "labels": other}, "status": {"phase": "Running"}}
-    found = await backend.remaining_pods("ns", [named(), named(2)])
+        labels = {JOBSET: "another" if name == "f" else NAME}
+        backend.put("pods", name, metadata={"labels": labels}, status={"phase": phase})
+    found = await backend.remaining_pods("ns", [NAME, job_name("key", 2)])
     assert [pod["metadata"]["name"] for pod in found] == ["a", "b", "c"]
-    assert server.asked("GET") == ["GET pods"]
-    server.refusals["GET pods"] = [Forbidden(403, "Forbidden", "pods is forbidden")]
-    assert await backend.remaining_pods("ns", [named()]) == []
+    assert backend.asked == ["GET pods"]
+    backend.refusals["GET pods"] = [forbidden("pods")]
+    assert await backend.remaining_pods("ns", [NAME]) == []
 
 
 # ---------------------------------------------------------------- patch and delete
 
 
-async def test_a_conflict_of_a_quota_repeats_a_patch(
-    backend: KubernetesBackend, server: Server, pauses: list[float]
-) -> None:
-    ref = await created(backend)
-    server.refusals["PATCH trainjobs"] = [QUOTA, QUOTA]
-    await backend.patch(ref, {"spec": {"suspend": True}})
-    assert stored(server, ref)["spec"]["suspend"] is True
-    assert (len(server.asked("PATCH")), len(pauses)) == (3, 2)
-
-
-async def test_a_conflict_that_lasts_fails_a_patch(backend: KubernetesBackend, server: Server) -> None:
-    ref = await created(backend)
-    server.refusals["PATCH trainjobs"] = [QUOTA] * 100
+async def test_a_conflict_of_a_quota_repeats_a_patch(backend: Backend, ref: JobRef, pauses: list[float]) -> None:
+    backend.refusals["PATCH trainjobs"] = [QUOTA, QUOTA]
+    await backend.patch(ref, SUSPEND)
+    assert backend.job(ref)["spec"]["suspend"] is True
+    assert (len(backend.asked_by("PATCH")), len(pauses)) == (3, 2)
+    backend.refusals["PATCH trainjobs"] = [QUOTA] * 100
     with pytest.raises(BackendUnavailable, match="resourcequotas"):
-        await backend.patch(ref, {"spec": {"suspend": True}})
+        await backend.patch(ref, SUSPEND)
 
 
-@pytest.mark.parametrize("conflict", ["version", "quota"])
+@pytest.mark.parametrize("conflict", ["", "version", "quota"])
 async def test_a_conflict_of_a_patch_with_a_version_means_look_again(
-    backend: KubernetesBackend, server: Server, conflict: str
+    backend: Backend, ref: JobRef, conflict: str
 ) -> None:
-    ref = await created(backend)
-    version = stored(server, ref)["metadata"]["resourceVersion"]
+    version = backend.job(ref)["metadata"]["resourceVersion"]
     if conflict == "version":
         await backend.patch(ref, {"metadata": {"annotations": {"a": "1"}}})
+    backend.refusals["PATCH trainjobs"] = [QUOTA] if conflict == "quota" else []
+    backend.asked.clear()
+    patch = {"metadata": {"resourceVersion": version}, **SUSPEND}
+    if conflict:
+        with pytest.raises(NotFound, match="is gone or was changed"):
+            await backend.patch(ref, patch)
     else:
-        server.refusals["PATCH trainjobs"] = [QUOTA]
-    server.requests.clear()
-    with pytest.raises(NotFound, match="is gone or was changed"):
-        await backend.patch(ref, {"metadata": {"resourceVersion": version}, "spec": {"suspend": True}})
-    assert len(server.requests) == 1
-    assert not stored(server, ref)["spec"].get("suspend")
-
-
-async def test_a_patch_with_the_present_version_is_applied(backend: KubernetesBackend, server: Server) -> None:
-    ref = await created(backend)
-    version = stored(server, ref)["metadata"]["resourceVersion"]
-    await backend.patch(ref, {"metadata": {"resourceVersion": version}, "spec": {"suspend": True}})
-    assert stored(server, ref)["spec"]["suspend"] is True
+        await backend.patch(ref, patch)
+    assert len(backend.asked) == 1
+    assert bool(backend.job(ref)["spec"].get("suspend")) is not bool(conflict)
 
 
 @pytest.mark.parametrize(
     "error",
     [
         None,
-        Conflict(409, "Conflict", "Precondition failed: UID in precondition: a, UID in object meta: b"),
-        Invalid(422, "Invalid", "metadata.uid: Invalid value: field is immutable"),
-        ObjectNotFound(404, "NotFound", "not found"),
+        Refused(409, "Conflict", "Precondition failed: UID in precondition: a, UID in object meta: b"),
+        Refused(422, "Invalid", "metadata.uid: Invalid value: field is immutable"),
+        Refused(404, "NotFound", "not found"),
     ],
 )
 async def test_a_patch_of_another_job_of_that_name_is_not_repeated(
-    backend: KubernetesBackend, server: Server, error: ApiError | None
+    backend: Backend, ref: JobRef, error: Refused | None
 ) -> None:
-    ref = await created(backend)
-    stored(server, ref)["metadata"]["uid"] = "another"
-    server.requests.clear()
-    if error is not None:
-        server.refusals["PATCH trainjobs"] = [error]
+    job = backend.job(ref)
+    backend.store.put("trainjobs", {**job, "metadata": {**job["metadata"], "uid": "another"}})
+    backend.refusals["PATCH trainjobs"] = [error] if error is not None else []
     with pytest.raises(NotFound, match="is gone"):
-        await backend.patch(ref, {"spec": {"suspend": True}})
-    assert len(server.requests) == 1
+        await backend.patch(ref, SUSPEND)
+    assert len(backend.asked) == 1
 
 
-async def test_a_refused_patch_is_rejected(backend: KubernetesBackend, server: Server) -> None:
-    ref = await created(backend)
-    server.refusals["PATCH trainjobs"] = [Forbidden(403, "Forbidden", 'admission webhook "x" denied the request: no')]
-    with pytest.raises(Rejected, match="could not be changed"):
-        await backend.patch(ref, {"spec": {"suspend": True}})
+async def test_a_refused_request_is_rejected(backend: Backend, ref: JobRef) -> None:
+    for method in ("DELETE", "GET"):
+        backend.refusals[f"{method} trainjobs"] = [forbidden("trainjobs")]
+    denied = Refused(403, "Forbidden", 'admission webhook "x" denied the request: no')
+    backend.refusals["PATCH trainjobs"] = [denied]
+    with pytest.raises(Rejected, match='could not be changed: admission webhook "x" denied the request: no'):
+        await backend.patch(ref, SUSPEND)
+    with pytest.raises(Rejected, match="could not be deleted: trainjobs is forbidden"):
+        await backend.delete(ref)
+    with pytest.raises(Rejected, match="TrainJobs in namespace ns cannot be listed: trainjobs is forbidden"):
+        await backend.find("ns", {})
 
 
 @pytest.mark.parametrize(
     ("changed", "with_version", "gone"), [(False, True, True), (True, True, False), (True, False, True)]
 )
 async def test_a_delete_with_an_old_version_does_nothing(
-    backend: KubernetesBackend, server: Server, changed: bool, with_version: bool, gone: bool
+    backend: Backend, ref: JobRef, changed: bool, with_version: bool, gone: bool
 ) -> None:
-    ref = await created(backend)
-    version = stored(server, ref)["metadata"]["resourceVersion"]
+    version = backend.job(ref)["metadata"]["resourceVersion"]
     if changed:
         await backend.patch(ref, {"metadata": {"annotations": {"a": "1"}}})
     await backend.delete(ref, version if with_version else "")
-    assert (f"{JOBS}/{ref.name}" not in server.objects) is gone
-
-
-async def test_a_refused_delete_is_rejected(backend: KubernetesBackend, server: Server) -> None:
-    ref = await created(backend)
-    server.refusals = {"DELETE trainjobs": [Forbidden(403, "Forbidden", "trainjobs is forbidden")]}
-    with pytest.raises(Rejected, match="could not be deleted: trainjobs is forbidden"):
-        await backend.delete(ref)
-
-
-async def test_a_refused_list_is_rejected(backend: KubernetesBackend, server: Server) -> None:
-    server.refusals = {"GET trainjobs": [Forbidden(403, "Forbidden", "trainjobs is forbidden")]}
-    with pytest.raises(Rejected, match="TrainJobs in namespace ns cannot be listed: trainjobs is forbidden"):
-        await backend.find("ns", {})
+    assert (not backend.jobs) is gone
 
 
 # ---------------------------------------------------------------- records of cancels
 
-WORK = key_hash("key")
+
+def lease(backend: Backend) -> Object:
+    """The only Lease."""
+    (found,) = backend.store.items("leases")
+    return found
 
 
-async def test_the_record_of_a_cancel_is_a_lease(backend: KubernetesBackend, server: Server) -> None:
+async def test_the_record_of_a_cancel_is_a_lease(backend: Backend) -> None:
     made = await backend.announce_cancel("ns", WORK, Cancel(0))
-    assert server.requests == [("POST", LEASES)]
-    ((path, lease),) = server.objects.items()
-    assert path.startswith(f"{LEASES}/trainjob-cancelled-{WORK}-")
-    assert lease["metadata"]["labels"] == {"trainjob.dev/cancelled-key": WORK}
+    assert backend.asked == ["POST leases"]
+    metadata = lease(backend)["metadata"]
+    assert metadata["name"].startswith(f"trainjob-cancelled-{WORK}-")
+    assert metadata["labels"] == {"trainjob.dev/cancelled-key": WORK}
     assert made is not None
-    assert (made.version, made.tried, made.uid, made.action) == (server.version, None, "", "cancel")
-    assert made.record == lease["metadata"]["name"]
+    assert (made.version, made.tried, made.uid, made.action) == (backend.store.version, None, "", "cancel")
+    assert made.record == metadata["name"]
     # When it arrived: the process that sent it may have been frozen, so its own time is no age.
-    assert made.at == datetime.fromisoformat(lease["metadata"]["creationTimestamp"])
+    assert made.at == datetime.fromisoformat(metadata["creationTimestamp"])
+    backend.asked.clear()
+    await backend.cancels("ns", WORK)
+    assert backend.asked == ["GET leases"]
 
 
 @pytest.mark.parametrize(
     "cancel", [Cancel(0), Cancel(0, 3), Cancel(0, None, "u", "suspend"), Cancel(0, 2, "u")], ids=str
 )
-async def test_records_are_read_as_they_were_written(backend: KubernetesBackend, cancel: Cancel) -> None:
+async def test_records_are_read_as_they_were_written(backend: Backend, cancel: Cancel) -> None:
+    await backend.announce_cancel("ns", "another", Cancel(0))
+    backend.put("leases", "waiter")
     made = await backend.announce_cancel("ns", WORK, cancel)
     version, found = await backend.cancels("ns", WORK)
-    assert found == [made]
+    assert found == [made], "without those of other keys, and the Leases of waiters"
     assert made is not None
     assert (made.tried, made.uid, made.action) == (cancel.tried, cancel.uid, cancel.action)
     assert version == made.version, "a launch that begins now is not concerned"
     assert not made.applies(version, 99, cancel.uid)
-    assert await backend.all_cancels("ns") == {WORK: [made]}
+    records = await backend.all_cancels("ns")
+    assert (records[WORK], records.keys()) == ([made], {WORK, "another"})
 
 
-async def test_each_cancel_has_a_record_of_its_own(backend: KubernetesBackend) -> None:
+async def test_each_cancel_has_a_record_of_its_own(backend: Backend) -> None:
     """A kill of try 2 that arrives after that of try 3 leaves that one's record."""
     made = [await backend.announce_cancel("ns", WORK, Cancel(0, tried)) for tried in (3, 2, None)]
     _, found = await backend.cancels("ns", WORK)
     assert found == made
     assert any(cancel.applies(0, 3) for cancel in found)
+    for number, cancel in enumerate(made, 1):
+        assert cancel is not None
+        await backend.forget_cancel("ns", cancel)
+        assert await backend.all_cancels("ns") == ({WORK: made[number:]} if made[number:] else {})
+        await backend.forget_cancel("ns", cancel)  # another run of the reaper has removed it
 
 
 @pytest.mark.parametrize("refused", [0, 2])
-async def test_a_record_whose_reply_was_lost_has_its_version_without_a_get(
-    backend: KubernetesBackend, server: Server, refused: int
-) -> None:
+async def test_a_record_whose_reply_was_lost_has_its_version_without_a_get(backend: Backend, refused: int) -> None:
     """The Role has no `get` for Leases. A conflict of a quota before it is repeated."""
-    server.refusals["POST leases"] = [QUOTA] * refused
-    server.lost["POST leases"] = 1
-    original = server.send
+    backend.refusals["POST leases"] = [QUOTA] * refused
+    backend.lost["POST leases"] = 1
 
-    async def without_get(request: Request, decode: Any = None) -> dict[str, Any]:
-        if request.method == "GET" and request.path.startswith(f"{LEASES}/"):
-            raise Forbidden(403, "Forbidden", "leases is forbidden")
-        return await original(request, decode)
+    def without_get(request: str, _: Any) -> None:
+        if request.startswith("GET leases/"):
+            raise forbidden("leases")
 
-    backend._client.send = without_get  # type: ignore[method-assign]
+    backend.before = without_get
     made = await backend.announce_cancel("ns", WORK, Cancel(0, 2))
-    ((_, lease),) = server.objects.items()
+    metadata = lease(backend)["metadata"]
     assert made is not None
-    assert (str(made.version), made.record) == (lease["metadata"]["resourceVersion"], lease["metadata"]["name"])
+    assert (str(made.version), made.record) == (metadata["resourceVersion"], metadata["name"])
     assert made.tried == 2
-    assert len(server.asked("POST")) == refused + 2
+    assert len(backend.asked_by("POST")) == refused + 2
 
 
-async def test_records_of_other_keys_and_leases_of_waiters_are_left_out(
-    backend: KubernetesBackend, server: Server
-) -> None:
-    await backend.announce_cancel("ns", "another", Cancel(0))
-    server.objects[f"{LEASES}/waiter"] = {"metadata": {"name": "waiter", "resourceVersion": "1"}}
-    assert (await backend.cancels("ns", WORK))[1] == []
-    assert [*await backend.all_cancels("ns")] == ["another"]
-
-
-async def test_one_request_reads_the_records(backend: KubernetesBackend, server: Server) -> None:
-    await backend.cancels("ns", WORK)
-    assert server.requests == [("GET", LEASES)]
-
-
-async def test_without_permission_there_are_no_records(backend: KubernetesBackend, server: Server) -> None:
-    forbidden = Forbidden(403, "Forbidden", "leases is forbidden")
-    server.refusals = {"GET leases": [forbidden], "POST leases": [forbidden]}
+async def test_without_permission_there_are_no_records(backend: Backend) -> None:
+    backend.refusals = {"GET leases": [forbidden("leases")], "POST leases": [forbidden("leases")]}
     assert await backend.cancels("ns", WORK) == (None, [])
     assert await backend.announce_cancel("ns", WORK, Cancel(0)) is None
 
 
-async def test_a_record_that_nothing_has_removed_concerns_nobody_after_an_hour(
-    backend: KubernetesBackend, server: Server
-) -> None:
+async def test_a_record_that_nothing_has_removed_concerns_nobody_after_an_hour(backend: Backend) -> None:
     await backend.announce_cancel("ns", WORK, Cancel(0))
-    ((_, lease),) = server.objects.items()
-    lease["metadata"]["creationTimestamp"] = f"{datetime.now(UTC) - timedelta(minutes=61):%Y-%m-%dT%H:%M:%SZ}"
-    version, found = await backend.cancels("ns", WORK)
-    assert (version is None, found) == (False, [])
-
-
-async def test_records_are_removed_one_by_one(backend: KubernetesBackend) -> None:
-    first = await backend.announce_cancel("ns", WORK, Cancel(0))
-    second = await backend.announce_cancel("ns", WORK, Cancel(0))
-    assert first is not None
-    assert second is not None
-    await backend.forget_cancel("ns", first)
-    assert await backend.all_cancels("ns") == {WORK: [second]}
-    await backend.forget_cancel("ns", second)
-    assert await backend.all_cancels("ns") == {}
-    await backend.forget_cancel("ns", second)  # another run of the reaper has removed it
+    found = lease(backend)
+    created = f"{datetime.now(UTC) - timedelta(minutes=61):%Y-%m-%dT%H:%M:%SZ}"
+    backend.store.put("leases", {**found, "metadata": {**found["metadata"], "creationTimestamp": created}})
+    version, cancels = await backend.cancels("ns", WORK)
+    assert (version is None, cancels) == (False, [])
 
 
 # ---------------------------------------------------------------- a launch
 
 
-async def test_requests_of_a_launch(backend: KubernetesBackend, server: Server) -> None:
+async def test_requests_of_a_launch(backend: Backend) -> None:
     """The documented cost: four requests side by side, the create, and two side by side."""
-    ref = await launch(backend, SPEC, "key", namespace="ns")
-    first = ["GET leases", "GET trainjobs", f"GET jobsets/{ref.name}", "GET pods"]
-    assert sorted(server.asked("GET")[:4]) == sorted(first)
-    assert sorted(server.asked("GET")[4:]) == ["GET leases", "GET trainjobs"]
-    assert server.asked("POST") == ["POST trainjobs"]
-    server.requests.clear()
+    await launch(backend, SPEC, "key", namespace="ns")
+    assert sorted(backend.asked[:4]) == ["GET " + each for each in (JOBSET_OF_IT, "leases", "pods", "trainjobs")]
+    assert backend.asked[4] == "POST trainjobs"
+    assert sorted(backend.asked[5:]) == ["GET leases", "GET trainjobs"]
+    backend.asked.clear()
     await launch(backend, SPEC, "key", namespace="ns", tried=2)
-    assert sorted(server.asked("GET")) == ["GET leases", "GET trainjobs"]
-    assert server.asked("PATCH") == [f"PATCH trainjobs/{ref.name}"]
-    assert len(server.requests) == 3
+    assert sorted(backend.asked) == ["GET leases", "GET trainjobs", f"PATCH {JOB}"]
 
 
-async def test_requests_of_a_launch_of_a_new_key(backend: KubernetesBackend, server: Server) -> None:
+async def test_requests_of_a_launch_of_a_new_key(backend: Backend) -> None:
     await launch(backend, SPEC, "key", namespace="ns", is_new=True)
-    assert server.requests[0] == ("POST", JOBS)
-    assert sorted(server.requests[1:]) == sorted([("GET", JOBS), ("GET", LEASES)])
+    assert backend.asked[0] == "POST trainjobs"
+    assert sorted(backend.asked[1:]) == ["GET leases", "GET trainjobs"]

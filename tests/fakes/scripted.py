@@ -1,0 +1,128 @@
+"""A server on this machine that a test scripts: what it answers, what it holds back, and where it breaks off."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.certificates import Pair
+from tests.serving import EndsConnections
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request; those of one connection have the same `client`. The path has its query."""
+
+    client: tuple[str, int]
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass
+class Answer:
+    """A reply.
+
+    Attributes:
+        chunks: In place of `body`: sent as they come, without a length.
+        cut: Break the connection after so many bytes of the body, or after the chunks, in place of an end.
+        closes: Close the connection after the reply, without a header that announces it.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    chunks: Iterable[bytes] | None = None
+    cut: int | None = None
+    closes: bool = False
+
+
+def as_json(value: Any, status: int = 200) -> Answer:
+    return Answer(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+
+class ScriptedServer(EndsConnections):
+    """Answers each request by `answer`, which runs in the thread of the connection. Use it with `tests.serving`.
+
+    Attributes:
+        asked: The requests so far.
+        stalled: For an `answer` that holds a reply back; set when the server ends.
+    """
+
+    daemon_threads = False
+    request_queue_size = 64
+
+    def __init__(self, answer: Callable[[Asked], Answer] = lambda _: Answer(), pair: Pair | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answer = answer
+        self.asked: list[Asked] = []
+        self.stalled = threading.Event()
+        self._arrived = threading.Condition()
+        self.scheme = "http"
+        if pair is not None:
+            self.secure(pair)
+
+    def secure(self, pair: Pair) -> None:
+        """Serve HTTPS with that certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.certificate, pair.key)
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.scheme = "https"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.server_port}"
+
+    def add(self, asked: Asked) -> None:
+        """Record a request."""
+        with self._arrived:
+            self.asked.append(asked)
+            self._arrived.notify_all()
+
+    def arrived(self, count: int) -> bool:
+        """Wait until so many requests have arrived; False if they do not arrive."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: len(self.asked) >= count, 30)
+
+    def handle_error(self, *_: Any) -> None:
+        """Report faults of a test's `answer`, but no client that has left."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(*_)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 30  # of an idle connection, so that no test hangs
+    server: ScriptedServer
+
+    def log_message(self, *_: object) -> None: ...
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        asked = Asked(self.client_address, self.command, self.path, dict(self.headers), body)
+        self.server.add(asked)
+        answer = self.server.answer(asked)
+        self.close_connection = answer.closes or answer.cut is not None  # set before the client has its reply
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        if answer.chunks is None:
+            self.send_header("Content-Length", str(len(answer.body)))
+            self.end_headers()
+            self.wfile.write(b"" if self.command == "HEAD" else answer.body[: answer.cut])
+            return
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for chunk in answer.chunks:
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        if answer.cut is None:
+            self.wfile.write(b"0\r\n\r\n")
+
+    do_GET = do_HEAD = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 - the names of http.server
