@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -22,7 +23,7 @@ class Asked:
     client: tuple[str, int]
     method: str
     path: str
-    headers: Mapping[str, str]
+    headers: Message
     body: bytes
 
 
@@ -106,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        asked = Asked(self.client_address, self.command, self.path, dict(self.headers), body)
+        asked = Asked(self.client_address, self.command, self.path, self.headers, body)
         self.server.add(asked)
         answer = self.server.answer(asked)
         self.close_connection = answer.closes or answer.cut is not None  # set before the client has its reply

@@ -90,6 +90,7 @@ def test_errors_of_invalid_locations_name_the_valid_form(text: str, words: str) 
         "s3://AKIA:hunter2@bucket/x",
         "gs://hunter2@bucket/x",
         "hf://user:hunter2@org/x",
+        "az://user:hunter2@container/x",
         "abfs://user:hunter2@lake.dfs.core.windows.net/x",
         "https://b.s3.amazonaws.com/x?X-Amz-Signature=hunter2",
         "https://acc.blob.core.windows.net/x?sv=1&sig=hunter2",
