@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Barrier, Event, Thread
 from types import FrameType
@@ -102,46 +103,33 @@ def test_the_latest_checkpoint_is_restored_and_older_ones_are_removed(root: Path
     assert names(root) == []
 
 
-def test_a_kill_at_any_call_leaves_the_earlier_or_the_new_checkpoint(root: Path) -> None:
-    call, seen = 0, set()
-    while True:
-        shutil.rmtree(root, ignore_errors=True)
-        save(5)
-        save(10)
-        finished = not killed_at(call, lambda: save(15))
+@pytest.mark.parametrize(
+    ("before", "change", "left"),
+    [
+        ([5, 10], lambda: save(15), {10, 15}),
+        ([], lambda: save(0, keep=1), {None, 0}),
+        ([5, 10], checkpoints.clear, {10, None}),
+    ],
+    ids=["save", "first save", "clear"],
+)
+def test_a_kill_at_any_call_leaves_the_earlier_or_the_new_checkpoint(
+    root: Path, before: list[int], change: Callable[[], object], left: set[int | None]
+) -> None:
+    seen = set()
+    for call in count():
+        for step in before:
+            save(step)
+        killed = killed_at(call, change)
         seen.add(restored())
-        if finished:
-            break
         save(20)
         assert restored() == 20
-        assert len(names(root)) == 2, "files of the killed process are left"
-        call += 1
-    assert call > 50
-    assert seen == {10, 15}
-
-
-def test_a_kill_at_any_call_of_the_first_save_leaves_none_or_a_complete_one(root: Path) -> None:
-    call, seen = 0, set()
-    while killed_at(call, lambda: save(0, keep=1)):
-        seen.add(restored())
-        shutil.rmtree(root, ignore_errors=True)
-        call += 1
-    assert seen == {None, 0}
-
-
-def test_a_kill_at_any_call_of_clear_leaves_the_latest_or_none(root: Path) -> None:
-    call, seen = 0, set()
-    while True:
-        for step in (5, 10):
-            save(step)
-        finished = not killed_at(call, checkpoints.clear)
-        seen.add(restored())
-        if finished:
-            break
+        assert len(names(root)) <= 2, "no files of the killed process are left"
         checkpoints.clear()
         assert names(root) == []
-        call += 1
-    assert seen == {10, None}
+        if not killed:
+            break
+    assert call > 10
+    assert seen == left
 
 
 @settings(max_examples=60, deadline=None)
@@ -159,25 +147,26 @@ def test_the_latest_is_the_last_that_was_saved(
             latest = restored()
 
 
-@pytest.mark.parametrize("cut", ["model.bin", "parts/optimizer.bin", ".trainjob.json"])
-@pytest.mark.parametrize("how", [lambda path: os.truncate(path, path.stat().st_size - 1), Path.unlink])
-def test_a_cut_checkpoint_is_ignored(root: Path, cut: str, how: Callable[[Path], None]) -> None:
-    save(5)
-    save(10)
-    how(root / "000002-step-10" / cut)
-    assert restored() == 5
-    save(15)
-    assert names(root) == ["000001-step-5", "000003-step-15"]
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
 
 
+MARKER = ".trainjob.json"
 DAMAGED = ("[]", "null", "1", "{", '{"format": 1}', '{"format": 1, "files": []}', '{"files": 1}')
 
 
-@pytest.mark.parametrize("text", DAMAGED)
-def test_a_damaged_marker_is_that_of_an_incomplete_checkpoint(root: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        *((name, Path.unlink) for name in ("model.bin", "parts/optimizer.bin", MARKER)),
+        *((name, cut) for name in ("model.bin", "parts/optimizer.bin", MARKER)),
+        *((MARKER, partial(Path.write_text, data=text)) for text in DAMAGED),
+    ],
+)
+def test_a_cut_or_damaged_checkpoint_is_ignored(root: Path, file: str, damage: Callable[[Path], object]) -> None:
     save(5)
     save(10)
-    (root / "000002-step-10" / ".trainjob.json").write_text(text)
+    damage(root / "000002-step-10" / file)
     assert restored() == 5
     save(15)
     assert names(root) == ["000001-step-5", "000003-step-15"]

@@ -288,7 +288,7 @@ def test_content_is_checked_before_it_is_written_and_if_it_is_complete(source: P
 
 WHOLE = gzip.compress(os.urandom(300_000)) + gzip.compress(bytes(5_000_000)) + bytes(512)
 CUT = {"end": WHOLE[:-520], "middle": WHOLE[:200_000], "nothing": b"", "text": b"no gzip at all", "more": WHOLE + b"x"}
-WRONG = {"digest": "sha256:" + "0" * 64}
+WRONG: dict[str, Any] = {"digest": "sha256:" + "0" * 64}
 FILE = {"source": "{}/source/a.txt"}
 SAME = "a file and a directory have the same name"
 
@@ -317,7 +317,7 @@ REFUSED: dict[str, tuple[Tree, dict[str, Any], type[Exception], str]] = {
     "file excluded": ({}, FILE | {"exclude": ["a.*"]}, SourceNotFound, "does not match include=.*exclude="),
     **{
         f"digest {text}": ({}, {"digest": text}, ConfigurationError, "is not a digest")
-        for text in ("md5:abc", "sha256:", "xyz", "0" * 63)
+        for text in ("md5:abc", "sha256:", "xyz", "0" * 63, "g" * 64, "sha512:" + "0" * 128)
     },
     "wrong digest": ({}, WRONG, ChecksumMismatch, "has digest .*, not sha256:0000"),
     "wrong digest of a file": ({}, FILE | WRONG, ChecksumMismatch, "0000"),

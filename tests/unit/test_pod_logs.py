@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from tests.serving import EndsConnections, serving
+from tests.fakes.scripted import Answer, Asked, ScriptedServer, as_json
+from tests.serving import serving
 
 from trainjob import JobRef, LogLine
 from trainjob._backends.credentials import Credentials
@@ -39,51 +36,34 @@ FIRST = "2026-11-21T10:00:00.000000001Z"
 SECOND = "2026-11-21T10:00:02.000000001Z"
 
 
-class Kubelet(EndsConnections):
+class Kubelet(ScriptedServer):
     """Sends the `replies`, one for each request for the log, chunk by chunk; then empty logs.
 
-    `None` in a reply waits for `opened`, and breaks the connection in any reply but the last.
+    `None` in a reply waits for `stalled`, and breaks the connection in any reply but the last.
     """
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.opened = self.stalled = threading.Event()
+        super().__init__(self.reply)
         self.replies: list[list[bytes | None]] = []
         self.pods = [POD]
-        self.refused = ""  # name of a pod whose log may not be read
-        self.requests: list[str] = []
+        self.refused = "none"  # name of a pod whose log may not be read
 
+    def reply(self, asked: Asked) -> Answer:
+        if f"/{self.refused}/log?" in asked.path:
+            return as_json({}, 403)
+        if "/log?" not in asked.path:
+            return as_json({"metadata": {}, "items": self.pods})
+        chunks = self.replies.pop(0) if self.replies else []
+        if None in chunks and self.replies:
+            return Answer(chunks=[chunk for chunk in chunks[: chunks.index(None)] if chunk], cut=0)
+        return Answer(chunks=self.late(chunks))
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Kubelet
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
-
-    def do_GET(self) -> None:
-        self.server.requests.append(self.path)
-        refused = bool(self.server.refused) and f"/{self.server.refused}/log?" in self.path
-        if "/log?" not in self.path or refused:
-            body = json.dumps({"metadata": {}, "items": self.server.pods}).encode()
-            self.send_response(403 if refused else 200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-            return
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for chunk in self.server.replies.pop(0) if self.server.replies else ():
-            if chunk is None and self.server.replies:
-                self.close_connection = True
-                return
+    def late(self, chunks: list[bytes | None]) -> Iterator[bytes]:
+        for chunk in chunks:
             if chunk is None:
-                self.server.opened.wait(30)
-                continue
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-        self.wfile.write(b"0\r\n\r\n")
+                self.stalled.wait(30)
+            else:
+                yield chunk
 
 
 @pytest.fixture
@@ -93,18 +73,10 @@ def kubelet() -> Iterator[Kubelet]:
 
 
 @pytest.fixture
-def client(kubelet: Kubelet, tmp_path: Path) -> ApiClient:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{kubelet.server_address[1]}"}}],
-        "users": [{"name": "u", "user": {}}],
-    }
-    path = tmp_path / "config"
-    path.write_text(json.dumps(config))
-    return ApiClient(Credentials(kubeconfig=str(path)))
+async def client(kubelet: Kubelet) -> AsyncIterator[ApiClient]:
+    made = ApiClient(Credentials(host=kubelet.url))
+    yield made
+    await made.aclose()
 
 
 async def followed(kubelet: Kubelet, client: ApiClient) -> list[LogLine]:
@@ -116,10 +88,9 @@ async def followed(kubelet: Kubelet, client: ApiClient) -> list[LogLine]:
             async for line in following:
                 lines.append(line)
                 if line.transient and len(kubelet.replies) == 0:
-                    kubelet.opened.set()
+                    kubelet.stalled.set()
                 if line.text == "done":
                     logs.finish()
-    await client.aclose()
     return lines
 
 
@@ -144,7 +115,6 @@ async def test_a_bar_is_completed_after_a_broken_connection(kubelet: Kubelet, cl
 async def test_stored_lines_have_the_last_state(kubelet: Kubelet, client: ApiClient) -> None:
     kubelet.replies = [[f"{FIRST} 1%\r2%\r".encode(), b"3%\r", b"4%\r\n", f"{SECOND} done\r\n".encode()]]
     lines = await RankLogs(client, JobRef("ns", "x", "uid"), (), "", None).stored()
-    await client.aclose()
     assert [line.text for line in lines] == ["4%", "done"]
 
 
@@ -160,9 +130,8 @@ async def test_tails_cost_one_list_and_one_bounded_request_for_each_pod(kubelet:
     kubelet.replies = [[f"{FIRST} a line\n".encode()] for _ in range(39)]
     async with aclosing(tails_of(client, await list_pods(client, JobRef("ns", "x", "uid")), 5)) as tails:
         found = [(each["metadata"]["name"], [line.text for line in lines]) async for each, lines in tails]
-    await client.aclose()
     assert [name for name, _ in found] == [f"x-node-0-{number}" for number in range(39, -1, -1)], "the oldest first"
     assert dict(found) == {f"x-node-0-{number}": [] if number == 7 else ["a line"] for number in range(40)}
-    logs = [path for path in kubelet.requests if "/log?" in path]
-    assert (len(kubelet.requests), len(logs)) == (41, 40)
+    logs = [asked.path for asked in kubelet.asked if "/log?" in asked.path]
+    assert (len(kubelet.asked), len(logs)) == (41, 40)
     assert all("tailLines=5" in path and "limitBytes=" in path and "follow" not in path for path in logs)

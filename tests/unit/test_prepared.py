@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
+from tests.fakes.scripted import Answer, Asked, ScriptedServer
+from tests.serving import serving
 
 from trainjob._backends.credentials import Access
 from trainjob._backends.kubernetes.client import MERGE_PATCH, ApiClient, Request, Timings
@@ -25,51 +24,33 @@ DELETE = Request("DELETE", "/apis/jobs/a", body={"preconditions": {"uid": "u"}})
 PATCH = Request("PATCH", "/apis/jobs/a", {"fieldManager": "trainjob"}, body=BODY, content_type=MERGE_PATCH)
 
 
-class Server:
-    """Records its requests with their connections."""
+class Server(ScriptedServer):
+    """An API server that can hold replies back, refuse methods and close connections."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[tuple[str, int], str, str, dict[str, str], bytes]] = []
-        self.reply = b"{}"
+        super().__init__(self.reply)
+        self.body = b"{}"
         self.status = 200
         self.statuses: dict[str, int] = {}  # by method
-        self.held: str | None = None  # a method that is answered after `release`
-        self.release = Event()
+        self.held: str | None = None  # a method that is answered after `stalled`
         self.closes = False
-        recorder = self
+        self.opened: list[PreparedRequest] = []
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                recorder.asked.append((self.client_address, self.command, self.path, dict(self.headers), body))
-                if self.command == recorder.held:
-                    recorder.release.wait(30)
-                if self.command == "DELETE":
-                    recorder.release.set()
-                self.close_connection = recorder.closes  # set before the client has its response
-                self.send_response(recorder.statuses.get(self.command, recorder.status))
-                self.send_header("Content-Length", str(len(recorder.reply)))
-                self.end_headers()
-                with suppress(OSError):  # the client did not wait
-                    self.wfile.write(recorder.reply)
-
-            do_GET = do_PATCH = do_DELETE = answer  # noqa: N815 - http.server's names
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
+    def reply(self, asked: Asked) -> Answer:
+        if asked.method == self.held:
+            self.stalled.wait(30)
+        if asked.method == "DELETE":
+            self.stalled.set()
+        return Answer(self.statuses.get(asked.method, self.status), self.body, closes=self.closes)
 
     @property
     def methods(self) -> list[str]:
         """Methods of the requests, without those that keep connections open."""
-        return [method for _, method, path, *_ in self.asked if method != "GET" and "dryRun" not in path]
+        return [each.method for each in self.asked if each.method != "GET" and "dryRun" not in each.path]
 
-    def prepared_request(self, request: Request = PATCH, token: str = "t") -> PreparedRequest:
-        access = Access(f"{self.url}/behind", ssl.create_default_context(), f"Bearer {token}", None, None, ())
+    def prepared(self, request: Request = PATCH) -> PreparedRequest:
+        """A prepared request to this server, which is closed with it."""
+        access = Access(f"{self.url}/behind", ssl.create_default_context(), "Bearer t", None, None, ())
 
         class Client:
             timings = Timings()
@@ -77,42 +58,37 @@ class Server:
             async def access(self) -> Access:
                 return access
 
-        return PreparedRequest(cast(ApiClient, Client()), request)
+        self.opened.append(PreparedRequest(cast(ApiClient, Client()), request))
+        return self.opened[-1]
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server()
-    thread = Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield made
-    made.release.set()
-    made.http.shutdown()
-    thread.join()
-    made.http.server_close()
+    with serving(Server()) as made:
+        yield made
+        for request in made.opened:
+            request.close()
 
 
 async def test_a_request_uses_the_open_connection(server: Server) -> None:
-    prepared = server.prepared_request()
-    await prepared.warm()
-    await prepared.warm()
-    assert prepared.send()
-    (one, *_), (two, rehearsal, rehearsed, _, _), (three, patch, sent, headers, body) = server.asked
-    assert one == two == three, "one connection"
+    request = server.prepared()
+    await request.warm()
+    await request.warm()
+    assert request.send()
+    one, two, sent = server.asked
+    assert one.client == two.client == sent.client, "one connection"
     path = "/behind/apis/jobs/a?fieldManager=trainjob"
-    assert (rehearsal, rehearsed, patch, sent) == ("PATCH", f"{path}&dryRun=All", "PATCH", path)
-    assert (headers["Authorization"], headers["Content-Type"]) == ("Bearer t", MERGE_PATCH)
-    assert json.loads(body) == BODY
-    prepared.close()
+    assert (two.method, two.path) == ("PATCH", f"{path}&dryRun=All")
+    assert (sent.method, sent.path, json.loads(sent.body)) == ("PATCH", path, BODY)
+    assert (sent.headers["Authorization"], sent.headers["Content-Type"]) == ("Bearer t", MERGE_PATCH)
 
 
 async def test_a_deletion_is_warmed_up_by_a_get(server: Server) -> None:
-    prepared = server.prepared_request(DELETE)
-    await prepared.warm()
-    assert prepared.send()
-    assert [method for _, method, *_ in server.asked] == ["GET", "DELETE"]
-    assert prepared.took is None
-    prepared.close()
+    request = server.prepared(DELETE)
+    await request.warm()
+    assert request.send()
+    assert [asked.method for asked in server.asked] == ["GET", "DELETE"]
+    assert request.took is None
 
 
 @pytest.mark.parametrize("refused", [[], ["PATCH"], ["DELETE"], ["PATCH", "DELETE"]])
@@ -128,7 +104,7 @@ async def test_a_deletion_is_warmed_up_by_a_get(server: Server) -> None:
 async def test_a_patch_without_a_timely_response_becomes_a_deletion(
     server: Server, *, late: bool, took: float, asked: list[str], by: str, refused: list[str]
 ) -> None:
-    patch, delete = server.prepared_request(), server.prepared_request(DELETE)
+    patch, delete = server.prepared(), server.prepared(DELETE)
     await patch.warm()
     await delete.warm()
     patch.took = took
@@ -140,8 +116,6 @@ async def test_a_patch_without_a_timely_response_becomes_a_deletion(
         asked, by = [*asked, *({other} - set(asked))], other
     assert found is (None if by in refused else patch if by == "PATCH" else delete)
     assert server.methods == asked
-    patch.close()
-    delete.close()
 
 
 def pod(*conditions: dict[str, str]) -> bytes:
@@ -163,78 +137,74 @@ DRAINED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEv
     ids=["drained", "not any more", "running", "gone", "deleted"],
 )
 async def test_disruption_of_a_pod_is_read(server: Server, reply: bytes, reason: str) -> None:
-    prepared = server.prepared_request(Request("GET", "/api/pods", {"fieldSelector": "metadata.name=a"}))
-    server.reply = reply
-    await prepared.warm()
-    assert disruption_of(prepared.read(5) or b"") == reason
+    request = server.prepared(Request("GET", "/api/pods", {"fieldSelector": "metadata.name=a"}))
+    server.body = reply
+    await request.warm()
+    assert disruption_of(request.read(5) or b"") == reason
     one, two = server.asked
-    assert one[:3] == two[:3] == (one[0], "GET", "/behind/api/pods?fieldSelector=metadata.name%3Da"), "one connection"
-    prepared.close()
+    assert one.client == two.client, "one connection"
+    assert one.method == two.method == "GET"
+    assert one.path == two.path == "/behind/api/pods?fieldSelector=metadata.name%3Da"
 
 
 async def test_a_read_without_a_timely_response_returns_none(server: Server) -> None:
-    prepared = server.prepared_request(Request("GET", "/api/pods"))
-    assert prepared.read(0.1) is None, "no connection is open"
-    await prepared.warm()
+    request = server.prepared(Request("GET", "/api/pods"))
+    assert request.read(0.1) is None, "no connection is open"
+    await request.warm()
     server.held = "GET"
-    assert prepared.read(0.1) is None
-    assert not server.release.is_set(), "the server has not responded"
-    server.release.set()
+    assert request.read(0.1) is None
+    assert not server.stalled.is_set(), "the server has not responded"
+    server.stalled.set()
     server.status = 403
-    await prepared.warm()
-    assert prepared.forbidden
-    assert prepared.read(5) is None
-    prepared.close()
+    await request.warm()
+    assert request.forbidden
+    assert request.read(5) is None
 
 
 async def test_dry_runs_measure_the_time_of_a_patch(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [0.3, 0.1, 0.3, 0.2, 0.4]  # the server's time for each
     clock = SimpleNamespace(monotonic=lambda: sum(seconds[: len(server.asked)]))
     monkeypatch.setattr("trainjob._backends.kubernetes.prepared.time", clock)
-    prepared = server.prepared_request()
+    request = server.prepared()
     shortest = []
     for _ in seconds:
-        await prepared.warm()
-        shortest.append(prepared.took)
+        await request.warm()
+        shortest.append(request.took)
     assert shortest == pytest.approx([0.3, 0.1, 0.1, 0.1, 0.2]), "the minimum of the last three"
-    prepared.close()
 
 
 async def test_a_rejected_dry_run_is_not_measured(server: Server) -> None:
-    prepared = server.prepared_request()
+    request = server.prepared()
     server.status = 400  # a webhook with side effects
-    await prepared.warm()
-    assert prepared.took is None
+    await request.warm()
+    assert request.took is None
     server.status = 200
-    assert prepared.send()
-    prepared.close()
+    assert request.send()
 
 
 async def test_a_closed_connection_is_opened_again(server: Server) -> None:
-    prepared = server.prepared_request()
+    request = server.prepared()
     server.closes = True
-    await prepared.warm()
+    await request.warm()
     server.closes = False
-    await prepared.warm()
-    assert prepared.send()
-    assert len({asked[0] for asked in server.asked}) == 2
-    prepared.close()
+    await request.warm()
+    assert request.send()
+    assert len({asked.client for asked in server.asked}) == 2
 
 
 @pytest.mark.parametrize(("status", "done"), [(200, True), (202, True), (404, True), (403, False), (503, False)])
 async def test_send_returns_whether_the_request_succeeded(server: Server, status: int, done: bool) -> None:
-    prepared = server.prepared_request(DELETE)
-    await prepared.warm()
+    request = server.prepared(DELETE)
+    await request.warm()
     server.status = status
-    assert prepared.send() is done
-    prepared.close()
+    assert request.send() is done
 
 
 async def test_send_without_a_connection_returns_false(server: Server) -> None:
-    assert not server.prepared_request().send()
-    prepared = server.prepared_request()
+    assert not server.prepared().send()
+    request = server.prepared()
     server.closes = True
-    await prepared.warm()
-    assert not prepared.send(), "the server closed the connection"
-    prepared.close()
-    assert not prepared.send()
+    await request.warm()
+    assert not request.send(), "the server closed the connection"
+    request.close()
+    assert not request.send()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -24,53 +26,31 @@ def _compare(
     return compare(candidate, holder, alias="champion", metric=metric, mode=mode, min_improvement=gain)
 
 
-@pytest.mark.parametrize(
-    ("new", "old", "mode", "gain", "promoted"),
-    [
-        (0.9, 0.8, "max", 0.0, True),
-        (0.8, 0.8, "max", 0.0, False),
-        (0.7, 0.8, "max", 0.0, False),
-        (0.7, 0.8, "min", 0.0, True),
-        (0.9, 0.8, "min", 0.0, False),
-        (0.75, 0.5, "max", 0.25, True),
-        (0.74, 0.5, "max", 0.25, False),
-        (math.nan, 0.1, "max", 0.0, False),
-        (math.nan, 0.1, "min", 0.0, False),
-        (0.9, math.nan, "max", 0.0, False),
-        (math.inf, 0.1, "max", 0.0, True),
-    ],
-)
-def test_only_a_better_version_is_promoted(new: float, old: float, mode: Mode, gain: float, promoted: bool) -> None:
-    verdict = _compare(_version(2, acc=new), _version(1, acc=old), mode=mode, gain=gain)
-    assert (verdict.promoted, verdict.previous) == (promoted, "1")
-    assert verdict.reason
+NO_HOLDER = "version 1, which holds 'champion', has no acc to compare with; promote once without a metric"
 
 
 @pytest.mark.parametrize(
     ("new", "old", "mode", "gain", "reason"),
     [
-        (0.9, 0.8, "max", 0.0, "'champion' moves: acc 0.9 of version 2, 0.8 of version 1"),
-        (0.7, 0.8, "max", 0.0, "'champion' stays: acc 0.7 of version 2, 0.8 of version 1; a higher value is required"),
-        (0.9, 0.8, "min", 0.0, "'champion' stays: acc 0.9 of version 2, 0.8 of version 1; a lower value is required"),
-        (
-            0.74,
-            0.5,
-            "max",
-            0.25,
-            "'champion' stays: acc 0.74 of version 2, 0.5 of version 1; an improvement of 0.25 is required",
-        ),
+        (0.9, 0.8, "max", 0.0, "'champion' moves: {}"),
+        (0.7, 0.8, "min", 0.0, "'champion' moves: {}"),
+        (0.75, 0.5, "max", 0.25, "'champion' moves: {}"),
+        (math.inf, 0.1, "max", 0.0, "'champion' moves: {}"),
+        (0.8, 0.8, "max", 0.0, "'champion' stays: {}; a higher value is required"),
+        (0.7, 0.8, "max", 0.0, "'champion' stays: {}; a higher value is required"),
+        (0.9, 0.8, "min", 0.0, "'champion' stays: {}; a lower value is required"),
+        (0.74, 0.5, "max", 0.25, "'champion' stays: {}; an improvement of 0.25 is required"),
         (math.nan, 0.8, "max", 0.0, "acc of version 2 is not a number"),
-        (
-            0.9,
-            math.nan,
-            "max",
-            0.0,
-            "version 1, which holds 'champion', has no acc to compare with; promote once without a metric",
-        ),
+        (math.nan, 0.1, "min", 0.0, "acc of version 2 is not a number"),
+        (0.9, math.nan, "max", 0.0, NO_HOLDER),
     ],
 )
-def test_reason_names_the_compared_values(new: float, old: float, mode: Mode, gain: float, reason: str) -> None:
-    assert _compare(_version(2, acc=new), _version(1, acc=old), mode=mode, gain=gain).reason == reason
+def test_only_a_better_version_is_promoted_and_the_reason_names_the_values(
+    new: float, old: float, mode: Mode, gain: float, reason: str
+) -> None:
+    verdict = _compare(_version(2, acc=new), _version(1, acc=old), mode=mode, gain=gain)
+    assert (verdict.promoted, verdict.previous) == ("moves" in reason, "1")
+    assert verdict.reason == reason.format(f"acc {new} of version 2, {old} of version 1")
 
 
 def test_invalid_rules_are_rejected() -> None:
@@ -104,18 +84,23 @@ def test_two_versions_never_replace_each_other(one: float, two: float, gain: flo
     assert not (there.promoted and back.promoted)
 
 
+NAMES = ["", " ", "a/b", "a:b", "..", ".", "a'b", 'a"b', "a`b", "a\nb", "a\\b", "a@b", "x" * 201]
+ALIASES = ["", "latest", "Latest", "v1", "V12", "7", "a.b", "a b", "a/b"]
+METRICS: list[dict[str, Any]] = [{"a\n": 1.0}, {"": 1.0}, {"/a": 1.0}, {"a..b": 1.0}, {"acc": "high"}]
+
+
 @pytest.mark.parametrize(
-    "name", ["", " ", "a/b", "a:b", "..", ".", "a'b", 'a"b', "a`b", "a\nb", "a\\b", "a@b", "x" * 201]
+    ("check", "value", "words"),
+    [
+        *((check_name, name, "is not a valid model name") for name in NAMES),
+        *((check_alias, alias, "is not a valid alias") for alias in ALIASES),
+        *((check_metrics, metrics, "metric") for metrics in METRICS),
+    ],
 )
-def test_invalid_model_names_are_rejected(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not a valid model name"):
-        check_name(name)
-
-
-@pytest.mark.parametrize("alias", ["", "latest", "Latest", "v1", "V12", "7", "a.b", "a b", "a/b"])
-def test_invalid_aliases_are_rejected(alias: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not a valid alias"):
-        check_alias(alias)
+def test_invalid_names_are_rejected(check: Callable[[Any], object], value: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        check(value)
+    assert check_metrics({"val/acc": 1}) == {"val/acc": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -133,13 +118,6 @@ def test_an_impossible_promotion_is_rejected_before_the_upload(
         check_promotion({"loss": 0.1, "f1": 0.9}, alias, metric)
     check_promotion({"loss": 0.1}, "champion", "loss")
     check_promotion({}, None, None)
-
-
-def test_invalid_metrics_are_rejected() -> None:
-    assert check_metrics({"val/acc": 1}) == {"val/acc": 1.0}
-    for bad in ({"a\n": 1.0}, {"": 1.0}, {"/a": 1.0}, {"a..b": 1.0}, {"acc": "high"}):
-        with pytest.raises(ConfigurationError):
-            check_metrics(bad)
 
 
 @pytest.mark.parametrize(
