@@ -129,10 +129,13 @@ def test_the_directory_follows_from_what_is_asked(
         assert f"({field}" in notice(first, second) or field == "torchtune"
 
 
-def test_every_retry_of_the_same_spec_uses_the_same_directory() -> None:
-    directories = {directory(made(COMMAND, attempt)) for attempt in (1, 2, 999, 1000)}
-    assert len(directories) == 1
-    (found,) = directories
+def test_a_retry_of_the_same_spec_uses_the_same_directory() -> None:
+    fields = {**COMMAND, "env": {"A": "1", "B": "2"}, "inputs": {"a": "s3://a", "b": "s3://b"}}
+    fields |= {"on_retry": {"out_of_memory": {"max_memory": "64Gi"}}}
+    other_order = {**fields, "env": {"B": "2", "A": "1"}, "inputs": {"b": "s3://b", "a": "s3://a"}}
+    changes = Changes(memory="24Gi", num_nodes=1, queue="backfill", priority_class="high", excluded_nodes=("gpu-7",))
+    retries = [*(made(fields, attempt) for attempt in (1, 2, 999, 1000)), made(fields, 2, changes=changes)]
+    (found,) = {directory(each) for each in (*retries, made(other_order))}
     assert re.fullmatch(rf"s3://b/checkpoints/ns/train-{key_hash(KEY)}-[0-9a-z]{{8}}", found)
 
 
@@ -141,12 +144,6 @@ def test_directories_do_not_change_between_versions() -> None:
     assert directory(made(COMMAND)) == f"s3://b/checkpoints/ns/train-{key_hash(KEY)}-571854h1"
     assert directory(made(FUNCTION)) == f"s3://b/checkpoints/ns/train-{key_hash(KEY)}-a7z4q67m"
     assert directory(made(TORCHTUNE)) == f"s3://b/checkpoints/ns/train-{key_hash(KEY)}-l82dyi00"
-
-
-def test_what_on_retry_changes_keeps_the_directory() -> None:
-    fields = COMMAND | {"on_retry": {"out_of_memory": {"max_memory": "64Gi"}}}
-    changes = Changes(memory="24Gi", num_nodes=1, queue="backfill", priority_class="high", excluded_nodes=("gpu-7",))
-    assert directory(made(fields, 2, changes=changes)) == directory(made(fields))
 
 
 def test_the_runtime_counts_if_it_names_the_program() -> None:
@@ -169,27 +166,19 @@ def test_functions_with_text_that_looks_like_variables_are_recognized() -> None:
 # ---------------------------------------------------------------- environment
 
 
-def instance(pattern: str, filling: str) -> str:
-    return pattern.replace("*", filling)
-
-
-@pytest.mark.parametrize("pattern", [each for each in NOT_ASKED if not each.startswith("TRAINJOB_")])
-def test_variables_of_libraries_keep_the_directory(pattern: str) -> None:
-    name = instance(pattern, "ABC")
-    for env in ({name: "1"}, {name: "2"}, {name: ""}, {name.lower(): "1"}):
-        assert directory(made({**COMMAND, "env": {"ITEM": "north", **env}})) == directory(made(COMMAND))
+KNOWN = (
+    "NCCL_DEBUG CUDA_VISIBLE_DEVICES PYTORCH_CUDA_ALLOC_CONF OMP_NUM_THREADS HF_HOME HTTPS_PROXY no_proxy LOG_LEVEL"
+    " LOGLEVEL TF_CPP_MIN_LOG_LEVEL TORCH_DISTRIBUTED_DEBUG PYTHONUNBUFFERED MKL_NUM_THREADS TRANSFORMERS_VERBOSITY"
+    " log_level"
+)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "HF_HOME", "HTTPS_PROXY"),
-        *("no_proxy", "LOG_LEVEL", "LOGLEVEL", "TF_CPP_MIN_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "PYTHONUNBUFFERED"),
-        *("MKL_NUM_THREADS", "TRANSFORMERS_VERBOSITY", "log_level"),
-    ],
+    "name", [*KNOWN.split(), *(each.replace("*", "ABC") for each in NOT_ASKED if not each.startswith("TRAINJOB_"))]
 )
-def test_known_variables_of_libraries_keep_the_directory(name: str) -> None:
-    assert directory(made({**COMMAND, "env": {"ITEM": "north", name: "1"}})) == directory(made(COMMAND))
+def test_variables_of_libraries_keep_the_directory(name: str) -> None:
+    for env in ({name: "1"}, {name: "2"}, {name: ""}, {name.lower(): "1"}):
+        assert directory(made({**COMMAND, "env": {"ITEM": "north", **env}})) == directory(made(COMMAND))
 
 
 NAMES = st.from_regex(r"[A-Z][A-Z0-9_]{0,12}", fullmatch=True).filter(
@@ -211,12 +200,6 @@ def test_all_other_variables_change_the_directory(env: dict[str, str], data: st.
     differs = is_asked(name) and env.get(name) != value
     assert (directory(first) != directory(second)) == differs
     assert (f"env.{name}: " in notice(first, second)) == differs
-
-
-def test_the_order_of_variables_and_inputs_does_not_count() -> None:
-    one = {**COMMAND, "env": {"A": "1", "B": "2"}, "inputs": {"a": "s3://a", "b": "s3://b"}}
-    other = {**COMMAND, "env": {"B": "2", "A": "1"}, "inputs": {"b": "s3://b", "a": "s3://a"}}
-    assert directory(made(one)) == directory(made(other))
 
 
 def test_only_values_from_secrets_are_left_out() -> None:
@@ -244,16 +227,11 @@ FIELDS = st.fixed_dictionaries(
         "initializer": st.sampled_from([{"dataset": "hf://a/b"}, {"dataset": "hf://a/c"}, {"model": "hf://a/b"}]),
     },
 )
+FUNCTIONS = [{"name": name, "source": f"def {name}(): pass"} for name in "ab"]
+ARGUMENTS = st.dictionaries(st.sampled_from("ab"), st.one_of(st.integers(0, 1), st.just("$$")))
 PROGRAMS = st.one_of(
     st.fixed_dictionaries({"command": WORDS, "args": WORDS}),
-    st.fixed_dictionaries(
-        {
-            "func": st.sampled_from(
-                [{"name": "a", "source": "def a(): pass"}, {"name": "b", "source": "def b(): pass"}]
-            ),
-            "func_args": st.dictionaries(st.sampled_from("ab"), st.one_of(st.integers(0, 1), st.just("$$"))),
-        }
-    ),
+    st.fixed_dictionaries({"func": st.sampled_from(FUNCTIONS), "func_args": ARGUMENTS}),
 )
 SPECS = st.builds(lambda fields, program: {**fields, **program}, FIELDS, PROGRAMS)
 
@@ -316,14 +294,6 @@ def test_retries_after_a_complete_attempt_share_its_successors_directory() -> No
     assert directory(made(COMMAND, 4, earlier=[second])) == f"{directory(complete)}-3"
 
 
-def test_only_attempts_that_were_asked_the_same_are_done() -> None:
-    """The list of a mapped task changes, and changes back: half of the training of `north` is still there."""
-    south = {**COMMAND, "env": {"ITEM": "south"}}
-    earlier = [stored(COMMAND, 1, "Failed"), stored(south, 2, "Complete")]
-    assert directory(made(COMMAND, 3, earlier=earlier)) == directory(earlier[0])
-    assert directory(made(south, 3, earlier=earlier)) == f"{directory(earlier[1])}-2"
-
-
 @given(st.lists(st.tuples(st.sampled_from([COMMAND, FUNCTION]), st.sampled_from(["Failed", "Complete"])), max_size=6))
 def test_no_attempt_continues_from_a_complete_one(attempts: list[tuple[Mapping[str, Any], str]]) -> None:
     earlier: list[dict[str, Any]] = []
@@ -340,15 +310,18 @@ def test_no_attempt_continues_from_a_complete_one(attempts: list[tuple[Mapping[s
 # ---------------------------------------------------------------- a directory that the author has chosen
 
 
+MOUNT = "/mnt/trainjob-checkpoints"
+
+
 @pytest.mark.parametrize(
     ("checkpoints", "chosen", "handed"),
     [
         ("s3://b/checkpoints", "s3://b/checkpoints/ns/train-x-1", "s3://b/checkpoints/ns/train-x-1"),
         ("s3://b/checkpoints", "/scratch/x", "/scratch/x"),
         ("file:///data", "file:///data/my%20work", "/data/my work"),
-        ("pvc://claim/a", "pvc://claim/a/ns/train-x", "/mnt/trainjob-checkpoints/a/ns/train-x"),
-        ("pvc://claim/a", "pvc://claim", "/mnt/trainjob-checkpoints/"),
-        ("pvc://claim/a", "/mnt/trainjob-checkpoints/a/ns/train-x", "/mnt/trainjob-checkpoints/a/ns/train-x"),
+        ("pvc://claim/a", "pvc://claim/a/ns/train-x", f"{MOUNT}/a/ns/train-x"),
+        ("pvc://claim/a", "pvc://claim", f"{MOUNT}/"),
+        ("pvc://claim/a", f"{MOUNT}/a/ns/train-x", f"{MOUNT}/a/ns/train-x"),
         ("pvc://claim/a", "s3://b/x", "s3://b/x"),
     ],
 )
@@ -362,33 +335,21 @@ def test_an_author_may_choose_the_directory(checkpoints: str, chosen: str, hande
     assert directory(made(fields, 2, earlier=[stored(fields, 1, "Complete")])) == handed, "it is used as it is"
 
 
+IS_NONE = "is not a checkpoint directory (write "
+SECRET = {"secretKeyRef": {"name": "a", "key": "b"}}
+
+
 @pytest.mark.parametrize(
     ("checkpoints", "chosen", "problem"),
     [
         (None, "s3://b/x", "is set from checkpoints (set checkpoints to the location of the directory, too)"),
-        (
-            "s3://b",
-            "",
-            "'' is not a checkpoint directory (write pvc://claim/path, s3://…, file:///… or an absolute path)",
-        ),
-        ("s3://b", "relative/path", "'relative/path' is not a checkpoint directory (write "),
-        ("s3://b", "s3://a b", "'s3://a b' is not a checkpoint directory (write "),
-        (
-            "s3://b",
-            "pvc://claim/x",
-            "is on the PVC volume claim, which is not mounted (set checkpoints to pvc://claim)",
-        ),
+        ("s3://b", "", f"'' {IS_NONE}pvc://claim/path, s3://…, file:///… or an absolute path)"),
+        ("s3://b", "relative/path", f"'relative/path' {IS_NONE}"),
+        ("s3://b", "s3://a b", f"'s3://a b' {IS_NONE}"),
+        ("s3://b", "pvc://c/x", "is on the PVC volume c, which is not mounted (set checkpoints to pvc://c)"),
         ("pvc://a/x", "pvc://b/x", "is on the PVC volume b, which is not mounted (set checkpoints to pvc://b)"),
-        (
-            "s3://b",
-            "/mnt/trainjob-checkpoints/x",
-            "is on a PVC volume, and none is mounted (set checkpoints to pvc://claim/path)",
-        ),
-        (
-            "s3://b",
-            {"secretKeyRef": {"name": "a", "key": "b"}},
-            "is a reference (write the path or URI of the directory)",
-        ),
+        ("s3://b", f"{MOUNT}/x", "is on a PVC volume, and none is mounted (set checkpoints to pvc://claim/path)"),
+        ("s3://b", SECRET, "is a reference (write the path or URI of the directory)"),
         ("s3://b", "s3://me:word@host/x", "contains a credential"),
     ],
 )
@@ -400,24 +361,21 @@ def test_a_choice_that_cannot_work_is_refused(checkpoints: str | None, chosen: A
     assert len(caught.value.problems) == 1
 
 
-def test_a_choice_is_no_second_problem_of_invalid_checkpoints() -> None:
-    for checkpoints in (3, "nowhere"):
-        with pytest.raises(InvalidSpec) as caught:
-            TrainJobSpec.parse({**COMMAND, "checkpoints": checkpoints, "env": {"TRAINJOB_CHECKPOINT": "s3://b/x"}})
-        assert {problem.path for problem in caught.value.problems} == {"checkpoints"}
+@pytest.mark.parametrize("checkpoints", [3, "nowhere"])
+def test_a_choice_is_no_second_problem_of_invalid_checkpoints(checkpoints: object) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        TrainJobSpec.parse({**COMMAND, "checkpoints": checkpoints, "env": {"TRAINJOB_CHECKPOINT": "s3://b/x"}})
+    assert {problem.path for problem in caught.value.problems} == {"checkpoints"}
 
 
 def test_a_whole_manifest_has_no_checkpoint_directory() -> None:
-    env = [{"name": "TRAINJOB_CHECKPOINT", "value": "/x"}]
-    manifest = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "spec": {"runtimeRef": {"name": "r"}, "trainer": {"env": env}},
-    }
+    def manifest(**trainer: object) -> dict[str, Any]:
+        spec = {"runtimeRef": {"name": "r"}, "trainer": trainer}
+        return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": spec}
+
     with pytest.raises(InvalidSpec, match="TRAINJOB_CHECKPOINT: is set from inputs and outputs or checkpoints"):
-        TrainJobSpec.parse(manifest)
-    manifest["spec"] = {"runtimeRef": {"name": "r"}, "trainer": {"command": ["a"]}}
-    assert directory(made(manifest)) == ""
+        TrainJobSpec.parse(manifest(env=[{"name": "TRAINJOB_CHECKPOINT", "value": "/x"}]))
+    assert directory(made(manifest(command=["a"]))) == ""
 
 
 # ---------------------------------------------------------------- the line
@@ -451,24 +409,19 @@ def test_directories_on_a_volume_are_named_as_their_author_writes_them() -> None
 
 
 def test_no_notice_without_two_directories() -> None:
-    none = {**COMMAND}
-    del none["checkpoints"]
+    none = made(changed(COMMAND, checkpoints=None))
     record = {"metadata": {"name": "x", "namespace": "ns", "labels": {ATTEMPT: "1"}}, "spec": {"trainer": {}}}
-    for before, after in ((made(none), made(COMMAND)), (made(COMMAND), made(none)), (record, made(COMMAND))):
+    for before, after in ((none, made(COMMAND)), (made(COMMAND), none), (record, made(COMMAND))):
         assert notice(before, after) == ""
 
 
-def test_another_location_is_named_without_a_difference() -> None:
-    first, second = made(COMMAND, 1), made({**COMMAND, "checkpoints": "s3://b/elsewhere"}, 2)
-    two, one = second["metadata"]["name"], first["metadata"]["name"]
+def test_long_differences_are_cut_and_another_location_is_none() -> None:
+    first, moved = made(COMMAND, 1), made({**COMMAND, "checkpoints": "s3://b/elsewhere"}, 2)
+    two, one = moved["metadata"]["name"], first["metadata"]["name"]
     begin = f"TrainJob ns/{two} does not continue from the checkpoints of {one}: its own are in s3://b/elsewhere/ns/"
-    assert notice(first, second).startswith(begin)
-
-
-def test_long_differences_are_cut() -> None:
-    first = made({**COMMAND, "args": [str(number) for number in range(20)]}, 1)
-    second = made({**COMMAND, "args": ["x" * 300 for _ in range(20)]}, 2)
-    text = notice(first, second)
+    assert notice(first, moved).startswith(begin)
+    many = ({**COMMAND, "args": [word] * 20} for word in ("a", "x" * 300))
+    text = notice(*(made(fields, attempt) for attempt, fields in enumerate(many, 1)))
     assert "args[4]: " in text
     assert "args[5]: " not in text
     assert ", 15 more)" in text
@@ -482,11 +435,9 @@ def test_secrets_are_not_shown() -> None:
         trainer = trainjob["spec"]["trainer"]
         trainer["args"] = ["--token", secret, f"--password={secret}", "--lr"]
         trainer["env"] += [{"name": "DB_PASSWORD", "value": secret}, {"name": "URL", "value": f"https://me:{secret}@h"}]
-        trainer["env"][1]["value"] += f"/{trainjob['metadata']['labels'][ATTEMPT]}"
-    for trainjob in (first, second):
-        for each in trainjob["spec"]["trainer"]["env"]:
-            if each["name"] == "TRAINJOB_CHECKPOINT":
-                each["value"] += trainjob["metadata"]["labels"][ATTEMPT]
+        for each in trainer["env"]:
+            if each["name"] in ("TRAINJOB_CHECKPOINT", trainer["env"][1]["name"]):
+                each["value"] += f"/{trainjob['metadata']['labels'][ATTEMPT]}"
     text = notice(first, second)
     assert "args[1]: *** -> ***" in text
     assert "env.DB_PASSWORD: *** -> ***" in text
@@ -507,8 +458,6 @@ def test_another_spec_is_not_explained_by_its_directory() -> None:
 
 
 def test_the_docs_list_the_variables_that_do_not_count() -> None:
-    page = Path(__file__).parents[2] / "docs" / "how-to" / "checkpoints.md"
-    text = page.read_text()
-    assert [
-        pattern for pattern in NOT_ASKED if f"`{pattern}`" not in text and not pattern.startswith("TRAINJOB_")
-    ] == []
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "checkpoints.md").read_text()
+    patterns = [pattern for pattern in NOT_ASKED if not pattern.startswith("TRAINJOB_")]
+    assert [pattern for pattern in patterns if f"`{pattern}`" not in text] == []

@@ -5,11 +5,12 @@ import os
 import pty
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.trees import tree
 
 from trainjob._support import retrying
 from trainjob.cli import main
@@ -18,10 +19,7 @@ from trainjob.data import read_manifest
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    (tmp_path / "source/sub").mkdir(parents=True)
-    (tmp_path / "source/a.csv").write_bytes(b"1,2\n")
-    (tmp_path / "source/sub/b.txt").write_bytes(b"x" * 100_000)
-    return tmp_path / "source"
+    return tree(tmp_path / "source", {"a.csv": b"1,2\n", "sub/b.txt": b"x" * 100_000})
 
 
 def _run(*arguments: str) -> int:
@@ -43,14 +41,10 @@ def test_copy_prints_digest_and_target(source: Path, tmp_path: Path, capsys: pyt
 
 
 def test_copy_with_patterns_prints_json(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        _run("--json", str(source), str(tmp_path / "t"), "--include", "*.csv", "--include", "b*", "--exclude", "sub/*")
-        == 0
-    )
+    patterns = ("--include", "*.csv", "--include", "b*", "--exclude", "sub/*")
+    assert _run("--json", str(source), str(tmp_path / "t"), *patterns) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["files"] == 1
-    assert answer["bytes"] == 4
-    assert answer["uri"] == (tmp_path / "t").as_uri()
+    assert (answer["files"], answer["bytes"], answer["uri"]) == (1, 4, (tmp_path / "t").as_uri())
 
 
 @pytest.mark.parametrize(
@@ -86,16 +80,9 @@ def test_copy_shows_a_progress_bar_on_a_terminal(source: Path, tmp_path: Path) -
     )
     os.close(theirs)
     seen = b""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            data = os.read(ours, 65536)
-        except OSError:
-            break
-        if not data:
-            break
-        seen += data
-    os.close(ours)
+    with suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:  # reading fails once the program has ended
+        while data := terminal.read(65536):
+            seen += data
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out.startswith(b"sha256:")

@@ -12,25 +12,12 @@ from hypothesis import given, strategies as st
 from trainjob._support.control_characters import colored, escaped_json, is_safe, one_line, plain
 
 COLOR = re.compile(r"\x1b\[[0-9;:]*m")
-PARTS = st.sampled_from(
-    [
-        *("\x1b", "\x1b[", "\x1b]", "\x1bP", "\x1b_", "\x1b^", "\x1bX", "\x1b\\", "\x1bc", "\x1b(0"),
-        *("\x9b", "\x9d", "\x90", "\x9f", "\x9e", "\x98", "\x9c", "\x07", "\x18", "\x1a", "\r", "\n", "\r\n", "\t"),
-        *("31m", "0m", "m", ";", ":", ">4;2m", "?25l", "2J", "52;c;aGVp", "0;title", "a", "é", "日"),
-        *(
-            "\x1b[31m",
-            "\x1b[0m",
-            "\x1b[38;2;1;2;3m",
-            "\u202e",
-            "\u2066",
-            "\u2028",
-            "\x00",
-            "\x7f",
-            "\udc80",
-            "\U000e0041",
-        ),
-    ]
+INTRODUCERS = (
+    "\x1b \x1b[ \x1b] \x1bP \x1b_ \x1b^ \x1bX \x1b\\ \x1bc \x1b(0 \x9b \x9d \x90 \x9f \x9e \x98 \x9c \x07 \x18 \x1a"
 )
+TAILS = "31m 0m m ; : >4;2m ?25l 2J 52;c;aGVp 0;title a é 日 \x1b[31m \x1b[0m \x1b[38;2;1;2;3m"
+SINGLE = ["\r", "\n", "\r\n", "\t", *"\u202e\u2066\u2028\x00\x7f\udc80\U000e0041"]
+PARTS = st.sampled_from([*INTRODUCERS.split(" "), *TAILS.split(" "), *SINGLE])
 HOSTILE = st.lists(PARTS | st.text(max_size=5), max_size=12).map("".join)
 
 

@@ -16,6 +16,8 @@ from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from tests.fakes.kube.objects import Object
+from tests.fakes.kube.server import Refused, Server as ApiServer
 
 from trainjob import JobRef
 from trainjob._backends.base import Waiter
@@ -30,6 +32,7 @@ from trainjob._backends.kubernetes.errors import (
     Invalid,
     ObjectNotFound,
     Unreachable,
+    error_of,
 )
 from trainjob._backends.kubernetes.leases import JOBS, Attendance, waiters
 from trainjob.errors import ConfigurationError, TrainJobError
@@ -37,7 +40,6 @@ from trainjob.errors import ConfigurationError, TrainJobError
 T = TypeVar("T")
 
 BEGIN = datetime(2026, 11, 28, 12, tzinfo=UTC)
-PATH = "/apis/coordination.k8s.io/v1/namespaces/team/leases"
 ANNOTATIONS = 256 << 10  # TotalAnnotationSizeLimitB of k8s.io/apimachinery, for names and values of all annotations
 LARGEST = 2000
 RENEW = Timings().renew
@@ -72,17 +74,32 @@ def run(main: Callable[[], Awaitable[T]]) -> T:
         return runner.run(begin())
 
 
+class Leases(ApiServer):
+    """The Leases, whose size is limited, with the time of their latest change."""
+
+    def defaulted(self, plural: str, item: Object) -> Object:
+        size = sum(len(key) + len(value) for key, value in item["metadata"]["annotations"].items())
+        if size > ANNOTATIONS:
+            raise Refused(422, "Invalid", f"metadata.annotations: Too long: may not be more than {ANNOTATIONS} bytes")
+        fields = [{"manager": "trainjob", "operation": "Update", "time": self.timestamp()}]
+        return {**item, "metadata": {**item["metadata"], "managedFields": fields}}
+
+
 class Server:
-    """The Leases of one namespace, as an API server keeps them."""
+    """The connection of a process to the Leases, in the time of the event loop.
+
+    Attributes:
+        refusal: The error of a request, if it is refused.
+        ahead: By how much the clock of the process is ahead.
+    """
 
     timings = Timings()
 
-    def __init__(self) -> None:
-        self.leases: dict[str, dict[str, Any]] = {}
+    def __init__(self, store: Leases | None = None) -> None:
+        self.store = store or Leases(lambda: asyncio.get_running_loop().time(), BEGIN.timestamp())
         self.requests: list[Request] = []
         self.refusal: Callable[[Request], TrainJobError | None] = lambda _: None
         self.ahead = timedelta(0)
-        """By how much the clock of the process that uses this connection is ahead."""
 
     @property
     def client(self) -> ApiClient:
@@ -92,6 +109,10 @@ class Server:
     def present(self) -> datetime:
         return BEGIN + timedelta(seconds=asyncio.get_running_loop().time())
 
+    @property
+    def leases(self) -> list[Object]:
+        return self.store.items("leases")
+
     def now(self) -> datetime:
         return self.present + self.ahead
 
@@ -100,28 +121,12 @@ class Server:
         await asyncio.sleep(0.01)
         if (refusal := self.refusal(request)) is not None:
             raise refusal
-        name = request.path.removeprefix(PATH).removeprefix("/")
-        if request.method == "GET":
-            return {"items": [json.loads(json.dumps(each)) for each in self.leases.values()]}
-        if request.method == "POST":
-            name = request.body["metadata"]["name"]
-            if name in self.leases:
-                raise Conflict(409, "AlreadyExists", f'leases "{name}" already exists')
-            return self._store(name, request.body)
-        if name not in self.leases:
-            raise ObjectNotFound(404, "NotFound", f'leases "{name}" not found')
-        if request.method == "DELETE":
-            return self.leases.pop(name)
-        return self._store(name, _merged(self.leases[name], request.body))
-
-    def _store(self, name: str, lease: dict[str, Any]) -> dict[str, Any]:
-        size = sum(len(key) + len(value) for key, value in lease["metadata"]["annotations"].items())
-        if size > ANNOTATIONS:
-            message = f"metadata.annotations: Too long: may not be more than {ANNOTATIONS} bytes"
-            raise Invalid(422, "Invalid", f'Lease "{name}" is invalid: {message}')
-        fields = [{"manager": "trainjob", "operation": "Update", "time": f"{self.present:%Y-%m-%dT%H:%M:%SZ}"}]
-        self.leases[name] = {**lease, "metadata": {**lease["metadata"], "managedFields": fields}}
-        return self.leases[name]
+        try:
+            reply = self.store.handle("process", request.method, request.path, request.params, request.body)
+        except Refused as refused:
+            raise error_of(refused.status, json.loads(refused.body)) from refused
+        found: dict[str, Any] = json.loads(reply)
+        return found
 
     async def items(self, path: str, params: Mapping[str, str]) -> list[dict[str, Any]]:
         found = (await self.send(Request("GET", path, params)))["items"]
@@ -129,30 +134,20 @@ class Server:
             each["metadata"].pop("managedFields", None)
         return [*found]
 
+    def put(self, name: str, spec: Mapping[str, Any], jobs: str) -> None:
+        """Another process stores a Lease."""
+        own = {"name": name, "namespace": "team", "labels": {"app.kubernetes.io/managed-by": "trainjob"}}
+        self.store.put("leases", {"metadata": {**own, "annotations": {JOBS: jobs}}, "spec": spec}, "ADDED")
+
     def named(self) -> dict[str, list[str | None]]:
         """UID of a job -> its times in all Leases."""
         found: dict[str, list[str | None]] = {}
-        for lease in self.leases.values():
+        for lease in self.leases:
             jobs = json.loads(lease["metadata"]["annotations"][JOBS])
             assert len(jobs) <= leases.LARGEST
             for uid, at in jobs.items():
                 found.setdefault(uid, []).append(at)
         return found
-
-    def sent(self, method: str, *, jobs: bool | None = None) -> int:
-        """Number of requests; `jobs`: only those that write the list of jobs, or only those that do not."""
-        return sum(
-            each.method == method and jobs in (None, each.body is not None and "metadata" in each.body)
-            for each in self.requests
-        )
-
-
-def _merged(value: Any, change: Any) -> Any:
-    if not isinstance(change, dict):
-        return change
-    base = value if isinstance(value, dict) else {}
-    merged = {**base, **{name: _merged(base.get(name), part) for name, part in change.items()}}
-    return {name: part for name, part in merged.items() if part is not None}
 
 
 def job(number: int) -> JobRef:
@@ -225,7 +220,9 @@ def test_leases_follow_any_sequence_of_waits(actions: list[tuple[str, int]]) -> 
             if action == "pause":
                 await asyncio.sleep(0.3 * number)
             elif action == "delete":  # by a person
-                deleted |= server.leases.pop(next(iter(server.leases), ""), None) is not None
+                for lease in server.leases[:1]:
+                    server.store.put("leases", lease, "DELETED")
+                    deleted = True
             elif action == "attend":
                 process.attend(job(number))
                 waits[number] = waits.get(number, 0) + 1
@@ -265,7 +262,8 @@ def test_an_hour_costs_one_renewal_per_lease_and_interval(count: int) -> None:
         await asyncio.sleep(3600)
         leases = ceil(count / LARGEST)
         # The interval begins after the reply to the last renewal.
-        assert 119 * leases <= server.sent("PATCH", jobs=False) == len(server.requests) <= 120 * leases
+        assert 119 * leases <= len(server.requests) <= 120 * leases
+        assert not any(each.method != "PATCH" or "metadata" in each.body for each in server.requests)
         assert max(len(json.dumps(each.body)) for each in server.requests) < 100
         await process.aclose()
         assert len(server.leases) == leases
@@ -273,7 +271,7 @@ def test_an_hour_costs_one_renewal_per_lease_and_interval(count: int) -> None:
     run(main)
 
 
-def test_the_end_of_a_job_changes_one_lease() -> None:
+def test_the_end_of_a_job_changes_one_lease_and_empty_ones_are_deleted() -> None:
     async def main() -> None:
         server = Server()
         process = Attendance(server.client, "team", kept)
@@ -291,26 +289,15 @@ def test_the_end_of_a_job_changes_one_lease() -> None:
         await settled()
         assert len(server.requests) == 2, "a job that is waited for again stays in its Lease"
         assert len(server.leases) == 5, "a new job takes the place of one that has ended"
-        await process.aclose()
-
-    run(main)
-
-
-def test_empty_leases_are_deleted() -> None:
-    async def main() -> None:
-        server = Server()
-        process = Attendance(server.client, "team", kept)
-        for number in range(2 * LARGEST):
-            process.attend(job(number))
-        await settled()
         for number in range(LARGEST):
             process.leave(job(number), ended=True)
         await settled()
-        assert len(server.leases) == 1
-        for number in range(LARGEST, 2 * LARGEST):
-            process.leave(job(number), ended=True)
+        assert len(server.leases) == 4, "an empty Lease is deleted"
+        for number in (*range(LARGEST, 5 * LARGEST), 10_001):
+            if number != 4_321:
+                process.leave(job(number), ended=True)
         await process.aclose()
-        assert server.leases == {}
+        assert server.leases == []
 
     run(main)
 
@@ -322,7 +309,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def refused(error: TrainJobError, *, seconds: float = 3600) -> tuple[Server, list[JobRef]]:
+def refused(error: TrainJobError, *, seconds: float) -> tuple[Server, list[JobRef]]:
     """A process that waits for jobs of two Leases for an hour; requests fail with `error` in the first `seconds`."""
     excluded: list[JobRef] = []
     server = Server()
@@ -342,12 +329,6 @@ def refused(error: TrainJobError, *, seconds: float = 3600) -> tuple[Server, lis
     return server, excluded
 
 
-def test_an_outage_is_not_reported_here(caplog: pytest.LogCaptureFixture) -> None:
-    server, excluded = refused(Unreachable(0, "", "no reply"))
-    assert (warnings_of(caplog), excluded) == ([], [])
-    assert len(server.named()) == LARGEST + 1
-
-
 @pytest.mark.parametrize(
     "error",
     [Forbidden(403, "Forbidden", "leases are forbidden"), Invalid(422, "Invalid", "a policy has refused the Lease")],
@@ -362,24 +343,22 @@ def test_jobs_are_kept_if_leases_are_refused(error: ApiError, caplog: pytest.Log
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "seconds", "reported"),
     [
-        ObjectNotFound(404, "NotFound", "the server could not find the requested resource"),
-        ConfigurationError("the certificate is not trusted"),
-        Conflict(409, "Conflict", "Operation cannot be fulfilled on resourcequotas"),
+        (Unreachable(0, "", "no reply"), 3600, False),  # reported by the watch
+        (Conflict(409, "Conflict", "the quota was changed"), 5, False),
+        (Conflict(409, "Conflict", "Operation cannot be fulfilled on resourcequotas"), 3600, True),
+        (ObjectNotFound(404, "NotFound", "the server could not find the requested resource"), 3600, True),
+        (ConfigurationError("the certificate is not trusted"), 3600, True),
     ],
 )
-def test_another_failure_is_reported_once(error: TrainJobError, caplog: pytest.LogCaptureFixture) -> None:
-    server, excluded = refused(error)
-    (warning,) = warnings_of(caplog)
-    assert warning.startswith(f"a Lease in namespace team cannot be written: {error}; ")
+def test_a_failure_is_reported_once_and_the_requests_are_repeated(
+    error: TrainJobError, seconds: float, reported: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, excluded = refused(error, seconds=seconds)
+    warnings = [message.split("; ")[0] for message in warnings_of(caplog)]
+    assert warnings == ([f"a Lease in namespace team cannot be written: {error}"] if reported else [])
     assert excluded == []
-    assert len(server.named()) == LARGEST + 1, "the requests are repeated"
-
-
-def test_a_conflict_that_passes_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
-    server, excluded = refused(Conflict(409, "Conflict", "the quota was changed"), seconds=5)
-    assert (warnings_of(caplog), excluded) == ([], [])
     assert len(server.named()) == LARGEST + 1
 
 
@@ -397,8 +376,8 @@ def test_a_renewal_in_the_future_counts_from_its_arrival() -> None:
     """Of a process whose clock is wrong: otherwise its job would count as attended until that time."""
 
     async def main() -> None:
-        writer, reader = Server(), Server()
-        reader.leases, writer.ahead = writer.leases, timedelta(days=400)
+        writer = Server()
+        reader, writer.ahead = Server(writer.store), timedelta(days=400)
         process = Attendance(writer.client, "team", kept)
         process.attend(job(1))
         process.attend(job(2))
@@ -428,8 +407,7 @@ def test_a_renewal_in_the_future_without_a_time_of_arrival_counts_as_now(seconds
         await asyncio.sleep(10)
         at = server.present + timedelta(seconds=seconds)
         jobs = {"a": None, "b": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}", "c": "2026-11-28T11:00:00Z"}
-        metadata = {"name": "x", "annotations": {JOBS: json.dumps(jobs)}}
-        server.leases["x"] = {"metadata": metadata, "spec": {"renewTime": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}"}}
+        server.put("x", {"renewTime": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}"}, json.dumps(jobs))
         found = await one_waiter(server)
         assert found.jobs == {"a": found.renewed, "b": found.renewed, "c": BEGIN - timedelta(hours=1)}
         assert server.present - found.renewed < timedelta(seconds=1)
@@ -438,13 +416,13 @@ def test_a_renewal_in_the_future_without_a_time_of_arrival_counts_as_now(seconds
     run(main)
 
 
-@pytest.mark.parametrize("text", ["[" * 20_000, "null", "[]", '{"a": 1, "b": "soon"}', '{"a": {}}', "{", "\ud800"])
+@pytest.mark.parametrize("text", ["[" * 20_000, "null", "[]", '{"a": 1, "b": "soon"}', '{"a": {}}', "{", '"\\ud800"'])
 def test_a_malformed_lease_names_no_job(text: str) -> None:
     async def main() -> None:
         server = Server()
         time = {"renewTime": "2026-11-28T11:00:00Z"}
-        server.leases["x"] = {"metadata": {"name": "x", "annotations": {JOBS: text}}, "spec": time}
-        server.leases["y"] = {"metadata": {"name": "y", "annotations": {JOBS: '{"a": null}'}}, "spec": time}
+        server.put("x", time, text)
+        server.put("y", time, '{"a": null}')
         bad, good = await waiters(server.client, "team")
         assert (bad.jobs, bad.waiting) == ({}, frozenset())
         assert good.waiting == {"a"}
@@ -482,8 +460,7 @@ def test_a_process_tells_its_own_leases_from_those_of_others() -> None:
 def test_a_lease_without_a_duration_lasts_no_longer_than_its_renewal(seconds: object) -> None:
     async def main() -> None:
         server = Server()
-        spec = {"renewTime": "2026-11-28T11:00:00Z", "leaseDurationSeconds": seconds}
-        server.leases["x"] = {"metadata": {"name": "x", "annotations": {JOBS: "{}"}}, "spec": spec}
+        server.put("x", {"renewTime": "2026-11-28T11:00:00Z", "leaseDurationSeconds": seconds}, "{}")
         found = await one_waiter(server)
         assert found.lasts == timedelta(seconds=30 if seconds == 30 else 0)
         assert found.holder == ""

@@ -207,6 +207,7 @@ INVALID: dict[str, list[Any]] = {
     "progress": [-0.1, 100.1, math.nan, "half"],
     "remaining_seconds": [-1, math.inf, math.nan],
     "metrics": [
+        {"trainjob.step": 3},  # reserved
         *({"": 1}, {"n" * 65: 1}, {"n": ""}, {"n": "v" * 65}, {"n": 10**65}, {"n": None}, {"n": [1, 2]}),
         {f"n{i}": i for i in range(257)},
     ],

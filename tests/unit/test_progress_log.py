@@ -15,6 +15,12 @@ OSC = "\x1b]52;c;ZXZpbA==\x07"
 
 
 @pytest.fixture
+def lines() -> list[str]:
+    """The lines of the log."""
+    return []
+
+
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Moves the time by a number of seconds."""
     now = 100.0
@@ -27,8 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return move
 
 
-def test_no_control_sequence_reaches_the_log() -> None:
-    lines: list[str] = []
+def test_no_control_sequence_reaches_the_log(lines: list[str]) -> None:
     log = ProgressLogger(LogSink(lines.append))
     log.line(LogLine("t", "node-0", f"{OSC}a \x1b[31mred\x1b[0m \x9b2Jb \u202eturned"))
     log.change(
@@ -43,8 +48,7 @@ def test_no_control_sequence_reaches_the_log() -> None:
     assert "\x9b" not in text
 
 
-def test_each_change_is_logged_once() -> None:
-    lines: list[str] = []
+def test_each_change_is_logged_once(lines: list[str]) -> None:
     log = ProgressLogger(LogSink(lines.append))
     queued = Observation(Phase.QUEUED, message="waiting for admission")
     for observation, notice in (
@@ -56,8 +60,7 @@ def test_each_change_is_logged_once() -> None:
     assert lines == ["TrainJob is Queued: waiting for admission", "the API server answers again", "TrainJob is Running"]
 
 
-def test_a_log_of_several_jobs_names_the_job() -> None:
-    lines: list[str] = []
+def test_a_log_of_several_jobs_names_the_job(lines: list[str]) -> None:
     log = ProgressLogger(LogSink(lines.append, job="TrainJob ml/train"))
     log.change(Observation(Phase.RUNNING, progress=42, remaining_seconds=70, metrics={"loss": 0.3125}), "resumed")
     assert lines == [
@@ -67,8 +70,7 @@ def test_a_log_of_several_jobs_names_the_job() -> None:
     ]
 
 
-def test_progress_is_logged_at_intervals_and_at_the_end(clock: Callable[[float], None]) -> None:
-    lines: list[str] = []
+def test_progress_is_logged_at_intervals_and_at_the_end(lines: list[str], clock: Callable[[float], None]) -> None:
     log = ProgressLogger(LogSink(lines.append), progress_seconds=5)
     for seconds, observation in (
         (0, Observation(Phase.RUNNING, progress=1)),
@@ -85,8 +87,7 @@ def test_progress_is_logged_at_intervals_and_at_the_end(clock: Callable[[float],
     ]  # fmt: skip
 
 
-def test_progress_is_logged_in_steps_and_at_the_end() -> None:
-    lines: list[str] = []
+def test_progress_is_logged_in_steps_and_at_the_end(lines: list[str]) -> None:
     log = ProgressLogger(LogSink(lines.append), progress_step=10)
     for percent in (0, 9, 10, 19.5, 25, 99, 100):
         log.change(Observation(Phase.RUNNING, progress=percent))
@@ -95,10 +96,9 @@ def test_progress_is_logged_in_steps_and_at_the_end() -> None:
 
 
 def test_lines_of_ranks_are_limited_and_the_rest_is_counted(
-    clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+    lines: list[str], clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_log, "MAX_LINES", 2)
-    lines: list[str] = []
     log = ProgressLogger(LogSink(lines.append), limited=True)
     for i in range(5):
         log.line(LogLine("t", "node-0", str(i)))
@@ -108,8 +108,7 @@ def test_lines_of_ranks_are_limited_and_the_rest_is_counted(
     assert lines == ["[node-0] 0", "[node-0] 1", "(3 lines were left out: more than 2 in 10 s)", "[node-0] 5"]
 
 
-def test_crashes_are_logged_as_warnings() -> None:
-    lines: list[str] = []
+def test_crashes_are_logged_as_warnings(lines: list[str]) -> None:
     warnings: list[str] = []
     log = ProgressLogger(LogSink(lines.append, warnings.append))
     log.crash(Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "why", rank="node-0", log=("last",)))

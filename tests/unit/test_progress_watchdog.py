@@ -17,12 +17,16 @@ from trainjob._diagnosis.rank_states import states_of
 from trainjob.progress import watchdog
 
 
+def cleared() -> dict[str, str]:
+    """This environment without a rank."""
+    return {name: value for name, value in os.environ.items() if name not in watchdog._RANKS + watchdog._WORLDS}
+
+
 def run(script: str, *, timeout: str = "1.2", **env: str) -> tuple[list[dict[str, Any]], list[str], list[str]]:
     """The markers, the lines of stacks and the other lines that a script writes to stderr."""
-    cleared = {name: value for name, value in os.environ.items() if name not in watchdog._RANKS + watchdog._WORLDS}
     done = subprocess.run(
         [sys.executable, "-c", f"import os, time\nfrom trainjob import progress\n{script}"],
-        env={**cleared, "TRAINJOB_STALL_TIMEOUT": timeout, **env},
+        env={**cleared(), "TRAINJOB_STALL_TIMEOUT": timeout, **env},
         capture_output=True,
         text=True,
         timeout=60,
@@ -46,7 +50,7 @@ def test_a_rank_that_makes_steps_writes_no_stack() -> None:
     assert (stacks, other) == ([], [])
 
 
-def test_a_stalled_rank_writes_its_stacks_once_for_each_stall() -> None:
+def test_a_stalled_rank_writes_its_stacks_once_for_each_stall(tmp_path: Path) -> None:
     script = """
 import threading
 def load(): event.wait()
@@ -55,7 +59,7 @@ event = threading.Event()
 threading.Thread(target=load, daemon=True).start()
 progress.step(); stuck(); progress.step(); time.sleep(0.4)
 """
-    markers, stacks, other = run(script, JAX_PROCESS_ID="2")
+    markers, stacks, other = run(script, JAX_PROCESS_ID="2", PATH=str(tmp_path))
     stalled = [each for each in markers if "stalled_seconds" in each]
     assert [(each["rank"], each["steps"]) for each in stalled] == [(2, 1)]
     assert stalled[0]["stalled_seconds"] >= 0.6
@@ -63,6 +67,7 @@ progress.step(); stuck(); progress.step(); time.sleep(0.4)
     assert stacks[1].endswith("in stuck"), "the main thread is first"
     assert any(line.endswith("in load") for line in stacks), "and all other threads follow"
     assert not any("trainjob/progress/" in line for line in stacks), "but for the watchdog itself"
+    assert not any(watchdog.NATIVE_HEADING in line for line in stacks), "py-spy is not there"
     assert markers[-1]["steps"] == 2
     assert len(other) == 1
     assert "raise stall_timeout" in other[0]
@@ -87,13 +92,6 @@ progress.step(); stuck()
     assert state.stack[0].function == "stuck"
     assert any("time_sleep" in line for line in state.native)
     assert not any("Thread" in line for line in state.native)
-
-
-def test_without_py_spy_there_are_only_python_frames(tmp_path: Path) -> None:
-    _, stacks, other = run("progress.step(); time.sleep(1.5)", timeout="1", PATH=str(tmp_path))
-    assert stacks
-    assert not any(watchdog.NATIVE_HEADING in line for line in stacks)
-    assert other == []
 
 
 @pytest.mark.parametrize(
@@ -179,9 +177,8 @@ def executed(script: str, tmp_path: Path, *words: str, **env: str) -> tuple[list
     """Lines that a script writes to stderr, and its stdout, if `trainjob exec` runs it."""
     path = tmp_path / "script.py"
     path.write_text(script)
-    cleared = {name: value for name, value in os.environ.items() if name not in watchdog._RANKS + watchdog._WORLDS}
     command = [str(Path(sys.executable).with_name("trainjob")), "exec", "--", sys.executable, str(path), *words]
-    env = {**cleared, "TRAINJOB_STALL_TIMEOUT": "2", "JOB_COMPLETION_INDEX": "5", **env}
+    env = {**cleared(), "TRAINJOB_STALL_TIMEOUT": "2", "JOB_COMPLETION_INDEX": "5", **env}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
     return done.stderr.splitlines(), done.stdout
 
@@ -204,14 +201,12 @@ if sys.argv[1:] == ["torchrun"]:
     assert [('"rank":7' in line) for line in lines] == [True, True]
 
 
-def test_exec_keeps_the_sitecustomize_of_the_image(tmp_path: Path) -> None:
+def test_exec_keeps_the_path_and_the_sitecustomize_of_the_image(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.CUSTOM = 'kept'")
-    assert executed("print(CUSTOM)", tmp_path, PYTHONPATH=str(tmp_path))[1] == "kept\n"
-
-
-def test_exec_without_a_timeout_changes_no_path(tmp_path: Path) -> None:
-    _, printed = executed("import os\nprint(os.environ.get('PYTHONPATH'))", tmp_path, TRAINJOB_STALL_TIMEOUT="")
-    assert printed == f"{os.environ.get('PYTHONPATH')}\n"
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    assert executed("print(CUSTOM)", tmp_path, PYTHONPATH=path)[1] == "kept\n"
+    script = "import os\nprint(os.environ['PYTHONPATH'])"
+    assert executed(script, tmp_path, PYTHONPATH=path, TRAINJOB_STALL_TIMEOUT="")[1] == f"{path}\n", "no timeout"
 
 
 def test_a_function_trainer_is_watched() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -14,50 +13,35 @@ from trainjob.errors import ConfigurationError, RegistryUnavailable
 from trainjob.registry.sqlite import create, locked, probe
 
 
-def test_lock_waits_until_its_timeout(tmp_path: Path) -> None:
-    path = tmp_path / "mlflow.db"
-    taken, release = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with locked(path, 1), locked(path, 1):  # nested
-            taken.set()
-            release.wait(20)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert taken.wait(10)
-    with pytest.raises(RegistryUnavailable, match=r"locked by another process for 0\.1 s"), locked(path, 0.1):
-        pass
-    threading.Timer(0.3, release.set).start()
-    began = time.monotonic()
-    with locked(path, 20):
-        assert time.monotonic() - began >= 0.2
-    thread.join(10)
-
-
-def test_lock_is_acquired_again_after_release(tmp_path: Path) -> None:
+def test_a_lock_is_waited_for_until_its_timeout(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     with locked(path, 1):
         pass
-    taken, release = threading.Event(), threading.Event()
+    taken, release, released = threading.Event(), threading.Event(), threading.Event()
 
     def hold() -> None:
-        with locked(path, 1):
+        with locked(path, 1), locked(path, 1):  # nested, and after an earlier one
             taken.set()
             release.wait(20)
+            released.set()
 
     thread = threading.Thread(target=hold)
     thread.start()
     assert taken.wait(10)
-    with pytest.raises(RegistryUnavailable), locked(path, 0):
-        pass
-    release.set()
+    for seconds in (0.1, 0):
+        with pytest.raises(RegistryUnavailable, match=f"locked by another process for {seconds} s"):
+            locked(path, seconds).__enter__()
+    threading.Timer(0.3, release.set).start()
+    with locked(path, 20):
+        assert released.is_set()
     thread.join(10)
 
 
 def test_an_empty_file_is_initialized_once(tmp_path: Path) -> None:
     """A program that only opened the file leaves it empty; a file with content is not initialized again."""
-    path = tmp_path / "mlflow.db"
+    path = tmp_path / "some" / "where" / "mlflow.db"
+    with locked(path, 1):  # creates the folders
+        assert path.with_name("mlflow.db.lock").exists()
     path.touch()
     built: list[str] = []
 
@@ -69,11 +53,6 @@ def test_an_empty_file_is_initialized_once(tmp_path: Path) -> None:
         create(path, build)
     assert len(built) == 1
     assert path.read_bytes() == b"schema"
-
-
-def test_parent_directories_of_the_database_are_created(tmp_path: Path) -> None:
-    with locked(tmp_path / "some" / "where" / "mlflow.db", 1):
-        assert (tmp_path / "some" / "where" / "mlflow.db.lock").exists()
 
 
 def test_unusable_databases_are_reported(tmp_path: Path) -> None:

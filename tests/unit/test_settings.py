@@ -13,24 +13,16 @@ from trainjob.errors import ConfigurationError
 def test_settings_have_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRAINJOB_HOME")
     settings = Settings()
-    assert settings.backend == "kubernetes"
-    assert settings.namespace is None
-    assert settings.home == Path.home() / ".trainjob"
-    assert settings.registry is None
-    assert settings.local_environments == {}
-
-
-def test_environment_is_read_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    for namespace in ("one", "two"):
-        monkeypatch.setenv("TRAINJOB_NAMESPACE", namespace)
-        assert Settings().namespace == namespace
+    assert (settings.backend, settings.namespace, settings.registry) == ("kubernetes", None, None)
+    assert (settings.home, settings.local_environments) == (Path.home() / ".trainjob", {})
 
 
 def test_names_are_case_insensitive_and_empty_values_count_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("trainjob_registry", "mlflow+https://host")
-    monkeypatch.setenv("TRAINJOB_NAMESPACE", "")
+    for namespace in ("one", "two", ""):
+        monkeypatch.setenv("TRAINJOB_NAMESPACE", namespace)
+        assert Settings().namespace == (namespace or None), "the environment is read at every call"
     assert Settings().registry == "mlflow+https://host"
-    assert Settings().namespace is None
     assert Settings(registry="kubeflow+https://host").registry == "kubeflow+https://host", "an argument has priority"
 
 

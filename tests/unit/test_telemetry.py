@@ -79,11 +79,12 @@ HALF = goodput((Activity.QUEUED, 30), (Activity.STARTING, 20), (Activity.TRAININ
 
 
 def test_a_job_is_a_span_with_its_segments_as_children(recorded: Recorded) -> None:
-    telemetry.record_goodput(REF, HALF)
-    *children, job = recorded.spans()
+    with recorded.tracers.get_tracer("caller").start_as_current_span("task") as task:
+        telemetry.record_goodput(REF, HALF)
+    *children, job, _ = recorded.spans()
+    assert job.parent.span_id == task.get_span_context().span_id
     assert job.name == "TrainJob train-1"
     assert (job.start_time, job.end_time) == (BEGIN * SECOND, (BEGIN + 100) * SECOND)
-    assert job.parent is None
     assert dict(job.attributes) == {
         "k8s.namespace.name": "ns",
         "trainjob.name": "train-1",
@@ -97,14 +98,6 @@ def test_a_job_is_a_span_with_its_segments_as_children(recorded: Recorded) -> No
     assert {each.parent.span_id for each in children} == {job.context.span_id}
     assert [(each.end_time - each.start_time) / SECOND for each in children] == [30, 20, 50]
     assert {each.attributes["trainjob.source"] for each in children} == {"steps"}
-
-
-def test_the_parent_is_the_current_span(recorded: Recorded) -> None:
-    with recorded.tracers.get_tracer("caller").start_as_current_span("task") as task:
-        telemetry.record_goodput(REF, HALF)
-    job = next(each for each in recorded.spans() if each.name == "TrainJob train-1")
-    assert job.parent is not None
-    assert job.parent.span_id == task.get_span_context().span_id
 
 
 def test_metrics_sum_the_time_by_activity(recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,6 +119,8 @@ def test_metrics_sum_the_time_by_activity(recorded: Recorded, caplog: pytest.Log
 
 
 def test_the_spans_of_one_job_are_bounded(recorded: Recorded) -> None:
+    telemetry.record_goodput(REF, Goodput("", "", "", Phase.DELETED))  # without a known time
+    assert recorded.spans() == []
     many = goodput(*[(Activity.TRAINING, 10), (Activity.CHECKPOINTING, 1)] * 2000)
     telemetry.record_goodput(REF, many)
     *children, job = recorded.spans()
@@ -133,11 +128,6 @@ def test_the_spans_of_one_job_are_bounded(recorded: Recorded) -> None:
     assert {each.name for each in children} == {"training"}
     assert [each.start_time for each in children] == sorted(each.start_time for each in children)
     assert job.end_time == (BEGIN + 22_000) * SECOND
-
-
-def test_a_job_without_known_time_is_not_recorded(recorded: Recorded) -> None:
-    telemetry.record_goodput(REF, Goodput("", "", "", Phase.DELETED))
-    assert recorded.spans() == []
 
 
 def test_an_error_of_the_sdk_does_not_fail_the_wait(
