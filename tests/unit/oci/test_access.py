@@ -60,35 +60,36 @@ def test_credential_files_are_searched_in_order(folder: Path, monkeypatch: pytes
     assert find(HOST) == Credential("home", "1")
 
 
-@pytest.mark.parametrize("key", [HOST, f"https://{HOST}", f"http://{HOST}/v1/", f"https://{HOST}/v2/"])
-def test_keys_of_auths_match_the_host(folder: Path, key: str) -> None:
-    _write(folder / "config.json", auths={key: _auth("u", "p")})
-    assert find(HOST, "a/b") == Credential("u", "p")
-    assert find("other.example", "a/b") is None
-
-
-def test_the_longest_matching_key_wins(folder: Path) -> None:
-    _write(
-        folder / "config.json",
-        auths={HOST: _auth("host", "1"), f"{HOST}/team": _auth("team", "1"), f"{HOST}/te": _auth("te", "1")},
-    )
-    assert find(HOST, "team/model") == Credential("team", "1")
-    assert find(HOST, "other/model") == Credential("host", "1")
-
-
-def test_entries_may_have_tokens_or_passwords(folder: Path) -> None:
-    for entry, expected in (
-        ({"identitytoken": "t", "auth": ""}, Credential("", "", "t")),
-        ({"username": "u", "password": "p"}, Credential("u", "p")),
-        ({}, None),
-    ):
-        _write(folder / "config.json", auths={HOST: entry})
-        assert find(HOST) == expected
-
-
-def test_docker_hub_credentials_are_found(folder: Path) -> None:
-    _write(folder / "config.json", auths={"https://index.docker.io/v1/": _auth("u", "p")})
-    assert find("docker.io", "library/x") == Credential("u", "p")
+@pytest.mark.parametrize(
+    ("auths", "repository", "expected"),
+    [
+        *(
+            ({key: _auth("u", "p")}, f"{HOST} a/b", Credential("u", "p"))
+            for key in (HOST, f"https://{HOST}", f"http://{HOST}/v1/", f"https://{HOST}/v2/")
+        ),
+        ({HOST: _auth("u", "p")}, "other.example a/b", None),
+        *(
+            (
+                {HOST: _auth("host", "1"), f"{HOST}/team": _auth("team", "1"), f"{HOST}/te": _auth("te", "1")},
+                name,
+                found,
+            )
+            for name, found in (
+                (f"{HOST} team/model", Credential("team", "1")),
+                (f"{HOST} other/model", Credential("host", "1")),
+            )
+        ),
+        ({"https://index.docker.io/v1/": _auth("u", "p")}, "docker.io library/x", Credential("u", "p")),
+        ({HOST: {"identitytoken": "t", "auth": ""}}, f"{HOST} a", Credential("", "", "t")),
+        ({HOST: {"username": "u", "password": "p"}}, f"{HOST} a", Credential("u", "p")),
+        ({HOST: {}}, f"{HOST} a", None),
+    ],
+)
+def test_the_entry_of_the_longest_matching_key_is_used(
+    folder: Path, auths: dict[str, Any], repository: str, expected: Credential | None
+) -> None:
+    _write(folder / "config.json", auths=auths)
+    assert find(*repository.split()) == expected
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"auths"', "hunter2"])
@@ -118,14 +119,14 @@ def _helper(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: st
     monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
 
 
+HOST_AS_USER = """read host; echo "{\\"Username\\":\\"$host\\",\\"Secret\\":\\"s\\"}" """
+
+
 @pytest.mark.parametrize("config", [{"credHelpers": {HOST: "test"}}, {"credsStore": "test"}])
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (
-            """read host; echo "{\\"ServerURL\\":\\"$host\\",\\"Username\\":\\"$host\\",\\"Secret\\":\\"s\\"}" """,
-            Credential(HOST, "s"),
-        ),
+        (HOST_AS_USER, Credential(HOST, "s")),
         ("""cat >/dev/null; echo '{"Username":"<token>","Secret":"s"}' """, Credential("", "", "s")),
         ("cat >/dev/null; echo credentials not found in native keychain; exit 1", None),
     ],
@@ -139,29 +140,22 @@ def test_credential_helpers_are_run(
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("name", "script", "words"),
     [
-        ("cat >/dev/null; echo hunter2; exit 3", "exit code 3"),
-        ('cat >/dev/null; echo \'{"Secret": "hunter2"}\'', "no Username"),
-        ("cat >/dev/null; echo hunter2", "no Username"),
+        ("test", "echo hunter2; exit 3", "exit code 3"),
+        ("test", 'echo \'{"Secret": "hunter2"}\'', "no Username"),
+        ("test", "echo hunter2", "no Username"),
+        *((name, "true", "is not on the PATH") for name in ("missing", "../test", "a/b")),
     ],
 )
-def test_failing_credential_helpers_are_reported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+def test_credential_helpers_that_fail_or_are_missing_are_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str, words: str
 ) -> None:
-    _helper(folder, monkeypatch, script)
-    _write(folder / "config.json", credsStore="test")
+    _helper(folder, monkeypatch, f"cat >/dev/null; {script}")
+    _write(folder / "config.json", credHelpers={HOST: name})
     with pytest.raises(ConfigurationError, match=words) as caught:
         find(HOST)
     assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["missing", "../test", "a/b"])
-def test_missing_credential_helpers_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    _helper(folder, monkeypatch, "true")
-    _write(folder / "config.json", credHelpers={HOST: name})
-    with pytest.raises(ConfigurationError, match="is not on the PATH"):
-        find(HOST)
 
 
 def test_repr_contains_no_secrets() -> None:
@@ -171,18 +165,13 @@ def test_repr_contains_no_secrets() -> None:
 # ---------------------------------------------------------------- challenges
 
 
+TOKEN = {"realm": "https://auth.example/token", "service": "registry", "scope": "repository:a/b:pull,push"}
+
+
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
-        (
-            'Bearer realm="https://auth.example/token",service="registry",scope="repository:a/b:pull,push"',
-            [
-                Challenge(
-                    "bearer",
-                    {"realm": "https://auth.example/token", "service": "registry", "scope": "repository:a/b:pull,push"},
-                )
-            ],
-        ),
+        ("Bearer " + ",".join(f'{name}="{value}"' for name, value in TOKEN.items()), [Challenge("bearer", TOKEN)]),
         ('Basic realm="a, \\"b\\""', [Challenge("basic", {"realm": 'a, "b"'})]),
         (
             'Basic realm=x, BEARER Realm = "y" , service=z',
@@ -251,29 +240,10 @@ def test_each_scope_gets_a_token(folder: Path) -> None:
     for _ in range(2):
         assert access.header(SCOPES) == "Bearer t1"
     assert access.header(("repository:other:pull", *SCOPES)) == "Bearer t1"
-    assert server.asked == [
-        {
-            "url": "https://auth.example/token",
-            "query": [("service", "reg"), ("scope", SCOPES[0])],
-            "form": None,
-            "authorization": "Basic " + _auth("u", "p")["auth"],
-        },
-        {
-            "url": "https://auth.example/token",
-            "query": [("service", "reg"), ("scope", "repository:other:pull"), ("scope", SCOPES[0])],
-            "form": None,
-            "authorization": "Basic " + _auth("u", "p")["auth"],
-        },
-    ]
+    asked = {"url": "https://auth.example/token", "form": None, "authorization": "Basic " + _auth("u", "p")["auth"]}
+    scopes = [("scope", "repository:other:pull"), ("scope", SCOPES[0])]
+    assert server.asked == [{**asked, "query": [("service", "reg"), *each]} for each in (scopes[1:], scopes)]
     assert access.scrub("token=t1;") == "token=***;"
-
-
-def test_anonymous_clients_request_a_token() -> None:
-    server = Server(access_token="anonymous")
-    access = _access(server)
-    access.challenged(BEARER, SCOPES, None)
-    assert access.header(SCOPES) == "Bearer anonymous"
-    assert server.asked[0]["authorization"] is None
 
 
 def test_an_identity_token_is_exchanged(folder: Path) -> None:
@@ -296,7 +266,8 @@ def test_expired_tokens_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(token="t", expires_in=100)
     access = _access(server)
     access.challenged(BEARER, SCOPES, None)
-    access.header(SCOPES)
+    assert access.header(SCOPES) == "Bearer t"
+    assert server.asked[0]["authorization"] is None, "an anonymous client"
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 80)
     access.header(SCOPES)
