@@ -20,6 +20,7 @@ import numpy
 import pytest
 from hypothesis import example, given, settings, strategies as st
 from safetensors.numpy import save_file
+from tests.trees import tree
 
 from trainjob.data.formats import allowed
 from trainjob.data.locations import parse_store
@@ -169,6 +170,9 @@ def test_every_form_of_a_pickle_is_rejected(tmp_path: Path) -> None:
             check_model(store, [entry for entry in store.list() if entry.path == name], allow_pickle=True)
 
 
+UNSAFE = "bin ckpt dill joblib pickle pkl PT pth pyc ipynb tar tgz zip zst pmml"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -201,6 +205,7 @@ def test_every_form_of_a_pickle_is_rejected(tmp_path: Path) -> None:
         ("nul.txt", b"a\0b", "not text"),
         ("cut.txt", "é".encode()[:1], "UTF-8"),
         ("run", "#!/bin/sh\nid\n", "script"),
+        *((f"a.{suffix}", "text", "") for suffix in UNSAFE.split()),
         ("run.sh", "id\n", "suffix"),
         ("model.keras", _zip(**{"config.json": b"{}"}), "Keras"),
         ("model.h5", b"\x89HDF\r\n\x1a\n", "Keras"),
@@ -234,21 +239,11 @@ def test_every_form_of_a_pickle_is_rejected(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_unsafe_files_are_rejected(tmp_path: Path, name: str, content: object, reason: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    data = content if isinstance(content, bytes) else (content if isinstance(content, str) else json.dumps(content))
-    (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    text = content if isinstance(content, bytes | str) else json.dumps(content)
+    tree(tmp_path, {name: text.encode() if isinstance(text, str) else text})
     refused = _refused(tmp_path)
     assert list(refused) == [name]
     assert reason in refused[name]
-
-
-@pytest.mark.parametrize(
-    "suffix",
-    ["bin", "ckpt", "dill", "joblib", "pickle", "pkl", "PT", "pth", "pyc", "ipynb", "tar", "tgz", "zip", "zst", "pmml"],
-)
-def test_unsafe_suffixes_are_rejected(tmp_path: Path, suffix: str) -> None:
-    (tmp_path / f"a.{suffix}").write_text("text")
-    assert list(_refused(tmp_path)) == [f"a.{suffix}"]
 
 
 def test_samples_of_the_libraries_are_classified() -> None:
@@ -282,49 +277,37 @@ def test_external_data_must_be_named_by_a_model(tmp_path: Path) -> None:
     assert _refused(tmp_path) == {}
     (tmp_path / "model/a.onnx").write_bytes(model.replace(b"large.onnx.data", b"../../evil.data"))
     assert sorted(_refused(tmp_path)) == ["model/a.onnx", "model/large.onnx.data"]
-
-
-@pytest.mark.parametrize("name", ["large.onnx.json", "largest.one.npy", "large.data.yaml", "large.model.pth"])
-def test_external_data_with_a_known_suffix_is_checked(tmp_path: Path, name: str) -> None:
-    model = (SAMPLES / "good/large.onnx").read_bytes()
-    (tmp_path / "a.onnx").write_bytes(model.replace(b"large.onnx.data", name.encode()))
-    (tmp_path / name).write_bytes(pickle.dumps([1]))
-    assert list(_refused(tmp_path)) == [name]
+    for name in ("large.onnx.json", "largest.one.npy", "large.data.yaml", "large.model.pth"):  # is checked as such
+        named = model.replace(b"large.onnx.data", name.encode())
+        folder = tree(tmp_path / name, {"a.onnx": named, name: pickle.dumps([1])})
+        assert list(_refused(folder)) == [name]
 
 
 def test_common_files_of_hub_repositories_are_accepted(tmp_path: Path) -> None:
     """Files that `transformers` and the Hub itself write, with realistic content."""
-    (tmp_path / "assets").mkdir()
-    (tmp_path / "1_Pooling").mkdir()
     save_file({"w": numpy.zeros((2, 3), "float16")}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    index = {"metadata": {"total_size": 12}, "weight_map": {"w": "model.safetensors"}}
     texts = {
         ".gitattributes": "*.safetensors filter=lfs diff=lfs merge=lfs -text\n",
         ".gitignore": ".ipynb_checkpoints\n",
-        "LICENSE": "Copyright (c) 2026\n",
-        "LICENSE.md": "Apache License\n",
-        "NOTICE": "cat\n",
+        **dict.fromkeys(("LICENSE", "LICENSE.md", "NOTICE"), "Copyright (c) 2026\n"),
         "README.md": "---\nlicense: apache-2.0\ntags:\n- text-generation\n---\n\n# A model\n\n| a | b |\n|---|---|\n",
         "chat_template.jinja": "{%- for message in messages %}{{- message['content'] }}{%- endfor %}",
         "merges.txt": "#version: 0.2\nĠ t\nĠ a\nc a\n",
         "requirements.txt": "transformers>=5\n",
+        "latest": "global_step100",
         "vocab.txt": "[PAD]\n[UNK]\ncat\ndog\n\x7f\n",
+        "tekken.tiktoken": "IQ== 0\nIg== 1\n",
         "CITATION.cff": "cff-version: 1.2.0\nauthors:\n- name: somebody\ndate-released: 2026-01-01\n",
         "all.csv": "step,loss\n1,0.5\n",
         "MLmodel": "flavors:\n  python_function:\n    loader_module: mlflow.transformers\nutc_time: '2026-01-01'\n",
         "conda.yaml": "channels:\n- conda-forge\ndependencies:\n- python=3.11.9\n- pip<=25\n- pip: [torch==2.9.0]\n",
         "python_env.yaml": "python: 3.11.9\nbuild_dependencies: [pip==25]\n",
-        "latest": "global_step100",
     }
+    llama = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 1e6, "auto_map": {}}
     values = {
-        "config.json": {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "rope_theta": 1e6,
-            "auto_map": {},
-        },
+        "config.json": llama,
         "generation_config.json": {"do_sample": True, "eos_token_id": [1, 2]},
-        "model.safetensors.index.json": index,
+        "model.safetensors.index.json": {"metadata": {"total_size": 12}, "weight_map": {"w": "model.safetensors"}},
         "tokenizer.json": {"model": {"type": "BPE", "vocab": {"_target_": 1, "auto_map": 2, "py/": 3}, "merges": []}},
         "tokenizer_config.json": {"chat_template": "{{ x }}", "tokenizer_class": "PreTrainedTokenizerFast"},
         "special_tokens_map.json": {"bos_token": {"content": "<s>", "lstrip": False}},
@@ -336,15 +319,11 @@ def test_common_files_of_hub_repositories_are_accepted(tmp_path: Path) -> None:
         "trainer_state.json": {"log_history": [{"loss": float("nan")}], "best_metric": None},
         "keras.json": {"module": "keras.layers", "class_name": "Dense", "config": {"units": 3}},
     }
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    for name, value in values.items():
-        (tmp_path / name).write_text(json.dumps(value, indent=2))
-    (tmp_path / "assets/figure.png").write_bytes(_PNG)
-    (tmp_path / "assets/photo.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(100))
-    (tmp_path / "tokenizer.model").write_bytes((SAMPLES / "good/tokenizer.model").read_bytes())
-    (tmp_path / "tokenizer.model.v3").write_bytes((SAMPLES / "good/tokenizer.model").read_bytes())
-    (tmp_path / "tekken.tiktoken").write_text("IQ== 0\nIg== 1\n")
+    tokenizer = (SAMPLES / "good/tokenizer.model").read_bytes()
+    binaries = {"assets/figure.png": _PNG, "assets/photo.jpg": b"\xff\xd8\xff\xe0" + bytes(100)}
+    binaries |= {"tokenizer.model": tokenizer, "tokenizer.model.v3": tokenizer}
+    binaries |= {name: text.encode() for name, text in texts.items()}
+    tree(tmp_path, binaries | {name: json.dumps(value, indent=2).encode() for name, value in values.items()})
     numpy.savez(tmp_path / "arrays.npz", a=numpy.zeros(3), b=numpy.array(["x", "yy"]))
     numpy.save(tmp_path / "fields.npy", numpy.zeros(3, [("a", "<i4"), ("b", "<f8", (2, 2)), ("c", "S3"), ("d", "U2")]))
     numpy.save(tmp_path / "times.npy", numpy.zeros((), "datetime64[ns]"))
@@ -354,25 +333,10 @@ def test_common_files_of_hub_repositories_are_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "\n",
-        ".\n",
-        ".gitignore\n",
-        "N.A.\n",
-        "(c) 2026, somebody\n",
-        "cat\ndog\nbird\n",
-        "cow\ncat\ncar\nbus\nbike\nape\n",
-        "cow\ncat\ncar\nbus\nape\nbike\n",
-        "cos\nsin\ntan\nReLU\n",
-        "cos\nsin\n",
-        "(cos\nsin\ntanh\nRest of the text\n",
-        "input\noutput\n",
-        "I am a text\n",
-        "Is\n1\n.\n",
-        "Text is an instruction to read half a gigabyte\n",
-        "Python\nis a language\n",
-        "Very\n.hidden\n",
-        "label,score\n",
+        *("", "\n", ".\n", ".gitignore\n", "N.A.\n", "(c) 2026, somebody\n", "label,score\n", "input\noutput\n"),
+        *("cat\ndog\nbird\n", "cow\ncat\ncar\nbus\nbike\nape\n", "cow\ncat\ncar\nbus\nape\nbike\n"),
+        *("cos\nsin\ntan\nReLU\n", "cos\nsin\n", "(cos\nsin\ntanh\nRest of the text\n", "I am a text\n", "Is\n1\n.\n"),
+        *("Text is an instruction to read half a gigabyte\n", "Python\nis a language\n", "Very\n.hidden\n"),
     ],
 )
 def test_text_that_starts_like_a_pickle_is_accepted(tmp_path: Path, text: str) -> None:

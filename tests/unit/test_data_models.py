@@ -79,32 +79,6 @@ def test_sharded_models_are_checked_against_their_index(tmp_path: Path) -> None:
         _check(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"1234567",
-        struct.pack("<Q", 2**63) + b"{}",
-        struct.pack("<Q", 1) + b"{",
-        struct.pack("<Q", 2) + b"[]",
-        struct.pack("<Q", 2) + b"{}x",
-        _safetensors({"a": 2})[:-1],
-        _safetensors({"a": 2}) + b"x",
-        _safetensors({"a": 2, "b": 2}, data_offsets=[0, 8]),
-        _safetensors({"a": 2}, shape=[3]),
-        _safetensors({"a": 2}, shape=[-2]),
-        _safetensors({"a": 2}, shape="2"),
-        _safetensors({"a": 2}, data_offsets=[8, 0]),
-        _safetensors({"a": 2}, data_offsets=[4, 12]),
-        _safetensors({"a": 2}, dtype="F16"),
-    ],
-)
-def test_damaged_files_are_rejected(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(CorruptData):
-        _check(tmp_path)
-
-
 class _OneFile:
     location = parse_store("/model.safetensors")
 
@@ -117,16 +91,6 @@ class _OneFile:
 
 def _parameters(data: bytes) -> int:
     return check_model(_OneFile(data), [Entry("model.safetensors", len(data))], single=True).parameters  # type: ignore[arg-type]
-
-
-@given(st.binary(max_size=40), st.integers(0, 60))
-def test_invalid_bytes_are_rejected_without_a_crash(noise: bytes, at: int) -> None:
-    data = _safetensors({"a": 2})[:at] + noise
-    try:
-        parameters = _parameters(data)
-    except CorruptData:
-        return
-    assert parameters * 4 <= len(data)
 
 
 def _header(text: str | bytes, size: int = 4) -> bytes:
@@ -205,30 +169,39 @@ def test_check_agrees_with_the_library(data: bytes) -> None:
     _agree(data)
 
 
+TWO = {"a": 2}
+
+
 @pytest.mark.parametrize(
-    ("header", "sound"),
+    ("data", "sound"),
     [
-        (f'{{"a":{_U8}}}', True),
-        (f' {{"a":{_U8}}}\n', True),
-        (f'{{"__metadata__":null,"a":{_U8}}}', True),
-        (f'{{"a":{_U8[:-1]},"of a newer version":[1]}}}}', True),
-        (f'{{"a":{_U8},"b":{{"dtype":"U8","shape":[0,{2**40},{2**40}],"data_offsets":[4,4]}}}}', True),
-        (f'{{"a":{_U8},"b":{{"dtype":"U8","shape":[{2**40},{2**40},0],"data_offsets":[4,4]}}}}', False),
-        (f'{{"a":{_U8},"a":{_U8}}}', False),
-        (f'{{"a":{_U8},"\\u0061":{_U8}}}', False),
-        ('{"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}}', False),
-        (f'{{"__metadata__":{{"x":1}},"a":{_U8}}}', False),
-        (f'{{"__metadata__":{{"x":"1","x":"2"}},"a":{_U8}}}', False),
-        (f'{{"a":{_tensor(0, 2)},"b":{_tensor(3, 4)}}}', False),
-        (f'{{"a":{_tensor(0, 3)},"b":{_tensor(2, 4)}}}', False),
-        ('{"a":{"dtype":{"U8":null},"shape":[3],"data_offsets":[0,4]}}', False),
-        (f'{{"a":{_U8}}}'.encode("utf-16-le"), False),
-        (b"\xef\xbb\xbf" + f'{{"a":{_U8}}}'.encode(), False),
-        (f'{{"\\ud800":{_U8}}}', False),
+        *((text, False) for text in (b"", b"1234567", struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 1) + b"{")),
+        *((struct.pack("<Q", 2) + text, False) for text in (b"[]", b"{}x")),
+        *((_safetensors(TWO)[:-1], False), (_safetensors(TWO) + b"x", False)),
+        (_safetensors(TWO | {"b": 2}, data_offsets=[0, 8]), False),
+        *((_safetensors(TWO, shape=shape), False) for shape in ([3], [-2], "2")),
+        *((_safetensors(TWO, data_offsets=offsets), False) for offsets in ([8, 0], [4, 12])),
+        (_safetensors(TWO, dtype="F16"), False),
+        (_header(f'{{"a":{_U8}}}'), True),
+        (_header(f' {{"a":{_U8}}}\n'), True),
+        (_header(f'{{"__metadata__":null,"a":{_U8}}}'), True),
+        (_header(f'{{"a":{_U8[:-1]},"of a newer version":[1]}}}}'), True),
+        (_header(f'{{"a":{_U8},"b":{{"dtype":"U8","shape":[0,{2**40},{2**40}],"data_offsets":[4,4]}}}}'), True),
+        (_header(f'{{"a":{_U8},"b":{{"dtype":"U8","shape":[{2**40},{2**40},0],"data_offsets":[4,4]}}}}'), False),
+        (_header(f'{{"a":{_U8},"a":{_U8}}}'), False),
+        (_header(f'{{"a":{_U8},"\\u0061":{_U8}}}'), False),
+        (_header('{"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}}'), False),
+        (_header(f'{{"__metadata__":{{"x":1}},"a":{_U8}}}'), False),
+        (_header(f'{{"__metadata__":{{"x":"1","x":"2"}},"a":{_U8}}}'), False),
+        (_header(f'{{"a":{_tensor(0, 2)},"b":{_tensor(3, 4)}}}'), False),
+        (_header(f'{{"a":{_tensor(0, 3)},"b":{_tensor(2, 4)}}}'), False),
+        (_header('{"a":{"dtype":{"U8":null},"shape":[3],"data_offsets":[0,4]}}'), False),
+        (_header(f'{{"a":{_U8}}}'.encode("utf-16-le")), False),
+        (_header(b"\xef\xbb\xbf" + f'{{"a":{_U8}}}'.encode()), False),
+        (_header(f'{{"\\ud800":{_U8}}}'), False),
     ],
-)  # fmt: skip
-def test_headers_are_checked_as_the_format_specifies(header: str | bytes, sound: bool) -> None:
-    data = _header(header)
+)
+def test_files_are_checked_as_the_format_specifies(data: bytes, sound: bool) -> None:
     if sound:
         assert _parameters(data) == 4
     else:

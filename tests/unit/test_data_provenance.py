@@ -213,21 +213,10 @@ def test_values_that_are_not_json_are_rejected() -> None:
             public({"x": wrong})
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "s3://bucket/a?b#c@d",
-        "az://container/a?b#c@d",
-        "abfss://container@account.dfs.core.windows.net/data",
-        "hf://datasets/org/digits@v1/a#b",
-        "oci://registry.example/team/digits@sha256:" + "0" * 64,
-        "model-registry://digits@champion",
-    ],
-)
-def test_locations_are_not_changed(uri: str) -> None:
-    assert public({"datasets": [uri]}) == {"datasets": [uri]}
-
-
-def test_account_keys_are_removed_from_locations() -> None:
-    (kept,) = public({"datasets": ["abfss://me:hunter2-hunter2@account.dfs.core.windows.net/data"]})["datasets"]
-    assert kept == "abfss://account.dfs.core.windows.net/data"
+def test_locations_are_kept_without_credentials() -> None:
+    lake = "abfss://{}container@account.dfs.core.windows.net/data"
+    kept = ["s3://bucket/a?b#c@d", "az://container/a?b#c@d", lake.format(""), "hf://datasets/org/digits@v1/a#b"]
+    kept += ["oci://registry.example/team/digits@sha256:" + "0" * 64, "model-registry://digits@champion"]
+    assert public({"datasets": kept}) == {"datasets": kept}
+    (shown,) = public({"datasets": [lake.replace("container", "").format("me:hunter2-hunter2")]})["datasets"]
+    assert shown == "abfss://account.dfs.core.windows.net/data"

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.trees import tree
 
 from trainjob.data import trainer
 from trainjob.data.__main__ import main
@@ -23,59 +24,45 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+DATA, MODEL = "/workspace/dataset", "/workspace/model"
+IGNORED = {"IGNORE_PATTERNS": "*.bin, *.pt,"}
+NAMED = {"TRAINJOB_INITIALIZER": "model", "HOSTNAME": "odd"}
+
+
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("environment", "uri", "expected"),
     [
-        (POD | {"STORAGE_URI": "s3://b/data"}, Task("s3://b/data", "/workspace/dataset", (), [])),
+        (POD, "s3://b/data", Task("s3://b/data", DATA, (), [])),
+        (MODEL_POD | IGNORED, "s3://b/m", Task("s3://b/m", MODEL, (), ["*.bin", "*.pt"])),
+        (MODEL_POD, "hf://org/m", Task("hf://org/m", MODEL, trainer._MODEL_FILES, [])),
+        (POD, "hf://org/d", Task("hf://datasets/org/d/", DATA, (), [])),
         (
-            MODEL_POD | {"STORAGE_URI": "s3://b/m", "IGNORE_PATTERNS": "*.bin, *.pt,"},
-            Task("s3://b/m", "/workspace/model", (), ["*.bin", "*.pt"]),
+            POD,
+            "hf://datasets/org/d@v1/data/[a]",
+            Task("hf://datasets/org/d@v1/", DATA, ("data/[[]a]", "data/[[]a]/*"), []),
         ),
-        (
-            MODEL_POD | {"STORAGE_URI": "hf://org/m"},
-            Task("hf://org/m", "/workspace/model", trainer._MODEL_FILES, []),
-        ),
-        (POD | {"STORAGE_URI": "hf://org/d"}, Task("hf://datasets/org/d/", "/workspace/dataset", (), [])),
-        (
-            POD | {"STORAGE_URI": "hf://datasets/org/d@v1/data/[a]"},
-            Task("hf://datasets/org/d@v1/", "/workspace/dataset", ("data/[[]a]", "data/[[]a]/*"), []),
-        ),
-        (
-            {"TRAINJOB_INITIALIZER": "model", "HOSTNAME": "odd", "STORAGE_URI": "gs://b/m"},
-            Task("gs://b/m", "/workspace/model", (), []),
-        ),
+        (NAMED, "gs://b/m", Task("gs://b/m", MODEL, (), [])),
     ],
 )
-def test_task_is_read_from_the_environment(environment: dict[str, str], expected: Task) -> None:
-    assert task(dict(environment)) == expected
+def test_task_is_read_from_the_environment(environment: dict[str, str], uri: str, expected: Task) -> None:
+    assert task({**environment, "STORAGE_URI": uri}) == expected
 
 
 def test_credentials_get_the_variable_names_of_the_stores() -> None:
-    environment = POD | {
-        "STORAGE_URI": "s3://b/x",
-        "ACCESS_TOKEN": "hf",
-        "ENDPOINT": "http://minio:9000",
-        "ACCESS_KEY_ID": "key",
-        "SECRET_ACCESS_KEY": "secret",
-        "REGION": "auto",
-    }
-    task(environment)
-    assert environment["HF_TOKEN"] == "hf"
-    assert environment["AWS_ENDPOINT_URL"] == "http://minio:9000"
-    assert environment["AWS_ALLOW_HTTP"] == "true"
-    assert environment["AWS_ACCESS_KEY_ID"] == "key"
-    assert environment["AWS_SECRET_ACCESS_KEY"] == "secret"
-    assert environment["AWS_REGION"] == "us-east-1"
-
-
-def test_session_token_of_other_keys_is_removed() -> None:
     environment = POD | {"STORAGE_URI": "s3://b/x", "AWS_ACCESS_KEY_ID": "steps", "AWS_SESSION_TOKEN": "of-steps"}
     task(environment)
     assert environment["AWS_SESSION_TOKEN"] == "of-steps"
-    environment |= {"ACCESS_KEY_ID": "mine"}
+    environment |= {"ACCESS_TOKEN": "hf", "ENDPOINT": "http://minio:9000", "REGION": "auto"}
+    environment |= {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}
     task(environment)
-    assert environment["AWS_ACCESS_KEY_ID"] == "mine"
-    assert "AWS_SESSION_TOKEN" not in environment
+    assert {name: value for name, value in environment.items() if name.startswith(("HF_", "AWS_"))} == {
+        "HF_TOKEN": "hf",
+        "AWS_ENDPOINT_URL": "http://minio:9000",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }, "without the session token of other keys"
 
 
 def test_a_role_requires_a_web_identity() -> None:
@@ -114,11 +101,9 @@ def test_an_empty_storage_uri_downloads_nothing(
 
 
 def test_program_without_arguments_reads_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/a.csv").write_bytes(b"1")
-    (tmp_path / "source/b.log").write_bytes(b"2")
+    source = tree(tmp_path / "source", {"a.csv": b"1", "b.log": b"2"})
     monkeypatch.setitem(trainer.TARGETS, "dataset", str(tmp_path / "workspace/dataset"))
-    monkeypatch.setenv("STORAGE_URI", (tmp_path / "source").as_uri())
+    monkeypatch.setenv("STORAGE_URI", source.as_uri())
     monkeypatch.setenv("IGNORE_PATTERNS", "*.log")
     monkeypatch.setenv("HOSTNAME", "train-x-dataset-initializer-0-0")
     assert main([]) == 0

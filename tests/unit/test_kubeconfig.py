@@ -93,7 +93,8 @@ def facts(access: Access) -> tuple[object, ...]:
 
 def test_several_files_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "token").write_text("relative to its own file")
+    # The package sends the newline, which makes the header invalid; client-go does not.
+    (tmp_path / "other" / "token").write_text("relative to its own file\n")
     first = config({"token": "first"}, {}, "first")
     del first["current-context"]
     second = config({"tokenFile": "token"}, {}, "second")
@@ -113,13 +114,6 @@ def test_paths_in_kubeconfig_text_are_relative_to_the_working_directory(
     monkeypatch.chdir(directory)
     text = json.dumps(config({"tokenFile": "token"}, {"certificate-authority": "ca.crt"}))
     assert Credentials(kubeconfig_text=text).load().authorization == "Bearer from-a-file"
-
-
-def test_newline_after_a_token_is_removed(tmp_path: Path) -> None:
-    """Like client-go. The package sends the newline, which makes the header invalid."""
-    (tmp_path / "token").write_text("t\n")
-    given = Credentials(kubeconfig=write(tmp_path / "kubeconfig", config({"tokenFile": "token"}, {})))
-    assert given.load().authorization == "Bearer t"
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -172,3 +166,41 @@ def test_the_package_is_not_imported(directory: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+# The token is empty while the file has lines; each call removes one.
+PLUGIN = """
+token=second; [ -s "$0" ] && token=
+sed -i 1d "$0"
+printf '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "%s"}}' "$token"
+"""
+
+
+def with_plugin(directory: Path, empty: int) -> Credentials:
+    """Credentials by an exec plugin."""
+    (directory / "times").write_text("empty\n" * empty)
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"}
+    plugin |= {"command": "sh", "args": ["-c", PLUGIN, str(directory / "times")]}
+    return Credentials(
+        kubeconfig=write(directory / "kubeconfig", config({"exec": plugin}, {"insecure-skip-tls-verify": True}))
+    )
+
+
+@pytest.mark.parametrize("empty", [2, 100])
+def test_an_empty_token_is_requested_again(tmp_path: Path, empty: int) -> None:
+    plugin = with_plugin(tmp_path, empty)
+    if empty == 2:
+        assert plugin.load().authorization == "Bearer second"
+        return
+    with pytest.raises(ConfigurationError, match="token is empty: check the output of its exec plugin"):
+        plugin.load()
+
+
+def test_modules_of_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In /tmp, for example, any user can create modules."""
+    (tmp_path / "there").mkdir()
+    for module in ("trainjob", "json", "kubernetes"):
+        (tmp_path / "there" / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path / "there")
+    assert with_plugin(tmp_path, 0).load().authorization == "Bearer second"
+    assert not (tmp_path / "ran").exists()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, strategies as st
@@ -9,10 +11,6 @@ from trainjob._backends.kubernetes.pods import KubeletLines
 from trainjob._support.log_lines import MAX_LINE, LogLine, Splitter, Throttle, cri_line, latest, merge, parse_cri
 
 T = "2026-11-21T10:00:00.00000000{}Z"
-
-
-def test_text_of_a_line_has_its_rank() -> None:
-    assert str(LogLine(T.format(1), "node-1", "epoch 3")) == "[node-1] epoch 3"
 
 
 @given(st.binary().filter(lambda text: b"\n" not in text), st.booleans())
@@ -42,26 +40,22 @@ def test_other_lines_are_skipped(raw: bytes) -> None:
     assert list(parse_cri([raw])) == []
 
 
-def test_merge_sorts_by_time_and_keeps_the_order_of_each_rank() -> None:
+def test_merge_is_lazy_sorts_by_time_and_keeps_the_order_of_each_rank() -> None:
     zero = [LogLine(T.format(n), "node-0", f"{i}") for i, n in enumerate((1, 3, 3, 5))]
     one = [LogLine(T.format(n), "node-1", f"{i}") for i, n in enumerate((2, 3, 4))]
     merged = list(merge(zero, one))
     assert [line.time for line in merged] == sorted(line.time for line in zero + one)
     assert [line for line in merged if line.rank == "node-0"] == zero
     assert [line for line in merged if line.rank == "node-1"] == one
+    assert str(merged[0]) == "[node-0] 0"
+    taken: list[str] = []
 
-
-def test_merging_is_lazy() -> None:
-    taken = []
-
-    def endless(rank: str) -> object:
-        n = 0
-        while True:
+    def endless(rank: str) -> Iterator[LogLine]:
+        for number in itertools.count():
             taken.append(rank)
-            yield LogLine(f"{n:09}", rank, "")
-            n += 1
+            yield LogLine(f"{number:09}", rank, "")
 
-    lines = merge(endless("a"), endless("b"))  # type: ignore[arg-type]
+    lines = merge(endless("a"), endless("b"))
     assert [next(lines).rank for _ in range(4)] == ["a", "b", "a", "b"]
     assert len(taken) < 8
 
@@ -76,44 +70,33 @@ def split(*parts: tuple[str, bool], raw: bool = False) -> list[tuple[str, bool]]
     return [(line.text, line.transient) for line in lines]
 
 
-def test_a_line_has_the_latest_state_of_a_bar() -> None:
-    assert split((" 10%\r 20%\r 30%\r", True), ("next", True)) == [(" 30%", False), ("next", False)]
-    assert split(("\r 10%\r 20%\r 30%", True)) == [(" 30%", False)]
+ENV = "env: 'python3\r': No such file or directory"
+# As tqdm writes bars, and with a carriage return after each state.
+TQDM = [("\r  0%", False), ("\r 50%", False), ("\r100%", False), ("", True), ("next", True)]
+BEHIND = [("  0%\r", False), (" 50%\r100%\r", False), ("", True), ("next", True)]
+JOINED = [("\r 10%|#", False), ("##|", False), ("\r 20%", True)]
+BLANK = [("\r 90%", False), ("\r\x1b[2K\r", False), ("\r      \r", False), ("", True)]
 
 
-def test_states_of_a_bar_are_passed_on_before_the_line_ends() -> None:
-    # As tqdm writes bars, and with a carriage return after each state.
-    before = split(("\r  0%", False), ("\r 50%", False), ("\r100%", False), ("", True), ("next", True))
-    assert before == [("  0%", True), (" 50%", True), ("100%", True), ("100%", False), ("next", False)]
-    behind = split(("  0%\r", False), (" 50%\r100%\r", False), ("", True), ("next", True))
-    assert behind == [("  0%", True), ("100%", True), ("100%", False), ("next", False)]
-
-
-def test_parts_of_a_state_are_joined() -> None:
-    assert split(("\r 10%|#", False), ("##|", False), ("\r 20%", True)) == [
-        (" 10%|#", True),
-        (" 10%|###|", True),
-        (" 20%", False),
-    ]
-
-
-def test_blank_states_are_ignored() -> None:
-    bar = ("\r 90%", False), ("\r\x1b[2K\r", False), ("\r      \r", False), ("", True)
-    assert split(*bar) == [(" 90%", True), (" 90%", False)]
-
-
-def test_carriage_return_before_a_newline_is_removed() -> None:
-    assert split(("a\r", True), ("\r\r", True), ("b", True)) == [("a", False), ("", False), ("b", False)]
-    assert split(("a\r", False), ("", True)) == [("a", True), ("a", False)]  # cut between the two
-
-
-def test_a_long_line_without_states_keeps_its_parts() -> None:
-    assert split(("x" * 9, False), ("y", True), ("z", True)) == [("x" * 9, False), ("y", False), ("z", False)]
-
-
-def test_raw_lines_keep_carriage_returns() -> None:
-    line = "env: 'python3\r': No such file or directory"
-    assert split((line, True), raw=True) == [(line, False)]
+@pytest.mark.parametrize(
+    ("parts", "lines"),
+    [
+        ([(" 10%\r 20%\r 30%\r", True), ("next", True)], [(" 30%", False), ("next", False)]),
+        ([("\r 10%\r 20%\r 30%", True)], [(" 30%", False)]),
+        (TQDM, [("  0%", True), (" 50%", True), ("100%", True), ("100%", False), ("next", False)]),
+        (BEHIND, [("  0%", True), ("100%", True), ("100%", False), ("next", False)]),
+        (JOINED, [(" 10%|#", True), (" 10%|###|", True), (" 20%", False)]),
+        (BLANK, [(" 90%", True), (" 90%", False)]),
+        ([("a\r", True), ("\r\r", True), ("b", True)], [("a", False), ("", False), ("b", False)]),
+        ([("a\r", False), ("", True)], [("a", True), ("a", False)]),  # cut between the two
+        ([("x" * 9, False), ("y", True), ("z", True)], [("x" * 9, False), ("y", False), ("z", False)]),
+    ],
+)
+def test_parts_become_lines_with_the_latest_state_of_a_bar(
+    parts: list[tuple[str, bool]], lines: list[tuple[str, bool]]
+) -> None:
+    assert split(*parts) == lines
+    assert split((ENV, True), raw=True) == [(ENV, False)]
     assert split(("\r 1%", False), ("\r 2%", True), raw=True)[-1] == (" 2%", False)
 
 

@@ -139,20 +139,15 @@ def test_a_grid_has_each_combination_once() -> None:
 
 
 def test_running_trials_are_compared_after_a_restart() -> None:
-    """The first rung of a trial that is still running counts, too."""
+    """The first rung of a trial that is still running counts, too; a report after the end changes nothing."""
     pruner = {"name": "successive_halving", "options": {"min_resource": 1, "reduction_factor": 2}}
     sampling = Sampling(study("random", pruner=pruner))
-    sampling.resume(0, sampling_parameters := Sampling(study("random")).ask(0))
-    assert sampling_parameters
+    parameters = Sampling(study("random")).ask(0)
+    sampling.resume(0, parameters)
     assert not sampling.report(0, 1, 0.1)
     sampling.ask(1)
     assert sampling.report(1, 1, 0.9)
-
-
-def test_a_report_after_the_end_changes_nothing() -> None:
-    sampling = Sampling(study("random"))
-    trial = ended(0, sampling.ask(0), "complete")
-    sampling.end(trial, {})
+    sampling.end(ended(0, parameters, "complete"), {})
     assert sampling.report(0, 9, 5.0) is False
 
 
@@ -176,11 +171,7 @@ def test_options_that_optuna_refuses(fields: dict[str, Any], problem: str) -> No
 
 
 def test_importances_name_the_parameter_that_matters() -> None:
-    sampling = Sampling(
-        study(
-            "random", space={"x": {"type": "float", "low": 0, "high": 1}, "y": {"type": "float", "low": 0, "high": 1}}
-        )
-    )
+    sampling = Sampling(study("random", space={name: {"type": "float", "low": 0, "high": 1} for name in "xy"}))
     for number in range(40):
         if number < 2:
             assert sampling.importances() == {}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trees import tree
 
 from trainjob import InvalidSpec, TrainJobSpec
 from trainjob._manifest.render import render
@@ -75,11 +76,7 @@ def test_an_unmounted_pvc_is_not_created_as_a_directory(tmp_path: Path) -> None:
 
 
 def test_files_are_copied_between_pvcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volumes, "MOUNT", str(tmp_path))
-    for claim in ("one", "two"):
-        (tmp_path / claim).mkdir()
-    (tmp_path / "one" / "set").mkdir()
-    (tmp_path / "one" / "set" / "a b.csv").write_text("1")
+    monkeypatch.setattr(volumes, "MOUNT", str(tree(tmp_path, {"one/set/a b.csv": b"1", "two/x": b""})))
     done = initialize("pvc://one/set/", "pvc://two/there")
     assert done.uri == "pvc://two/there"
     assert (tmp_path / "two" / "there" / "a b.csv").read_text() == "1"
