@@ -1,7 +1,11 @@
+"""Reads of web servers, and the certificates that they must have."""
+
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import certifi
 import httpx
 import pytest
 from tests.fakes.scripted import Answer, Asked, ScriptedServer
@@ -18,6 +23,7 @@ from tests.serving import serving
 from trainjob._support import retrying
 from trainjob.data import copy, initialize, ranges, read_manifest
 from trainjob.data.locations import parse_store
+from trainjob.data.stores import trust
 from trainjob.data.stores.base import WritableStore
 from trainjob.data.stores.opening import open_store, open_writable
 from trainjob.data.stores.web import Web as Client
@@ -75,11 +81,6 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, first_pause=0.02))
 
 
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.data.ranges.PART", 1_000_000)
-
-
 def test_connections_are_reused_by_all_threads(web: Web) -> None:
     """With the default limits of httpx, 12 of 32 connections are closed after each file and opened again."""
     together = threading.Barrier(32)
@@ -105,14 +106,6 @@ def test_copy_of_a_file_verifies_its_digest(web: Web, tmp_path: Path) -> None:
     copy(f"{web.url}/query.csv?download=1", str(tmp_path / "q"))
     assert (tmp_path / "q/query.csv").read_bytes() == b"download=1"
     assert copy(f"{web.url}/empty", str(tmp_path / "e")).size == 0
-
-
-@pytest.mark.usefixtures("small_parts", "by_ranges")
-def test_large_files_are_downloaded_by_ranges(web: Web, tmp_path: Path) -> None:
-    copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
-    spans = {asked.headers.get("Range", "") for asked in web.asked} - {"bytes=0-0"}
-    assert len(spans) == 13
-    assert web.sent == len(BIG)
 
 
 @pytest.mark.parametrize(
@@ -240,3 +233,37 @@ def test_a_missing_package_names_the_extra(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigurationError, match=rf"trainjob\[{extra}\]"):
         copy(source, str(tmp_path / "t"))
+
+
+END = "-----END CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize("load", [trust.by_httpx, trust.by_system])
+def test_certificates_are_loaded_again_when_they_change(
+    load: Callable[[], ssl.SSLContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    default = load()
+    assert load() is default
+    one, two, *_ = (each + END for each in Path(certifi.where()).read_text().split(END))
+    file = tmp_path / "ca.pem"
+    file.write_text(one)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    only = load()
+    assert load() is only
+    assert only.cert_store_stats()["x509_ca"] == 1
+    before = file.stat().st_mtime_ns
+    file.write_text(one + two)
+    os.utime(file, ns=(before + 1, before + 1))
+    assert load().cert_store_stats()["x509_ca"] == 2
+    monkeypatch.delenv("SSL_CERT_FILE")
+    assert load() is default
+
+
+def test_a_file_without_certificates_is_an_error_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ca.pem").write_text("none")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    for _ in range(2):
+        with pytest.raises(ssl.SSLError):
+            trust.by_httpx()

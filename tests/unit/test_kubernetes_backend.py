@@ -266,7 +266,7 @@ async def test_a_conflict_of_a_quota_repeats_a_patch(backend: Backend, ref: JobR
         await backend.patch(ref, SUSPEND)
 
 
-@pytest.mark.parametrize("conflict", ["", "version", "quota"])
+@pytest.mark.parametrize("conflict", ["version", "quota"])
 async def test_a_conflict_of_a_patch_with_a_version_means_look_again(
     backend: Backend, ref: JobRef, conflict: str
 ) -> None:
@@ -275,14 +275,10 @@ async def test_a_conflict_of_a_patch_with_a_version_means_look_again(
         await backend.patch(ref, {"metadata": {"annotations": {"a": "1"}}})
     backend.refusals["PATCH trainjobs"] = [QUOTA] if conflict == "quota" else []
     backend.asked.clear()
-    patch = {"metadata": {"resourceVersion": version}, **SUSPEND}
-    if conflict:
-        with pytest.raises(NotFound, match="is gone or was changed"):
-            await backend.patch(ref, patch)
-    else:
-        await backend.patch(ref, patch)
+    with pytest.raises(NotFound, match="is gone or was changed"):
+        await backend.patch(ref, {"metadata": {"resourceVersion": version}, **SUSPEND})
     assert len(backend.asked) == 1
-    assert bool(backend.job(ref)["spec"].get("suspend")) is not bool(conflict)
+    assert not backend.job(ref)["spec"].get("suspend")
 
 
 @pytest.mark.parametrize(
@@ -316,19 +312,6 @@ async def test_a_refused_request_is_rejected(backend: Backend, ref: JobRef) -> N
         await backend.delete(ref)
     with pytest.raises(Rejected, match="TrainJobs in namespace ns cannot be listed: trainjobs is forbidden"):
         await backend.find("ns", {})
-
-
-@pytest.mark.parametrize(
-    ("changed", "with_version", "gone"), [(False, True, True), (True, True, False), (True, False, True)]
-)
-async def test_a_delete_with_an_old_version_does_nothing(
-    backend: Backend, ref: JobRef, changed: bool, with_version: bool, gone: bool
-) -> None:
-    version = backend.job(ref)["metadata"]["resourceVersion"]
-    if changed:
-        await backend.patch(ref, {"metadata": {"annotations": {"a": "1"}}})
-    await backend.delete(ref, version if with_version else "")
-    assert (not backend.jobs) is gone
 
 
 # ---------------------------------------------------------------- records of cancels

@@ -10,9 +10,11 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.trees import tree
 from tests.unit.simulated_trials import study
 
 from trainjob import checkpoints
+from trainjob._backends.base import Waiter
 from trainjob._backends.kubernetes import leases
 from trainjob._backends.local.store import JobFiles
 from trainjob._jobs.results import check_report
@@ -76,8 +78,7 @@ def journal_continued(folder: Path) -> Callable[[], object]:
 
 
 def dataset(folder: Path) -> Callable[[], object]:
-    (folder / "source").mkdir(parents=True)
-    (folder / "source" / "a.txt").write_text("a")
+    tree(folder / "source", {"a.txt": b"a"})
     transfer.copy(str(folder / "source"), str(folder / "made"))
     path = folder / "made" / file_manifest.NAME
     path.write_text(path.read_text().replace("trainjob.content/v1", "trainjob.content/v2"))
@@ -85,8 +86,7 @@ def dataset(folder: Path) -> Callable[[], object]:
 
 
 def interrupted_copy(folder: Path) -> Callable[[], object]:
-    (folder / "source").mkdir(parents=True)
-    (folder / "source" / "a.gz").write_bytes(b"is no gzip, so that the copy fails after its mark")
+    tree(folder / "source", {"a.gz": b"is no gzip, so that the copy fails after its mark"})
     with pytest.raises(CorruptData):
         transfer.copy(str(folder / "source"), str(folder / "made"))
     raised(folder / "made" / file_manifest.MARK, "format")
@@ -102,30 +102,30 @@ def evaluation(folder: Path) -> Callable[[], object]:
     return lambda: Evaluation.read(str(folder))
 
 
-def checkpoint(folder: Path) -> Callable[[], object]:
+def with_checkpoints(folder: Path, call: Callable[[], object]) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CHECKPOINT_VARIABLE, str(folder))
-        checkpoints.save(3, lambda directory: (directory / "model.pt").write_text("m"))
+        return call()
+
+
+def saved(step: int) -> None:
+    checkpoints.save(step, lambda directory: (directory / "model.pt").write_text("m"), keep=1)
+
+
+def checkpoint(folder: Path) -> Callable[[], object]:
+    with_checkpoints(folder, lambda: saved(3))
     raised(folder / "000001-step-3" / ".trainjob.json", "format")
-
-    def read() -> object:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(CHECKPOINT_VARIABLE, str(folder))
-            return checkpoints.latest()
-
-    return read
+    return lambda: with_checkpoints(folder, checkpoints.latest)
 
 
 def saved_over_a_newer_one(folder: Path) -> Callable[[], object]:
     read = checkpoint(folder)
 
     def save() -> object:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(CHECKPOINT_VARIABLE, str(folder))
-            try:
-                checkpoints.save(4, lambda directory: (directory / "model.pt").write_text("m"), keep=1)
-            finally:
-                assert (folder / "000001-step-3" / "model.pt").exists()
+        try:
+            with_checkpoints(folder, lambda: saved(4))
+        finally:
+            assert (folder / "000001-step-3" / "model.pt").exists()
         return read()
 
     return save
@@ -156,24 +156,24 @@ def lease(_: Path) -> Callable[[], object]:
     return lambda: anyio.run(leases.waiters, reader, "ns")
 
 
-WRITTEN = {leases.JOBS: "{}"}
+def waiters(annotations: dict[str, str], renewed: str) -> list[Waiter]:
+    """The waiters that a Lease names."""
+    metadata = {"name": "waiter", "namespace": "ns", "annotations": {leases.JOBS: "{}", **annotations}}
+    reader: Any = OneLease({"metadata": metadata, "spec": {"renewTime": renewed}})
+    return anyio.run(leases.waiters, reader, "ns")
 
 
 @pytest.mark.parametrize("text", ["2", "v2", "2.0", " 2", "9" * 5000])
 @pytest.mark.parametrize("renewed", ["2026-11-28T10:59:00Z", "tomorrow"])
 def test_a_lease_of_another_format_is_refused_while_its_process_may_live(text: str, renewed: str) -> None:
-    metadata = {"name": "waiter", "namespace": "ns", "annotations": {**WRITTEN, leases.FORMAT: text}}
-    reader: Any = OneLease({"metadata": metadata, "spec": {"renewTime": renewed}})
     with pytest.raises(ConfigurationError, match=r"Lease ns/waiter .*; or delete the Lease, if its process has ended"):
-        anyio.run(leases.waiters, reader, "ns")
+        waiters({leases.FORMAT: text}, renewed)
 
 
-@pytest.mark.parametrize("annotations", [WRITTEN, {**WRITTEN, leases.FORMAT: "1"}, {**WRITTEN, leases.FORMAT: "2"}])
+@pytest.mark.parametrize("annotations", [{}, {leases.FORMAT: "1"}, {leases.FORMAT: "2"}])
 def test_a_lease_that_nobody_renews_is_read(annotations: dict[str, str]) -> None:
     """It attends no job, and the reaper removes it."""
-    metadata = {"name": "waiter", "namespace": "ns", "annotations": annotations}
-    reader: Any = OneLease({"metadata": metadata, "spec": {"renewTime": "2026-11-21T10:59:00Z"}})
-    (waiter,) = anyio.run(leases.waiters, reader, "ns")
+    (waiter,) = waiters(annotations, "2026-11-21T10:59:00Z")
     assert waiter.lease == "waiter"
 
 

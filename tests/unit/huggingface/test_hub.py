@@ -5,11 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from huggingface_hub import parse_hf_uri
 from tests.trees import files, tree
 from tests.unit.huggingface.fake import Hub
 
 from trainjob.data import copy, file_manifest, read_manifest
-from trainjob.data.locations import parse_store
+from trainjob.data.locations import hub_parts, parse_store
 from trainjob.data.stores.opening import open_store
 from trainjob.errors import ConfigurationError, DataError, SourceNotFound, StoreUnavailable, UnsafePath
 
@@ -196,12 +197,9 @@ def test_upload_batches_thousands_of_small_files(hub: Hub, tmp_path: Path) -> No
     assert copy("hf://datasets/org/many", str(tmp_path / "back")).digest == there.digest
 
 
-def test_uris_follow_the_official_grammar(hub: Hub) -> None:
-    from huggingface_hub import parse_hf_uri
-
-    from trainjob.data.locations import hub_parts
-
-    for uri in (
+@pytest.mark.parametrize(
+    "uri",
+    [
         "hf://org/model",
         "hf://models/org/model",
         "hf://datasets/org/data@v1.0/train/a@1.csv",
@@ -209,10 +207,12 @@ def test_uris_follow_the_official_grammar(hub: Hub) -> None:
         "hf://datasets/org/data@refs/convert/parquet/x",
         "hf://spaces/org/app@feature%2Fx",
         "hf://org/model/a@b/c",
-    ):
-        theirs, ours = parse_hf_uri(uri), parse_store(uri)
-        assert hub_parts(ours) == (theirs.type, theirs.id, theirs.revision or "main"), uri
-        assert ours.path == theirs.path_in_repo, uri
+    ],
+)
+def test_uris_follow_the_official_grammar(uri: str) -> None:
+    theirs, ours = parse_hf_uri(uri), parse_store(uri)
+    assert hub_parts(ours) == (theirs.type, theirs.id, theirs.revision or "main")
+    assert ours.path == theirs.path_in_repo
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "10.1.2.3"])
