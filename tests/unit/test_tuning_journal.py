@@ -14,6 +14,7 @@ from typing import Any
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from tests.trees import tree
 
@@ -60,6 +61,15 @@ def url(tmp_path: Path, tables: bytes) -> str:
 def journal(url: str) -> Iterator[Journal]:
     with open_journal(f"{url}#a") as opened:
         yield opened
+
+
+@pytest.fixture
+def shown(url: str) -> Iterator[RDBStorage]:
+    """The database as Optuna's own programs open it."""
+    storage = RDBStorage(url)
+    yield storage
+    storage.remove_session()
+    storage.engine.dispose()
 
 
 def ended(state: str, value: float | None, *values: float, **more: Any) -> dict[str, Any]:
@@ -190,7 +200,7 @@ def test_a_place_that_cannot_hold_a_journal_is_refused(uri: str, monkeypatch: py
 # ---------------------------------------------------------------- in a database
 
 
-def test_optuna_shows_the_study_as_its_own(journal: Journal, url: str) -> None:
+def test_optuna_shows_the_study_as_its_own(journal: Journal, url: str, shown: RDBStorage) -> None:
     journal.create("study", HEADER)
     journal.create("launches/00000", {"max_trials": 5})
     adam = [{"x": x, "n": n, "optimizer": "adam"} for x, n in ((0.2, 9), (0.3, 5), (0.4, 7))]
@@ -203,7 +213,7 @@ def test_optuna_shows_the_study_as_its_own(journal: Journal, url: str) -> None:
     journal.create("ended/00000", ended("complete", 0.5, 2.0, 1.0, metrics={"loss": 0.5}, outputs={"model": "s3://m"}))
     journal.create("ended/00004", ended("stopped", 0.7, 0.7))
     journal.create("ends/00000", {"reason": "max_trials of 5 is reached"})
-    study = optuna.load_study(study_name="digits/search", storage=url)
+    study = optuna.load_study(study_name="digits/search", storage=shown)
     assert (study.best_trial.number, study.best_value, study.best_params) == (0, 0.5, asked[0])
     assert study.metric_names == ["loss"]
     trials = study.trials
@@ -227,7 +237,9 @@ def test_optuna_shows_the_study_as_its_own(journal: Journal, url: str) -> None:
     assert state.ended
 
 
-def test_the_next_launch_writes_what_a_killed_one_did_not(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_launch_writes_what_a_killed_one_did_not(
+    url: str, monkeypatch: pytest.MonkeyPatch, shown: RDBStorage
+) -> None:
     """The first launcher writes its journal, and nothing for people."""
     with monkeypatch.context() as patched, open_journal(f"{url}#a") as killed:
         patched.setattr("trainjob.tuning.storage._Shown.write", lambda *_: None)
@@ -235,7 +247,7 @@ def test_the_next_launch_writes_what_a_killed_one_did_not(url: str, monkeypatch:
         for number in range(3):
             killed.create(f"asked/{number:05}", {"parameters": {"x": 0.1, "n": 1, "optimizer": "adam"}})
         killed.create("ended/00001", ended("complete", 1.0, 1.0))
-    assert optuna.load_study(study_name="digits/search", storage=url).trials == []
+    assert optuna.load_study(study_name="digits/search", storage=shown).trials == []
     with open_journal(f"{url}#a") as first, open_journal(f"{url}#a") as second:
         for each in (first, second):
             each.create("study", HEADER)
@@ -243,16 +255,16 @@ def test_the_next_launch_writes_what_a_killed_one_did_not(url: str, monkeypatch:
         first.create("ended/00000", ended("complete", 2.0))
         second.create("ended/00002", ended("complete", 3.0))
         first.create("ends/00001", {})
-    study = optuna.load_study(study_name="digits/search", storage=url)
+    study = optuna.load_study(study_name="digits/search", storage=shown)
     assert [trial.value for trial in study.trials if trial.state is not TrialState.WAITING] == [2.0, 1.0, 3.0]
 
 
 def test_a_study_that_a_person_removed_from_the_dashboard_is_written_again(
-    journal: Journal, url: str, caplog: pytest.LogCaptureFixture
+    journal: Journal, url: str, caplog: pytest.LogCaptureFixture, shown: RDBStorage
 ) -> None:
     journal.create("study", HEADER)
     journal.create("asked/00000", {"parameters": {"x": 0.1, "n": 1, "optimizer": "adam"}})
-    optuna.delete_study(study_name="digits/search", storage=url)
+    optuna.delete_study(study_name="digits/search", storage=shown)
     journal.create("ended/00000", ended("complete", 2.0))
     with caplog.at_level(logging.WARNING, "trainjob"):
         journal.create("ends/00000", {})
@@ -260,11 +272,11 @@ def test_a_study_that_a_person_removed_from_the_dashboard_is_written_again(
     with open_journal(f"{url}#a") as again:
         again.create("study", HEADER)
         again.create("ends/00000", {})
-    assert optuna.load_study(study_name="digits/search", storage=url).best_value == 2.0
+    assert optuna.load_study(study_name="digits/search", storage=shown).best_value == 2.0
 
 
-def test_another_study_with_that_name_is_refused(journal: Journal, url: str) -> None:
-    own = optuna.create_study(study_name="digits/search", storage=url)
+def test_another_study_with_that_name_is_refused(journal: Journal, shown: RDBStorage) -> None:
+    own = optuna.create_study(study_name="digits/search", storage=shown)
     own.optimize(lambda trial: trial.suggest_float("y", 0, 1), n_trials=1)
     with pytest.raises(ConfigurationError, match="has another study with the name digits/search; use another key"):
         journal.create("study", HEADER)
@@ -272,14 +284,14 @@ def test_another_study_with_that_name_is_refused(journal: Journal, url: str) -> 
     assert journal.read("study") is None
 
 
-def test_a_journal_that_was_removed_or_changed_is_refused(journal: Journal, url: str) -> None:
+def test_a_journal_that_was_removed_or_changed_is_refused(journal: Journal, url: str, shown: RDBStorage) -> None:
     journal.create("study", HEADER)
     database = url.removeprefix("sqlite:///")
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE trial_user_attributes SET value_json = '[]' WHERE key = 'value'")
     with open_journal(f"{url}#a") as other, pytest.raises(CorruptData, match="trial 0 of the Optuna study trainjob-jo"):
         other.all("asked")
-    optuna.delete_study(study_name="trainjob-journal/a", storage=url)
+    optuna.delete_study(study_name="trainjob-journal/a", storage=shown)
     with pytest.raises(CorruptData, match=f"{database}#a was removed while the study ran"):
         journal.all("asked")
 
