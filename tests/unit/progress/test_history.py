@@ -15,28 +15,14 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from tests.unit.progress.reports import written
 
 from trainjob import progress
 from trainjob.progress import Report, flush, read, report, reporter, reporting
 from trainjob.progress.message import history_of
 from trainjob.progress.reporter import Reporter
 
-
-@pytest.fixture(autouse=True)
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("LOCAL_RANK", "RANK", "KUBEFLOW_TRAINER_SERVER_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(tmp_path / "message"))
-    monkeypatch.setattr(reporting, "_reporter", Reporter())
-    return tmp_path / "message"
-
-
-def written(log: Path) -> Report:
-    flush()
-    assert log.stat().st_size <= 4096
-    found = read(log.read_text())
-    assert found is not None
-    return found
+pytestmark = pytest.mark.usefixtures("log")
 
 
 def test_history_has_step_and_time_of_each_value(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
