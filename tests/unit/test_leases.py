@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import random
 import selectors
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import Any, TypeVar, cast
@@ -66,12 +67,15 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._skipping.now
 
 
-def run(main: Callable[[], Awaitable[T]]) -> T:
-    async def begin() -> T:
-        return await main()
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
+    """Run a coroutine function in such a loop."""
 
-    with asyncio.Runner(loop_factory=_Loop) as runner:
-        return runner.run(begin())
+    @functools.wraps(test)
+    def run(*arguments: Any, **options: Any) -> T:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            return runner.run(test(*arguments, **options))
+
+    return run
 
 
 class Leases(ApiServer):
@@ -175,30 +179,27 @@ COUNTS = st.one_of(
 @example(count=5_957, ended=0.0, left=0.0, seed=0)
 @example(count=5_958, ended=0.0, left=0.0, seed=0)
 @example(count=10_000, ended=0.0, left=1.0, seed=0)
-def test_all_jobs_that_a_process_waits_for_are_named(count: int, ended: float, left: float, seed: int) -> None:
+@in_virtual_time
+async def test_all_jobs_that_a_process_waits_for_are_named(count: int, ended: float, left: float, seed: int) -> None:
     dice = random.Random(seed)
     refs = [job(number) for number in range(count)]
     fates = dict(zip(refs, dice.choices(("ended", "left", "waits"), (ended, left, 1.0), k=count), strict=True))
-
-    async def main() -> None:
-        server = Server()
-        process = Attendance(server.client, "team", kept)
-        for ref in refs:
-            process.attend(ref)
-        await settled()
-        assert server.named() == {ref.uid: [None] for ref in refs}
-        assert len(server.leases) == ceil(count / LARGEST)
-        for ref, fate in fates.items():
-            if fate != "waits":
-                process.leave(ref, ended=fate == "ended")
-        await settled()
-        times = {uid: [at is not None for at in found] for uid, found in server.named().items()}
-        assert times == {ref.uid: [fate == "left"] for ref, fate in fates.items() if fate != "ended"}
-        seen = {uid for waiter in await waiters(server.client, "team") for uid in waiter.waiting}
-        assert seen == {ref.uid for ref, fate in fates.items() if fate == "waits"}
-        await process.aclose()
-
-    run(main)
+    server = Server()
+    process = Attendance(server.client, "team", kept)
+    for ref in refs:
+        process.attend(ref)
+    await settled()
+    assert server.named() == {ref.uid: [None] for ref in refs}
+    assert len(server.leases) == ceil(count / LARGEST)
+    for ref, fate in fates.items():
+        if fate != "waits":
+            process.leave(ref, ended=fate == "ended")
+    await settled()
+    times = {uid: [at is not None for at in found] for uid, found in server.named().items()}
+    assert times == {ref.uid: [fate == "left"] for ref, fate in fates.items() if fate != "ended"}
+    seen = {uid for waiter in await waiters(server.client, "team") for uid in waiter.waiting}
+    assert seen == {ref.uid for ref, fate in fates.items() if fate == "waits"}
+    await process.aclose()
 
 
 @settings(max_examples=100)
@@ -207,99 +208,92 @@ def test_all_jobs_that_a_process_waits_for_are_named(count: int, ended: float, l
         st.tuples(st.sampled_from(("attend", "end", "leave", "pause", "delete")), st.integers(0, 11)), max_size=60
     )
 )
-def test_leases_follow_any_sequence_of_waits(actions: list[tuple[str, int]]) -> None:
+@patch.object(leases, "LARGEST", 3)
+@in_virtual_time
+async def test_leases_follow_any_sequence_of_waits(actions: list[tuple[str, int]]) -> None:
     """With room for three jobs in a Lease, so that Leases fill and empty often."""
-
-    async def main() -> None:
-        server = Server()
-        process = Attendance(server.client, "team", kept)
-        waits: dict[int, int] = {}
-        expected: dict[str, bool] = {}  # UID -> whether a process waits
-        peak, deleted = 0, False
-        for action, number in actions:
-            if action == "pause":
-                await asyncio.sleep(0.3 * number)
-            elif action == "delete":  # by a person
-                for lease in server.leases[:1]:
-                    server.store.put("leases", lease, "DELETED")
-                    deleted = True
-            elif action == "attend":
-                process.attend(job(number))
-                waits[number] = waits.get(number, 0) + 1
-                expected[job(number).uid] = True
-            elif waits.get(number):
-                process.leave(job(number), ended=action == "end")
-                waits[number] -= 1
-                if not waits[number] and action == "end":
-                    expected.pop(job(number).uid)
-                elif not waits[number]:
-                    expected[job(number).uid] = False
-            peak = max(peak, len(expected))
-        await asyncio.sleep(RENEW + 5)  # a Lease that a person has deleted is written by the next renewal
-        found = server.named()
-        assert all(len(times) == 1 for times in found.values()), "a job is in one Lease"
-        waited = {uid for uid, waiting in expected.items() if waiting}
-        assert {uid for uid, times in found.items() if times == [None]} == waited
-        assert found.keys() <= expected.keys(), "no Lease names a job that has ended"
-        assert found.keys() == expected.keys() or deleted
-        assert len(server.leases) <= peak
-        await process.aclose()
-        assert server.named().keys() == found.keys()
-
-    with patch.object(leases, "LARGEST", 3):
-        run(main)
+    server = Server()
+    process = Attendance(server.client, "team", kept)
+    waits: dict[int, int] = {}
+    expected: dict[str, bool] = {}  # UID -> whether a process waits
+    peak, deleted = 0, False
+    for action, number in actions:
+        if action == "pause":
+            await asyncio.sleep(0.3 * number)
+        elif action == "delete":  # by a person
+            for lease in server.leases[:1]:
+                server.store.put("leases", lease, "DELETED")
+                deleted = True
+        elif action == "attend":
+            process.attend(job(number))
+            waits[number] = waits.get(number, 0) + 1
+            expected[job(number).uid] = True
+        elif waits.get(number):
+            process.leave(job(number), ended=action == "end")
+            waits[number] -= 1
+            if not waits[number] and action == "end":
+                expected.pop(job(number).uid)
+            elif not waits[number]:
+                expected[job(number).uid] = False
+        peak = max(peak, len(expected))
+    await asyncio.sleep(RENEW + 5)  # a Lease that a person has deleted is written by the next renewal
+    found = server.named()
+    assert all(len(times) == 1 for times in found.values()), "a job is in one Lease"
+    waited = {uid for uid, waiting in expected.items() if waiting}
+    assert {uid for uid, times in found.items() if times == [None]} == waited
+    assert found.keys() <= expected.keys(), "no Lease names a job that has ended"
+    assert found.keys() == expected.keys() or deleted
+    assert len(server.leases) <= peak
+    await process.aclose()
+    assert server.named().keys() == found.keys()
 
 
 @pytest.mark.parametrize("count", [1, 1_999, 2_000, 2_001, 10_000])
-def test_an_hour_costs_one_renewal_per_lease_and_interval(count: int) -> None:
-    async def main() -> None:
-        server = Server()
-        process = Attendance(server.client, "team", kept)
-        for number in range(count):
-            process.attend(job(number))
-        await settled()
-        server.requests.clear()
-        await asyncio.sleep(3600)
-        leases = ceil(count / LARGEST)
-        # The interval begins after the reply to the last renewal.
-        assert 119 * leases <= len(server.requests) <= 120 * leases
-        assert not any(each.method != "PATCH" or "metadata" in each.body for each in server.requests)
-        assert max(len(json.dumps(each.body)) for each in server.requests) < 100
-        await process.aclose()
-        assert len(server.leases) == leases
-
-    run(main)
+@in_virtual_time
+async def test_an_hour_costs_one_renewal_per_lease_and_interval(count: int) -> None:
+    server = Server()
+    process = Attendance(server.client, "team", kept)
+    for number in range(count):
+        process.attend(job(number))
+    await settled()
+    server.requests.clear()
+    await asyncio.sleep(3600)
+    leases = ceil(count / LARGEST)
+    # The interval begins after the reply to the last renewal.
+    assert 119 * leases <= len(server.requests) <= 120 * leases
+    assert not any(each.method != "PATCH" or "metadata" in each.body for each in server.requests)
+    assert max(len(json.dumps(each.body)) for each in server.requests) < 100
+    await process.aclose()
+    assert len(server.leases) == leases
 
 
-def test_the_end_of_a_job_changes_one_lease_and_empty_ones_are_deleted() -> None:
-    async def main() -> None:
-        server = Server()
-        process = Attendance(server.client, "team", kept)
-        for number in range(5 * LARGEST):
-            process.attend(job(number))
-        await settled()
-        server.requests.clear()
-        process.leave(job(4_321), ended=True)
-        process.leave(job(4_322), ended=False)
-        await settled()
-        (request,) = server.requests
-        assert len(json.dumps(request.body)) < 50 * LARGEST
-        process.attend(job(4_322))
-        process.attend(job(10_001))
-        await settled()
-        assert len(server.requests) == 2, "a job that is waited for again stays in its Lease"
-        assert len(server.leases) == 5, "a new job takes the place of one that has ended"
-        for number in range(LARGEST):
+@in_virtual_time
+async def test_the_end_of_a_job_changes_one_lease_and_empty_ones_are_deleted() -> None:
+    server = Server()
+    process = Attendance(server.client, "team", kept)
+    for number in range(5 * LARGEST):
+        process.attend(job(number))
+    await settled()
+    server.requests.clear()
+    process.leave(job(4_321), ended=True)
+    process.leave(job(4_322), ended=False)
+    await settled()
+    (request,) = server.requests
+    assert len(json.dumps(request.body)) < 50 * LARGEST
+    process.attend(job(4_322))
+    process.attend(job(10_001))
+    await settled()
+    assert len(server.requests) == 2, "a job that is waited for again stays in its Lease"
+    assert len(server.leases) == 5, "a new job takes the place of one that has ended"
+    for number in range(LARGEST):
+        process.leave(job(number), ended=True)
+    await settled()
+    assert len(server.leases) == 4, "an empty Lease is deleted"
+    for number in (*range(LARGEST, 5 * LARGEST), 10_001):
+        if number != 4_321:
             process.leave(job(number), ended=True)
-        await settled()
-        assert len(server.leases) == 4, "an empty Lease is deleted"
-        for number in (*range(LARGEST, 5 * LARGEST), 10_001):
-            if number != 4_321:
-                process.leave(job(number), ended=True)
-        await process.aclose()
-        assert server.leases == []
-
-    run(main)
+    await process.aclose()
+    assert server.leases == []
 
 
 # ---------------------------------------------------------------- Leases that cannot be written
@@ -325,7 +319,7 @@ def refused(error: TrainJobError, *, seconds: float) -> tuple[Server, list[JobRe
         await asyncio.sleep(3600 + RENEW)
         await process.aclose()
 
-    run(main)
+    in_virtual_time(main)()
     return server, excluded
 
 
@@ -372,97 +366,85 @@ async def one_waiter(server: Server) -> Waiter:
     return found
 
 
-def test_a_renewal_in_the_future_counts_from_its_arrival() -> None:
+@in_virtual_time
+async def test_a_renewal_in_the_future_counts_from_its_arrival() -> None:
     """Of a process whose clock is wrong: otherwise its job would count as attended until that time."""
-
-    async def main() -> None:
-        writer = Server()
-        reader, writer.ahead = Server(writer.store), timedelta(days=400)
-        process = Attendance(writer.client, "team", kept)
-        process.attend(job(1))
-        process.attend(job(2))
-        await asyncio.sleep(600)
-        process.leave(job(2), ended=False)
-        await settled()
-        alive = await one_waiter(reader)
-        assert reader.present - alive.renewed < timedelta(seconds=RENEW)
-        assert alive.waiting == {job(1).uid}
-        process.stop()  # killed
-        died = reader.present
-        await asyncio.sleep(3600)
-        dead = await one_waiter(reader)
-        assert dead.jobs.keys() == {job(1).uid, job(2).uid}
-        assert all(died - timedelta(seconds=RENEW) <= at <= died for at in dead.jobs.values())
-        reader.requests.clear()
-        await one_waiter(reader)
-        assert len(reader.requests) == 2, "one list, and one with the times of arrival"
-
-    run(main)
+    writer = Server()
+    reader, writer.ahead = Server(writer.store), timedelta(days=400)
+    process = Attendance(writer.client, "team", kept)
+    process.attend(job(1))
+    process.attend(job(2))
+    await asyncio.sleep(600)
+    process.leave(job(2), ended=False)
+    await settled()
+    alive = await one_waiter(reader)
+    assert reader.present - alive.renewed < timedelta(seconds=RENEW)
+    assert alive.waiting == {job(1).uid}
+    process.stop()  # killed
+    died = reader.present
+    await asyncio.sleep(3600)
+    dead = await one_waiter(reader)
+    assert dead.jobs.keys() == {job(1).uid, job(2).uid}
+    assert all(died - timedelta(seconds=RENEW) <= at <= died for at in dead.jobs.values())
+    reader.requests.clear()
+    await one_waiter(reader)
+    assert len(reader.requests) == 2, "one list, and one with the times of arrival"
 
 
 @pytest.mark.parametrize("seconds", [0.9, 59, 61, 1e9])
-def test_a_renewal_in_the_future_without_a_time_of_arrival_counts_as_now(seconds: float) -> None:
-    async def main() -> None:
-        server = Server()
-        await asyncio.sleep(10)
-        at = server.present + timedelta(seconds=seconds)
-        jobs = {"a": None, "b": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}", "c": "2026-11-28T11:00:00Z"}
-        server.put("x", {"renewTime": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}"}, json.dumps(jobs))
-        found = await one_waiter(server)
-        assert found.jobs == {"a": found.renewed, "b": found.renewed, "c": BEGIN - timedelta(hours=1)}
-        assert server.present - found.renewed < timedelta(seconds=1)
-        assert len(server.requests) == (1 if seconds < 60 else 2)
-
-    run(main)
+@in_virtual_time
+async def test_a_renewal_in_the_future_without_a_time_of_arrival_counts_as_now(seconds: float) -> None:
+    server = Server()
+    await asyncio.sleep(10)
+    at = server.present + timedelta(seconds=seconds)
+    jobs = {"a": None, "b": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}", "c": "2026-11-28T11:00:00Z"}
+    server.put("x", {"renewTime": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}"}, json.dumps(jobs))
+    found = await one_waiter(server)
+    assert found.jobs == {"a": found.renewed, "b": found.renewed, "c": BEGIN - timedelta(hours=1)}
+    assert server.present - found.renewed < timedelta(seconds=1)
+    assert len(server.requests) == (1 if seconds < 60 else 2)
 
 
 @pytest.mark.parametrize("text", ["[" * 20_000, "null", "[]", '{"a": 1, "b": "soon"}', '{"a": {}}', "{", '"\\ud800"'])
-def test_a_malformed_lease_names_no_job(text: str) -> None:
-    async def main() -> None:
-        server = Server()
-        time = {"renewTime": "2026-11-28T11:00:00Z"}
-        server.put("x", time, text)
-        server.put("y", time, '{"a": null}')
-        bad, good = await waiters(server.client, "team")
-        assert (bad.jobs, bad.waiting) == ({}, frozenset())
-        assert good.waiting == {"a"}
-
-    run(main)
+@in_virtual_time
+async def test_a_malformed_lease_names_no_job(text: str) -> None:
+    server = Server()
+    time = {"renewTime": "2026-11-28T11:00:00Z"}
+    server.put("x", time, text)
+    server.put("y", time, '{"a": null}')
+    bad, good = await waiters(server.client, "team")
+    assert (bad.jobs, bad.waiting) == ({}, frozenset())
+    assert good.waiting == {"a"}
 
 
-def test_a_process_tells_its_own_leases_from_those_of_others() -> None:
+@in_virtual_time
+async def test_a_process_tells_its_own_leases_from_those_of_others() -> None:
     """So a terminated process knows whether another one waits for its jobs."""
-
-    async def main() -> None:
-        server = Server()
-        mine, other = (Attendance(server.client, "team", kept) for _ in range(2))
-        mine.attend(job(1))
-        assert mine.names == set(), "not written yet"
-        await settled()
-        other.attend(job(1))
-        await settled()
-        found = await waiters(server.client, "team")
-        assert len(found) == 2
-        assert mine.names | other.names == {each.lease for each in found}
-        assert len(mine.names) == len(other.names) == 1
-        assert {each.holder for each in found} == {socket.gethostname()}
-        assert {each.lasts for each in found} == {timedelta(seconds=3 * RENEW)}
-        backend = KubernetesBackend(Credentials(host="http://localhost:1"))
-        backend._client = server.client
-        assert not any(each.own for each in await backend.waiters("team"))
-        backend._attendances["team"] = mine
-        assert {each.lease for each in await backend.waiters("team") if each.own} == mine.names
-
-    run(main)
+    server = Server()
+    mine, other = (Attendance(server.client, "team", kept) for _ in range(2))
+    mine.attend(job(1))
+    assert mine.names == set(), "not written yet"
+    await settled()
+    other.attend(job(1))
+    await settled()
+    found = await waiters(server.client, "team")
+    assert len(found) == 2
+    assert mine.names | other.names == {each.lease for each in found}
+    assert len(mine.names) == len(other.names) == 1
+    assert {each.holder for each in found} == {socket.gethostname()}
+    assert {each.lasts for each in found} == {timedelta(seconds=3 * RENEW)}
+    backend = KubernetesBackend(Credentials(host="http://localhost:1"))
+    backend._client = server.client
+    assert not any(each.own for each in await backend.waiters("team"))
+    backend._attendances["team"] = mine
+    assert {each.lease for each in await backend.waiters("team") if each.own} == mine.names
 
 
 @pytest.mark.parametrize("seconds", [None, "90", 30])
-def test_a_lease_without_a_duration_lasts_no_longer_than_its_renewal(seconds: object) -> None:
-    async def main() -> None:
-        server = Server()
-        server.put("x", {"renewTime": "2026-11-28T11:00:00Z", "leaseDurationSeconds": seconds}, "{}")
-        found = await one_waiter(server)
-        assert found.lasts == timedelta(seconds=30 if seconds == 30 else 0)
-        assert found.holder == ""
-
-    run(main)
+@in_virtual_time
+async def test_a_lease_without_a_duration_lasts_no_longer_than_its_renewal(seconds: object) -> None:
+    server = Server()
+    server.put("x", {"renewTime": "2026-11-28T11:00:00Z", "leaseDurationSeconds": seconds}, "{}")
+    found = await one_waiter(server)
+    assert found.lasts == timedelta(seconds=30 if seconds == 30 else 0)
+    assert found.holder == ""
