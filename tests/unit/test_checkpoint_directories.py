@@ -37,13 +37,13 @@ FUNCTION: dict[str, Any] = {
     "packages_to_install": ["numpy"],
     "checkpoints": "s3://b/checkpoints",
 }
+INITIALIZER = {"dataset": "hf://team/north", "model": "hf://meta-llama/Llama-3.2-1B"}
 TORCHTUNE: dict[str, Any] = {
     "runtime": "torchtune-llama3.2-1b",
     "torchtune": {"epochs": 1},
-    "initializer": {"dataset": "hf://team/north", "model": "hf://meta-llama/Llama-3.2-1B"},
+    "initializer": INITIALIZER,
     "checkpoints": "s3://b/checkpoints",
 }
-OWNER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
 ARGO = {"manager": "example.com/team", "trainingRuntimeSpec": {"template": {"metadata": {"labels": {"a": "b"}}}}}
 
 # Each field of a spec: a spec with it, and other values. A new field has to be put into one of the two tables.
@@ -54,13 +54,7 @@ ASKED: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "torchtune": (TORCHTUNE, [{"epochs": 2}, {"epochs": 1, "dtype": "bf16"}]),
     "env": (COMMAND, [{"ITEM": "south"}, {"ITEM": ""}, {}, {"ITEM": "north", "SEED": "1"}]),
     "inputs": (COMMAND, [{"dataset": "s3://b/south"}, {"data": "s3://b/north"}, {}, {"dataset": "pvc://b/north"}]),
-    "initializer": (
-        TORCHTUNE,
-        [
-            {"dataset": "hf://team/south", "model": "hf://meta-llama/Llama-3.2-1B"},
-            {"dataset": "hf://team/north", "model": "hf://meta-llama/Llama-3.2-1B-Instruct"},
-        ],
-    ),
+    "initializer": (TORCHTUNE, [INITIALIZER | {"dataset": "hf://team/south"}, INITIALIZER | {"model": "hf://team/m"}]),
 }
 KEPT: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "runtime": (COMMAND, ["torch-resilient"]),  # but see `test_the_runtime_counts_if_it_names_the_program`
@@ -82,9 +76,8 @@ KEPT: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "on_retry": (COMMAND, [{"out_of_memory": {"max_memory": "64Gi"}}]),
     "labels": (COMMAND, [{"kueue.x-k8s.io/queue-name": "backfill"}]),
     "annotations": (COMMAND, [{"note": "x"}]),
-    "owner_reference": (COMMAND, [OWNER]),
+    "owner_reference": (COMMAND, [{"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "x", "uid": "u"}]),
 }
-ELSEWHERE = {"checkpoints", "manifest"}  # the location itself; a whole manifest has no checkpoints
 
 
 def made(fields: Mapping[str, Any], attempt: int = 1, key: str = KEY, **more: Any) -> dict[str, Any]:
@@ -115,7 +108,8 @@ CASES = [
 
 def test_every_field_of_a_spec_is_classified() -> None:
     assert not ASKED.keys() & KEPT.keys()
-    assert ASKED.keys() | KEPT.keys() | ELSEWHERE == TrainJobSpec.model_fields.keys()
+    # The location itself is neither, and a whole manifest has no checkpoints.
+    assert ASKED.keys() | KEPT.keys() | {"checkpoints", "manifest"} == TrainJobSpec.model_fields.keys()
 
 
 @pytest.mark.parametrize(("field", "fields", "value", "is_asked"), CASES)
@@ -139,11 +133,12 @@ def test_a_retry_of_the_same_spec_uses_the_same_directory() -> None:
     assert re.fullmatch(rf"s3://b/checkpoints/ns/train-{key_hash(KEY)}-[0-9a-z]{{8}}", found)
 
 
-def test_directories_do_not_change_between_versions() -> None:
+@pytest.mark.parametrize(
+    ("fields", "digest_of_it"), [(COMMAND, "571854h1"), (FUNCTION, "a7z4q67m"), (TORCHTUNE, "l82dyi00")]
+)
+def test_directories_do_not_change_between_versions(fields: dict[str, Any], digest_of_it: str) -> None:
     """After an upgrade, the next attempt must find the checkpoints."""
-    assert directory(made(COMMAND)) == f"s3://b/checkpoints/ns/train-{key_hash(KEY)}-571854h1"
-    assert directory(made(FUNCTION)) == f"s3://b/checkpoints/ns/train-{key_hash(KEY)}-a7z4q67m"
-    assert directory(made(TORCHTUNE)) == f"s3://b/checkpoints/ns/train-{key_hash(KEY)}-l82dyi00"
+    assert directory(made(fields)) == f"s3://b/checkpoints/ns/train-{key_hash(KEY)}-{digest_of_it}"
 
 
 def test_the_runtime_counts_if_it_names_the_program() -> None:
@@ -156,8 +151,8 @@ def test_the_runtime_counts_if_it_names_the_program() -> None:
 
 
 def test_functions_with_text_that_looks_like_variables_are_recognized() -> None:
-    function = {**FUNCTION, "func_args": {"pattern": "$(HOME) $$ \\ ü"}}
-    assert asked(made(function)["spec"]) == {"func_args": {"pattern": "$(HOME) $$ \\ ü"}}
+    arguments = {"func_args": {"pattern": "$(HOME) $$ \\ ü"}}
+    assert asked(made({**FUNCTION, **arguments})["spec"]) == arguments
     for args in (["1", "{"], ["1", "[]"], ["1", '{"name": 1}'], ["1", "1"], ["x"]):
         command = {**COMMAND, "command": ["python", "-c", "print()"], "args": args}
         assert asked(made(command)["spec"])["args"] == args
@@ -274,7 +269,7 @@ def test_what_a_server_adds_is_no_difference(fields: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- after a complete attempt
 
 
-def test_a_training_that_completed_trains_again() -> None:
+def test_a_training_that_completed_trains_again_and_its_retries_continue_that() -> None:
     complete = stored(COMMAND, 1, "Complete")
     again = made(COMMAND, 2, earlier=[complete])
     assert directory(again) == f"{directory(complete)}-1"
@@ -282,16 +277,12 @@ def test_a_training_that_completed_trains_again() -> None:
     assert f"trains again, since {complete['metadata']['name']} is complete: it does not continue" in text
     assert f"its own are in {directory(again)}. To continue on purpose, set TRAINJOB_CHECKPOINT" in text
     assert text.endswith(f" to {directory(complete)}")
-
-
-def test_retries_after_a_complete_attempt_share_its_successors_directory() -> None:
-    complete = stored(COMMAND, 1, "Complete")
     failed = stored(COMMAND, 2, "Failed", earlier=[complete])
     for earlier in ([complete, failed], [complete], [failed], [failed, complete]):  # some were deleted
-        assert directory(made(COMMAND, 3, earlier=earlier)) == f"{directory(complete)}-1"
+        assert directory(made(COMMAND, 3, earlier=earlier)) == directory(again)
     second = stored(COMMAND, 3, "Complete", earlier=[complete, failed])
-    assert directory(made(COMMAND, 4, earlier=[complete, failed, second])) == f"{directory(complete)}-3"
-    assert directory(made(COMMAND, 4, earlier=[second])) == f"{directory(complete)}-3"
+    for earlier in ([complete, failed, second], [second]):
+        assert directory(made(COMMAND, 4, earlier=earlier)) == f"{directory(complete)}-3"
 
 
 @given(st.lists(st.tuples(st.sampled_from([COMMAND, FUNCTION]), st.sampled_from(["Failed", "Complete"])), max_size=6))
@@ -408,11 +399,11 @@ def test_directories_on_a_volume_are_named_as_their_author_writes_them() -> None
     assert location(first) == directory(first)
 
 
-def test_no_notice_without_two_directories() -> None:
-    none = made(changed(COMMAND, checkpoints=None))
+@pytest.mark.parametrize("checkpoints", [None, "s3://b"])
+def test_no_notice_without_two_directories(checkpoints: str | None) -> None:
     record = {"metadata": {"name": "x", "namespace": "ns", "labels": {ATTEMPT: "1"}}, "spec": {"trainer": {}}}
-    for before, after in ((none, made(COMMAND)), (made(COMMAND), none), (record, made(COMMAND))):
-        assert notice(before, after) == ""
+    none = made(changed(COMMAND, checkpoints=None)) if checkpoints is None else record
+    assert notice(none, made(COMMAND)) == notice(made(COMMAND), none) == ""
 
 
 def test_long_differences_are_cut_and_another_location_is_none() -> None:
@@ -447,10 +438,9 @@ def test_secrets_are_not_shown() -> None:
 
 def test_another_spec_is_not_explained_by_its_directory() -> None:
     """`SpecMismatch` names what the author changed, not the directory that follows from it."""
-    first, second = made(COMMAND), made({**COMMAND, "args": ["--epochs", "20"]})
-    assert differences(second, first) == ['spec.trainer.args[1]: "10" -> "20"']
-    moved = made({**COMMAND, "checkpoints": "s3://b/elsewhere"})
-    (line,) = differences(moved, first)
+    first = made(COMMAND)
+    assert differences(made({**COMMAND, "args": ["--epochs", "20"]}), first) == ['spec.trainer.args[1]: "10" -> "20"']
+    (line,) = differences(made({**COMMAND, "checkpoints": "s3://b/elsewhere"}), first)
     assert re.match(r'spec\.trainer\.env\[\d\]\.value: "s3://b/checkpoints/', line)
 
 

@@ -9,7 +9,6 @@ import os
 import pickle
 import struct
 import tarfile
-import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,11 +20,11 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from safetensors.numpy import save_file
 from tests.trees import tree
+from tests.unit.one_file import OneFile
 
 from trainjob.data.formats import allowed
 from trainjob.data.locations import parse_store
 from trainjob.data.models import check_model
-from trainjob.data.stores.base import Entry
 from trainjob.data.stores.files import FileStore
 from trainjob.errors import CorruptData
 
@@ -344,22 +343,7 @@ def test_text_that_starts_like_a_pickle_is_accepted(tmp_path: Path, text: str) -
     assert _refused(tmp_path) == {}
 
 
-class _Texts:
-    """A store with one file."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.lock, self.read_bytes = data, threading.Lock(), 0
-
-    location = parse_store("/labels.txt")
-
-    def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> list[bytes]:
-        part = self.data[start:] if length is None else self.data[start : start + length]
-        with self.lock:
-            self.read_bytes += len(part)
-        return [part]
-
-
-class _Broken(_Texts):
+class _Broken(OneFile):
     """A store that serves only the first range."""
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> list[bytes]:
@@ -368,10 +352,13 @@ class _Broken(_Texts):
         return super().read(path, start=start, length=length, etag=etag)
 
 
+def _refusals(store: Any) -> dict[str, str]:
+    return allowed.refusals(store, store.entries, single=True)
+
+
 def test_unreadable_files_are_not_accepted() -> None:
-    store: Any = _Broken(b"S'" + b"a" * 100_000 + b"'\n.")
     with pytest.raises(CorruptData, match="it changed"):
-        allowed.refusals(store, [Entry("labels.txt", len(store.data))], single=True)
+        _refusals(_Broken(b"S'" + b"a" * 100_000 + b"'\n.", "labels.txt"))
 
 
 _WORDS = st.lists(st.from_regex(r"[a-zA-Z][a-z]{1,6}", fullmatch=True), max_size=12)
@@ -392,8 +379,7 @@ class _Loader(pickle.Unpickler):
 def test_words_are_not_detected_as_a_pickle(words: list[str], separator: str) -> None:
     """Unless they are one: few words begin with instructions that import a name."""
     data = separator.join(words).encode()
-    store: Any = _Texts(data)
-    if allowed.refusals(store, [Entry("labels.txt", len(data))], single=True):
+    if _refusals(OneFile(data, "labels.txt")):
         with pytest.raises(_Named):
             _Loader(io.BytesIO(data)).load()
 
@@ -405,18 +391,16 @@ def test_invalid_files_never_crash_the_check(noise: bytes, suffix: str) -> None:
     data = good.read_bytes() if good is not None else b""
     at = noise[0] % (len(data) + 1) if noise else 0
     data = data[:at] + noise + data[at + len(noise) :]
-    store: Any = _Texts(data)
-    assert set(allowed.refusals(store, [Entry(f"a{suffix}", len(data))], single=True)) <= {f"a{suffix}"}
+    assert set(_refusals(OneFile(data, f"a{suffix}"))) <= {f"a{suffix}"}
 
 
-def test_only_headers_and_ends_of_large_files_are_read(tmp_path: Path) -> None:
-    gguf = (SAMPLES / "good/model.gguf").read_bytes()
-    store: Any = _Texts(gguf + bytes(50_000_000))
-    assert allowed.refusals(store, [Entry("model.gguf", len(store.data))], single=True) == {}
-    assert store.read_bytes < 300_000
-    text: Any = _Texts(b"a line of a table\n" * 500_000)
-    assert allowed.refusals(text, [Entry("table.csv", len(text.data))], single=True) == {}
-    assert text.read_bytes < len(text.data) + 300_000
+def test_only_headers_and_ends_of_large_files_are_read() -> None:
+    gguf = OneFile((SAMPLES / "good/model.gguf").read_bytes() + bytes(50_000_000), "model.gguf")
+    assert _refusals(gguf) == {}
+    assert gguf.read_bytes < 300_000
+    table = OneFile(b"a line of a table\n" * 500_000, "table.csv")
+    assert _refusals(table) == {}
+    assert table.read_bytes < len(table.data) + 300_000
 
 
 def test_documentation_lists_every_format() -> None:

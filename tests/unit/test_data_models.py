@@ -13,10 +13,10 @@ import pytest
 import safetensors
 from hypothesis import given, settings, strategies as st
 from safetensors.numpy import save_file
+from tests.unit.one_file import OneFile
 
 from trainjob.data.locations import parse_store
 from trainjob.data.models import _BITS, ModelFacts, check_model
-from trainjob.data.stores.base import Entry
 from trainjob.data.stores.files import FileStore
 from trainjob.errors import CorruptData
 
@@ -79,18 +79,9 @@ def test_sharded_models_are_checked_against_their_index(tmp_path: Path) -> None:
         _check(tmp_path)
 
 
-class _OneFile:
-    location = parse_store("/model.safetensors")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> list[bytes]:
-        return [self._data[start:] if length is None else self._data[start : start + length]]
-
-
 def _parameters(data: bytes) -> int:
-    return check_model(_OneFile(data), [Entry("model.safetensors", len(data))], single=True).parameters  # type: ignore[arg-type]
+    store: Any = OneFile(data, "model.safetensors")
+    return check_model(store, store.entries, single=True).parameters
 
 
 def _header(text: str | bytes, size: int = 4) -> bytes:

@@ -34,30 +34,23 @@ def _record(given: Any, files: tuple[str, ...] = ("a|b", "c"), **more: Any) -> R
     return Record(**values, uri="s3://models/digits/1", manifest=manifest, facts=facts, provenance=public(given))
 
 
-def test_statement_has_dependencies_and_parameters() -> None:
+def test_statement_has_dependencies_parameters_and_builder() -> None:
     value = json.loads(statement(_record(_GIVEN)))
-    built = value["predicate"]["buildDefinition"]
+    built, run = value["predicate"]["buildDefinition"], value["predicate"]["runDetails"]
+    annotated = {"annotations": {"version": "3"}}
     assert built["resolvedDependencies"] == [
         {"name": "dataset", "uri": "hf://datasets/org/digits@v1", "digest": {"sha256": _SHA}},
         {"name": "dataset", "uri": "s3://data/more"},
-        {
-            "name": "base model",
-            "uri": "models:/m@champion",
-            "digest": {"sha256": _SHA},
-            "annotations": {"version": "3"},
-        },
+        {"name": "base model", "uri": "models:/m@champion", "digest": {"sha256": _SHA}, **annotated},
         {"name": "image", "uri": "oci://registry.example/train", "digest": {"sha256": _SHA}},
         {"name": "code", "uri": "git+https://git.example/digits", "digest": {"gitCommit": _COMMIT}},
     ]
-    assert built["externalParameters"] == {
-        "name": "digits",
-        "export_id": "run 7",
-        "metrics": {"accuracy": 0.97},
-        "seed": 7,
-    }
+    given = {"name": "digits", "export_id": "run 7", "metrics": {"accuracy": 0.97}, "seed": 7}
+    assert built["externalParameters"] == given
     assert built["internalParameters"]["trainjob"] == _GIVEN["trainjob"]
     assert (built["internalParameters"]["parameters"], built["internalParameters"]["bytes"]) == (12_345, 6)
-    assert value["predicate"]["runDetails"]["metadata"] == {"invocationId": "kfp/0b1e"}
+    assert run["metadata"] == {"invocationId": "kfp/0b1e"}
+    assert run["builder"]["id"] == "https://trainjob.dev/builders/export@v1"
     assert statement(_record(_GIVEN)) == statement(_record(_GIVEN))
 
 
@@ -92,21 +85,14 @@ def test_statement_follows_in_toto_and_slsa(given: dict[str, Any]) -> None:
         assert not dependency.uri or _URI.fullmatch(dependency.uri)
         assert all(algorithm and digits for algorithm, digits in dependency.digest.items())
     # TypeURI is not a type of protocol buffers, so it is checked here.
-    for uri in (
-        value["_type"],
-        value["predicateType"],
-        built.build_definition.build_type,
-        built.run_details.builder.id,
-    ):
+    definition, builder = built.build_definition.build_type, built.run_details.builder.id
+    for uri in (value["_type"], value["predicateType"], definition, builder):
         assert _URI.fullmatch(uri)
         assert "://" in uri
     assert card(_record(given))
 
 
-def test_statement_has_builder_invocation_and_times() -> None:
-    run = json.loads(statement(_record(_GIVEN)))["predicate"]["runDetails"]
-    assert run["builder"]["id"] == "https://trainjob.dev/builders/export@v1"
-    assert run["metadata"] == {"invocationId": "kfp/0b1e"}
+def test_statement_has_invocation_and_times() -> None:
     job = {"namespace": "n", "name": "j", "uid": "u", "started": "2026-11-25T18:00:00.5Z"}
     run = json.loads(statement(_record({"trainjob": job | {"finished": "2026-11-25T20:00:00+01:00"}})))
     assert run["predicate"]["runDetails"]["metadata"] == {

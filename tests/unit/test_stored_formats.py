@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
+from tests.fakes.kube.direct import DirectBackend
 from tests.trees import tree
 from tests.unit.simulated_trials import study
 
@@ -19,14 +20,14 @@ from trainjob._backends.kubernetes import leases
 from trainjob._backends.local.store import JobFiles
 from trainjob._jobs.results import check_report
 from trainjob._spec import TrainJobSpec
+from trainjob._support.durations import parse_duration
 from trainjob._support.formats import wrong_format
-from trainjob._support.kube_objects import parse_time
 from trainjob._support.volumes import CHECKPOINT_VARIABLE
 from trainjob.data import file_manifest, transfer
 from trainjob.data.export_evaluation import Evaluation
 from trainjob.errors import ConfigurationError, CorruptData
 from trainjob.evaluation import Scores, compare
-from trainjob.job import JobRef
+from trainjob.job import MANAGED_BY, JobRef
 from trainjob.progress.message import composed
 from trainjob.tuning.journal import open_journal
 from trainjob.tuning.search_state import SearchState
@@ -131,49 +132,45 @@ def saved_over_a_newer_one(folder: Path) -> Callable[[], object]:
     return save
 
 
-class OneLease:
-    """A client whose namespace has one Lease."""
-
-    def __init__(self, lease: dict[str, Any]) -> None:
-        self._lease = lease
-        self.now = lambda: parse_time("2026-11-28T11:00:00Z")
-
-    async def items(self, *_: object) -> list[dict[str, Any]]:
-        return [self._lease]
-
-
 def lease(_: Path) -> Callable[[], object]:
-    class Timings:
-        renew = 10.0
+    async def read() -> object:
+        backend = DirectBackend()
+        backend.attend(REF)
+        while not (written := backend.store.items("leases")):
+            await anyio.sleep(0.01)
+        annotations = written[0]["metadata"]["annotations"]
+        assert annotations[leases.FORMAT] == "1"
+        newer = {"name": "waiter", "annotations": {**annotations, leases.FORMAT: "2"}}
+        backend.store.put("leases", {**written[0], "metadata": {**written[0]["metadata"], **newer}}, "ADDED")
+        try:
+            return await backend.waiters("ns")
+        finally:
+            await backend.aclose()
 
-    client: Any = OneLease({})
-    client.timings = Timings()
-    written = leases._Lease(client, "ns", client, client)._lease("waiter", "{}", client.now())
-    assert written["metadata"]["annotations"][leases.FORMAT] == "1"
-    written["metadata"]["annotations"][leases.FORMAT] = "2"
-    written["metadata"]["namespace"] = "ns"
-    reader: Any = OneLease(written)
-    return lambda: anyio.run(leases.waiters, reader, "ns")
+    return lambda: anyio.run(read)
 
 
-def waiters(annotations: dict[str, str], renewed: str) -> list[Waiter]:
-    """The waiters that a Lease names."""
-    metadata = {"name": "waiter", "namespace": "ns", "annotations": {leases.JOBS: "{}", **annotations}}
-    reader: Any = OneLease({"metadata": metadata, "spec": {"renewTime": renewed}})
-    return anyio.run(leases.waiters, reader, "ns")
+def waiters(annotations: dict[str, str], age: str) -> list[Waiter]:
+    """The waiters that a Lease names, which was renewed so long ago."""
+    backend = DirectBackend()
+    own = {"name": "waiter", "namespace": "ns", "labels": {MANAGED_BY: "trainjob"}}
+    renewed = age and f"{datetime.now(UTC) - parse_duration(age):%Y-%m-%dT%H:%M:%SZ}"
+    metadata = {**own, "annotations": {leases.JOBS: "{}", **annotations}}
+    backend.store.put("leases", {"metadata": metadata, "spec": {"renewTime": renewed or "tomorrow"}})
+    return anyio.run(backend.waiters, "ns")
 
 
 @pytest.mark.parametrize("text", ["2", "v2", "2.0", " 2", "9" * 5000])
-@pytest.mark.parametrize("renewed", ["2026-11-28T10:59:00Z", "tomorrow"])
-def test_a_lease_of_another_format_is_refused_while_its_process_may_live(text: str, renewed: str) -> None:
+@pytest.mark.parametrize("age", ["1m", ""])
+def test_a_lease_of_another_format_is_refused_while_its_process_may_live(text: str, age: str) -> None:
     with pytest.raises(ConfigurationError, match=r"Lease ns/waiter .*; or delete the Lease, if its process has ended"):
-        waiters({leases.FORMAT: text}, renewed)
+        waiters({leases.FORMAT: text}, age)
 
 
 @pytest.mark.parametrize("annotations", [{}, {leases.FORMAT: "1"}, {leases.FORMAT: "2"}])
 def test_a_lease_that_nobody_renews_is_read(annotations: dict[str, str]) -> None:
     """It attends no job, and the reaper removes it."""
-    (waiter,) = waiters(annotations, "2026-11-21T10:59:00Z")
+    (waiter,) = waiters(annotations, "30d")
     assert waiter.lease == "waiter"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -306,31 +307,26 @@ def test_unusable_challenges_and_tokens_are_rejected(folder: Path) -> None:
 # ---------------------------------------------------------------- retries
 
 
-def _fail(backoff: Backoff, times: int, *, progress: bool = False) -> None:
-    for _ in range(times):
+def _cut(backoff: Backoff, *, progress: bool) -> None:
+    for _ in range(100):
         if progress:
             backoff.success()
         pause(backoff, "it", Interrupted("cut"))
 
 
-def test_retries_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("total", "progress"), [(math.inf, False), (30, True)])
+def test_retries_are_limited_and_obey_retry_after(
+    monkeypatch: pytest.MonkeyPatch, total: float, progress: bool
+) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
-    backoff = retrying.TRANSFER()
-    with pytest.raises(StoreUnavailable, match=r"it: cut \(7 failures\)"):
-        _fail(backoff, 100)
-    assert len(waits) == backoff.failures - 1
-    assert max(waits) <= backoff.longest_pause
-
-
-def test_retries_obey_retry_after_and_a_total_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr("time.sleep", waits.append)
-    backoff = retrying.TRANSFER(total=30)
+    backoff = retrying.TRANSFER(total=total)
     pause(backoff, "it", Interrupted("busy", 9))
     pause(backoff, "it", Interrupted("busy", 10_000))
     assert 9 <= waits[0] <= 10
     assert 3600 <= waits[1] <= 3602
-    with pytest.raises(StoreUnavailable):
-        _fail(backoff, 1000, progress=True)
-    assert len(waits) == backoff.total - 1
+    most = total if progress else backoff.failures
+    with pytest.raises(StoreUnavailable, match=r"it: cut \(\d+ failures\)"):
+        _cut(backoff, progress=progress)
+    assert len(waits) == most - 1
+    assert max(waits[2:]) <= backoff.longest_pause
