@@ -58,7 +58,7 @@ INVALID = {
     "no bucket": ["gs:///x", "s3:///key"],
     "no container": ["az:///x"],
     "write hf://namespace/name": [
-        *("hf://squad", "hf://dataset/org/x", "hf://buckets/org/x", "hf://datasets/x", "hf://org/x@"),
+        *("hf://squad", "hf://dataset/org/x", "hf://buckets/org/x", "hf://datasets/x", "hf://org/x@")
     ],
     "not a supported scheme; supported: abfs, abfss, az, file": ["ftp://host/x"],
     "no host": ["https:///x"],
@@ -66,7 +66,7 @@ INVALID = {
     "two slashes": ["s3:/bucket/x"],
     "write models:/name@alias": ["models:/digits", "models:/a/b/c"],
     "write model-registry://name@alias": [
-        *("model-registry://digits", "model-registry:/digits/1", "model-registry://host:8080/digits/1"),
+        *("model-registry://digits", "model-registry:/digits/1", "model-registry://host:8080/digits/1")
     ],
     "empty": [""],
     "not a valid": ["http://[::1/x"],

@@ -12,14 +12,7 @@ import pytest
 from tests.trees import files, tree
 
 from trainjob.data import copy, file_manifest, read_manifest
-from trainjob.errors import (
-    ChecksumMismatch,
-    ConfigurationError,
-    CorruptData,
-    DataError,
-    SourceNotFound,
-    UnsafePath,
-)
+from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, DataError, SourceNotFound, UnsafePath
 
 LEFT = {".trainjob/lock", file_manifest.MARK}
 FILES = {"a.txt": b"one", "sub/b.bin": bytes(range(256)) * 9000, "sub/deep/c": b"", "ünï cödé %20": b"x"}
@@ -65,12 +58,7 @@ REFUSED: dict[str, tuple[Tree, dict[str, Any], type[Exception], str]] = {
     **{f"gzip, {cut}": ({"source/x.csv.gz": data}, {}, CorruptData, "gzip") for cut, data in CUT.items()},
     # patterns and digests
     "no match": ({}, {"include": ["*.parquet"]}, SourceNotFound, r"none of the 4 files .*\*\.parquet"),
-    "file not included": (
-        {},
-        FILE | {"include": ["*.parquet"]},
-        SourceNotFound,
-        r"a\.txt is a single file",
-    ),
+    "file not included": ({}, FILE | {"include": ["*.parquet"]}, SourceNotFound, r"a\.txt is a single file"),
     "file excluded": ({}, FILE | {"exclude": ["a.*"]}, SourceNotFound, "does not match include=.*exclude="),
     **{
         f"digest {text}": ({}, {"digest": text}, ConfigurationError, "is not a digest")

@@ -19,11 +19,7 @@ from tests.unit.measured import COPY, peak
 from trainjob.data import copy, file_manifest, read_manifest, transfer
 from trainjob.data.stores.files import FileStore
 from trainjob.data.transfer import scan
-from trainjob.errors import (
-    ChecksumMismatch,
-    CorruptData,
-    UnsafePath,
-)
+from trainjob.errors import ChecksumMismatch, CorruptData, UnsafePath
 
 LEFT = {".trainjob/lock", file_manifest.MARK}
 FILES = {"a.txt": b"one", "sub/b.bin": bytes(range(256)) * 9000, "sub/deep/c": b"", "ünï cödé %20": b"x"}

@@ -229,8 +229,7 @@ async def test_a_name_is_free_without_a_jobset(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owners", "own"),
-    [(None, None), ([], None), (["{uid}"], True), (["other", "{uid}"], True), (["earlier"], False)],
+    ("owners", "own"), [(None, None), ([], None), (["{uid}"], True), (["other", "{uid}"], True), (["earlier"], False)]
 )
 async def test_a_jobset_belongs_to_its_owner(
     backend: Backend, ref: JobRef, owners: list[str] | None, own: bool | None

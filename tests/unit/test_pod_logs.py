@@ -24,10 +24,7 @@ POD: dict[str, Any] = {
         "name": "x-node-0-0-abcde",
         "namespace": "ns",
         "uid": "u",
-        "labels": {
-            "jobset.sigs.k8s.io/replicatedjob-name": "node",
-            "batch.kubernetes.io/job-completion-index": "0",
-        },
+        "labels": {"jobset.sigs.k8s.io/replicatedjob-name": "node", "batch.kubernetes.io/job-completion-index": "0"},
     },
     "spec": {"containers": [{"name": "node"}]},
     "status": {"phase": "Running"},

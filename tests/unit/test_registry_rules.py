@@ -16,14 +16,7 @@ from hypothesis import given, strategies as st
 from trainjob.errors import ConfigurationError, RegistryUnavailable
 from trainjob.registry import Mode, ModelVersion, Promotion, connect
 from trainjob.registry.alias_claims import Claim, holder
-from trainjob.registry.base import (
-    check_alias,
-    check_metrics,
-    check_name,
-    check_promotion,
-    check_rule,
-    compare,
-)
+from trainjob.registry.base import check_alias, check_metrics, check_name, check_promotion, check_rule, compare
 from trainjob.registry.records import METRIC, double, parse, plain, text
 from trainjob.registry.sqlite import create, locked, probe
 
