@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Barrier, Event, Thread
+from threading import Barrier, Event
 from types import FrameType
 from typing import Any
 
@@ -224,13 +224,9 @@ def test_all_ranks_write_parts_of_one_checkpoint(root: Path) -> None:
         for step in (7, 14):
             checkpoints.save(step, write, rank=rank, keep=3)
 
-    ranks = [Thread(target=of, args=(rank,)) for rank in range(3)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-    found = checkpoints.latest()
-    assert found is not None
+    with ThreadPoolExecutor(3) as ranks:
+        list(ranks.map(of, range(3)))
+    assert checkpoints.latest() == (14, root / "000002-step-14")
     assert names(root) == ["000001-step-7", "000002-step-14"]
     for name in names(root):
         assert names(root / name) == [".trainjob.json", "rank-0", "rank-1", "rank-2"]

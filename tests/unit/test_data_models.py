@@ -132,7 +132,7 @@ def _mutated(draw: st.DrawFn) -> bytes:
     return bytes(data[: len(data) - draw(st.sampled_from([0, 0, 0, 0, 1, 5]))])
 
 
-def _agree(data: bytes) -> None:
+def check_agreement(data: bytes) -> None:
     """Check that our result equals the library's, or is stricter in one of the cases listed here."""
     ours, theirs = "", ""
     parameters, tensors = 0, {}
@@ -157,7 +157,7 @@ def _agree(data: bytes) -> None:
 @settings(max_examples=600)
 @given(_mutated())
 def test_check_agrees_with_the_library(data: bytes) -> None:
-    _agree(data)
+    check_agreement(data)
 
 
 TWO = {"a": 2}
@@ -198,7 +198,7 @@ def test_files_are_checked_as_the_format_specifies(data: bytes, sound: bool) -> 
     else:
         with pytest.raises(CorruptData):
             _parameters(data)
-    _agree(data)
+    check_agreement(data)
 
 
 def test_tensor_types_equal_those_of_the_library() -> None:

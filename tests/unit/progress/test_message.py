@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -238,11 +239,9 @@ def test_concurrent_calls_lose_nothing_and_readers_see_complete_messages(log: Pa
             report(metrics={f"t{thread}": i, "shared": "s" * (i % 60 + 1)})
 
     watcher = threading.Thread(target=watch)
-    workers = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in (watcher, *workers):
-        thread.start()
-    for thread in workers:
-        thread.join()
+    watcher.start()
+    with ThreadPoolExecutor(8) as workers:
+        list(workers.map(work, range(8)))
     stop.set()
     watcher.join()
     assert {f"t{n}": 99 for n in range(8)}.items() <= written(log).metrics.items()
