@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.objects import COMPLETE, SUSPENDED, counts
 
 from trainjob._backends.kubernetes.job_informer import projection
 from trainjob._manifest.render import render
@@ -13,9 +14,7 @@ from trainjob._spec import TrainJobSpec
 from trainjob.job import JobRef
 from trainjob.status import QUEUE_LABEL, observe
 
-RUNNING = {"jobsStatus": [{"name": "node", "ready": 1, "active": 1, "succeeded": 0, "failed": 0, "suspended": 0}]}
-SUSPENDED = {"type": "Suspended", "status": "True", "reason": "Suspended", "lastTransitionTime": "2026-11-21T11:00:00Z"}
-COMPLETE = {"type": "Complete", "status": "True", "reason": "Done", "lastTransitionTime": "2026-11-21T12:00:00Z"}
+RUNNING = {"jobsStatus": [counts(ready=1, active=1)]}
 REPORTED = {"progressPercentage": 42, "metrics": [{"name": "loss", "value": "0.3"}]}
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -14,8 +13,7 @@ import httpx
 import pytest
 from tests.fakes.kube.direct import DirectBackend
 from tests.fakes.kube.objects import JOBSET, Object
-from tests.fakes.kube.replies import Reply
-from tests.fakes.kube.server import Refused, parsed
+from tests.fakes.kube.server import Refused
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.kubernetes.client import Timings
@@ -30,7 +28,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
 NAME, WORK = job_name("key", 1), key_hash("key")
-JOB, JOBSET_OF_IT = f"trainjobs/{NAME}", f"jobsets/{NAME}"
 QUOTA = Refused(
     409,
     "Conflict",
@@ -48,39 +45,28 @@ class Backend(DirectBackend):
     """The backend with its API server, some of whose replies are faults.
 
     Attributes:
-        asked: The requests with the names of their objects.
-        refusals: Method and collection -> errors of the next such requests, which are not applied.
-        lost: Method and collection -> so many next such requests are applied without a reply.
-        before: Called with each request and its body. It may change the store, or raise `Refused`.
+        refusals: Request, as in `requests` -> errors of the next ones, which are not served.
+        lost: Request -> so many next ones are served without a reply.
+        meanwhile: Called with each request. It may change the store, or raise `Refused`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._client.timings = Timings(request_backoff=partial(retrying.REQUEST, failures=6, seconds=0.0))
-        self.asked: list[str] = []
         self.refusals: dict[str, list[Refused]] = {}
         self.lost: Counter[str] = Counter()
-        self.before: Callable[[str, Any], None] = lambda request, body: None
+        self.meanwhile: Callable[[str], object] = lambda request: None
+        self.before, self.after = self._refuse, self._lose
 
-    def answer(self, method: str, path: str, params: Mapping[str, str], body: Object | None) -> Reply:
-        """The reply to a request, or a fault."""
-        plural, _, name, _ = parsed(path)
-        kind, request = f"{method} {plural}", f"{method} {plural}/{name}".rstrip("/")
-        self.asked.append(request)
-        try:
-            self.before(request, body)
-            if self.refusals.get(kind):
-                raise self.refusals[kind].pop(0)
-        except Refused as refused:
-            return Reply(refused.status, time.time(), refused.body)
-        reply = super().answer(method, path, params, body)
-        if self.lost[kind]:
-            self.lost[kind] -= 1
+    def _refuse(self, request: str) -> None:
+        self.meanwhile(request)
+        if self.refusals.get(request):
+            raise self.refusals[request].pop(0)
+
+    def _lose(self, request: str) -> None:
+        if self.lost[request]:
+            self.lost[request] -= 1
             raise httpx.ReadError("no reply")
-        return reply
-
-    def asked_by(self, method: str) -> list[str]:
-        return [request for request in self.asked if request.startswith(method)]
 
     def put(self, plural: str, name: str, **fields: Any) -> None:
         """Another client stores an object."""
@@ -115,7 +101,7 @@ async def created(backend: Backend) -> JobRef:
 async def ref(backend: Backend) -> JobRef:
     """A job that exists."""
     made = await created(backend)
-    backend.asked.clear()
+    backend.requests.clear()
     return made
 
 
@@ -126,11 +112,11 @@ async def test_a_create_is_one_request_and_a_taken_name_is_reported_at_once(
     backend: Backend, pauses: list[float]
 ) -> None:
     await backend.create(render(SPEC, "key", 1, "ns"), dry_run=True)
-    assert (backend.asked, backend.jobs) == (["POST trainjobs"], {})
+    assert (backend.requests, backend.jobs) == (["POST trainjobs"], {})
     await created(backend)
     with pytest.raises(AlreadyExists, match=NAME):
         await created(backend)
-    assert (backend.asked, pauses) == (["POST trainjobs"] * 3, [])
+    assert (backend.requests, pauses) == (["POST trainjobs"] * 3, [])
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
@@ -141,15 +127,15 @@ async def test_a_conflict_of_a_quota_is_repeated_under_the_same_name(
     ref = await created(backend)
     assert (ref.name, len(backend.jobs), len(pauses)) == (NAME, 1, count)
     assert all(pause > 0 for pause in pauses)
-    once = ["POST trainjobs", f"GET {JOB}", f"GET {JOBSET_OF_IT}"]
-    assert backend.asked == [*(once * count), "POST trainjobs"]
+    once = ["POST trainjobs", "GET trainjobs", "GET jobsets"]
+    assert backend.requests == [*(once * count), "POST trainjobs"]
 
 
 async def test_a_conflict_that_lasts_is_an_outage_not_a_taken_name(backend: Backend) -> None:
     backend.refusals["POST trainjobs"] = [QUOTA] * 100
     with pytest.raises(BackendUnavailable, match=r"could not be created: .*resourcequotas"):
         await created(backend)
-    assert (len(backend.asked_by("POST")), backend.jobs) == (6, {})
+    assert (backend.requests.count("POST trainjobs"), backend.jobs) == (6, {})
 
 
 async def test_a_conflict_does_not_change_the_number_of_the_attempt(backend: Backend) -> None:
@@ -164,8 +150,8 @@ async def test_a_lost_reply_is_found_by_the_mark_of_its_request(backend: Backend
     backend.lost["POST trainjobs"] = 1
     ref = await created(backend)
     assert backend.job(ref)["metadata"]["name"] == NAME
-    assert len(backend.asked_by("POST")) == count
-    assert backend.asked_by("GET")[-1] == f"GET {JOB}"
+    assert backend.requests.count("POST trainjobs") == count
+    assert backend.requests[-1] == "GET trainjobs"
 
 
 def _deleted(backend: Backend) -> None:
@@ -177,8 +163,8 @@ def _deleted(backend: Backend) -> None:
 @pytest.mark.parametrize(
     ("fault", "at", "change", "posts"),
     [
-        ("lost", f"GET {JOB}", _deleted, 1),
-        ("quota", f"GET {JOB}", lambda backend: backend.put("trainjobs", NAME), 1),
+        ("lost", "GET trainjobs", _deleted, 1),
+        ("quota", "GET trainjobs", lambda backend: backend.put("trainjobs", NAME), 1),
         ("quota", "POST trainjobs", lambda backend: backend.put("trainjobs", NAME), 2),
     ],
     ids=["deleted since", "another launcher before the look", "another launcher after it"],
@@ -189,30 +175,30 @@ async def test_a_repeated_create_does_not_take_the_place_of_another_job(
     backend.refusals["POST trainjobs"] = [QUOTA] if fault == "quota" else []
     backend.lost["POST trainjobs"] = fault == "lost"
 
-    def meanwhile(request: str, _: Any) -> None:
-        if request == at and len(backend.asked) > 1 and not backend.refusals["POST trainjobs"]:
-            backend.before = lambda *_: None
+    def meanwhile(request: str) -> None:
+        if request == at and len(backend.requests) > 1:
+            backend.meanwhile = lambda _: None
             change(backend)
 
-    backend.before = meanwhile
+    backend.meanwhile = meanwhile
     with pytest.raises(AlreadyExists, match="exists, or existed and is being deleted"):
         await created(backend)
-    assert len(backend.asked_by("POST")) == posts
+    assert backend.requests.count("POST trainjobs") == posts
 
 
 async def test_a_repeated_create_that_meets_its_own_job_is_the_first_one(backend: Backend) -> None:
     """The first create arrives after the look at its name."""
-    late: list[Any] = []
+    late: list[Object] = []
+    backend.lost["POST trainjobs"] = 1
 
-    def arrive(request: str, body: Any) -> None:
-        if request == "POST trainjobs" and not late:
-            late.append(body)
-            raise httpx.ReadError("no reply")
-        if request == "POST trainjobs":
-            own = {**late[0], "metadata": {**late[0]["metadata"], "namespace": "ns"}}
-            backend.store.create("trainjobs", own, who="client")
+    def arrive(request: str) -> None:
+        if request == "GET trainjobs" and not late:
+            late.extend(backend.jobs.values())
+            backend.store.put("trainjobs", late[0], "DELETED")
+        elif request == "POST trainjobs" and late:
+            backend.store.put("trainjobs", late[0], "ADDED")
 
-    backend.before = arrive
+    backend.meanwhile = arrive
     ref = await created(backend)
     assert [job["metadata"]["uid"] for job in backend.jobs.values()] == [ref.uid]
 
@@ -247,8 +233,8 @@ async def test_remaining_pods_are_those_that_may_still_write(backend: Backend) -
         backend.put("pods", name, metadata={"labels": labels}, status={"phase": phase})
     found = await backend.remaining_pods("ns", [NAME, job_name("key", 2)])
     assert [pod["metadata"]["name"] for pod in found] == ["a", "b", "c"]
-    assert backend.asked == ["GET pods"]
-    backend.refusals["GET pods"] = [forbidden("pods")]
+    assert backend.requests == ["LIST pods"]
+    backend.refusals["LIST pods"] = [forbidden("pods")]
     assert await backend.remaining_pods("ns", [NAME]) == []
 
 
@@ -259,7 +245,7 @@ async def test_a_conflict_of_a_quota_repeats_a_patch(backend: Backend, ref: JobR
     backend.refusals["PATCH trainjobs"] = [QUOTA, QUOTA]
     await backend.patch(ref, SUSPEND)
     assert backend.job(ref)["spec"]["suspend"] is True
-    assert (len(backend.asked_by("PATCH")), len(pauses)) == (3, 2)
+    assert (backend.requests.count("PATCH trainjobs"), len(pauses)) == (3, 2)
     backend.refusals["PATCH trainjobs"] = [QUOTA] * 100
     with pytest.raises(BackendUnavailable, match="resourcequotas"):
         await backend.patch(ref, SUSPEND)
@@ -273,10 +259,10 @@ async def test_a_conflict_of_a_patch_with_a_version_means_look_again(
     if conflict == "version":
         await backend.patch(ref, {"metadata": {"annotations": {"a": "1"}}})
     backend.refusals["PATCH trainjobs"] = [QUOTA] if conflict == "quota" else []
-    backend.asked.clear()
+    backend.requests.clear()
     with pytest.raises(NotFound, match="is gone or was changed"):
         await backend.patch(ref, {"metadata": {"resourceVersion": version}, **SUSPEND})
-    assert len(backend.asked) == 1
+    assert len(backend.requests) == 1
     assert not backend.job(ref)["spec"].get("suspend")
 
 
@@ -297,11 +283,11 @@ async def test_a_patch_of_another_job_of_that_name_is_not_repeated(
     backend.refusals["PATCH trainjobs"] = [error] if error is not None else []
     with pytest.raises(NotFound, match="is gone"):
         await backend.patch(ref, SUSPEND)
-    assert len(backend.asked) == 1
+    assert len(backend.requests) == 1
 
 
 async def test_a_refused_request_is_rejected(backend: Backend, ref: JobRef) -> None:
-    for method in ("DELETE", "GET"):
+    for method in ("DELETE", "LIST"):
         backend.refusals[f"{method} trainjobs"] = [forbidden("trainjobs")]
     denied = Refused(403, "Forbidden", 'admission webhook "x" denied the request: no')
     backend.refusals["PATCH trainjobs"] = [denied]
@@ -324,7 +310,7 @@ def lease(backend: Backend) -> Object:
 
 async def test_the_record_of_a_cancel_is_a_lease(backend: Backend) -> None:
     made = await backend.announce_cancel("ns", WORK, Cancel(0))
-    assert backend.asked == ["POST leases"]
+    assert backend.requests == ["POST leases"]
     metadata = lease(backend)["metadata"]
     assert metadata["name"].startswith(f"trainjob-cancelled-{WORK}-")
     assert metadata["labels"] == {"trainjob.dev/cancelled-key": WORK}
@@ -333,9 +319,9 @@ async def test_the_record_of_a_cancel_is_a_lease(backend: Backend) -> None:
     assert made.record == metadata["name"]
     # When it arrived: the process that sent it may have been frozen, so its own time is no age.
     assert made.at == datetime.fromisoformat(metadata["creationTimestamp"])
-    backend.asked.clear()
+    backend.requests.clear()
     await backend.cancels("ns", WORK)
-    assert backend.asked == ["GET leases"]
+    assert backend.requests == ["LIST leases"]
 
 
 async def test_each_cancel_has_a_record_of_its_own(backend: Backend) -> None:
@@ -361,21 +347,17 @@ async def test_a_record_whose_reply_was_lost_has_its_version_without_a_get(backe
     backend.refusals["POST leases"] = [QUOTA] * refused
     backend.lost["POST leases"] = 1
 
-    def without_get(request: str, _: Any) -> None:
-        if request.startswith("GET leases/"):
-            raise forbidden("leases")
-
-    backend.before = without_get
+    backend.refusals["GET leases"] = [forbidden("leases")] * 100
     made = await backend.announce_cancel("ns", WORK, Cancel(0, 2))
     metadata = lease(backend)["metadata"]
     assert made is not None
     assert (str(made.version), made.record) == (metadata["resourceVersion"], metadata["name"])
     assert made.tried == 2
-    assert len(backend.asked_by("POST")) == refused + 2
+    assert backend.requests.count("POST leases") == refused + 2
 
 
 async def test_without_permission_there_are_no_records(backend: Backend) -> None:
-    backend.refusals = {"GET leases": [forbidden("leases")], "POST leases": [forbidden("leases")]}
+    backend.refusals = {"LIST leases": [forbidden("leases")], "POST leases": [forbidden("leases")]}
     assert await backend.cancels("ns", WORK) == (None, [])
     assert await backend.announce_cancel("ns", WORK, Cancel(0)) is None
 
@@ -395,15 +377,15 @@ async def test_a_record_that_nothing_has_removed_concerns_nobody_after_an_hour(b
 async def test_requests_of_a_launch(backend: Backend) -> None:
     """The documented cost: four requests side by side, the create, and two side by side."""
     await launch(backend, SPEC, "key", namespace="ns")
-    assert sorted(backend.asked[:4]) == ["GET " + each for each in (JOBSET_OF_IT, "leases", "pods", "trainjobs")]
-    assert backend.asked[4] == "POST trainjobs"
-    assert sorted(backend.asked[5:]) == ["GET leases", "GET trainjobs"]
-    backend.asked.clear()
+    assert sorted(backend.requests[:4]) == ["GET jobsets", "LIST leases", "LIST pods", "LIST trainjobs"]
+    assert backend.requests[4] == "POST trainjobs"
+    assert sorted(backend.requests[5:]) == ["LIST leases", "LIST trainjobs"]
+    backend.requests.clear()
     await launch(backend, SPEC, "key", namespace="ns", tried=2)
-    assert sorted(backend.asked) == ["GET leases", "GET trainjobs", f"PATCH {JOB}"]
+    assert sorted(backend.requests) == ["LIST leases", "LIST trainjobs", "PATCH trainjobs"]
 
 
 async def test_requests_of_a_launch_of_a_new_key(backend: Backend) -> None:
     await launch(backend, SPEC, "key", namespace="ns", is_new=True)
-    assert backend.asked[0] == "POST trainjobs"
-    assert sorted(backend.asked[1:]) == ["GET leases", "GET trainjobs"]
+    assert backend.requests[0] == "POST trainjobs"
+    assert sorted(backend.requests[1:]) == ["LIST leases", "LIST trainjobs"]

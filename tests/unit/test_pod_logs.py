@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import Any
 
 import anyio
 import pytest
+from tests import objects
 from tests.fakes.scripted import Answer, Asked, ScriptedServer, as_json
 from tests.serving import serving
 
@@ -19,16 +19,6 @@ from trainjob._backends.kubernetes.pods import list_pods, tails_of
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.anyio]
 
-POD: dict[str, Any] = {
-    "metadata": {
-        "name": "x-node-0-0-abcde",
-        "namespace": "ns",
-        "uid": "u",
-        "labels": {"jobset.sigs.k8s.io/replicatedjob-name": "node", "batch.kubernetes.io/job-completion-index": "0"},
-    },
-    "spec": {"containers": [{"name": "node"}]},
-    "status": {"phase": "Running"},
-}
 FIRST = "2026-11-21T10:00:00.000000001Z"
 SECOND = "2026-11-21T10:00:02.000000001Z"
 
@@ -42,7 +32,7 @@ class Kubelet(ScriptedServer):
     def __init__(self) -> None:
         super().__init__(self.reply)
         self.replies: list[list[bytes | None]] = []
-        self.pods = [POD]
+        self.pods = [objects.pod()]
         self.refused = "none"  # name of a pod whose log may not be read
 
     def reply(self, asked: Asked) -> Answer:
@@ -115,14 +105,11 @@ async def test_stored_lines_have_the_last_state(kubelet: Kubelet, client: ApiCli
     assert [line.text for line in lines] == ["4%", "done"]
 
 
-def pod(number: int, created: str) -> dict[str, Any]:
-    metadata = POD["metadata"] | {"name": f"x-node-0-{number}", "creationTimestamp": created, "uid": f"u{number}"}
-    labels = POD["metadata"]["labels"] | {"batch.kubernetes.io/job-completion-index": str(number)}
-    return POD | {"metadata": metadata | {"labels": labels}}
-
-
 async def test_tails_cost_one_list_and_one_bounded_request_for_each_pod(kubelet: Kubelet, client: ApiClient) -> None:
-    kubelet.pods = [pod(number, f"2026-11-21T10:00:{59 - number:02}Z") for number in range(40)]
+    kubelet.pods = [
+        objects.pod(n, metadata={"name": f"x-node-0-{n}", "creationTimestamp": f"2026-11-21T10:00:{59 - n:02}Z"})
+        for n in range(40)
+    ]
     kubelet.refused = "x-node-0-7"
     kubelet.replies = [[f"{FIRST} a line\n".encode()] for _ in range(39)]
     async with aclosing(tails_of(client, await list_pods(client, JobRef("ns", "x", "uid")), 5)) as tails:
