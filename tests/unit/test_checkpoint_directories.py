@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from tests.objects import condition
 
 from trainjob import InvalidSpec, TrainJobSpec
 from trainjob._manifest.checkpoint_directories import NOT_ASKED, asked, digest, directory, location, notice
@@ -89,8 +90,7 @@ def stored(fields: Mapping[str, Any], attempt: int = 1, phase: str = "", **more:
     trainjob = made(fields, attempt, **more)
     trainjob["metadata"] |= {"uid": f"u{attempt}", "creationTimestamp": f"2026-01-01T00:{attempt:02}:00Z"}
     if phase:
-        ended = {"type": phase, "status": "True", "lastTransitionTime": "2026-01-01T01:00:00Z", "reason": "x"}
-        trainjob["status"] = {"conditions": [ended]}
+        trainjob["status"] = {"conditions": [condition(phase)]}
     return trainjob
 
 

@@ -142,11 +142,13 @@ def test_a_rank_before_its_first_step_has_twice_the_time() -> None:
         ("progress.step(7); progress.report(step=500)", {"step": 7}),
         ("progress.report(step=500)", {"step": 500}),
         ("progress.report(metrics={'loss': 1})", {}),
+        ("import trainjob.progress.return_value as sent; sent.watch(); time.sleep(0.1)", {}),  # of a function trainer
     ],
 )
 def test_ranks_write_numbers_that_can_be_compared(script: str, number: dict[str, int]) -> None:
     markers, _, _ = run(script)
     assert {name: value for name, value in markers[-1].items() if name in ("step", "steps")} == number
+    assert [each.get("ended") for each in (markers[0], markers[-1])] == [None, True]
 
 
 def test_a_step_that_is_no_whole_number_is_refused() -> None:
@@ -207,9 +209,3 @@ def test_exec_keeps_the_path_and_the_sitecustomize_of_the_image(tmp_path: Path) 
     assert executed("print(CUSTOM)", tmp_path, PYTHONPATH=path)[1] == "kept\n"
     script = "import os\nprint(os.environ['PYTHONPATH'])"
     assert executed(script, tmp_path, PYTHONPATH=path, TRAINJOB_STALL_TIMEOUT="")[1] == f"{path}\n", "no timeout"
-
-
-def test_a_function_trainer_is_watched() -> None:
-    script = "import trainjob.progress.return_value as sent\nsent.watch(); time.sleep(0.1)"
-    markers, _, _ = run(script)
-    assert [each.get("ended") for each in markers] == [None, True]

@@ -241,22 +241,7 @@ def test_invalid_retry_after_is_ignored(header: str | None) -> None:
     assert retrying.seconds(header) is None
 
 
-@pytest.fixture
-def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Let time pass."""
-    clock = [1000.0]
-    monkeypatch.setattr("trainjob._support.retrying.time.monotonic", lambda: clock[0])
-
-    def paused(backoff: Backoff, *_: object) -> None:
-        if backoff.failure():
-            raise StoreUnavailable("given up")
-
-    monkeypatch.setattr("trainjob.data.stores.oci.repository.pause", paused)
-
-    def wait(seconds: float) -> None:
-        clock[0] += seconds
-
-    return wait
+# --- reads whose chunks somebody takes slowly
 
 
 def cut(start: int, end: int, error: type[Exception]) -> Iterator[bytes]:
@@ -266,22 +251,30 @@ def cut(start: int, end: int, error: type[Exception]) -> Iterator[bytes]:
         raise error("cut")
 
 
-def test_a_read_of_a_file_is_resumed(wait: Callable[[float], None]) -> None:
+def of_a_file() -> Iterator[bytes]:
     store: Any = SimpleNamespace(read=lambda *_, start, **__: cut(start, 8, StoreUnavailable), location="s3://b/")
-    got = 0
     no_waits: Any = SimpleNamespace(wait=lambda _: False)
-    for chunk in ranges.resumed(store, "f", 0, 8, "etag", no_waits):
-        got += len(chunk)
-        wait(130)
-    assert got == 8
+    return ranges.resumed(store, "f", 0, 8, "etag", no_waits)
 
 
-def test_a_read_of_a_blob_is_resumed(wait: Callable[[float], None]) -> None:
+def of_a_blob() -> Iterator[bytes]:
     made: Any = object.__new__(repository.Repository)
     made._where = "oci://r/m"
     made._blob = lambda _, start, end: cut(start, end, Interrupted)
+    return repository.Repository.blob(made, "sha256:" + "0" * 64, 8)
+
+
+@pytest.mark.parametrize("read", [of_a_file, of_a_blob])
+def test_a_slow_read_is_resumed(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, read: Callable[[], Iterator[bytes]]
+) -> None:
+    def paused(backoff: Backoff, *_: object) -> None:
+        if backoff.failure():
+            raise StoreUnavailable("given up")
+
+    monkeypatch.setattr("trainjob.data.stores.oci.repository.pause", paused)
     got = 0
-    for chunk in repository.Repository.blob(made, "sha256:" + "0" * 64, 8):
+    for chunk in read():
         got += len(chunk)
-        wait(130)
+        clock.now += 130
     assert got == 8

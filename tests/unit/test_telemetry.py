@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from tests import objects
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed
 from trainjob._diagnosis.stragglers import Straggler
@@ -147,9 +148,8 @@ def test_an_error_of_the_sdk_does_not_fail_the_wait(
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["Complete", "Failed"])
 async def test_a_wait_records_the_end_of_its_job_once(recorded: Recorded, kind: str) -> None:
-    condition = {"type": kind, "status": "True", "lastTransitionTime": "2026-11-21T10:01:40Z"}
-    metadata = {"namespace": "ns", "name": "train-1", "uid": "uid-1", "creationTimestamp": "2026-11-21T10:00:00Z"}
-    evidence = Evidence({"metadata": metadata, "spec": {}, "status": {"conditions": [condition]}})
+    condition = objects.condition(kind, time="2026-11-21T10:01:40Z")
+    evidence = Evidence(objects.trainjob(condition, name="train-1", metadata={"uid": "uid-1"}))
     begin, seen = datetime(2026, 11, 21, 10, tzinfo=UTC).timestamp(), MetricHistory()
     for second, phase in ((0, Phase.STARTING), (25, Phase.RUNNING)):
         seen.observe(Observation(phase), begin + second)
