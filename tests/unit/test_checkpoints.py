@@ -142,7 +142,7 @@ def test_the_latest_is_the_last_that_was_saved(
         patch.setenv("TRAINJOB_CHECKPOINT", str(tmp_path_factory.mktemp("root")))
         latest: int | None = None
         for step, keep, call in saves:
-            finished = not killed_at(call, lambda step=step, keep=keep: save(step, keep))  # type: ignore[misc]
+            finished = not killed_at(call, lambda step=step, keep=keep: save(step, keep))  # type: ignore[misc]  # bound
             assert restored() in ({step} if finished else {step, latest})
             latest = restored()
 

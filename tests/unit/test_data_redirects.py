@@ -61,14 +61,14 @@ class Internet(ScriptedServer):
     def redirect(self, url: str, target: str) -> None:
         self.redirects[url.partition("://")[2]] = target
 
-    def resolve(self, host: str, *more: Any) -> Any:
+    def resolve(self, host: Any, port: Any, family: int = 0, kind: int = 0, proto: int = 0, flags: int = 0) -> Any:
         """As `socket.getaddrinfo`."""
         self.lookups.append(host)
         if host not in self.names:  # numeric addresses in all of their spellings; unknown names fail
-            return RESOLVE(host, *more[:4], flags=socket.AI_NUMERICHOST)
+            return RESOLVE(host, port, family, kind, proto, socket.AI_NUMERICHOST)
         answers = self.names[host]
         found = answers.pop(0) if len(answers) > 1 else answers[0]
-        return [entry for each in found for entry in RESOLVE(each, *more)]
+        return [entry for each in found for entry in RESOLVE(each, port, family, kind, proto, flags)]
 
     def connect(self, address: tuple[str, int], *args: Any, **options: Any) -> Any:
         """As `socket.create_connection`."""

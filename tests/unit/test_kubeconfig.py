@@ -179,7 +179,7 @@ printf '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredentia
 def with_plugin(directory: Path, empty: int) -> Credentials:
     """Credentials by an exec plugin."""
     (directory / "times").write_text("empty\n" * empty)
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"}
+    plugin: dict[str, Any] = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"}
     plugin |= {"command": "sh", "args": ["-c", PLUGIN, str(directory / "times")]}
     return Credentials(
         kubeconfig=write(directory / "kubeconfig", config({"exec": plugin}, {"insecure-skip-tls-verify": True}))

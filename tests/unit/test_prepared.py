@@ -1,18 +1,21 @@
-"""A ready-made request with a separate connection."""
+"""Connections to an API server: those of ready-made requests, and of a request that is cancelled."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import ssl
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
+import anyio.to_thread
 import pytest
 from tests.fakes.scripted import Answer, Asked, ScriptedServer
 from tests.serving import serving
 
-from trainjob._backends.credentials import Access
+from trainjob._backends.credentials import Access, Credentials
 from trainjob._backends.kubernetes.client import MERGE_PATCH, ApiClient, Request, Timings
 from trainjob._backends.kubernetes.pods import disruption_of
 from trainjob._backends.kubernetes.prepared import PreparedRequest
@@ -208,3 +211,21 @@ async def test_send_without_a_connection_returns_false(server: Server) -> None:
     assert not request.send(), "the server closed the connection"
     request.close()
     assert not request.send()
+
+
+async def test_a_request_that_is_cancelled_during_its_tls_handshake_closes_its_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(20)
+        client = ApiClient(Credentials(host=f"https://127.0.0.1:{server.getsockname()[1]}", token="t"))
+        request = asyncio.create_task(client.send(Request("GET", "/version")))
+        accepted, _ = await anyio.to_thread.run_sync(server.accept)
+        with accepted:
+            accepted.settimeout(20)
+            assert await anyio.to_thread.run_sync(accepted.recv, 65536), "the client's part of the handshake"
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await request
+            await client.aclose()
+            # Without `caught`, the garbage collector might close what the client has left.
+            assert caught.tb is not None
+            assert await anyio.to_thread.run_sync(accepted.recv, 65536) == b"", "the connection is closed"

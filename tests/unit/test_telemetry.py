@@ -160,11 +160,11 @@ async def test_a_wait_records_the_end_of_its_job_once(recorded: Recorded, kind: 
             return evidence
 
     if kind == "Complete":
-        result = await conclude(Ended(), REF, history=seen)  # type: ignore[arg-type]
+        result = await conclude(Ended(), REF, history=seen)  # type: ignore[arg-type]  # only `evidence` is used
         assert result.goodput["ratio"] == 0.75
     else:
         with pytest.raises(TrainJobFailed) as failed:
-            await conclude(Ended(), REF, history=seen)  # type: ignore[arg-type]
+            await conclude(Ended(), REF, history=seen)  # type: ignore[arg-type]  # only `evidence` is used
         assert pickle.loads(pickle.dumps(failed.value)).goodput["ratio"] == 0.75
     assert [each.name for each in recorded.spans()] == ["starting", "training", "TrainJob train-1"]
     assert [each.value for each in recorded.points("trainjob.activity.seconds")] == [25, 75]

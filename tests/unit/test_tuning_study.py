@@ -78,7 +78,8 @@ def test_bad_studies_are_refused_with_the_field(fields: dict[str, Any], problem:
 
 
 def test_what_is_no_mapping_is_refused_and_all_problems_are_listed_at_once() -> None:
-    for value in (None, [], "study.yaml", 3):
+    wrong: list[object] = [None, [], "study.yaml", 3]
+    for value in wrong:
         with pytest.raises(InvalidStudy, match="must be a mapping, not"):
             Study.read(value)
     with pytest.raises(InvalidStudy) as caught:

@@ -1,7 +1,10 @@
-"""``pvc://claim/path`` locations are mounted as directories in the pods of the jobs that use them."""
+"""Locations of inputs and outputs: ``pvc://claim/path`` is mounted; local ones need no staging, see `tests/stores`."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +90,29 @@ def test_files_are_copied_between_pvcs(tmp_path: Path, monkeypatch: pytest.Monke
         copy("pvc://two/there", "pvc://two")
     with pytest.raises(UnsafePath):
         copy("pvc://two/../one/set", "pvc://two/x")
+
+
+PROGRAM = [str(Path(sys.executable).parent / "trainjob"), "exec", "--"]
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *command], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", code, *arguments]
+
+
+def test_local_locations_are_not_staged_and_the_command_replaces_the_process(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.getppid(), sys.argv[1], os.environ['TRAINJOB_INPUT_DATA'])"
+    uri = tmp_path.as_uri()
+    done = run(*python(code, f"--data={uri}"), TRAINJOB_INPUT_DATA=uri, TRAINJOB_INPUT_MODEL="")
+    assert done.stdout.split() == [str(os.getpid()), f"--data={uri}", uri]
+
+
+def test_commands_that_cannot_start_have_exit_codes() -> None:
+    done = run("nosuch-program")
+    assert (done.returncode, "nosuch-program" in done.stderr) == (127, True)
+    assert run().returncode == 2

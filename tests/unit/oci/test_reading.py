@@ -33,6 +33,8 @@ from trainjob.errors import (
 )
 
 RAW = "application/vnd.cncf.model.weight.v1.raw"
+Blob = tuple[bytes, str, dict[str, str]]
+"""Content, media type and annotations of a layer."""
 LARGE = random.Random(1).randbytes(9_000_000)
 
 
@@ -100,9 +102,7 @@ def test_large_archives_are_listed_by_their_headers_and_downloaded_once(reposito
 
 
 @pytest.mark.parametrize("pack", [lambda data: (data, IMAGE_LAYER, {}), zipped], ids=["tar", "gzip"])
-def test_many_small_files_are_read_together(
-    repository: MemoryRepository, pack: Callable[[bytes], tuple[bytes, str, dict[str, str]]]
-) -> None:
+def test_many_small_files_are_read_together(repository: MemoryRepository, pack: Callable[[bytes], Blob]) -> None:
     """Sixteen threads read, as in a copy. Each reads a stretch of the layer, or waits for that of another thread."""
     there = {f"f{number:05}": b"%d" % number + LARGE[number : number + number % 3000] for number in range(4000)}
     image(repository, [pack(files(**there))], "1")
@@ -160,7 +160,7 @@ def test_layers_of_all_media_types_are_read(repository: MemoryRepository) -> Non
     kinds = [*oci, *docker, *(f"{kind}+gzip" for kind in oci), *(f"{kind}.gzip" for kind in docker)]
     there = {f"f{number}": kind.encode() for number, kind in enumerate(kinds)}
     layers = [files(**{name: content}) for name, content in there.items()]
-    packed_layers = [
+    packed_layers: list[Blob] = [
         (gzip.compress(layer) if kind.endswith("gzip") else layer, kind, {})
         for layer, kind in zip(layers, kinds, strict=True)
     ]
@@ -258,13 +258,12 @@ def test_links_out_of_a_model_pack_are_rejected(repository: MemoryRepository, ta
 
 def test_a_raw_layer_needs_a_safe_name(repository: MemoryRepository) -> None:
     named, twice = (b"x", RAW, {"org.cncf.model.filepath": "../x"}), (b"x", RAW, {"org.cncf.model.filepath": "x"})
-    for number, (layers, error, words) in enumerate(
-        [
-            ([named], UnsafePath, "segment"),
-            ([(b"x", RAW, {})], CorruptData, "without a name"),
-            ([twice, twice], UnsafePath, "second time"),
-        ]
-    ):
+    cases: list[tuple[list[Blob], type[Exception], str]] = [
+        ([named], UnsafePath, "segment"),
+        ([(b"x", RAW, {})], CorruptData, "without a name"),
+        ([twice, twice], UnsafePath, "second time"),
+    ]
+    for number, (layers, error, words) in enumerate(cases):
         image(repository, layers, str(number), artifactType=MODEL)
         with pytest.raises(error, match=words):
             load(repository, str(number))
@@ -285,9 +284,7 @@ UNSUPPORTED = (f"{OCI}zstd", f"{OCI}gzip+encrypted", f"{DOCKER}zstd", "applicati
         *(((b"x", kind, {}), ConfigurationError) for kind in UNSUPPORTED),
     ],
 )
-def test_invalid_layers_are_rejected(
-    repository: MemoryRepository, layer: bytes | tuple[bytes, str, dict[str, str]], error: type[DataError]
-) -> None:
+def test_invalid_layers_are_rejected(repository: MemoryRepository, layer: bytes | Blob, error: type[DataError]) -> None:
     image(repository, [layer], "1")
     with pytest.raises(error):
         read_all(repository, "1")

@@ -29,7 +29,7 @@ def test_history_has_step_and_time_of_each_value(log: Path, monkeypatch: pytest.
     now = time.time() + 1000
     report(metrics={"early": 1})
     report(metrics={"early": 2})
-    monkeypatch.setattr(reporter.time, "time", lambda: now)
+    monkeypatch.setattr("trainjob.progress.reporter.time.time", lambda: now)
     report(step=10, metrics={"loss": 0.5, "phase": "warm-up", "ok": True, "bad": math.nan})
     report(metrics={"accuracy": 1})
     report(step=30, metrics={"loss": 0.25, "bad": 2.0})

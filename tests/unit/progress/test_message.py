@@ -322,7 +322,7 @@ def test_report_is_immutable_and_comparable() -> None:
         "details={})"
     )
     with pytest.raises(AttributeError):
-        one.progress = 7  # type: ignore[misc, unused-ignore]
+        one.progress = 7  # type: ignore[misc, unused-ignore]  # it is frozen
 
 
 def test_a_copied_folder_works_without_the_package(tmp_path: Path) -> None:
