@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 import httpx
 from tests.cluster import lost_time
-from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Seen
+from tests.fakes.faults import Fault, FaultProxy, Kind, Seen
 from tests.testcluster.access import TRAINER
 from tests.testcluster.nodes import simulate
 

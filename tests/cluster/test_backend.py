@@ -15,8 +15,8 @@ import pytest
 import yaml
 from tests.certificates import Authority
 from tests.cluster import failing as make
-from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan
 from tests.cluster.waits import phases_of, until_phase
+from tests.fakes.faults import Fault, FaultProxy, Kind, Plan
 from tests.testcluster import images, kueue
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.api import write_kubeconfig

@@ -20,8 +20,8 @@ import pytest
 import yaml
 from tests.certificates import Authority
 from tests.cluster.conftest import KUBECONFIG
-from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.test_fault_tokens import Tokens
+from tests.fakes.faults import FaultProxy
 from tests.processes import wait_until
 from tests.testcluster import kueue, step_image as steps
 from tests.testcluster.access import TRAINER, Access, condition, refused, trainjob

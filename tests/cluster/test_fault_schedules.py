@@ -17,8 +17,8 @@ import httpx
 import pytest
 from tests import campaigns
 from tests.certificates import Authority
-from tests.cluster.fault_proxy import FaultProxy, Kind
 from tests.cluster.fault_schedules import RandomPlan, Run, Truth, busiest, draw
+from tests.fakes.faults import FaultProxy, Kind
 from tests.testcluster.access import Access
 
 from trainjob._backends.credentials import Credentials

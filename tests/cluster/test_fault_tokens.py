@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 from tests.certificates import Authority
-from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.fault_schedules import LONG, busiest
+from tests.fakes.faults import FaultProxy
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.api import write_kubeconfig
 

@@ -12,10 +12,10 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.cluster import failing as make
-from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan, Seen
 from tests.cluster.fault_schedules import busiest
 from tests.cluster.waits import until, until_phase
 from tests.cluster.wires import FAST, Wires
+from tests.fakes.faults import Fault, FaultProxy, Kind, Plan, Seen
 from tests.processes import free_port
 from tests.testcluster.access import TRAINER
 from tests.testcluster.nodes import run_until_finished, simulate

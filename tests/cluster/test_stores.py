@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.cluster.kfp_steps import Execution, Steps
 from tests.cluster.launchers import launcher_environment, run
-from tests.registry.fake import FakeRegistry
+from tests.fakes.model_registry import FakeRegistry
 from tests.seaweedfs import SeaweedFS
 from tests.testcluster import step_image as steps
 from tests.testcluster.access import TRAINER

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from tests import campaigns
 from tests.certificates import Authority
-from tests.cluster.fault_proxy import FaultProxy
+from tests.fakes.faults import FaultProxy
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.nodes import simulate
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 from tests.certificates import Authority
-from tests.cluster.fault_proxy import Fault, FaultProxy
+from tests.fakes.faults import Fault, FaultProxy
 from tests.testcluster.access import TRAINER, Access
 
 from trainjob._backends.credentials import Credentials

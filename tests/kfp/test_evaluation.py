@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from kfp import compiler, dsl
-from tests.registry.fake import FakeRegistry
+from tests.fakes.model_registry import FakeRegistry
 
 from trainjob import registry
 from trainjob.errors import TrainJobError

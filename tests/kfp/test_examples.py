@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kfp import compiler, dsl
+from tests.fakes.model_registry import FakeRegistry
 from tests.kfp.pipelines import dangling, validated
-from tests.registry.fake import FakeRegistry
 
 from trainjob import registry
 from trainjob._spec import TrainJobSpec

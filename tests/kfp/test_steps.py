@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.fakes.model_registry import FakeRegistry
 from tests.local.hanging import SLOW_RANK
 from tests.processes import eventually, read_until
-from tests.registry.fake import FakeRegistry
 
 from trainjob import Phase
 from trainjob.job import KEY

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kfp import compiler, dsl
+from tests.fakes.model_registry import FakeRegistry
 from tests.kfp.test_steps import document_of
 from tests.processes import eventually, read_until
-from tests.registry.fake import FakeRegistry
 
 from trainjob import Phase, registry
 from trainjob.errors import TrainJobError

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from huggingface_hub import close_session
+from tests.fakes import model_registry as registries
+from tests.fakes.hub import Hub
+from tests.fakes.model_registry_store import Store
 from tests.local.forks import FORKS
 from tests.oci.proxy import Fault, Kind, Proxy, Seen
-from tests.registry import fake as registries
-from tests.registry.fake_store import Store
 from tests.seaweedfs import SeaweedFS
-from tests.unit.huggingface.fake import Hub
 
 from trainjob.data import copy, file_manifest, read_manifest
 from trainjob.data.__main__ import main

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 from tests import campaigns
+from tests.fakes import model_registry as registries
 from tests.local.killing import Content, Folder, Kubeflow, Mlflow, Records, Trap, manifest_of, run
 from tests.local.test_kills import Happened, _weights, _written
-from tests.registry import fake as registries
 
 from trainjob.data import file_manifest
 from trainjob.data.export_evaluation import Evaluation

@@ -22,6 +22,8 @@ from typing import Protocol
 
 import pytest
 from tests import campaigns
+from tests.fakes.hub import Hub
+from tests.fakes.model_registry import FakeRegistry
 from tests.local.forks import FORKS
 from tests.local.killing import (
     Bucket,
@@ -41,10 +43,8 @@ from tests.local.killing import (
 )
 from tests.oci.proxy import Proxy
 from tests.oci.registry import needs_registry, registry as container_registry
-from tests.registry.fake import FakeRegistry
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
-from tests.unit.huggingface.fake import Hub
 
 from trainjob.data import file_manifest
 from trainjob.data.transfer import scan

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.fakes.mlflow import MemoryMlflow
+from tests.fakes.model_registry import FakeRegistry
 from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.registry import mlflow_server
-from tests.registry.fake import FakeRegistry
-from tests.registry.memory_mlflow import MemoryMlflow
 from tests.warm import PYTHON, Warm
 
 from trainjob.registry import connect

@@ -71,7 +71,7 @@ class Writes:
             self._trap(monkeypatch, "trainjob.registry.rest.Session.patch")
             return
         assert isinstance(registry, MlflowRegistry)
-        server = "tests.registry.memory_mlflow.MemoryMlflow" if memory else "mlflow.MlflowClient"
+        server = "tests.fakes.mlflow.MemoryMlflow" if memory else "mlflow.MlflowClient"
         for method in ("set_model_version_tag", "set_registered_model_alias"):
             self._trap(monkeypatch, f"{server}.{method}")
 

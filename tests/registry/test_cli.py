@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.registry.fake import FakeRegistry, Fault
+from tests.fakes.model_registry import FakeRegistry, Fault
 
 from trainjob.cli import main
 from trainjob.data.transfer import copy

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.registry.fake import FakeRegistry
+from tests.fakes.model_registry import FakeRegistry
 
 from trainjob.registry import connect
 

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from tests.registry.fake import FakeRegistry
-from tests.registry.fake_store import Json, Store
+from tests.fakes.model_registry import FakeRegistry
+from tests.fakes.model_registry_store import Json, Store
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict
 from trainjob.registry import Registry, connect

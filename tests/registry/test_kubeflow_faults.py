@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.certificates import Authority
+from tests.fakes.model_registry import LOST, FakeRegistry, Fault, Request
+from tests.fakes.model_registry_store import Store
 from tests.registry.conftest import at_once
-from tests.registry.fake import LOST, FakeRegistry, Fault, Request
-from tests.registry.fake_store import Store
 
 from trainjob.errors import ConfigurationError, RegistryUnavailable
 from trainjob.registry import ModelVersion, connect

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.registry.fake import FakeRegistry, Fault
+from tests.fakes.model_registry import FakeRegistry, Fault
 
 from trainjob.data import export
 from trainjob.data.options import Export

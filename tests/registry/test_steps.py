@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.registry.fake import LOST, FakeRegistry, Fault
+from tests.fakes.model_registry import LOST, FakeRegistry, Fault
 
 from trainjob.data import export, initialize
 from trainjob.data.__main__ import TRY_AGAIN, main

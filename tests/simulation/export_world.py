@@ -28,8 +28,8 @@ from typing import Any
 import httpx
 import pytest
 from mlflow.exceptions import MlflowException
-from tests.registry.fake_store import Refused, Store
-from tests.registry.memory_mlflow import MemoryMlflow
+from tests.fakes.mlflow import MemoryMlflow
+from tests.fakes.model_registry_store import Refused, Store
 from tests.simulation.export_inputs import OLD_DIGEST, Inputs, Settings
 from tests.simulation.local_processes import Machine, Process, World
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Authority
+from tests.fakes import clouds as fake_clouds, hub as fake_hub
 from tests.oci import registry as registries
 from tests.oci.proxy import Proxy
 from tests.oci.registry import Server, hashed
@@ -24,8 +25,6 @@ from tests.serving import serving
 from tests.stores import kinds
 from tests.stores.kinds import Store
 from tests.trees import tree
-from tests.unit import fake_clouds
-from tests.unit.huggingface import fake as fake_hub
 
 from trainjob._support import retrying
 from trainjob.data.stores.base import CHUNK

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from tests.fakes import clouds as fake_clouds, hub as fake_hub
+from tests.fakes.clouds import Clouds
+from tests.fakes.hub import Hub
 from tests.serving import serving
-from tests.unit import fake_clouds
-from tests.unit.fake_clouds import Clouds
-from tests.unit.huggingface import fake as fake_hub
-from tests.unit.huggingface.fake import Hub
 
 from trainjob._support import retrying
 

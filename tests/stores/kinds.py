@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.clouds import Clouds
+from tests.fakes.hub import Hub
 from tests.oci.proxy import Proxy
 from tests.trees import files, tree
-from tests.unit.fake_clouds import Clouds
-from tests.unit.huggingface.fake import Hub
 
 from trainjob.data import file_manifest
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.model_registry import FakeRegistry
 from tests.keys import key_pair
-from tests.registry.fake import FakeRegistry
 from tests.seaweedfs import SeaweedFS
 
 from trainjob.data import copy, export, file_manifest, initialize, read_manifest

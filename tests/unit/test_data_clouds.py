@@ -1,6 +1,6 @@
 """Google Cloud Storage and Azure, as far as tests can cover them: requests and error messages.
 
-Reads and writes go to a fake server (`tests.unit.fake_clouds`), not to the real services.
+Reads and writes go to a fake server (`tests.fakes.clouds`), not to the real services.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from obstore.exceptions import GenericError
+from tests.fakes.clouds import Clouds
 from tests.fakes.scripted import Answer, Asked, ScriptedServer, as_json
 from tests.serving import serving
 from tests.trees import files, tree
-from tests.unit.fake_clouds import Clouds
 
 from trainjob._support import retrying
 from trainjob.data import copy, file_manifest, transfer

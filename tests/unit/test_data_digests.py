@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from hypothesis import given, strategies as st
-from tests.registry.fake import FakeRegistry
+from tests.fakes.model_registry import FakeRegistry
 from tests.trees import tree
 
 from trainjob.data import copy, export, file_manifest, initialize, read_manifest

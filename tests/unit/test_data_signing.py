@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from tests.fakes.model_registry import FakeRegistry
 from tests.keys import PEM, key_pair
-from tests.registry.fake import FakeRegistry
 from tests.trees import files, tree
 from tests.warm import Warm
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.fakes.kube.direct import DirectBackend
 from tests.fakes.kube.objects import JOBSET
-from tests.registry.fake import FakeRegistry
+from tests.fakes.model_registry import FakeRegistry
 
 from trainjob import JobRef, TrainJobClient
 from trainjob._jobs import models

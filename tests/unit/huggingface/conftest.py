@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from tests.fakes.hub import Hub
 from tests.serving import serving
-from tests.unit.huggingface.fake import Hub
 
 from trainjob._support import retrying
 

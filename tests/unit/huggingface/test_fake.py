@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from tests.unit.huggingface.fake import Hub
+from tests.fakes.hub import Hub
 
 # The client raises this warning when it sends files.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import parse_hf_uri
+from tests.fakes.hub import Hub
 from tests.trees import files, tree
-from tests.unit.huggingface.fake import Hub
 
 from trainjob.data import copy, file_manifest, read_manifest
 from trainjob.data.locations import hub_parts, parse_store

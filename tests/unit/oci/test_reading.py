@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, strategies as st
-from tests.unit.oci.memory import MemoryRepository, entry, files, image, load, packed, read_all, zipped
+from tests.fakes.registry import MemoryRepository, entry, files, image, load, packed, read_all, zipped
 
 from trainjob.data.stores.oci import layers as layers_module, tars
 from trainjob.data.stores.oci.client import Client

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from tests.unit.oci.memory import MemoryRepository
+from tests.fakes.registry import MemoryRepository
 
 from trainjob.data.stores.base import CHUNK, ReadableStore
 from trainjob.data.stores.files import FileStore

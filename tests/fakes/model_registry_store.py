@@ -1,4 +1,4 @@
-"""How a Kubeflow Model Registry handles requests, without HTTP; `tests.registry.fake` serves it.
+"""How a Kubeflow Model Registry handles requests, without HTTP; `tests.fakes.model_registry` serves it.
 
 It follows the server's Go source (kubeflow/hub bd07139, 2026-04-29): one table for models and versions and one for
 artifacts, names that are unique with their parent's id before them, external ids that are unique in their table,

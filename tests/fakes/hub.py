@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from tests.registry.settling import Settling
+from tests.fakes.settling import Settling
 
 LFS = (".bin", ".safetensors", ".gz")
 """Suffixes in the repositories' .gitattributes."""

@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.registry.fake_store import Json, Refused, Store
-from tests.registry.settling import Settling
+from tests.fakes.model_registry_store import Json, Refused, Store
+from tests.fakes.settling import Settling
 
 
 @dataclass(frozen=True)
