@@ -14,7 +14,7 @@ from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.registry import mlflow_server
 from tests.warm import PYTHON, Warm
 
-from trainjob.registry import connect
+from trainjob.registry import Registry, connect
 
 _T = TypeVar("_T")
 
@@ -70,6 +70,35 @@ def python() -> Iterator[str]:
     mlflow = ["tracking", "store.tracking.sqlalchemy_store", "store.model_registry.sqlalchemy_store"]
     with Warm({PYTHON: ""}, [f"trainjob.{each}" for each in modules] + [f"mlflow.{each}" for each in mlflow]) as warm:
         yield str(warm.bin / PYTHON)
+
+
+@pytest.fixture
+def registry_uri(request: pytest.FixtureRequest) -> str:
+    """URI of a registry of the kind that the parameter names.
+
+    ``mlflow-file`` (SQLite), ``mlflow-server`` (PostgreSQL), ``mlflow-memory`` or ``kubeflow``.
+    """
+    match request.param:
+        case "mlflow-file":
+            return f"mlflow+sqlite:///{request.getfixturevalue('database')}"
+        case "mlflow-server":
+            return f"mlflow+{request.getfixturevalue('mlflow_url')}"
+        case "mlflow-memory":
+            request.getfixturevalue("memory_mlflow")
+            return "mlflow+http://memory"
+    return f"kubeflow+{request.getfixturevalue('fake').url}"
+
+
+@pytest.fixture
+def file_registry(database: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """MLflow on SQLite, as TRAINJOB_REGISTRY names it."""
+    monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{database}")
+    return connect()
+
+
+def on(*kinds: str) -> pytest.MarkDecorator:
+    """Run a test once on a registry of each kind; its URI is the fixture `registry_uri`."""
+    return pytest.mark.parametrize("registry_uri", kinds, indirect=True)
 
 
 def at_once(*actions: Callable[[], _T]) -> list[_T]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.registry.test_mlflow_steps import _model
+from tests.registry.conftest import on
+from tests.trees import model
 
 from trainjob.data import export, file_manifest, transfer
 from trainjob.data.export_evaluation import Evaluation
@@ -20,28 +21,12 @@ from trainjob.registry.mlflow import MlflowRegistry
 
 DIGEST = "sha256:" + "a" * 64
 
-pytestmark = pytest.mark.timeout(300)
-
-each_registry = pytest.mark.parametrize("kind", ["mlflow-sqlite", "mlflow-server", "kubeflow"])
-each_protocol = pytest.mark.parametrize("kind", ["mlflow-sqlite", "mlflow-memory", "kubeflow"])
-"""The server in memory where many promotions are needed."""
+each_registry = on("mlflow-file", "mlflow-server", "kubeflow")
 
 
 @pytest.fixture
-def uri(request: pytest.FixtureRequest, kind: str) -> str:
-    if kind == "mlflow-sqlite":
-        return f"mlflow+sqlite:///{request.getfixturevalue('database')}"
-    if kind == "mlflow-server":
-        return f"mlflow+{request.getfixturevalue('mlflow_url')}"
-    if kind == "mlflow-memory":
-        request.getfixturevalue("memory_mlflow")
-        return "mlflow+http://memory"
-    return f"kubeflow+{request.getfixturevalue('fake').url}"
-
-
-@pytest.fixture
-def registry(uri: str) -> Registry:
-    return connect(uri)
+def registry(registry_uri: str) -> Registry:
+    return connect(registry_uri)
 
 
 @pytest.fixture
@@ -142,14 +127,14 @@ def test_a_version_that_has_never_held_the_alias_is_promoted_later(
     assert holder(registry, name) == "3"
 
 
-@each_protocol
+@on("mlflow-file", "mlflow-memory", "kubeflow")
 @pytest.mark.parametrize("metric", [None, "acc"])
 @pytest.mark.parametrize("later", ["nothing", "another export", "a person"])
 def test_a_promotion_that_was_killed_at_any_write(
-    registry: Registry, uri: str, kind: str, metric: str | None, later: str, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, registry_uri: str, metric: str | None, later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The retry completes it, or leaves the alias where another one has moved it."""
-    writes = Writes(registry, monkeypatch, memory=kind == "mlflow-memory")
+    writes = Writes(registry, monkeypatch, memory=registry_uri == "mlflow+http://memory")
 
     for after in range(6):
         model = f"killed {after}"
@@ -159,7 +144,7 @@ def test_a_promotion_that_was_killed_at_any_write(
         assert registry.promote(model, "1", alias="champion", once=True).promoted
 
         def promote(model: str = model) -> Any:
-            return connect(uri).promote(model, "2", alias="champion", metric=metric, once=True)
+            return connect(registry_uri).promote(model, "2", alias="champion", metric=metric, once=True)
 
         killed = writes.kill(after, promote)
         had_it = holder(registry, model) == "2"
@@ -225,22 +210,22 @@ def test_of_two_tries_at_once_the_frozen_one_gives_the_alias_back(
     assert (late.promoted, late.reason) == (False, "'champion' moved to version 3 at the same time, and stays there")
 
 
-@pytest.mark.parametrize("kind", ["mlflow-sqlite", "kubeflow"])
+@on("mlflow-file", "kubeflow")
 @pytest.mark.parametrize("rule", ["always", "metric", "gate"])
 def test_mondays_retry_does_not_move_the_alias_back_from_tuesdays(
-    uri: str, registry: Registry, tmp_path: Path, rule: str
+    registry_uri: str, registry: Registry, tmp_path: Path, rule: str
 ) -> None:
     """Case 09 of the launch protocol: Monday's export was killed after it had moved the alias."""
 
     def run(day: str, accuracy: float, champion: str = "") -> Any:
-        source = _model(tmp_path / day, int(accuracy * 100))
+        source = model(tmp_path / day, int(accuracy * 100))
         options: dict[str, Any] = {"metrics": {"acc": accuracy}}
         if rule == "metric":
             options |= {"metric": "acc"}
         elif rule == "gate":
             options = {"evaluation": _evaluation(tmp_path / f"evaluation of {day}", source, accuracy, champion)}
         target = str(tmp_path / "models")
-        return export(source, target, name="digits", export_id=day, registry=uri, alias="champion", **options)
+        return export(source, target, name="digits", export_id=day, registry=registry_uri, alias="champion", **options)
 
     monday = run("monday", 0.8)
     assert monday.promoted

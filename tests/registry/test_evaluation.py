@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.keys import key_pair
-from tests.registry.test_mlflow_steps import _model
+from tests.trees import model
 
 from trainjob import progress
 from trainjob.data import export, file_manifest, initialize
@@ -27,7 +27,7 @@ from trainjob.errors import (
     RegistryConflict,
     SourceNotFound,
 )
-from trainjob.registry import Registry, connect
+from trainjob.registry import Registry
 
 CHAMPION = "models:/digits@champion"
 GATE = {"metrics": {"accuracy": {"min_improvement": 0, "min": 0.2}}}
@@ -51,14 +51,6 @@ def score(model: str, dataset: str) -> dict:
     return {"metrics": {"accuracy": right / 10}}
 '''
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def registry(database: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{database}")
-    return connect()
-
 
 class Work:
     """Models, a dataset and a script in a directory."""
@@ -73,7 +65,7 @@ class Work:
 
     def model(self, right: int) -> str:
         path = self.directory / f"model-{right}"
-        return str(path) if path.exists() else _model(path, right)
+        return str(path) if path.exists() else model(path, right)
 
     def evaluate(self, right: int, **options: Any) -> Evaluated:
         target = self.directory / f"evaluation-{right}-{random.getrandbits(30)}"
@@ -87,20 +79,30 @@ class Work:
 
 
 @pytest.fixture
-def work(tmp_path: Path, registry: Registry) -> Work:
-    del registry
+def work(tmp_path: Path, file_registry: Registry) -> Work:
     return Work(tmp_path)
 
 
-def test_a_champion_has_to_be_beaten(work: Work, registry: Registry) -> None:
-    first = work.evaluate(5)
-    assert first.report.champion is None
-    assert first.decision is not None
-    assert first.decision.passed
-    exported = work.export(5, first)
-    assert (exported.version, exported.promoted) == ("1", True)
-    assert exported.reason.startswith("'champion' points to version 1: metrics.accuracy.min_improvement: accuracy:")
+def test_a_champion_has_to_be_beaten(work: Work, file_registry: Registry) -> None:
+    first, better, worse = (work.export(right, work.evaluate(right)) for right in (5, 8, 6))
+    assert [(each.version, each.promoted) for each in (first, better, worse)] == [
+        ("1", True),
+        ("2", True),
+        ("3", False),
+    ]
+    rule = "metrics.accuracy.min_improvement: accuracy:"
+    assert first.reason.startswith(f"'champion' points to version 1: {rule}")
+    assert worse.reason.startswith(f"'champion' stays: {rule} candidate 0.6, champion")
+    assert file_registry.resolve("digits", "champion").version == "2"
+    tags = [each.tags["trainjob.evaluation.passed"] for each in file_registry.list("digits")]
+    assert tags == ["true", "true", "false"], "the verdict of every version, also of those that did not pass"
+    assert file_registry.resolve("digits", "3").metrics == {"accuracy": 0.6}
 
+
+def test_the_report_compares_with_the_champion(work: Work) -> None:
+    first = work.evaluate(5)
+    assert (first.report.champion, first.decision and first.decision.passed) == (None, True)
+    exported = work.export(5, first)
     better = work.evaluate(8)
     assert better.report.champion is not None
     assert (better.report.champion["version"], better.report.champion["digest"]) == ("1", exported.digest)
@@ -108,20 +110,6 @@ def test_a_champion_has_to_be_beaten(work: Work, registry: Registry) -> None:
     assert (compared.candidate, compared.champion) == (0.8, 0.5)
     assert compared.interval is not None
     assert {name: each.examples for name, each in better.report.slices.items()} == {"digit=3": 5, "digit=5": 5}
-    assert work.export(8, better).promoted
-
-    worse = work.evaluate(6)
-    assert worse.decision is not None
-    assert not worse.decision.passed
-    kept = work.export(6, worse)
-    assert not kept.promoted
-    assert kept.reason.startswith(
-        "'champion' stays: metrics.accuracy.min_improvement: accuracy: candidate 0.6, champion"
-    )
-    assert registry.resolve("digits", "champion").version == "2"
-    tags = [each.tags["trainjob.evaluation.passed"] for each in registry.list("digits")]
-    assert tags == ["true", "true", "false"], "the verdict of every version, also of those that did not pass"
-    assert registry.resolve("digits", "3").metrics == {"accuracy": 0.6}
 
 
 def test_the_report_stands_beside_the_model(work: Work) -> None:
@@ -158,48 +146,44 @@ def test_the_signature_covers_the_evaluation(work: Work) -> None:
         initialize(exported.uri, str(work.directory / "copy2"), verify_key=str(public))
 
 
-def test_another_model_than_the_evaluated_one_is_refused(work: Work, registry: Registry) -> None:
+def test_another_model_than_the_evaluated_one_is_refused(work: Work, file_registry: Registry) -> None:
     evaluated = work.evaluate(5)
     with pytest.raises(ConfigurationError, match=r"is the evaluation of another model: .*model-9 has digest sha256:"):
         work.export(9, evaluated)
-    assert registry.list("digits") == []
+    assert file_registry.list("digits") == []
 
 
-def test_an_export_without_the_evaluation_is_not_promoted_by_another_one(work: Work, registry: Registry) -> None:
+def test_an_export_without_the_evaluation_is_not_promoted_by_another_one(work: Work, file_registry: Registry) -> None:
     other = work.evaluate(9)
     export(work.model(5), str(work.directory / "models"), name="digits", export_id="run-5")
     with pytest.raises(RegistryConflict, match=r"'run-5' was used to export .* without this evaluation"):
         work.export(5, other)
     with pytest.raises(RegistryConflict, match=r"'run-5' was used to export .* without this evaluation"):
         work.export(5, work.evaluate(5))
-    assert registry.resolve("digits", "1").aliases == ()
+    assert file_registry.resolve("digits", "1").aliases == ()
 
 
-def test_a_champion_that_has_changed_since_is_not_replaced(work: Work, registry: Registry) -> None:
-    work.export(5, work.evaluate(5))
-    evaluated = work.evaluate(7)
-    work.export(8, work.evaluate(8))
-    late = work.export(7, evaluated)
-    assert not late.promoted
-    assert "the model was evaluated against version 1, and version 2 holds the alias now" in late.reason
-    assert registry.resolve("digits", "champion").version == "2"
-
-
-def test_a_champion_that_appeared_since_is_not_replaced(work: Work) -> None:
-    evaluated = work.evaluate(7)
-    work.export(5, work.evaluate(5))
-    late = work.export(7, evaluated)
+def test_a_champion_that_has_changed_since_is_not_replaced(work: Work, file_registry: Registry) -> None:
+    without, first = work.evaluate(7), work.evaluate(5)
+    work.export(5, first)
+    late = work.export(7, without)
     assert not late.promoted
     assert "evaluated against no champion, and version 1 holds the alias now" in late.reason
+    evaluated = work.evaluate(6)
+    assert work.export(8, work.evaluate(8)).version == "3"
+    late = work.export(6, evaluated)
+    assert not late.promoted
+    assert "the model was evaluated against version 1, and version 3 holds the alias now" in late.reason
+    assert file_registry.resolve("digits", "champion").version == "3"
 
 
 def test_of_two_exports_at_once_each_reports_which_version_stands(
-    work: Work, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    work: Work, file_registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have checked the champion before one of them moves the alias."""
     work.export(5, work.evaluate(5))
     first, second = work.evaluate(7), work.evaluate(8)
-    promote = type(registry).promote
+    promote = type(file_registry).promote
     others: list[Any] = []
 
     def moved_meanwhile(self: Any, *words: Any, **options: Any) -> Any:
@@ -209,7 +193,7 @@ def test_of_two_exports_at_once_each_reports_which_version_stands(
             others[0] = work.export(8, second)
         return verdict
 
-    monkeypatch.setattr(type(registry), "promote", moved_meanwhile)
+    monkeypatch.setattr(type(file_registry), "promote", moved_meanwhile)
     monkeypatch.setattr(Evaluation, "refusal", lambda *_: "")
     done = work.export(7, first)
     assert (done.version, done.promoted) == ("2", False)
@@ -217,7 +201,7 @@ def test_of_two_exports_at_once_each_reports_which_version_stands(
     assert (others[0].version, others[0].promoted) == ("3", True)
     assert others[0].reason.startswith("'champion' points to version 3: metrics.accuracy.min_improvement: ")
     assert "another export has moved it to version 2 at the same time, which was not evaluated" in others[0].reason
-    assert registry.resolve("digits", "champion").version == "3"
+    assert file_registry.resolve("digits", "champion").version == "3"
 
 
 def test_a_dataset_that_has_changed_since_is_another_report(work: Work) -> None:
@@ -331,9 +315,7 @@ def test_the_program_reports_the_decision(work: Work, monkeypatch: pytest.Monkey
         *("evaluate", "--candidate", work.model(5), "--dataset", str(work.dataset), "--target", str(target)),
         *("--champion", CHAMPION, "--gate", json.dumps(GATE), "--", *work.command),
     ]
-    environment = {"TRAINJOB_TERMINATION_LOG": str(log)}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(log))
     done = subprocess.run([sys.executable, "-m", "trainjob.data", *words], capture_output=True, text=True, check=True)
     assert "evaluated 5 with 10 examples" in done.stdout
     assert "the gate passed: metrics.accuracy.min_improvement" in done.stdout

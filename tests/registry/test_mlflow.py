@@ -1,23 +1,31 @@
+"""MLflow on a SQLite file: locks, settings, content of other programs, and the translation of MLflow's errors."""
+
 from __future__ import annotations
 
 import logging
-import random
+import os
 import socket
 import sqlite3
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos import databricks_pb2 as codes
+from mlflow.store.entities.paged_list import PagedList
+from mlflow.tracking import MlflowClient
 
-from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
+from trainjob.errors import ConfigurationError, ModelNotFound, RegistryUnavailable
 from trainjob.registry import Registry, connect
 from trainjob.registry.alias_claims import Claim
-from trainjob.registry.mlflow import MlflowRegistry
+from trainjob.registry.base import ModelVersion, Promotion
+from trainjob.registry.mlflow import _METRIC, MlflowRegistry, _Locked, _version
 from trainjob.registry.mlflow_environment import without_warnings
+from trainjob.registry.mlflow_promotions import CLAIM
+from trainjob.registry.moves import MOVED
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -27,110 +35,29 @@ def registry(database: Path) -> Registry:
     return connect(f"sqlite:///{database}")
 
 
-def test_a_version_is_registered_once(registry: Registry, capfd: pytest.CaptureFixture[str]) -> None:
-    first = registry.register(
-        "digits", "s3://b/digits/1", export_id="run 'a'\"`1", digest=DIGEST, metrics={"acc": 0.9, "val/loss": 1e-9},
-        tags={"trainjob.run": "r", "trainjob.digest": "not mine to set"},
-    )  # fmt: skip
-    assert (first.name, first.version, first.uri, first.digest) == ("digits", "1", "s3://b/digits/1", DIGEST)
-    assert first.metrics == {"acc": 0.9, "val/loss": 1e-9}
-    assert first.tags["trainjob.export_id"] == "run 'a'\"`1"
-    assert first.tags["trainjob.run"] == "r"
-    assert abs(first.created - time.time()) < 60
-    again = registry.register("digits", "s3://b/digits/1", export_id="run 'a'\"`1", digest=DIGEST, metrics={"acc": 0.9})
-    assert again == first
-    assert registry.register("digits", "s3://b/digits/2", export_id="b", digest=DIGEST).version == "2"
-    assert [version.version for version in registry.list("digits")] == ["1", "2"]
-    assert registry.list("other") == []
-    assert capfd.readouterr() == ("", "")
-
-
-def test_other_content_under_the_same_id_is_a_conflict(registry: Registry) -> None:
-    registry.register("m", "s3://b/1", export_id="a", digest=DIGEST)
-    with pytest.raises(RegistryConflict, match="new export_id"):
-        registry.register("m", "s3://b/1", export_id="a", digest="sha256:" + "b" * 64)
-    with pytest.raises(RegistryConflict):
-        registry.register("m", "s3://b/2", export_id="a", digest=DIGEST)
-    assert len(registry.list("m")) == 1
-
-
-def test_resolve(registry: Registry) -> None:
-    for name, version in (("m", "1"), ("m", "champion"), ("m", "latest")):
-        with pytest.raises(ModelNotFound):
-            registry.resolve(name, version)
-    for number in "12":
-        registry.register("m", f"s3://b/{number}", export_id=number, digest=DIGEST)
-    with pytest.raises(ModelNotFound, match="alias 'champion'"):
-        registry.resolve("m", "champion")
-    with pytest.raises(ModelNotFound):
-        registry.resolve("m", "3")
-    assert registry.promote("m", "1", alias="champion").promoted
-    assert registry.resolve("m", "champion").uri == "s3://b/1"
-    assert registry.resolve("m", "champion").aliases == ("champion",)
-    assert registry.list("m")[0].aliases == ("champion",)
-    assert registry.resolve("m", "latest").version == "2"
-    assert registry.resolve("m", "2").uri == "s3://b/2"
-    for bad in ("../x", "m/x", "a:b"):
-        with pytest.raises(ConfigurationError):
-            registry.resolve(bad, "1")
-
-
-def test_promote(registry: Registry) -> None:
-    for number, accuracy in enumerate((0.8, 0.7, 0.9), 1):
-        registry.register("m", f"s3://b/{number}", export_id=str(number), digest=DIGEST, metrics={"acc": accuracy})
-
-    def promote(version: str, *, dry_run: bool = False) -> tuple[bool, str | None]:
-        verdict = registry.promote("m", version, alias="champion", metric="acc", dry_run=dry_run)
-        return verdict.promoted, verdict.previous
-
-    assert promote("1") == (True, None)
-    assert promote("1") == (True, "1")
-    assert promote("2") == (False, "1")
-    assert promote("3", dry_run=True) == (True, "1")
-    assert registry.resolve("m", "champion").version == "1"
-    assert promote("3") == (True, "1")
-    assert registry.resolve("m", "champion").version == "3"
-    with pytest.raises(ModelNotFound):
-        promote("4")
-    with pytest.raises(ConfigurationError, match="no metric 'loss'"):
-        registry.promote("m", "1", alias="champion", metric="loss")
+def register(registry: Registry) -> ModelVersion:
+    return registry.register("m", "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
 
 
 def test_a_promotion_on_sqlite_needs_no_claim(registry: Registry) -> None:
     """A lock serializes the writers of a file, so no conflict has to be resolved afterwards."""
-    registry.register("m", "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
-    before = registry.resolve("m", "1").tags
+    before = register(registry).tags
     assert registry.promote("m", "1", alias="champion", metric="acc").promoted
     moved = {"trainjob.moving.champion": "from nothing", "trainjob.moved.champion": "settled"}
     assert registry.resolve("m", "champion").tags == {**before, **moved}
 
 
-def test_a_promotion_on_a_server_leaves_a_claim(mlflow_url: str) -> None:
-    """Concurrent promotions detect each other by it."""
-    registry, name = connect(mlflow_url), f"claims {random.getrandbits(40):x}"
-    registry.register(name, "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
-    assert registry.promote(name, "1", alias="champion", metric="acc").promoted
-    claim = Claim.parse(registry.resolve(name, "champion").tags["trainjob.claim.champion"])
-    assert (claim.metric, claim.mode) == ("acc", "max")
-    assert abs(claim.order - time.time()) < 60
-    assert registry.promote(name, "1", alias="champion", metric="acc").promoted, "a retry"
-
-
 def test_duplicate_versions_are_removed(registry: Registry, database: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
-    first = registry.register("m", "s3://b/1", export_id="a", digest=DIGEST)
+    first = register(registry)
     client = MlflowClient(f"sqlite:///{database}", f"sqlite:///{database}")
     # The duplicate that a lost reply and MLflow's retry leave behind.
     client.create_model_version("m", "s3://b/1", tags=dict(first.tags), await_creation_for=0)
     assert len(registry.list("m")) == 2
-    assert registry.register("m", "s3://b/1", export_id="a", digest=DIGEST) == first
+    assert register(registry) == first
     assert registry.list("m") == [first]
 
 
 def test_a_version_registered_by_another_program(registry: Registry, database: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
     client = MlflowClient(f"sqlite:///{database}", f"sqlite:///{database}")
     client.create_registered_model("m")
     client.create_model_version("m", "s3://b/1", tags={"trainjob.metric.acc": "high"}, await_creation_for=0)
@@ -138,41 +65,48 @@ def test_a_version_registered_by_another_program(registry: Registry, database: P
     assert (version.digest, version.metrics) == ("", {})
 
 
+def test_an_invalid_metric_does_not_hide_the_others() -> None:
+    tags = {f"{_METRIC}a": "edited", f"{_METRIC}b": "0.5", "stage": "trial"}
+    rest = {"run_id": None, "source": "s3://x", "aliases": ["b", "a"], "creation_timestamp": 1000}
+    version = _version(SimpleNamespace(name="m", version=1, tags=tags, **rest))
+    assert (version.metrics, version.tags, version.aliases) == ({"b": 0.5}, {"stage": "trial"}, ("a", "b"))
+
+
+# ---------------------------------------------------------------- locks and files
+
+
 @pytest.fixture
-def locked(database: Path) -> Iterator[None]:
+def lock(database: Path) -> Iterator[sqlite3.Connection]:
+    """A lock on the database, which closing the connection releases."""
     connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
     connection.execute("BEGIN EXCLUSIVE")
-    yield
+    yield connection
     connection.close()
 
 
-@pytest.mark.usefixtures("locked")
+@pytest.mark.timeout(30)
+@pytest.mark.usefixtures("lock")
 def test_connecting_to_a_locked_database_fails_after_the_timeout(database: Path) -> None:
-    began = time.monotonic()
     with pytest.raises(RegistryUnavailable, match="locked"):
         MlflowRegistry(f"sqlite:///{database}", lock_timeout=1)
-    assert 0.9 < time.monotonic() - began < 30
 
 
-def test_registering_waits_for_a_lock_that_is_released(database: Path) -> None:
-    registry = MlflowRegistry(f"sqlite:///{database}", lock_timeout=20)
-    connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
-    connection.execute("BEGIN EXCLUSIVE")
-    timer = threading.Timer(1.0, connection.close)
-    timer.start()
-    assert registry.register("m", "s3://b/1", export_id="a", digest=DIGEST).version == "1"
-    timer.join()
-
-
-def test_registering_in_a_locked_database_fails_after_the_timeout(database: Path) -> None:
+@pytest.mark.timeout(30)
+def test_registering_in_a_locked_database_fails_after_the_timeout(
+    database: Path, request: pytest.FixtureRequest
+) -> None:
     registry = MlflowRegistry(f"sqlite:///{database}", lock_timeout=1)
-    connection = sqlite3.connect(database, isolation_level=None)
-    connection.execute("BEGIN EXCLUSIVE")
-    began = time.monotonic()
+    request.getfixturevalue("lock")
     with pytest.raises(RegistryUnavailable, match="locked"):
-        registry.register("m", "s3://b/1", export_id="a", digest=DIGEST)
-    assert time.monotonic() - began < 30
-    connection.close()
+        register(registry)
+
+
+def test_registering_waits_for_a_lock_that_is_released(database: Path, request: pytest.FixtureRequest) -> None:
+    registry = MlflowRegistry(f"sqlite:///{database}", lock_timeout=20)
+    timer = threading.Timer(1.0, request.getfixturevalue("lock").close)
+    timer.start()
+    assert register(registry).version == "1"
+    timer.join()
 
 
 def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
@@ -184,19 +118,10 @@ def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
         connect(f"sqlite:///{tmp_path}/file/x.db")
 
 
-def test_an_unreachable_server() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
-        registry = connect(f"mlflow+http://127.0.0.1:{taken.getsockname()[1]}")
-        began = time.monotonic()
-        with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1"):
-            registry.resolve("m", "champion")
-        assert time.monotonic() - began < 30
+# ---------------------------------------------------------------- MLflow's settings and errors
 
 
 def test_the_settings_of_mlflow_are_restored(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     level = logging.getLogger("mlflow").level
     registry.list("m")
@@ -206,8 +131,6 @@ def test_the_settings_of_mlflow_are_restored(registry: Registry, monkeypatch: py
 
 
 def test_mlflow_logs_nothing_and_retries_twice_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
     with without_warnings():
@@ -224,15 +147,111 @@ def test_without_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         connect(f"sqlite:///{tmp_path}/x.db")
 
 
-@pytest.mark.full
-def test_processes_that_create_the_database_at_once_register_one_version(tmp_path: Path, python: str) -> None:
-    (tmp_path / "script").write_text(
-        "import sys; from trainjob.registry import connect; r = connect(sys.argv[1]);"
-        "print(r.register('m', 's3://b/1', export_id='a', digest='d').version)"
+@pytest.mark.timeout(60)
+def test_an_unreachable_server() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        registry = connect(f"mlflow+http://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1"):
+            registry.resolve("m", "champion")
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "kind"),
+    [
+        ("no such model", codes.RESOURCE_DOES_NOT_EXIST, ModelNotFound),
+        ("Registered model alias champion not found.", codes.INVALID_PARAMETER_VALUE, ModelNotFound),
+        ("who are you", codes.UNAUTHENTICATED, ConfigurationError),
+        ("no", codes.PERMISSION_DENIED, ConfigurationError),
+        ("API request failed with error code 401", codes.INTERNAL_ERROR, ConfigurationError),
+        ("API request failed with error code 403", codes.INTERNAL_ERROR, ConfigurationError),
+        ("a name with %", codes.INVALID_PARAMETER_VALUE, ConfigurationError),
+        ("Detected out-of-date database schema", codes.INTERNAL_ERROR, ConfigurationError),
+        ("API request failed with error code 503", codes.INTERNAL_ERROR, RegistryUnavailable),
+        ("(sqlite3.OperationalError) database is locked", codes.TEMPORARILY_UNAVAILABLE, _Locked),
+        ("(sqlite3.OperationalError) database table is locked", codes.INTERNAL_ERROR, _Locked),
+    ],
+)
+def test_errors_are_translated_by_code_and_message(
+    message: str, code: int, kind: type[Exception], tmp_path: Path
+) -> None:
+    error = MlflowException(message, error_code=code)
+    assert type(MlflowRegistry(f"sqlite:///{tmp_path}/mlflow.db")._translated(error, "read")) is kind
+    of_server = MlflowRegistry("http://mlflow.example")._translated(error, "read")
+    assert type(of_server) is (RegistryUnavailable if kind is _Locked else kind)
+    assert "http://mlflow.example" in str(of_server)
+
+
+LOCAL = "Invalid model version source: 'file:///m'"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind", "words"),
+    [
+        (codes.INVALID_PARAMETER_VALUE, LOCAL, ConfigurationError, "such as s3://"),
+        (codes.INVALID_PARAMETER_VALUE, "a tag is too long", MlflowException, "a tag is too long"),
+        (codes.INTERNAL_ERROR, LOCAL, MlflowException, "Invalid model version"),
+    ],
+)
+def test_a_server_that_refuses_local_files(code: int, message: str, kind: type[Exception], words: str) -> None:
+    registry = MlflowRegistry("http://mlflow.example")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise MlflowException(message, error_code=code)
+
+    registry._client = SimpleNamespace(
+        create_registered_model=lambda _: None,
+        search_model_versions=lambda *_, **__: PagedList([], None),
+        create_model_version=refuse,
     )
-    command = [python, f"{tmp_path}/script", f"mlflow+sqlite:///{tmp_path}/new/registry.db"]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    results = [process.communicate(timeout=90) for process in running]
-    assert results == [("1\n", "")] * 2
-    assert len(connect(command[-1]).list("m")) == 1
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["registry.db", "registry.db.lock"]
+    with pytest.raises(kind, match=words):
+        registry._create("m", "file:///m", "key", {}, None)
+
+
+# ---------------------------------------------------------------- concurrent promotions
+
+
+class Rivals(MlflowRegistry):
+    """Two versions that claim an alias at the same instant; the alias is at the first."""
+
+    def __init__(self, accuracies: tuple[float, float], metrics: tuple[str, str] = ("acc", "acc")) -> None:
+        self.holds = "1"
+        self.claims = [Claim(100 + i, metric) for i, metric in enumerate(metrics)]
+        self.accuracies = accuracies
+        self.set: list[str] = []
+        self.recorded: list[tuple[str, str]] = []
+
+    def list(self, name: str) -> list[ModelVersion]:
+        return [
+            ModelVersion(
+                name, str(i + 1), "u", metrics={"acc": accuracy, "loss": 1.0 + i},
+                tags={f"{CLAIM}best": str(self.claims[i])},
+                aliases=("best",) if self.holds == str(i + 1) else (),
+            )
+            for i, accuracy in enumerate(self.accuracies)
+        ]  # fmt: skip
+
+    def _set_alias(self, version: ModelVersion, alias: str) -> None:
+        self.set.append(version.version)
+        self.holds = version.version
+
+    def _tag(self, version: ModelVersion, tag: str, value: str) -> None:
+        self.recorded.append((version.version, tag))
+
+
+@pytest.mark.parametrize(
+    ("rivals", "sets", "promoted"),
+    [
+        (Rivals((0.8, 0.9)), ["2"], False),
+        (Rivals((0.9, 0.8)), [], True),
+        (Rivals((0.8, 0.9), ("acc", "loss")), [], True),
+    ],
+    ids=["a better rival gets it", "a worse rival does not", "another metric is not compared"],
+)
+def test_the_best_of_concurrent_promotions_keeps_the_alias(rivals: Rivals, sets: list[str], promoted: bool) -> None:
+    """As the promotion of the first version checks it afterwards."""
+    first = rivals.list("m")[0]
+    verdict = rivals._settled(first, "best", rivals.claims[0], Promotion(True, "first", None))
+    assert (rivals.set, verdict.promoted) == (sets, promoted)
+    assert rivals.recorded == [(version, f"{MOVED}best") for version in sets], "a retry of its export finds it"
+    assert ("moved to version 2 at the same time" in verdict.reason) is not promoted

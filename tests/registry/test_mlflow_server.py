@@ -1,122 +1,162 @@
-"""Export to a real MLflow server, as a team runs one, with the model on S3."""
+"""A real MLflow server, which moves an alias to the version requested last, and serves several processes at once."""
 
 from __future__ import annotations
 
-import json
-import os
+import random
 import socket
-import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.seaweedfs import SeaweedFS
+from tests.registry.conftest import on
+from tests.trees import model
 
-from trainjob.data import export, initialize
-from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
-from trainjob.registry import connect
+from trainjob.data import export
+from trainjob.errors import ConfigurationError, RegistryUnavailable
+from trainjob.registry import Promotion, connect
+from trainjob.registry.alias_claims import Claim
+from trainjob.registry.mlflow import MlflowRegistry
 
 DIGEST = "sha256:" + "a" * 64
 
 
-@pytest.fixture
-def server(mlflow_url: str) -> str:
-    return mlflow_url
+def test_a_promotion_leaves_a_claim(mlflow_url: str) -> None:
+    """Concurrent promotions detect each other by it."""
+    registry, name = connect(mlflow_url), f"claims {random.getrandbits(40):x}"
+    registry.register(name, "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
+    assert registry.promote(name, "1", alias="champion", metric="acc").promoted
+    claim = Claim.parse(registry.resolve(name, "champion").tags["trainjob.claim.champion"])
+    assert (claim.metric, claim.mode) == ("acc", "max")
+    assert abs(claim.order - time.time()) < 60
+    assert registry.promote(name, "1", alias="champion", metric="acc").promoted, "a retry"
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with SeaweedFS() as s3:
-        for name, value in s3.environment().items():
-            monkeypatch.setenv(name, value)
-        yield s3.uri("exports")
-
-
-def _model(folder: Path, value: int) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes([value] * 4))
-    return str(folder)
-
-
-@pytest.mark.timeout(240)
-def test_export_and_back(server: str, bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options: dict[str, Any] = {
-        "name": "digits", "registry": f"mlflow+{server}", "alias": "champion", "metric": "acc",
-        "provenance": {"run": "r", "datasets": [{"uri": "s3://d"}]},
-    }  # fmt: skip
-    with pytest.raises(ModelNotFound):
-        initialize("models:/digits@champion", str(tmp_path / "in"), registry=server)
-    first = export(_model(tmp_path / "out", 1), bucket, export_id="a", metrics={"acc": 0.8}, **options)
-    again = export(_model(tmp_path / "out", 1), bucket, export_id="a", metrics={"acc": 0.8}, **options)
-    assert (again.version, again.uri, again.digest, again.promoted) == ("1", first.uri, first.digest, True)
-    worse = export(_model(tmp_path / "out", 2), bucket, export_id="b", metrics={"acc": 0.7}, **options)
-    assert (worse.version, worse.promoted) == ("2", False)
-    got = initialize("models:/digits@champion", str(tmp_path / "in"), registry=server)
-    assert (got.version, got.digest) == ("1", first.digest)
-    registry = connect(server)
-    assert [(each.version, each.aliases) for each in registry.list("digits")] == [("1", ("champion",)), ("2", ())]
-    assert registry.list("none") == []
-    with pytest.raises(RegistryConflict):
-        registry.register("digits", first.uri, export_id="a", digest=DIGEST)
-    for version in ("9", "challenger"):
-        with pytest.raises(ModelNotFound):
-            registry.resolve("digits", version)
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.timeout(240)
-def test_a_server_refuses_local_files(server: str, tmp_path: Path) -> None:
+def test_a_server_refuses_local_files(mlflow_url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"s3://.*mlflow\+sqlite"):
-        export(_model(tmp_path / "out", 1), str(tmp_path / "models"), name="local", export_id="a", registry=server)
-    assert connect(server).list("local") == []
+        export(model(tmp_path / "out"), str(tmp_path / "models"), name="local", export_id="a", registry=mlflow_url)
+    assert connect(mlflow_url).list("local") == []
 
 
-@pytest.mark.timeout(240)
-def test_registrations_at_once_give_one_version(server: str, tmp_path: Path, python: str) -> None:
+@pytest.mark.full
+@on("mlflow-file", "mlflow-server")
+def test_two_processes_that_register_the_same_exports_at_once(registry_uri: str, tmp_path: Path, python: str) -> None:
+    """Each export becomes one version. In a file both processes create the database, too."""
+    if "sqlite" in registry_uri:
+        registry_uri = f"mlflow+sqlite:///{tmp_path}/new/registry.db"
     (tmp_path / "script").write_text(
-        "import sys; from trainjob.registry import connect; r = connect(sys.argv[1]); r.list('race'); print('ready');"
-        "sys.stdout.flush(); sys.stdin.readline();"
-        "[print(r.register('race', 's3://b/1', export_id=f'e{n}', digest='d').version) for n in range(8)]"
+        "import sys; from trainjob.registry import connect\nprint('ready', flush=True); sys.stdin.readline()\n"
+        "r = connect(sys.argv[1])\n"
+        "for n in range(8): print(r.register('race', 's3://b/1', export_id=f'e{n}', digest='d').version)"
     )
-    running = [
-        subprocess.Popen(
-            [python, f"{tmp_path}/script", server],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    for process in running:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen([python, f"{tmp_path}/script", registry_uri], **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in running if process.stdout] == ["ready\n"] * 2
     for process in running:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     results = [process.communicate(timeout=100) for process in running]
-    assert [process.returncode for process in running] == [0, 0], results
-    assert results[0][0] == results[1][0]
-    exports = [version.tags["trainjob.export_id"] for version in connect(server).list("race")]
+    assert [(process.returncode, error) for process, (_, error) in zip(running, results, strict=True)] == [(0, "")] * 2
+    assert results[0] == results[1]
+    exports = [version.tags["trainjob.export_id"] for version in connect(registry_uri).list("race")]
     assert sorted(exports) == [f"e{number}" for number in range(8)]
+    assert {path.name for path in tmp_path.glob("new/*")} <= {"registry.db", "registry.db.lock"}
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
-def test_a_server_that_stops_answering(server: str) -> None:
-    registry = connect(server)
-    assert registry.list("none") == []
+@pytest.mark.timeout(60)
+def test_a_server_that_stops_answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         silent = connect(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "1"
-        try:
-            began = time.monotonic()
-            with pytest.raises(RegistryUnavailable):
-                silent.resolve("m", "1")
-            assert time.monotonic() - began < 30
-        finally:
-            del os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"]
+        with pytest.raises(RegistryUnavailable):
+            silent.resolve("m", "1")
+
+
+# ---------------------------------------------------------------- concurrent promotions
+
+
+@pytest.fixture
+def name(mlflow_url: str) -> str:
+    """A model with versions of accuracy 0.5, which is champion, 0.7 and 0.9."""
+    name = f"race {random.getrandbits(40):x}"
+    registry = MlflowRegistry(mlflow_url)
+    for number, accuracy in enumerate((0.5, 0.7, 0.9), 1):
+        registry.register(name, f"s3://b/{number}", export_id=str(number), digest=DIGEST, metrics={"acc": accuracy})
+    promote(registry, name, 1)
+    return name
+
+
+def promote(registry: MlflowRegistry, name: str, version: int, metric: str | None = "acc") -> Promotion:
+    return registry.promote(name, str(version), alias="champion", metric=metric)
+
+
+def interrupted(url: str, method: str, action: Callable[[], Any]) -> MlflowRegistry:
+    """A registry that runs ``action`` before the first call of one of its methods."""
+    registry = MlflowRegistry(url)
+    original = getattr(registry, method)
+    left = [action]
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if left:
+            left.pop()()
+        return original(*arguments, **options)
+
+    setattr(registry, method, call)
+    return registry
+
+
+@pytest.mark.parametrize(("slow", "quick"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize("moment", ["_set_alias", "_settled"])
+def test_the_best_version_holds_the_alias_in_any_order(
+    mlflow_url: str, name: str, slow: int, quick: int, moment: str
+) -> None:
+    others: list[Promotion] = []
+    registry = interrupted(mlflow_url, moment, lambda: others.append(promote(MlflowRegistry(mlflow_url), name, quick)))
+    verdict = promote(registry, name, slow)
+    assert registry.resolve(name, "champion").version == "3"
+    assert (verdict.promoted, verdict.previous) == (slow == 3, "1")
+    if slow == 2:
+        assert others[0].promoted
+        assert "moved to version 3 at the same time" in verdict.reason
+
+
+def test_the_retry_of_a_promotion_killed_before_its_check_moves_the_alias_back(mlflow_url: str, name: str) -> None:
+    def die(*_: object, **__: object) -> Any:
+        raise KeyboardInterrupt
+
+    other = interrupted(mlflow_url, "_set_alias", lambda: promote(MlflowRegistry(mlflow_url), name, 3))
+    other._settled = die  # type: ignore[method-assign]  # the process ends here
+    with pytest.raises(KeyboardInterrupt):
+        promote(other, name, 2)
+    registry = MlflowRegistry(mlflow_url)
+    assert registry.resolve(name, "champion").version == "2", "the worse one came last"
+    assert not promote(registry, name, 2).promoted
+    assert registry.resolve(name, "champion").version == "3"
+
+
+def test_an_alias_moved_by_a_person_at_the_same_moment_stays(mlflow_url: str, name: str) -> None:
+    registry = MlflowRegistry(mlflow_url)
+
+    def move() -> None:
+        registry._client.set_registered_model_alias(name, "champion", "2")
+
+    verdict = promote(interrupted(mlflow_url, "_settled", move), name, 3)
+    assert not verdict.promoted
+    assert "moved to version 2" in verdict.reason
+    assert registry.resolve(name, "champion").version == "2"
+
+
+def test_without_a_metric_the_last_promotion_holds_the_alias(mlflow_url: str, name: str) -> None:
+    others: list[Promotion] = []
+    registry = interrupted(
+        mlflow_url, "_settled", lambda: others.append(promote(MlflowRegistry(mlflow_url), name, 2, None))
+    )
+    verdict = promote(registry, name, 3, None)
+    assert (verdict.promoted, others[0].promoted) == (False, True)
+    assert registry.resolve(name, "champion").version == "2"

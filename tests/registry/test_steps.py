@@ -1,63 +1,113 @@
-"""The initializer and export steps with a Kubeflow Model Registry."""
+"""The initializer and export steps: with every registry, and in detail with MLflow on SQLite."""
 
 from __future__ import annotations
 
 import json
-import struct
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.model_registry import LOST, FakeRegistry, Fault
+from tests.keys import key_pair
+from tests.registry.conftest import on
+from tests.seaweedfs import SeaweedFS
+from tests.trees import model, tree
 
-from trainjob.data import export, initialize
+from trainjob.data import export, file_manifest, initialize, read_manifest
 from trainjob.data.__main__ import TRY_AGAIN, main
-from trainjob.errors import ChecksumMismatch, ModelNotFound, RegistryUnavailable
-from trainjob.registry import connect
+from trainjob.errors import (
+    ChecksumMismatch,
+    ConfigurationError,
+    CorruptData,
+    ModelNotFound,
+    RegistryConflict,
+    RegistryUnavailable,
+)
+from trainjob.registry import Registry, connect
+
+MODEL = {"MANIFEST.json", "config.json", "model.safetensors"}
 
 
-def _model(folder: Path, value: int) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes([value] * 4))
-    return str(folder)
-
-
-def test_export_and_back(fake: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry requests to a Kubeflow Model Registry without pauses."""
     monkeypatch.setattr("trainjob.registry.rest.sleep", lambda _: None)
-    registry = f"kubeflow+{fake.url}"
-    monkeypatch.setenv("TRAINJOB_REGISTRY", registry)
-    target = str(tmp_path / "models")
-    options: dict[str, Any] = {"name": "digits", "alias": "champion", "metric": "acc"}
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where models go: a directory, or S3 for an MLflow server, which refuses local files."""
+    if "mlflow+http" not in request.getfixturevalue("registry_uri"):
+        yield str(tmp_path / "models")
+        return
+    with SeaweedFS() as s3:
+        for name, value in s3.environment().items():
+            monkeypatch.setenv(name, value)
+        yield s3.uri("exports")
+
+
+def local(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def changed(folder: Path) -> dict[Path, int]:
+    """When each file was changed."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+# ---------------------------------------------------------------- every registry
+
+
+@on("mlflow-file", "mlflow-server", "kubeflow")
+def test_export_and_back(registry_uri: str, target: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"name": "digits", "alias": "champion", "metric": "acc", "registry": registry_uri}
+    source, into = "models:/digits@champion", str(tmp_path / "in")
     with pytest.raises(ModelNotFound):
-        initialize("model-registry://digits@champion", str(tmp_path / "in"))
-    assert initialize("model-registry://digits@champion", str(tmp_path / "in"), if_missing="fresh").fresh
-    provenance = {"run": {"kfp": "run-7"}, "datasets": [{"uri": "s3://d", "digest": "sha256:" + "0" * 64}]}
-    fake.faults(None, LOST, None, None, LOST, None, LOST, LOST)
-    first = export(
-        _model(tmp_path / "out", 1), target, export_id="a", metrics={"acc": 0.8}, provenance=provenance, **options
-    )
-    again = export(_model(tmp_path / "out", 1), target, export_id="a", metrics={"acc": 0.8}, **options)
-    assert (first.version, again.version, again.uri, again.promoted) == ("1", "1", first.uri, True)
-    worse = export(_model(tmp_path / "out", 2), target, export_id="b", metrics={"acc": 0.7}, **options)
+        initialize(source, into, registry=registry_uri)
+    first = export(model(tmp_path / "out", 1), target, export_id="a", metrics={"acc": 0.8}, **options)
+    again = export(model(tmp_path / "out", 1), target, export_id="a", metrics={"acc": 0.8}, **options)
+    assert (again.version, again.uri, again.digest, again.promoted) == ("1", first.uri, first.digest, True)
+    worse = export(model(tmp_path / "out", 2), target, export_id="b", metrics={"acc": 0.7}, **options)
     assert (worse.version, worse.promoted) == ("2", False)
-    for source in ("model-registry://digits@champion", "models:/digits/1", "model-registry://digits/1"):
-        got = initialize(source, str(tmp_path / "in"))
-        assert (got.version, got.digest, got.source) == ("1", first.digest, source)
-    version = connect().resolve("digits", "1")
-    assert version.tags["trainjob.parameters"] == "4"
-    assert json.loads(version.tags["trainjob.provenance.datasets"]) == provenance["datasets"]
+    got = initialize(source, into, registry=registry_uri)
+    assert (got.version, got.digest, got.source) == ("1", first.digest, source)
+    assert connect(registry_uri).resolve("digits", "1").tags["trainjob.parameters"] == "4"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_kubeflow_registry_whose_replies_are_lost(fake: FakeRegistry, tmp_path: Path) -> None:
+    registry, datasets = f"kubeflow+{fake.url}", [{"uri": "s3://d", "digest": "sha256:" + "0" * 64}]
+    assert initialize(
+        "model-registry://m@x", str(tmp_path / "in"), if_missing="fresh", registry=registry
+    ).fresh, "no version yet"  # fmt: skip
+    fake.faults(None, LOST, None, None, LOST, None, LOST, LOST)
+    done = export(
+        model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a", alias="x", registry=registry,
+        provenance={"run": {"kfp": "run-7"}, "datasets": datasets},
+    )  # fmt: skip
+    version = connect(registry).resolve("m", "1")
+    assert json.loads(version.tags["trainjob.provenance.datasets"]) == datasets
     assert fake.call("GET", "model_artifacts/1")["modelSourceId"] == "run-7"
-    Path(first.uri.removeprefix("file://"), "model.safetensors").write_bytes(b"x" * 72)
+    for source in ("model-registry://m@x", "models:/m/1", "model-registry://m/1"):
+        got = initialize(source, str(tmp_path / "in"), registry=registry)
+        assert (got.version, got.digest, got.source) == ("1", done.digest, source)
+    (local(done.uri) / "model.safetensors").write_bytes(b"x" * 72)
     with pytest.raises(ChecksumMismatch):
-        initialize("model-registry://digits/1", str(tmp_path / "in2"))
+        initialize("model-registry://m/1", str(tmp_path / "in2"), registry=registry)
 
 
 def test_a_retry_completes_an_export_after_an_outage(
-    fake: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake: FakeRegistry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("trainjob.registry.rest.sleep", lambda _: None)
-    words = ["export", "--source", _model(tmp_path / "out", 1), "--target", str(tmp_path / "models")]
+    words = ["export", "--source", model(tmp_path / "out", 1), "--target", str(tmp_path / "models")]
     words += ["--name", "m", "--export-id", "a", "--registry", f"kubeflow+{fake.url}"]
     fake.fault = lambda request: Fault(503) if request.path.endswith("/artifacts") else None
     assert main(words) == TRY_AGAIN
@@ -68,8 +118,245 @@ def test_a_retry_completes_an_export_after_an_outage(
     assert [version.version for version in connect(words[-1]).list("m")] == ["1"]
 
 
-def test_an_outage_is_not_a_missing_model(fake: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.registry.rest.sleep", lambda _: None)
+@pytest.mark.full
+def test_an_outage_is_not_a_missing_model(
+    fake: FakeRegistry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake.fault = lambda _: Fault(503)
-    with pytest.raises(RegistryUnavailable):
-        initialize("models:/m@champion", str(tmp_path), registry=f"kubeflow+{fake.url}", if_missing="fresh")
+    for registry in ("mlflow+http://127.0.0.1:1", f"kubeflow+{fake.url}"):
+        with pytest.raises(RegistryUnavailable):
+            initialize("models:/m@champion", str(tmp_path), registry=registry, if_missing="fresh")
+    program = ["initialize-model", "--source", "models:/m/1", "--target", f"{tmp_path}/t"]
+    assert main([*program, "--registry", "http://127.0.0.1:1"]) == TRY_AGAIN
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "cannot find" in error
+    assert error.count("\n") == 1
+
+
+# ---------------------------------------------------------------- initialize
+
+
+def test_the_champion_is_downloaded_and_verified(file_registry: Registry, tmp_path: Path) -> None:
+    done = export(model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a", alias="champion")
+    for source in ("models:/m@champion", "models:/m/1", "models:/m/latest"):
+        got = initialize(source, str(tmp_path / "in"))
+        assert (got.digest, got.version, got.fresh, got.source) == (done.digest, "1", False, source)
+    assert names(tmp_path / "in") == MODEL
+    part = initialize("models:/m/1", str(tmp_path / "part"), include=["*.json"])
+    assert (part.files, part.version) == (1, "1")
+    with pytest.raises(ChecksumMismatch):
+        initialize("models:/m/1", str(tmp_path / "in2"), digest="sha256:" + "0" * 64)
+
+
+def test_another_model_in_place_of_the_registered_one_is_refused(file_registry: Registry, tmp_path: Path) -> None:
+    """It has a manifest that matches its files."""
+    done = export(model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a", alias="champion")
+    shutil.rmtree(local(done.uri))
+    initialize(model(tmp_path / "other", 7), str(local(done.uri)))
+    for include in ([], ["*.json"]):
+        with pytest.raises(ChecksumMismatch):
+            initialize("models:/m@champion", str(tmp_path / "in"), include=include)
+    assert not (tmp_path / "in").exists()
+
+
+def test_a_missing_champion_is_an_error_or_a_fresh_start(file_registry: Registry, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        initialize("models:/m@champion", str(tmp_path / "in"))
+    fresh = initialize("models:/m@champion", str(tmp_path / "in"), if_missing="fresh")
+    assert (fresh.fresh, fresh.uri, fresh.version) == (True, "", None)
+    assert not (tmp_path / "in").exists()
+    with pytest.raises(ConfigurationError, match="registered models"):
+        initialize(str(tmp_path), str(tmp_path / "in"), if_missing="fresh")
+
+
+def test_an_initialized_model_can_be_exported(file_registry: Registry, tmp_path: Path) -> None:
+    export(model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a", alias="champion")
+    got = initialize("models:/m@champion", str(tmp_path / "in"))
+    again = export(got.uri, str(tmp_path / "models"), name="m", export_id="b")
+    assert (again.digest, again.version) == (got.digest, "2")
+
+
+# ---------------------------------------------------------------- export
+
+
+def test_an_export_is_described(file_registry: Registry, tmp_path: Path) -> None:
+    provenance: dict[str, Any] = {
+        "datasets": [{"uri": "s3://d", "digest": {"sha256": "ab"}}],
+        "base_model": {"uri": "hf://b"},
+        "trainjob": {"name": "train", "uid": "u"},
+        "run": "dag/run 1",
+    }
+    done = export(model(tmp_path / "out"), str(tmp_path), name="digits", export_id="a 1", provenance=provenance)
+    assert (done.name, done.version, done.files, done.parameters) == ("digits", "1", 2, 4)
+    assert done.uri.startswith((tmp_path / "digits").as_uri() + "/")
+    manifest, version = read_manifest(done.uri), file_registry.resolve("digits", "1")
+    assert manifest is not None
+    assert manifest.digest == done.digest == version.digest
+    assert (version.uri, version.tags["trainjob.provenance.run"]) == (done.uri, "dag/run 1")
+    statement = json.loads((local(done.uri) / file_manifest.PROVENANCE).read_text())
+    assert statement["subject"][0]["digest"]["sha256"] == done.digest.removeprefix("sha256:")
+    built = statement["predicate"]["buildDefinition"]
+    assert built["resolvedDependencies"] == [
+        {"name": "dataset", "uri": "s3://d", "digest": {"sha256": "ab"}}, {"name": "base model", "uri": "hf://b"}
+    ]  # fmt: skip
+    assert built["internalParameters"]["trainjob"]["uid"] == "u"
+    assert "# digits" in (local(done.uri) / file_manifest.CARD).read_text()
+
+
+def test_export_twice_gives_one_version(file_registry: Registry, tmp_path: Path) -> None:
+    source, target, options = model(tmp_path / "out"), str(tmp_path / "models"), {"name": "m", "export_id": "a"}
+    first = export(source, target, **options)
+    before = changed(tmp_path / "models")
+    assert export(source, target, **options) == first
+    assert changed(tmp_path / "models") == before
+    assert len(file_registry.list("m")) == 1
+
+
+def test_other_content_under_the_same_id_is_a_conflict(file_registry: Registry, tmp_path: Path) -> None:
+    target, options = str(tmp_path / "models"), {"name": "m", "export_id": "a"}
+    first = export(model(tmp_path / "out"), target, **options)
+    with pytest.raises(RegistryConflict, match="new export_id"):
+        export(model(tmp_path / "out", 1), target, **options)
+    held = read_manifest(first.uri)
+    assert held is not None
+    assert held.digest == first.digest
+    shutil.rmtree(target)
+    with pytest.raises(RegistryConflict):
+        export(str(tmp_path / "out"), target, **options)
+    assert len(file_registry.list("m")) == 1
+
+
+def test_only_a_better_version_is_promoted(file_registry: Registry, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"name": "m", "alias": "champion", "metric": "acc", "min_improvement": 0.01}
+
+    def run(number: int, accuracy: float) -> tuple[str, bool]:
+        source, target = model(tmp_path / "out", number), str(tmp_path / "models")
+        done = export(source, target, export_id=str(number), metrics={"acc": accuracy}, **options)
+        return done.version, done.promoted
+
+    assert [run(1, 0.9), run(2, 0.905)] == [("1", True), ("2", False)]
+    assert [run(3, 0.95), run(1, 0.9)] == [("3", True), ("1", False)]
+    assert file_registry.resolve("m", "champion").version == "3"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"name": "a/b"},
+        {"export_id": ""},
+        {"alias": "v1"},
+        {"metric": "acc"},
+        {"alias": "champion", "metric": "acc"},
+        {"alias": "champion", "mode": "best"},
+        {"alias": "champion", "min_improvement": 0.1},
+        {"alias": "champion", "metric": "acc", "metrics": {"acc": 1}, "min_improvement": -0.1},
+        {"metrics": {"a\n": 1}},
+        {"provenance": {"x": object()}},
+        {"registry": "ftp://x"},
+    ],
+    ids=" ".join,
+)
+def test_export_refuses_invalid_options_before_it_copies(
+    file_registry: Registry, tmp_path: Path, bad: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"name": "m", "export_id": "a"} | bad
+    with pytest.raises(ConfigurationError):
+        export(model(tmp_path / "out"), str(tmp_path / "models"), **options)
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_pickle_or_a_file_named_as_provenance_is_refused(file_registry: Registry, tmp_path: Path) -> None:
+    source, target = model(tmp_path / "out"), str(tmp_path / "models")
+    (tmp_path / "out/old.bin").write_bytes(b"\x80")
+    with pytest.raises(CorruptData, match="allow-pickle"):
+        export(source, target, name="m", export_id="a")
+    assert export(source, target, name="m", export_id="a", allow_pickle=True).files == 3
+    (tmp_path / "out/provenance.json").write_bytes(b"{}")
+    with pytest.raises(ConfigurationError, match=r"provenance\.json"):
+        export(source, target, name="m", export_id="b", allow_pickle=True)
+    assert len(file_registry.list("m")) == 1
+
+
+def test_a_file_that_changes_after_its_check_is_not_exported(file_registry: Registry, tmp_path: Path) -> None:
+    """Between the check and the copy a pickle replaces a text file."""
+    source, target = model(tmp_path / "out"), str(tmp_path / "models")
+
+    class Changing(dict[str, Any]):
+        def items(self) -> Any:
+            (tmp_path / "out/notes.txt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+            return super().items()
+
+    (tmp_path / "out/notes.txt").write_text("notes")
+    with pytest.raises(CorruptData, match="changed while it was exported"):
+        export(source, target, name="m", export_id="a", provenance=Changing(run="r"))
+    assert file_registry.list("m") == []
+    assert not list(Path(target).rglob("MANIFEST.json"))
+    with pytest.raises(CorruptData, match=r"notes\.txt' is a pickle"):
+        export(source, target, name="m", export_id="a")
+
+
+def test_the_card_of_an_author_is_part_of_the_model(file_registry: Registry, tmp_path: Path) -> None:
+    source, target = model(tmp_path / "out"), str(tmp_path / "models")
+    tree(tmp_path / "out", {file_manifest.CARD: b"mine"})
+    done = export(source, target, name="m", export_id="a")
+    assert (local(done.uri) / file_manifest.CARD).read_text() == "mine"
+    got = initialize("models:/m/1", str(tmp_path / "in"))
+    assert (tmp_path / "in" / file_manifest.CARD).read_text() == "mine"
+    assert export(got.uri, target, name="m", export_id="b").digest == done.digest
+    # A model without a card replaces it in the same directory: no file of the former model remains.
+    plain = export(model(tmp_path / "plain", 1), target, name="m", export_id="c")
+    assert initialize("models:/m/3", str(tmp_path / "in")).digest == plain.digest
+    assert names(tmp_path / "in") == MODEL
+
+
+def test_card_and_provenance_are_removed_when_another_model_replaces_theirs(
+    file_registry: Registry, tmp_path: Path
+) -> None:
+    folder = local(export(model(tmp_path / "out"), str(tmp_path), name="m", export_id="a").uri)
+    assert {file_manifest.PROVENANCE, file_manifest.CARD} <= names(folder)
+    initialize(model(tmp_path / "other", 1), str(folder))
+    assert names(folder) == MODEL
+
+
+def test_an_export_is_signed_once(file_registry: Registry, tmp_path: Path) -> None:
+    source, target, (private, public) = model(tmp_path / "out"), str(tmp_path / "models"), key_pair(tmp_path)
+    first = export(source, target, name="m", export_id="a", sign=private)
+    before = (local(first.uri) / "model.sig").read_bytes()
+    assert export(source, target, name="m", export_id="a", sign=private) == first
+    assert (local(first.uri) / "model.sig").read_bytes() == before
+    assert initialize("models:/m/1", str(tmp_path / "in"), verify_key=public).digest == first.digest
+    export(source, target, name="m", export_id="b")
+    with pytest.raises(RegistryConflict, match="without a signature"):
+        export(source, target, name="m", export_id="b", sign=private)
+    assert len(file_registry.list("m")) == 2
+
+
+def test_the_steps_as_programs(file_registry: Registry, tmp_path: Path, python: str) -> None:
+    """As ``python -m trainjob.data`` runs them."""
+    (tmp_path / "script").write_text('import runpy; runpy.run_module("trainjob.data", run_name="__main__")')
+    model(tmp_path / "out")
+    (tmp_path / "metrics.json").write_text('{"acc": 0.5}')
+    (tmp_path / "history.json").write_text('{"acc": [[1, 1769860800.0, 0.25], [2.0, 1769860801.0, 0.5]]}')
+    log = tmp_path / "termination"
+
+    def run(words: str, *more: str) -> tuple[int, str, str, dict[str, Any]]:
+        log.write_text('{"outputs": {}}')
+        environment = {**os.environ, "TRAINJOB_TERMINATION_LOG": str(log)}
+        command = [python, f"{tmp_path}/script", *words.split(), *more]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+        return done.returncode, done.stdout, done.stderr, json.loads(log.read_text())["outputs"]
+
+    code, out, err, outputs = run(
+        "export --source out --target models --name m --export-id a --alias champion --metric acc "
+        "--metrics @metrics.json --history @history.json --provenance",
+        '{"trainjob": {"uid": "u"}}',
+    )
+    assert (code, err) == (0, "")
+    curve = file_registry._client.get_metric_history(file_registry.resolve("m", "1").run_id, "acc")  # type: ignore[attr-defined]  # MLflow's
+    assert [(point.step, point.value) for point in curve] == [(1, 0.25), (2, 0.5)]
+    assert "version 1 of 'm'" in out
+    assert (outputs["version"], outputs["promoted"], outputs["name"]) == ("1", True, "m")
+    code, out, err, outputs = run("initialize-model --source models:/m@champion --target in")
+    assert (code, err, outputs["fresh"], outputs["version"]) == (0, "", False, "1")
+    assert outputs["uri"] == (tmp_path / "in").as_uri()

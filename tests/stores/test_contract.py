@@ -1,6 +1,6 @@
 """The contract of every store, on real servers where they are available (`tests.stores.conftest`).
 
-Google's and Azure's stores are fakes. The Hub is a fake, too.
+Google's and Azure's stores and the Hub are fakes.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fakes.hub import Hub
 from tests.stores.conftest import MakeStore
 from tests.stores.kinds import MANIFEST
 from tests.trees import files, tree
 
 from trainjob.data import copy, read_manifest
-from trainjob.errors import DataError, UnsafePath
+from trainjob.errors import DataError, SourceNotFound, UnsafePath
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
@@ -68,3 +69,20 @@ def test_keys_that_leave_the_target_are_refused(make_store: MakeStore, name: str
         copy(f"{uri}/", into.uri(name))
     if target != "oci":
         assert not into.held(name)
+
+
+@pytest.mark.parametrize("kind", ["", "datasets/", "spaces/"])
+def test_branches_and_commits_of_the_hub(hub: Hub, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    repo = hub.repo(f"{kind}org/revisions")
+    first = repo.commit({"config.json": b"{}", "w.bin": b"1"})
+    repo.commit({"config.json": b"second"})
+    repo.commit({"other.txt": b"o"}, branch="v1.0")
+    for number, (revision, expected) in enumerate({
+        "": {"config.json": b"second"}, "@main": {"config.json": b"second"}, "@v1.0": {"other.txt": b"o"},
+        f"@{first}": {"config.json": b"{}", "w.bin": b"1"},
+    }.items()):  # fmt: skip
+        copy(f"hf://{kind}org/revisions{revision}", str(tmp_path / str(number)))
+        assert files(tmp_path / str(number)) == expected
+    with pytest.raises(SourceNotFound):
+        copy(f"hf://{kind}org/revisions@none", str(tmp_path / "none"))
