@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.registry.conftest import on
 
 from trainjob.registry import ModelVersion, connect
 from trainjob.registry.mlflow import MlflowRegistry
@@ -20,15 +21,6 @@ HISTORY = {
     "loss": [(10, 1769860800.0, 0.9), (20, 1769860801.5, 0.5), (30, 1769860803.0, 0.25)],
     "val@acc": [(30, 1769860803.0, 0.7)],
 }
-
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(params=["sqlite", "server"])
-def uri(request: pytest.FixtureRequest) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{request.getfixturevalue('database')}"
-    return str(request.getfixturevalue("mlflow_url"))
 
 
 @pytest.fixture
@@ -68,42 +60,55 @@ def runs(uri: str, uid: str) -> list[Any]:
     return list(found)
 
 
-def check(uri: str, uid: str, version: ModelVersion) -> None:
+def recorded(uri: str, uid: str) -> dict[str, Any]:
+    """What the one run of the job records."""
     (run,) = runs(uri, uid)
-    assert version.run_id == run.info.run_id
-    assert run.info.run_name == "digits-1"
-    assert run.info.status == "FINISHED"
-    assert (run.info.start_time, run.info.end_time) == (1769860800000, 1769860803000)
-    assert run.data.params == {"lr": "0.1", "layers": "[64, 10]", "optimizer": "sgd"}
-    assert run.data.metrics == {"loss": 0.25, "val_acc": 0.7, "accuracy": 0.93}
-    tags = {name: value for name, value in run.data.tags.items() if name.startswith(("trainjob.", "mlflow.source"))}
-    assert tags == {
-        "trainjob.dev/uid": uid,
-        "trainjob.dev/namespace": "ml",
-        "trainjob.dev/name": "digits-1",
-        "trainjob.dev/attempt": "1",
-        "trainjob.dev/runtime": "torch",
-        "trainjob.dev/run": '{"kfp": "run-7"}',
-        "mlflow.source.git.commit": "c" * 40,
-        "mlflow.source.name": "git+https://example.com/digits",
-    }
     curve = MlflowRegistry(uri)._client.get_metric_history(run.info.run_id, "loss")
-    assert [(point.step, point.timestamp, point.value) for point in curve] == [
-        (10, 1769860800000, 0.9),
-        (20, 1769860801500, 0.5),
-        (30, 1769860803000, 0.25),
-    ]
+    return {
+        "id": run.info.run_id,
+        "name": run.info.run_name,
+        "status": run.info.status,
+        "times": (run.info.start_time, run.info.end_time),
+        "params": run.data.params,
+        "metrics": run.data.metrics,
+        "tags": {tag: text for tag, text in run.data.tags.items() if tag.startswith(("trainjob.", "mlflow.source"))},
+        "loss": [(point.step, point.timestamp, point.value) for point in curve],
+    }
 
 
-def test_one_run_for_a_job(uri: str, uid: str) -> None:
+def complete(uid: str, version: ModelVersion) -> dict[str, Any]:
+    """What the run of a version records that `register` registered."""
+    return {
+        "id": version.run_id,
+        "name": "digits-1",
+        "status": "FINISHED",
+        "times": (1769860800000, 1769860803000),
+        "params": {"lr": "0.1", "layers": "[64, 10]", "optimizer": "sgd"},
+        "metrics": {"loss": 0.25, "val_acc": 0.7, "accuracy": 0.93},
+        "tags": {
+            "trainjob.dev/uid": uid,
+            "trainjob.dev/namespace": "ml",
+            "trainjob.dev/name": "digits-1",
+            "trainjob.dev/attempt": "1",
+            "trainjob.dev/runtime": "torch",
+            "trainjob.dev/run": '{"kfp": "run-7"}',
+            "mlflow.source.git.commit": "c" * 40,
+            "mlflow.source.name": "git+https://example.com/digits",
+        },
+        "loss": [(10, 1769860800000, 0.9), (20, 1769860801500, 0.5), (30, 1769860803000, 0.25)],
+    }
+
+
+@on("mlflow-file", "mlflow-server")
+def test_one_run_for_a_job(registry_uri: str, uid: str) -> None:
+    uri = registry_uri.removeprefix("mlflow+")
     version = register(uri, uid)
-    check(uri, uid, version)
+    assert recorded(uri, uid) == complete(uid, version)
     assert register(uri, uid) == version
-    check(uri, uid, version)
-    assert connect(uri).resolve(f"m {uid}", "latest").run_id == version.run_id
     # Another model of the same job.
     assert register(uri, uid, model=f"n {uid}").run_id == version.run_id
-    check(uri, uid, version)
+    assert recorded(uri, uid) == complete(uid, version)
+    assert connect(uri).resolve(f"m {uid}", "latest").run_id == version.run_id
 
 
 class Killed(BaseException):
@@ -152,7 +157,8 @@ def test_a_kill_at_any_call_and_a_retry_give_one_complete_run(file: str, uid: st
 
     killed_at = set()
     for job, name in at_each_call(file, uid, kill):
-        check(file, job, register(file, job))
+        version = register(file, job)
+        assert recorded(file, job) == complete(job, version)
         assert [version.version for version in connect(file).list(f"m {job}")] == ["1"]
         killed_at.add(name)
     assert {"create_run", "log_batch", "set_terminated", "create_model_version"} <= killed_at
@@ -167,7 +173,7 @@ def test_the_same_export_between_any_two_calls_gives_one_run(file: str, uid: str
     calls = set()
     for job, name in at_each_call(file, uid, again):
         (version,) = connect(file).list(f"m {job}")
-        check(file, job, version)
+        assert recorded(file, job) == complete(job, version)
         calls.add(name)
     assert {"get_experiment_by_name", "search_runs", "create_run", "create_model_version"} <= calls
 
@@ -189,7 +195,9 @@ def test_an_experiment_that_another_export_creates_at_the_same_moment(
     assert register(file, uid, registry=registry).run_id
 
 
-def test_a_duplicate_run_is_deleted_unless_a_version_names_it(uri: str, uid: str) -> None:
+@on("mlflow-file", "mlflow-server")
+def test_a_duplicate_run_is_deleted_unless_a_version_names_it(registry_uri: str, uid: str) -> None:
+    uri = registry_uri.removeprefix("mlflow+")
     version = register(uri, uid)
     (run,) = runs(uri, uid)
     client = MlflowRegistry(uri)._client

@@ -205,7 +205,8 @@ def test_an_export_is_described(file_registry: Registry, tmp_path: Path) -> None
 
 
 def test_export_twice_gives_one_version(file_registry: Registry, tmp_path: Path) -> None:
-    source, target, options = model(tmp_path / "out"), str(tmp_path / "models"), {"name": "m", "export_id": "a"}
+    source, target = model(tmp_path / "out"), str(tmp_path / "models")
+    options: dict[str, Any] = {"name": "m", "export_id": "a"}
     first = export(source, target, **options)
     before = changed(tmp_path / "models")
     assert export(source, target, **options) == first
@@ -214,7 +215,8 @@ def test_export_twice_gives_one_version(file_registry: Registry, tmp_path: Path)
 
 
 def test_other_content_under_the_same_id_is_a_conflict(file_registry: Registry, tmp_path: Path) -> None:
-    target, options = str(tmp_path / "models"), {"name": "m", "export_id": "a"}
+    target = str(tmp_path / "models")
+    options: dict[str, Any] = {"name": "m", "export_id": "a"}
     first = export(model(tmp_path / "out"), target, **options)
     with pytest.raises(RegistryConflict, match="new export_id"):
         export(model(tmp_path / "out", 1), target, **options)

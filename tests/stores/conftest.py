@@ -81,6 +81,14 @@ def _registry(folder: Path, **auth: Any) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def peers() -> str:
+    """Python with kserve-storage."""
+    python = Path(__file__).parents[2] / ".venv-peers/bin/python"
+    assert python.exists(), "the environment of the peers is missing: make .venv-peers/stamp"
+    return str(python)
+
+
+@pytest.fixture(scope="session")
 def clouds() -> Iterator[fake_clouds.Clouds]:
     with serving(fake_clouds.Clouds()) as running:
         yield running
