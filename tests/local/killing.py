@@ -26,10 +26,10 @@ from typing import Any, Protocol
 
 from huggingface_hub import close_session
 from tests.fakes import model_registry as registries
+from tests.fakes.faults import Fault, Kind, Proxy, Seen
 from tests.fakes.hub import Hub
 from tests.fakes.model_registry_store import Store
 from tests.local.forks import FORKS
-from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.seaweedfs import SeaweedFS
 
 from trainjob.data import copy, file_manifest, read_manifest
@@ -289,7 +289,7 @@ def trapped(
     That request arrives, is refused, is cut, or arrives and its reply is lost.
     """
     at = chance.randrange(4)
-    of_proxies = [None, Fault(Kind.REFUSE), Fault(Kind.CUT, after=chance.randrange(200_000)), Fault(Kind.DROP)][at]
+    of_proxies = [None, Fault(Kind.CUT), Fault(Kind.CUT_BODY, after=chance.randrange(200_000)), Fault(Kind.DROP)][at]
     faults: list[dict[str, Any]] = [{}, {"status": 503}, {"cut": 100}, {"lost": True}]
     of_hub = faults[at]
     of_fake = [None, registries.Fault(cut=True), registries.Fault(), registries.LOST][at]

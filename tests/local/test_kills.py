@@ -22,6 +22,7 @@ from typing import Protocol
 
 import pytest
 from tests import campaigns
+from tests.fakes.faults import Proxy
 from tests.fakes.hub import Hub
 from tests.fakes.model_registry import FakeRegistry
 from tests.local.forks import FORKS
@@ -41,7 +42,6 @@ from tests.local.killing import (
     run,
     trapped,
 )
-from tests.oci.proxy import Proxy
 from tests.oci.registry import needs_registry, registry as container_registry
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving

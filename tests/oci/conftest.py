@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.oci.proxy import Proxy
+from tests.fakes.faults import Proxy
 from tests.oci.registry import PROGRAM, Server, registry
 from tests.trees import tree
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Authority
+from tests.fakes.faults import Fault, Kind, Proxy, Seen
 from tests.oci.conftest import MEBI
-from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.oci.registry import Server, TokenServer, hashed, needs_registry, registry
 from tests.trees import files
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from tests import campaigns
+from tests.fakes.faults import Fault, Kind, Proxy, Seen
 from tests.oci.conftest import MEBI
-from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.trees import files
 
 from trainjob._support import retrying
@@ -79,14 +79,14 @@ UPLOADS = [
     for method, numbers in {"POST": (1,), "PATCH": (1, 4), "PUT": (1,), "HEAD": (2,)}.items()
     for number in numbers
     for fault in (
-        Fault(Kind.REFUSE),
+        Fault(Kind.CUT),
         Fault(Kind.DROP),
         Fault(Kind.STALL),
         Fault(Kind.ANSWER, status=500),
-        Fault(Kind.ANSWER, status=503, retry_after="0"),
-        Fault(Kind.ANSWER, status=429, retry_after="1"),
+        Fault(Kind.ANSWER, status=503, retry_after=0),
+        Fault(Kind.ANSWER, status=429, retry_after=1),
     )
-] + [("PATCH", 2, Fault(Kind.CUT, after=after)) for after in (0, 1, PART // 2, PART - 1)]
+] + [("PATCH", 2, Fault(Kind.CUT_BODY, after=after)) for after in (0, 1, PART // 2, PART - 1)]
 
 
 @pytest.mark.parametrize(("method", "number", "fault"), UPLOADS, ids=lambda each: str(getattr(each, "kind", each)))
@@ -104,7 +104,7 @@ def test_a_push_survives_a_fault(
     uri = f"oci://{proxy.host}/{name}:1"
     began = time.monotonic()
     pushed = copy(str(source), uri)
-    if fault.retry_after == "1":
+    if fault.retry_after == 1:
         assert time.monotonic() - began > 1
     assert len(proxy.injected) == 1
     proxy.plan = lambda _: None
@@ -112,7 +112,7 @@ def test_a_push_survives_a_fault(
     assert files(tmp_path / "back") == content
 
 
-@pytest.mark.parametrize("fault", [Fault(Kind.REFUSE), Fault(Kind.ANSWER, status=503)])
+@pytest.mark.parametrize("fault", [Fault(Kind.CUT), Fault(Kind.ANSWER, status=503)])
 def test_an_upload_resumes_at_its_last_acknowledged_byte(proxy: Proxy, name: str, source: Path, fault: Fault) -> None:
     """Nothing that the registry has received is sent again."""
     copy(str(source), f"oci://{proxy.host}/{name}/reference:1")
@@ -131,7 +131,7 @@ def test_a_copy_from_a_registry_in_one_pass_survives_faults(
     """The digest is not known yet, so lost data is read again from the source."""
     origin = f"oci://{proxy.upstream}/{name}/a:1"
     copy(str(source), origin)
-    for number, fault in enumerate((Fault(Kind.CUT, after=PART // 2), Fault(Kind.DROP), Fault(Kind.REFUSE))):
+    for number, fault in enumerate((Fault(Kind.CUT_BODY, after=PART // 2), Fault(Kind.DROP), Fault(Kind.CUT))):
         proxy.plan = nth("PATCH", 3, fault)
         uri = f"oci://{proxy.host}/{name}/b{number}:1"
         copy(origin, uri)
@@ -140,13 +140,13 @@ def test_a_copy_from_a_registry_in_one_pass_survives_faults(
 
 
 PULLS = [
-    Fault(Kind.REFUSE),
+    Fault(Kind.CUT),
     Fault(Kind.DROP),
     Fault(Kind.STALL),
     Fault(Kind.BREAK, after=0),
     Fault(Kind.BREAK, after=100_000),
     Fault(Kind.ANSWER, status=500),
-    Fault(Kind.ANSWER, status=429, retry_after="1"),
+    Fault(Kind.ANSWER, status=429, retry_after=1),
 ]
 
 
@@ -183,9 +183,9 @@ def test_a_lasting_outage_fails_the_copy(
     monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, longest_pause=0.1))
     uri = f"oci://{proxy.host}/{name}:1"
     for method, fault in (
-        ("PATCH", Fault(Kind.CUT, after=1000)),
+        ("PATCH", Fault(Kind.CUT_BODY, after=1000)),
         ("PATCH", Fault(Kind.ANSWER)),
-        ("HEAD", Fault(Kind.REFUSE)),
+        ("HEAD", Fault(Kind.CUT)),
     ):
         proxy.plan = lambda seen, method=method, fault=fault: fault if seen.method == method else None  # type: ignore[misc]
         with pytest.raises(StoreUnavailable):
@@ -295,7 +295,7 @@ def test_random_schedules(
     """A tenth of all requests fails in some way: the copy succeeds or reports its failure."""
     monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, longest_pause=0.1))
     monkeypatch.setattr(client, "READ", 1.0)
-    kinds = [Kind.REFUSE, Kind.DROP, Kind.CUT, Kind.BREAK, Kind.ANSWER, Kind.STALL]
+    kinds = [Kind.CUT, Kind.DROP, Kind.CUT_BODY, Kind.BREAK, Kind.ANSWER, Kind.STALL]
     lock = threading.Lock()
 
     def plan(seen: Seen) -> Fault | None:

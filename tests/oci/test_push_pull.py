@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.fakes.faults import Proxy
 from tests.oci.conftest import MEBI
-from tests.oci.proxy import Proxy
 from tests.oci.registry import Server, needs_skopeo
 from tests.trees import files, tree
 

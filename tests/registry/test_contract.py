@@ -146,13 +146,14 @@ def test_promotions_that_are_refused(registry: Registry, name: str) -> None:
     registry.register(name, "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
     with pytest.raises(ModelNotFound):
         registry.promote(name, "9", alias="champion", metric="acc")
-    for options, message in [
+    refused: list[tuple[dict[str, Any], str]] = [
         *(({"alias": alias}, "is not a valid alias") for alias in ("latest", "v1", "a.b", "7", "")),
         ({"metric": "loss"}, "no metric 'loss'"),
         ({"min_improvement": 0.1}, "requires a metric; set metric"),
         ({"metric": "acc", "min_improvement": -0.1}, "at least 0"),
         ({"metric": "acc", "min_improvement": math.nan}, "at least 0"),
-    ]:
+    ]
+    for options, message in refused:
         with pytest.raises(ConfigurationError, match=message):
             registry.promote(name, "1", **({"alias": "champion"} | options))
     assert registry.resolve(name, "1").aliases == ()

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tests.certificates import Authority
 from tests.fakes import clouds as fake_clouds, hub as fake_hub
+from tests.fakes.faults import Proxy
 from tests.oci import registry as registries
-from tests.oci.proxy import Proxy
 from tests.oci.registry import Server, hashed
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving

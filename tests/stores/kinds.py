@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.clouds import Clouds
+from tests.fakes.faults import Proxy
 from tests.fakes.hub import Hub
-from tests.oci.proxy import Proxy
 from tests.trees import files, tree
 
 from trainjob.data import file_manifest

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Authority
-from tests.oci.proxy import Fault, Proxy, Seen
+from tests.fakes.faults import Fault, Proxy, Seen
 from tests.seaweedfs import SeaweedFS
 from tests.stores.kinds import MANIFEST
 from tests.stores.roles import Issuer, answering
