@@ -93,7 +93,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if query.get("comp") == "list":
             blobs = "".join(
                 f"<Blob><Name>{escape(key)}</Name><Properties><Last-Modified>{_DATE}</Last-Modified>"
-                f"<Etag>{escape(_tag(data))}</Etag><Content-Length>{len(data)}</Content-Length>"
+                f"<Etag>{_tag(data)[1:-1]}</Etag><Content-Length>{len(data)}</Content-Length>"
                 "<Content-Type>x/y</Content-Type><ResourceType>file</ResourceType></Properties></Blob>"
                 for key, data in found
             )

@@ -55,7 +55,7 @@ class ObjectStore(WritableStore):
                     if not path:  # the marker object "prefix/" that consoles create, or an object named like the prefix
                         continue
                     folders.add(path.rpartition("/")[0])
-                    entry = Entry(path, meta["size"], meta["e_tag"] or "")
+                    entry = Entry(path, meta["size"], _tag(meta["e_tag"]))
                     if entry.size:
                         yield entry
                     else:
@@ -71,7 +71,7 @@ class ObjectStore(WritableStore):
 
         with errors(self._location, path):
             meta = obstore.head(self._inner, self._key(path))
-        return Entry(path, meta["size"], meta["e_tag"] or "")
+        return Entry(path, meta["size"], _tag(meta["e_tag"]))
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
         """Read the bytes from ``start`` on: ``length`` of them, or to the end."""
@@ -86,7 +86,7 @@ class ObjectStore(WritableStore):
             options["range"] = {"offset": start}
         with errors(self._location, path):
             result = obstore.get(self._inner, self._key(path), options=options or None)
-            if etag and result.meta["e_tag"] != etag:
+            if etag and _tag(result.meta["e_tag"]) != etag:
                 raise CorruptData(f"{self._uri(path)} changed while it was read; run the step again")
             begin, end = result.range
             if end - begin <= CHUNK:
@@ -152,3 +152,8 @@ class ObjectStore(WritableStore):
 
     def _uri(self, path: str) -> str:
         return self._location.child(path).uri if path else self._location.uri
+
+
+def _tag(given: str | None) -> str:
+    """An entity tag with its quotes. Azure lists tags without them; in headers they have them."""
+    return f'"{given}"' if given and not given.endswith('"') else given or ""
