@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.azurite import Azurite
 from tests.certificates import Authority
 from tests.fakes import clouds as fake_clouds, hub as fake_hub
 from tests.fakes.faults import Proxy
@@ -91,6 +92,12 @@ def peers() -> str:
 @pytest.fixture(scope="session")
 def clouds() -> Iterator[fake_clouds.Clouds]:
     with serving(fake_clouds.Clouds()) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    with Azurite(tmp_path_factory.mktemp("azurite")) as running:
         yield running
 
 
@@ -187,6 +194,12 @@ def make_store(
             settings(AZURE_STORAGE_ACCOUNT_NAME="acc", AZURE_STORAGE_ACCOUNT_KEY="c2VjcmV0")
         return kinds.Cloud(proxy, server, kind)
 
+    def azure(kind: str) -> Store:
+        server: Azurite = request.getfixturevalue("azurite")
+        proxy = start_proxy(server.host)
+        settings(**server.environment(proxy.host))
+        return kinds.Azure(proxy, server)
+
     def hub(kind: str) -> Store:
         server: fake_hub.Hub = request.getfixturevalue("hub")
         proxy = start_proxy(server.url)
@@ -201,7 +214,7 @@ def make_store(
     made: dict[str, Callable[[str], Store]] = {
         "file": lambda _: kinds.Files(tmp_path / "store"),
         "s3": s3, "http": filer, "https": https, "oci": oci, "oci-password": oci, "gs": cloud, "az": cloud,
-        "hf": hub,
+        "azurite": azure, "hf": hub,
     }  # fmt: skip
     return lambda kind: made[kind](kind)
 

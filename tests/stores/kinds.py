@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from obstore.store import AzureStore
+from tests.azurite import CONTAINER, Azurite
 from tests.fakes.clouds import Clouds
 from tests.fakes.faults import Proxy
 from tests.fakes.hub import Hub
@@ -169,7 +171,10 @@ class Oci(Store):
 
 
 class Cloud(Store):
-    """A fake of Google's and Azure's stores: for neither is there a server that works with obstore."""
+    """A fake of Google's and Azure's stores.
+
+    fake-gcs-server 1.56.1 cannot replace it: it has no multipart uploads of the XML API, which obstore uses.
+    """
 
     def __init__(self, proxy: Proxy, server: Clouds, scheme: str) -> None:
         super().__init__(proxy)
@@ -185,6 +190,28 @@ class Cloud(Store):
     def held(self, name: str) -> dict[str, bytes]:
         found = self._server.buckets["models"].items()
         return {key.removeprefix(f"{name}/"): data for key, data in found if key.startswith(f"{name}/")}
+
+
+class Azure(Store):
+    """A container of Azurite; obstore writes and reads the blobs."""
+
+    def __init__(self, proxy: Proxy, server: Azurite) -> None:
+        super().__init__(proxy)
+        name, key, endpoint, _ = server.environment().values()
+        config: Any = {"account_name": name, "account_key": key, "endpoint": endpoint}
+        self._store = AzureStore(CONTAINER, config=config, client_options={"allow_http": True})
+
+    def uri(self, name: str) -> str:
+        return f"az://{CONTAINER}/{name}"
+
+    def put(self, name: str, given: Mapping[str, bytes]) -> str:
+        for path, data in given.items():
+            self._store.put(f"{name}/{path}", data)
+        return self.uri(name)
+
+    def held(self, name: str) -> dict[str, bytes]:
+        paths = [each["path"] for page in self._store.list(f"{name}/") for each in page]
+        return {path.removeprefix(f"{name}/"): bytes(self._store.get(path).bytes()) for path in paths}
 
 
 class FakeHub(Store):

@@ -1,6 +1,6 @@
 """The contract of every store, on real servers where they are available (`tests.stores.conftest`).
 
-Google's and Azure's stores and the Hub are fakes.
+Google's store and the Hub are fakes; Azure's is a fake and, in `make test-all`, Azurite.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests import campaigns
@@ -25,10 +26,11 @@ from trainjob.data.ranges import PART
 from trainjob.data.stores.base import CHUNK
 from trainjob.errors import ChecksumMismatch, CorruptData, SourceNotFound, UnsafePath
 
-WRITTEN = ["file", "s3", "oci", "oci-password", "gs", "az", "hf"]
-FILES = ["file", "s3", "gs", "az", "hf", "http", "https"]
+AZURITE: Any = pytest.param("azurite", marks=pytest.mark.full)
+WRITTEN = ["file", "s3", "oci", "oci-password", "gs", "az", AZURITE, "hf"]
+FILES = ["file", "s3", "gs", "az", AZURITE, "hf", "http", "https"]
 """Stores in which a location can name a single file."""
-SHOWS_PARTS = ["file", "s3", "gs", "az"]
+SHOWS_PARTS = ["file", "s3", "gs", "az", AZURITE]
 """Stores in which an incomplete upload is visible; the others show all files or none."""
 
 # huggingface-hub warns while it uploads files.
@@ -244,7 +246,7 @@ def test_refused_names_reach_no_store(store: Store, name: str, bad: str | bytes,
 
 
 @pytest.mark.usefixtures("by_ranges")
-@every("store", ["file", "s3", "oci", "gs", "az", "hf", "http", "https"], indirect=True)
+@every("store", ["file", "s3", "oci", "gs", "az", AZURITE, "hf", "http", "https"], indirect=True)
 def test_a_large_file(store: Store, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri, part = store.uri(name), PART
     if not uri.startswith(("file:", "s3:", "oci:")):  # the others are slow
