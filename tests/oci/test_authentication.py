@@ -6,7 +6,7 @@ import base64
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +15,12 @@ from tests.certificates import Authority
 from tests.fakes.faults import Fault, Kind, Proxy, Seen
 from tests.oci.conftest import MEBI
 from tests.oci.registry import Server, TokenServer, hashed, needs_registry, registry
-from tests.trees import files
+from tests.trees import files, tree
 
 from trainjob._support import retrying
 from trainjob.data import copy
 from trainjob.data.stores.oci import client, uploads
+from trainjob.data.transfer import scan
 from trainjob.errors import ConfigurationError, StoreUnavailable
 
 pytestmark = needs_registry
@@ -46,41 +47,46 @@ def tokens(authority: Authority) -> Iterator[TokenServer]:
         yield server
 
 
+def by_tokens(tokens: TokenServer, authority: Authority) -> dict[str, str]:
+    """Settings of a registry that accepts the tokens of a server."""
+    settings = {"realm": tokens.url, "service": "registry", "issuer": "tests"}
+    return {**settings, "rootcertbundle": str(authority.certificate)}
+
+
 @pytest.fixture
 def guarded(tokens: TokenServer, authority: Authority, tmp_path: Path) -> Iterator[Server]:
-    settings = {
-        "realm": tokens.url,
-        "service": "registry",
-        "issuer": "tests",
-        "rootcertbundle": str(authority.certificate),
-    }
-    with registry(tmp_path / "guarded", token=settings) as server:
+    with registry(tmp_path / "guarded", token=by_tokens(tokens, authority)) as server:
         yield server
 
 
-def write_credentials(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, host: str, password: str = PASSWORD, **entry: str
-) -> None:
-    auth = {"auth": base64.b64encode(f"somebody:{password}".encode()).decode()}
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"auths": {host: entry or auth}}))
-    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+Authenticate = Callable[..., None]
 
 
-def test_basic_authentication(
-    basic: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def authenticate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authenticate:
+    """Write a credential for a host to Docker's configuration: of a user, or with the fields given."""
+
+    def write(host: str, password: str = PASSWORD, **fields: str) -> None:
+        auth = {"auth": base64.b64encode(f"somebody:{password}".encode()).decode()}
+        tree(tmp_path / "docker", {"config.json": json.dumps({"auths": {host: fields or auth}}).encode()})
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+
+    return write
+
+
+def test_basic_authentication_is_refused_without_the_right_password(
+    basic: Server, name: str, source: Path, authenticate: Authenticate
 ) -> None:
+    """`tests/stores` has the copies with it."""
     uri = basic.uri(f"{name}:1")
     with pytest.raises(ConfigurationError, match="no credential for it was found"):
         copy(str(source), uri)
-    write_credentials(tmp_path / "wrong", monkeypatch, basic.host, "wrong-password")
+    authenticate(basic.host, "wrong-password")
     with pytest.raises(ConfigurationError, match="check the permissions") as caught:
         copy(str(source), uri)
     assert "wrong-password" not in str(caught.value)
-    write_credentials(tmp_path / "right", monkeypatch, basic.host)
-    copy(str(source), uri)
-    copy(uri, str(tmp_path / "back"))
-    assert files(tmp_path / "back") == content
+    authenticate(basic.host)
+    assert copy(str(source), uri).digest == scan(uri).digest
 
 
 def test_token_authentication(
@@ -90,12 +96,12 @@ def test_token_authentication(
     source: Path,
     content: dict[str, bytes],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    authenticate: Authenticate,
 ) -> None:
     uri = guarded.uri(f"{name}:1")
     with pytest.raises(ConfigurationError, match="no credential"):
         copy(str(source), uri)
-    write_credentials(tmp_path / "docker", monkeypatch, guarded.host)
+    authenticate(guarded.host)
     tokens.failures += [503, 429]
     copy(str(source), uri)
     copy(uri, str(tmp_path / "back"))
@@ -109,9 +115,9 @@ def test_token_authentication(
 
 
 def test_an_identity_token(
-    guarded: Server, tokens: TokenServer, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guarded: Server, tokens: TokenServer, name: str, source: Path, authenticate: Authenticate
 ) -> None:
-    write_credentials(tmp_path / "docker", monkeypatch, guarded.host, identitytoken=PASSWORD)
+    authenticate(guarded.host, identitytoken=PASSWORD)
     copy(str(source), guarded.uri(f"{name}:1"))
     assert {each["method"] for each in tokens.requests} == {"POST"}
 
@@ -124,9 +130,10 @@ def test_tokens_that_the_server_considers_expired(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     content: dict[str, bytes],
+    authenticate: Authenticate,
 ) -> None:
     """With different clocks the server considers tokens expired that the client considers valid."""
-    write_credentials(tmp_path / "docker", monkeypatch, guarded.host)
+    authenticate(guarded.host)
     real = tokens.token
     given = 0
 
@@ -155,6 +162,7 @@ def test_requests_refused_once_are_sent_again_with_a_new_token(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     content: dict[str, bytes],
+    authenticate: Authenticate,
 ) -> None:
     """Nearly each request is refused once after its body was sent, with a token that another request had used."""
     monkeypatch.setattr(uploads, "PART", 2 * MEBI)
@@ -175,7 +183,7 @@ def test_requests_refused_once_are_sent_again_with_a_new_token(
 
     proxy = Proxy(guarded.host, plan)
     with proxy.running():
-        write_credentials(tmp_path / "docker", monkeypatch, proxy.host)
+        authenticate(proxy.host)
         uri = f"oci://{proxy.host}/{name}:1"
         copy(str(source), uri)
         copy(uri, str(tmp_path / "back"))
@@ -191,15 +199,14 @@ def test_no_log_or_url_contains_a_secret(
     tokens: TokenServer,
     name: str,
     source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    authenticate: Authenticate,
 ) -> None:
-    write_credentials(tmp_path / "docker", monkeypatch, guarded.host)
+    authenticate(guarded.host)
     caplog.set_level(logging.DEBUG)
     proxy = Proxy(guarded.host)
     with proxy.running():
-        write_credentials(tmp_path / "docker", monkeypatch, proxy.host)
+        authenticate(proxy.host)
         copy(str(source), f"oci://{proxy.host}/{name}:1")
     logged = caplog.text + "".join(each.target for each in proxy.requests)
     assert PASSWORD not in logged
@@ -240,18 +247,19 @@ def test_plain_http_requires_this_machine_or_a_setting(
 
 
 def test_no_password_is_sent_to_a_token_server_without_tls(
-    authority: Authority, tokens: TokenServer, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: Authority,
+    tokens: TokenServer,
+    name: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    authenticate: Authenticate,
 ) -> None:
     pair = authority.issue("registry", addresses=["127.0.0.1"])
-    settings = {
-        "realm": tokens.url,
-        "service": "registry",
-        "issuer": "tests",
-        "rootcertbundle": str(authority.certificate),
-    }
+    settings = by_tokens(tokens, authority)
     with registry(tmp_path / "tls", tls=pair, authority=authority, token=settings) as server:
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-        write_credentials(tmp_path / "docker", monkeypatch, server.host)
+        authenticate(server.host)
         with pytest.raises(ConfigurationError, match="has no https URL"):
             copy(str(source), server.uri(f"{name}:1"))
     assert tokens.requests == []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import trees
 from tests.keys import key_pair
 from tests.oci.registry import Server
 from tests.trees import files
@@ -21,12 +21,7 @@ from trainjob.registry import connect
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    header = json.dumps({"w": {"dtype": "U8", "shape": [3_000_000], "data_offsets": [0, 3_000_000]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(3_000_000))
-    (folder / "config.json").write_text("{}")
-    return folder
+    return Path(trees.model(tmp_path / "model", size=3_000_000))
 
 
 def test_export_and_next_training(server: Server, name: str, model: Path, tmp_path: Path) -> None:

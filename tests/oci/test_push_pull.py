@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from trainjob.data import copy, read_manifest
 from trainjob.data.locations import parse_store
 from trainjob.data.stores.oci import OciStore, attach, attached, uploads
 from trainjob.data.transfer import scan
-from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, SourceNotFound
+from trainjob.errors import ConfigurationError, SourceNotFound
 
 
 def digest_of(uri: str) -> str:
@@ -33,20 +31,16 @@ def get(server: Server, name: str, rest: str, kind: str = "application/vnd.oci.i
     return httpx.get(f"http://{server.host}/v2/{name}/{rest}", headers={"accept": kind}).json()
 
 
-def test_push_and_pull(server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_push_is_pulled_by_its_other_tag_and_its_digest(
+    server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
+) -> None:
     uri = server.uri(f"{name}:1")
     lines: list[str] = []
     pushed = copy(str(source), uri, progress=lines.append)
-    assert pushed.digest == scan(str(source)).digest
     assert any("100 %" in line for line in lines)
-    assert read_manifest(uri) is not None
-    for at in (uri, f"{uri}-modelpack", OciStore(parse_store(uri)).resolved().uri):
-        target = tmp_path / hashlib.sha256(at.encode()).hexdigest()
-        pulled = copy(at, str(target), digest=pushed.digest)
-        assert files(target) == content
-        assert pulled.digest == pushed.digest
-        shutil.rmtree(target)
-    assert scan(uri).digest == pushed.digest
+    for number, at in enumerate((f"{uri}-modelpack", OciStore(parse_store(uri)).resolved().uri)):
+        assert copy(at, str(tmp_path / str(number)), digest=pushed.digest).digest == pushed.digest
+        assert files(tmp_path / str(number)) == content
 
 
 def test_the_same_content_is_the_same_image(
@@ -62,19 +56,6 @@ def test_the_same_content_is_the_same_image(
     copy(server.uri(f"{name}/a:1"), str(tmp_path / "back"))
     copy(str(tmp_path / "back"), server.uri(f"{name}/c:1"))
     assert len({digest_of(server.uri(f"{name}/{each}")) for each in ("a:1", "b:x", "c:1")}) == 1
-
-
-def test_pushing_again_transfers_nothing(
-    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
-) -> None:
-    uri = f"oci://{proxy.host}/{name}:1"
-    copy(str(source), uri)
-    assert proxy.sent > sum(map(len, content.values()))
-    for again in (source, tree(tmp_path / "elsewhere", content)):
-        proxy.requests.clear()
-        copy(str(again), uri)
-        assert {each.method for each in proxy.requests} <= {"HEAD", "GET"}
-        assert (proxy.sent, sum(each.received for each in proxy.requests) < 20_000) == (0, True)
 
 
 def test_pulling_again_transfers_nothing(proxy: Proxy, name: str, tmp_path: Path) -> None:
@@ -140,19 +121,6 @@ def test_the_tag_is_put_last(proxy: Proxy, name: str, source: Path) -> None:
     assert all(tag.startswith("sha256:") for tag in tags[:-2])
 
 
-def test_a_failed_push_leaves_the_tag_unchanged(server: Server, name: str, source: Path, tmp_path: Path) -> None:
-    uri = server.uri(f"{name}:1")
-    before = copy(str(source), uri)
-    bad = tree(tmp_path / "bad", {"a.bin": b"x" * (2 * MEBI), "b.gz": b"no gzip"})
-    with pytest.raises(CorruptData):
-        copy(str(bad), uri)
-    assert scan(uri).digest == before.digest
-    with pytest.raises(ChecksumMismatch):
-        copy(str(source), server.uri(f"{name}:2"), digest="sha256:" + "0" * 64)
-    with pytest.raises(SourceNotFound):
-        scan(server.uri(f"{name}:2"))
-
-
 def test_manifests_and_layers_of_a_push(server: Server, name: str, source: Path, content: dict[str, bytes]) -> None:
     manifest = copy(str(source), server.uri(f"{name}:1"))
     index = get(server, name, "manifests/1")
@@ -165,15 +133,7 @@ def test_manifests_and_layers_of_a_push(server: Server, name: str, source: Path,
     assert config["rootfs"]["diff_ids"] == [layer["digest"] for layer in image["layers"]]
     # Two large files, a bundle each of weights, configuration, documents and code, and the manifest.
     kinds = [layer["mediaType"].split(".")[3:-2] for layer in model["layers"]]
-    assert kinds == [
-        ["weight"],
-        ["weight"],
-        ["weight"],
-        ["weight", "config"],
-        ["doc"],
-        ["code"],
-        ["doc"],
-    ]
+    assert kinds == [["weight"]] * 3 + [["weight", "config"], ["doc"], ["code"], ["doc"]]
     assert get(server, name, "manifests/1-modelpack", model["mediaType"]) == model
 
 
@@ -218,12 +178,6 @@ def test_copy_from_another_registry(
     proxy.requests.clear()
     copy(server.uri(f"{name}/a:1"), f"oci://{proxy.host}/{name}/b:1")
     assert proxy.sent == 0
-
-
-def test_some_files_of_a_model(server: Server, name: str, source: Path, tmp_path: Path) -> None:
-    copy(str(source), server.uri(f"{name}:1"))
-    copy(server.uri(f"{name}:1"), str(tmp_path / "some"), include=["*.json", "LICENSE"])
-    assert set(files(tmp_path / "some")) == {"config.json", "LICENSE", "n" * 120 + ".json"}
 
 
 def test_missing_sources_and_invalid_targets(server: Server, name: str, source: Path, tmp_path: Path) -> None:

@@ -42,16 +42,18 @@ def register(fake: FakeRegistry, **fields: Any) -> ModelVersion:
     return connect(f"kubeflow+{fake.url}").register("m", "s3://b/1", **given)
 
 
-def assert_registered_once(fake: FakeRegistry) -> None:
-    """Check that there is exactly one version and that it is complete."""
+def registered(fake: FakeRegistry) -> dict[str, Any]:
+    """What the registry holds."""
     found = connect(f"kubeflow+{fake.url}").list("m")
-    assert [(each.version, each.uri, each.digest, dict(each.metrics)) for each in found] == [
-        ("1", "s3://b/1", DIGEST, {"acc": 0.5})
-    ]
-    artifacts = fake.call("GET", "artifacts")["items"]
-    assert [each["state"] for each in artifacts] == ["LIVE"]
-    assert len(fake.call("GET", "model_versions")["items"]) == 1
-    assert len(fake.call("GET", "registered_models")["items"]) == 1
+    return {
+        "versions": [(each.version, each.uri, each.digest, dict(each.metrics)) for each in found],
+        "artifacts": [each["state"] for each in fake.call("GET", "artifacts")["items"]],
+        "objects": [len(fake.call("GET", kind)["items"]) for kind in ("registered_models", "model_versions")],
+    }
+
+
+ONCE = {"versions": [("1", "s3://b/1", DIGEST, {"acc": 0.5})], "artifacts": ["LIVE"], "objects": [1, 1]}
+"""Exactly one version, which is complete."""
 
 
 def requests_of_an_export() -> int:
@@ -75,7 +77,7 @@ def test_killed_at_each_request(number: int, arrived: bool) -> None:
         fake.fault = lambda _: None
         assert [each.version for each in connect(f"kubeflow+{fake.url}").list("m")] in ([], ["1"])
         assert register(fake).version == "1"
-        assert_registered_once(fake)
+        assert registered(fake) == ONCE
 
 
 @pytest.mark.parametrize("fault", [LOST, Fault(cut=True), Fault(503), Fault(500), Fault(429), Fault(502, done=True)])
@@ -84,7 +86,7 @@ def test_each_request_fails_once(number: int, fault: Fault) -> None:
     with FakeRegistry() as fake:
         fake.faults(*[None] * number, fault)
         assert register(fake).version == "1"
-        assert_registered_once(fake)
+        assert registered(fake) == ONCE
 
 
 def test_every_reply_is_lost_once(fake: FakeRegistry) -> None:
@@ -100,7 +102,7 @@ def test_every_reply_is_lost_once(fake: FakeRegistry) -> None:
     assert register(fake).version == "1"
     assert connect(f"kubeflow+{fake.url}").promote("m", "1", alias="champion", metric="acc").promoted
     fake.fault = lambda _: None
-    assert_registered_once(fake)
+    assert registered(fake) == ONCE
 
 
 def retrying(call: Callable[[], T]) -> Callable[[], T]:
@@ -121,7 +123,7 @@ def test_ten_at_once_while_replies_are_lost(fake: FakeRegistry) -> None:
     versions = at_once(*[retrying(lambda: register(fake).version)] * 10)
     fake.fault = lambda _: None
     assert set(versions) == {"1"}
-    assert_registered_once(fake)
+    assert registered(fake) == ONCE
 
 
 @pytest.mark.parametrize("seed", [random.randrange(2**32) for _ in range(10)], ids=lambda _: "seed")
@@ -187,15 +189,14 @@ def test_a_refused_connection_is_reported_after_the_retries(slept: list[float]) 
     assert len(slept) == 6
 
 
+@pytest.mark.timeout(60)
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.registry.rest._TIMEOUT", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        began = time.monotonic()
         with pytest.raises(RegistryUnavailable, match="ReadTimeout"):
             connect(f"kubeflow+http://127.0.0.1:{silent.getsockname()[1]}").list("m")
-        assert time.monotonic() - began < 30
 
 
 # --- errors that are not retried

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from tests.fakes import clouds as fake_clouds, hub as fake_hub
@@ -22,73 +23,66 @@ Fault = dict[str, Any]
 """``status`` with ``headers`` and ``body``, ``cut`` after a number of bytes, ``stall``; empty: no fault."""
 
 
-class FaultyStore(Protocol):
-    """A directory in a store.
+class FaultyStore(ABC):
+    """A directory in a store, and the faults of its requests.
 
     Attributes:
         scheme: Scheme of its locations.
+        matched: Number of requests so far to which the faults apply.
+        reads: Beginnings of the requests that read a large file.
+        writes: Beginnings of the requests that write.
     """
 
     scheme: str
-
-    def uri(self, path: str = "") -> str:
-        """The location of a path in it."""
-        ...
-
-    def put(self, files: dict[str, bytes]) -> None:
-        """Replace its content with these files."""
-        ...
-
-    def held(self) -> dict[str, bytes]:
-        """All its files."""
-        ...
-
-    def replace(self, path: str, data: bytes) -> None:
-        """Change a file, also during a download."""
-        ...
-
-    def on_read(self, fault: Callable[[int], Fault]) -> None:
-        """Set the fault of each read of a large file, by its number from 1."""
-        ...
-
-    def on_write(self, fault: Callable[[int], Fault]) -> None:
-        """Set the fault of each write, by its number from 1."""
-        ...
-
-    @property
-    def matched(self) -> int:
-        """Number of requests so far to which the faults apply."""
-        ...
-
-
-class _Counted:
-    """Chooses the fault of each request that matches, by its number."""
+    reads: str
+    writes: str
 
     def __init__(self) -> None:
         self.matched = 0
-        self.matches: Callable[[str], bool] = lambda request: False
-        self.fault: Callable[[int], Fault] = lambda number: {}
+        self._matches = ""
+        self._fault: Callable[[int], Fault] = lambda number: {}
 
-    def __call__(self, request: str) -> Fault:
-        if not self.matches(request):
+    @abstractmethod
+    def uri(self, path: str = "") -> str:
+        """The location of a path in it."""
+
+    @abstractmethod
+    def put(self, files: dict[str, bytes]) -> None:
+        """Replace its content with these files."""
+
+    @abstractmethod
+    def held(self) -> dict[str, bytes]:
+        """All its files."""
+
+    @abstractmethod
+    def replace(self, path: str, data: bytes) -> None:
+        """Change a file, also during a download."""
+
+    def on_read(self, fault: Callable[[int], Fault]) -> None:
+        """Set the fault of each read of a large file, by its number from 1."""
+        self.matched, self._matches, self._fault = 0, self.reads, fault
+
+    def on_write(self, fault: Callable[[int], Fault]) -> None:
+        """Set the fault of each write, by its number from 1."""
+        self.matched, self._matches, self._fault = 0, self.writes, fault
+
+    def of(self, request: str) -> Fault:
+        """The fault of a request."""
+        if not self._matches or not request.startswith(self._matches):
             return {}
         self.matched += 1
-        return self.fault(self.matched)
-
-    def set(self, matches: Callable[[str], bool], fault: Callable[[int], Fault]) -> None:
-        self.matched, self.matches, self.fault = 0, matches, fault
+        return self._fault(self.matched)
 
 
-class FaultyCloud:
+class FaultyCloud(FaultyStore):
     """A directory in an object store, or on the same server by plain HTTP."""
 
-    def __init__(self, scheme: str, server: Clouds) -> None:
-        self.scheme, self._server, self._counted = scheme, server, _Counted()
-        server.fault = lambda request, number: self._counted(request)
+    reads, writes = "GET /models/d/big", "PUT /models/d/"
 
-    @property
-    def matched(self) -> int:
-        return self._counted.matched
+    def __init__(self, scheme: str, server: Clouds) -> None:
+        super().__init__()
+        self.scheme, self._server = scheme, server
+        server.fault = lambda request, number: self.of(request)
 
     def uri(self, path: str = "") -> str:
         if self.scheme == "http":
@@ -104,25 +98,16 @@ class FaultyCloud:
     def replace(self, path: str, data: bytes) -> None:
         self._server.buckets["models"][f"d/{path}"] = data
 
-    def on_read(self, fault: Callable[[int], Fault]) -> None:
-        self._counted.set(lambda request: request.startswith("GET /models/d/big"), fault)
 
-    def on_write(self, fault: Callable[[int], Fault]) -> None:
-        self._counted.set(lambda request: request.startswith("PUT /models/d/"), fault)
-
-
-class FaultyHub:
+class FaultyHub(FaultyStore):
     """A repository of the Hub."""
 
-    scheme = "hf"
+    scheme, reads, writes = "hf", "GET /cdn/", "PUT /put/"
 
     def __init__(self, hub: Hub) -> None:
-        self._hub, self._counted = hub, _Counted()
-        hub.fault = lambda method, path, count: self._counted(f"{method} {path}")
-
-    @property
-    def matched(self) -> int:
-        return self._counted.matched
+        super().__init__()
+        self._hub = hub
+        hub.fault = lambda method, path, count: self.of(f"{method} {path}")
 
     def uri(self, path: str = "") -> str:
         return f"hf://org/m/{path}".rstrip("/")
@@ -138,12 +123,6 @@ class FaultyHub:
     def replace(self, path: str, data: bytes) -> None:
         repo = self._hub.repos["org/m"]
         repo.commits[repo.branches["main"]][path] = data
-
-    def on_read(self, fault: Callable[[int], Fault]) -> None:
-        self._counted.set(lambda request: request.startswith("GET /cdn/"), fault)
-
-    def on_write(self, fault: Callable[[int], Fault]) -> None:
-        self._counted.set(lambda request: request.startswith("PUT /put/"), fault)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import os
 import random
-import time
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -275,10 +274,8 @@ def test_thousands_of_small_files(store: Store, name: str, tmp_path: Path, monke
         monkeypatch.setenv(
             "AWS_ENDPOINT_URL", f"http://{store.proxy.upstream}"
         )  # the proxy would take most of the time
-    began = time.monotonic()
     there = copy(str(source), store.uri(name))
     there_and_back = copy(store.uri(name), str(tmp_path / "back"), digest=there.digest)
-    print(f"there and back in {time.monotonic() - began:.1f} s")
     assert len(there_and_back.files) == count
     assert files(tmp_path / "back") == files(source)
 

@@ -72,25 +72,41 @@ def key(seaweedfs: SeaweedFS, name: str) -> Callable[[], Key]:
     return make
 
 
+@dataclass
+class Location:
+    """A location on a server behind a proxy; the environment has all settings but the keys."""
+
+    uri: str
+    proxy: Proxy
+    folder: Path
+    set: Callable[..., None]
+
+    def there_and_back(self) -> None:
+        copied = copy(str(tree(self.folder / "source", FILES)), self.uri)
+        copy(self.uri, str(self.folder / "back"), digest=copied.digest)
+        assert files(self.folder / "back") == FILES
+
+
 @pytest.fixture
-def proxy(seaweedfs: SeaweedFS, start_proxy: Callable[[str], Proxy], monkeypatch: pytest.MonkeyPatch) -> Proxy:
-    """A proxy in front of the server; the environment has all settings but the keys."""
+def set_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def set_all(**environment: str) -> None:
+        for variable, value in environment.items():
+            monkeypatch.setenv(variable, value)
+
+    return set_all
+
+
+@pytest.fixture
+def at(
+    seaweedfs: SeaweedFS,
+    start_proxy: Callable[[str], Proxy],
+    name: str,
+    tmp_path: Path,
+    set_environment: Callable[..., None],
+) -> Location:
     proxy = start_proxy(seaweedfs.endpoint)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{proxy.host}")
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    return proxy
-
-
-def set_environment(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None:
-    for variable, value in environment.items():
-        monkeypatch.setenv(variable, value)
-
-
-def there_and_back(uri: str, tmp_path: Path) -> None:
-    copied = copy(str(tree(tmp_path / "source", FILES)), uri)
-    copy(uri, str(tmp_path / "back"), digest=copied.digest)
-    assert files(tmp_path / "back") == FILES
+    set_environment(AWS_ENDPOINT_URL=f"http://{proxy.host}", AWS_ALLOW_HTTP="true", AWS_REGION="us-east-1")
+    return Location(seaweedfs.uri(name), proxy, tmp_path, set_environment)
 
 
 def signed_by(proxy: Proxy) -> set[str]:
@@ -102,99 +118,78 @@ def _id(seen: Seen) -> str:
     return seen.headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
 
 
-def test_access_keys(
-    seaweedfs: SeaweedFS,
-    proxy: Proxy,
-    key: Callable[[], Key],
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_access_keys(at: Location, key: Callable[[], Key]) -> None:
     mine = key()
-    set_environment(monkeypatch, mine.environment)
-    there_and_back(seaweedfs.uri(name), tmp_path)
-    assert signed_by(proxy) == {mine.id}
+    at.set(**mine.environment)
+    at.there_and_back()
+    assert signed_by(at.proxy) == {mine.id}
 
 
 @pytest.mark.parametrize("wrong", ["secret", "id", "revoked"])
 def test_wrong_keys_are_reported_without_secrets(
-    wrong: str,
-    seaweedfs: SeaweedFS,
-    proxy: Proxy,
-    key: Callable[[], Key],
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    wrong: str, at: Location, seaweedfs: SeaweedFS, key: Callable[[], Key], name: str
 ) -> None:
     mine = key()
-    secrets = {"secret": "wrong-hunter2hunter2", "id": mine.secret, "revoked": mine.secret}
-    ids = {"secret": mine.id, "id": "AKIAHUNTER2HUNTER2", "revoked": mine.id}
+    used = {"AWS_ACCESS_KEY_ID": mine.id, "AWS_SECRET_ACCESS_KEY": mine.secret}
     if wrong == "revoked":
         mine.revoke()
-    set_environment(monkeypatch, {"AWS_ACCESS_KEY_ID": ids[wrong], "AWS_SECRET_ACCESS_KEY": secrets[wrong]})
-    source = tree(tmp_path / "source", FILES)
-    uri = seaweedfs.uri(name)
+    else:
+        used |= {"secret": {"AWS_SECRET_ACCESS_KEY": "wrong-hunter2"}, "id": {"AWS_ACCESS_KEY_ID": "AKIAHUNTER2"}}[
+            wrong
+        ]
+    at.set(**used)
+    source, target = tree(at.folder / "source", FILES), str(at.folder / "t")
     seaweedfs.client.put_object(Bucket=seaweedfs.bucket, Key=f"{name}/a.txt", Body=b"x")
-    target = str(tmp_path / "t")
     acts: list[Callable[[], object]] = [
-        lambda: copy(str(source), uri),
-        *(functools.partial(copy, at, target) for at in (uri, f"{uri}/a.txt", f"{uri}/")),
-        lambda: read_manifest(uri),
+        lambda: copy(str(source), at.uri),
+        *(functools.partial(copy, uri, target) for uri in (at.uri, f"{at.uri}/a.txt", f"{at.uri}/")),
+        lambda: read_manifest(at.uri),
     ]
     for act in acts:
-        with pytest.raises(ConfigurationError) as caught:
+        with pytest.raises(ConfigurationError, match="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") as caught:
             act()
-        message = str(caught.value)
-        assert uri in message
-        assert "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in message
-        assert not [each for each in (*secrets.values(), *ids.values()) if each in message]
-        assert "\n" not in message
-    assert not (tmp_path / "t").exists()
-    assert len(proxy.requests) < 20, "no retries"
+        assert at.uri in str(caught.value)
+        assert not [each for each in (*used.values(), mine.secret, "\n") if each in str(caught.value)]
+    assert not (at.folder / "t").exists()
+    assert len(at.proxy.requests) < 20, "no retries"
 
 
-def test_keys_revoked_during_a_copy(
-    seaweedfs: SeaweedFS,
-    proxy: Proxy,
-    key: Callable[[], Key],
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def revoke_after(at: Location, key: Callable[[], Key], count: int, method: str) -> None:
+    """Use a new key, which is revoked during the request of this number to a file."""
+    mine = key()
+    at.set(**mine.environment)
+    at.proxy.requests.clear()
+
+    def plan(seen: Seen) -> Fault | None:
+        if len(at.proxy.seen(method, f"/{at.uri.rpartition('/')[2]}/0")) == count and _id(seen) == mine.id:
+            at.proxy.plan = lambda _: None
+            mine.revoke()
+        return None
+
+    at.proxy.plan = plan
+
+
+def test_keys_revoked_during_a_copy(at: Location, seaweedfs: SeaweedFS, key: Callable[[], Key], name: str) -> None:
     """In both directions: the copy fails with the reason, its target is incomplete, and new keys complete it."""
     chance = random.Random(4)
     content = {f"{number:04}": chance.randbytes(10_000) for number in range(120)}
-    source, uri = tree(tmp_path / "source", content), seaweedfs.uri(name)
-
-    def revoked_after(count: int, method: str) -> None:
-        mine = key()
-        set_environment(monkeypatch, mine.environment)
-        proxy.requests.clear()
-
-        def plan(seen: Seen) -> Fault | None:
-            if len(proxy.seen(method, f"/{name}/0")) == count and _id(seen) == mine.id:
-                proxy.plan = lambda _: None
-                mine.revoke()
-            return None
-
-        proxy.plan = plan
-
-    revoked_after(60, "PUT")
+    source, back = str(tree(at.folder / "source", content)), str(at.folder / "back")
+    revoke_after(at, key, 60, "PUT")
     with pytest.raises(ConfigurationError, match="denied; check AWS_ACCESS_KEY_ID"):
-        copy(str(source), uri)
-    assert len(proxy.requests) < 120, "the copy fails at the first refusal"
+        copy(source, at.uri)
+    assert len(at.proxy.requests) < 120, "the copy fails at the first refusal"
     held = {each["Key"] for each in seaweedfs.client.list_objects_v2(Bucket=seaweedfs.bucket, Prefix=name)["Contents"]}
     assert 60 - transfer._FILES_AT_A_TIME < len(held) <= 60 + 1, "the files before the revocation, and the mark"
     assert f"{name}/{MANIFEST}" not in held
-    set_environment(monkeypatch, key().environment)
-    complete = copy(str(source), uri)
-    revoked_after(60, "GET")
+    at.set(**key().environment)
+    complete = copy(source, at.uri)
+    revoke_after(at, key, 60, "GET")
     with pytest.raises(ConfigurationError, match="denied; check AWS_ACCESS_KEY_ID"):
-        copy(uri, str(tmp_path / "back"))
-    assert read_manifest(str(tmp_path / "back")) is None
-    set_environment(monkeypatch, key().environment)
-    assert copy(uri, str(tmp_path / "back")).digest == complete.digest
-    assert files(tmp_path / "back") == content
+        copy(at.uri, back)
+    assert read_manifest(back) is None
+    at.set(**key().environment)
+    assert copy(at.uri, back).digest == complete.digest
+    assert files(at.folder / "back") == content
 
 
 @dataclass
@@ -229,84 +224,61 @@ def key_server(key: Callable[[], Key]) -> Iterator[tuple[KeyServer, str]]:
         yield key_server, url
 
 
-def test_the_role_of_a_pod_or_container(
-    key_server: tuple[KeyServer, str],
-    seaweedfs: SeaweedFS,
-    proxy: Proxy,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    server, url = key_server
-    (tmp_path / "token").write_text("the-token-of-the-pod")
-    set_environment(monkeypatch, {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/role"})
-    set_environment(monkeypatch, {"AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token")})
-    there_and_back(seaweedfs.uri(name), tmp_path)
-    assert signed_by(proxy) == {server.keys[0].id}
-    assert {headers["authorization"] for _, _, headers in server.requests} == {"the-token-of-the-pod"}
+@pytest.fixture
+def role(key_server: tuple[KeyServer, str], at: Location) -> KeyServer:
+    """Issues the keys of a pod's or container's role."""
+    (at.folder / "token").write_text("the-token-of-the-pod")
+    at.set(AWS_CONTAINER_CREDENTIALS_FULL_URI=f"{key_server[1]}/role")
+    at.set(AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=str(at.folder / "token"))
+    return key_server[0]
 
 
-def test_the_role_of_an_instance(
-    key_server: tuple[KeyServer, str],
-    seaweedfs: SeaweedFS,
-    proxy: Proxy,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_role_of_a_pod_or_container(role: KeyServer, at: Location) -> None:
+    at.there_and_back()
+    assert signed_by(at.proxy) == {role.keys[0].id}
+    assert {headers["authorization"] for _, _, headers in role.requests} == {"the-token-of-the-pod"}
+
+
+def test_the_role_of_an_instance(key_server: tuple[KeyServer, str], at: Location) -> None:
     server, url = key_server
-    set_environment(monkeypatch, {"AWS_METADATA_ENDPOINT": url})
-    there_and_back(seaweedfs.uri(name), tmp_path)
-    assert signed_by(proxy) == {server.keys[0].id}
+    at.set(AWS_METADATA_ENDPOINT=url)
+    at.there_and_back()
+    assert signed_by(at.proxy) == {server.keys[0].id}
     assert server.requests[0][:2] == ("PUT", "/latest/api/token"), "version 2 of the service"
     assert server.requests[-1][2]["x-aws-ec2-metadata-token"] == "of-this-instance"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("down", [False, True])
-def test_keys_of_a_role_rotated_during_a_copy(
-    down: bool,
-    key_server: tuple[KeyServer, str],
-    seaweedfs: SeaweedFS,
-    proxy: Proxy,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_keys_of_a_role_rotated_during_a_copy(down: bool, role: KeyServer, at: Location) -> None:
     """The old keys are revoked while the copy continues with the new ones."""
-    server, url = key_server
-    set_environment(monkeypatch, {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/role"})
-    (tmp_path / "token").write_text("t")
-    set_environment(monkeypatch, {"AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token")})
-    content = {f"{number:03}": b"%d" % number for number in range(100)}
-    source, target = str(tree(tmp_path / "source", content)), seaweedfs.uri(name)
+    source, target = str(tree(at.folder / "source", {f"{number:03}": b"%d" % number for number in range(100)})), at.uri
     if down:
         copy(source, target)
-        source, target = target, str(tmp_path / "back")
-        proxy.requests.clear()
-    old, changed = server.keys[0], 0.0
+        source, target = target, str(at.folder / "back")
+        at.proxy.requests.clear()
+    old, changed = role.keys[0], 0.0
     revoked: list[int] = []
 
     def plan(seen: Seen) -> Fault | None:
         nonlocal changed
         time.sleep(0.02)  # so that it takes two seconds
-        if not changed and len(proxy.requests) == 30:
+        if not changed and len(at.proxy.requests) == 30:
             changed = time.monotonic()
-            server.rotate()
+            role.rotate()
         # obstore requests keys that expire soon ten times a second.
-        under_way = [each for each in proxy.requests if _id(each) == old.id and not each.status]
+        under_way = [each for each in at.proxy.requests if _id(each) == old.id and not each.status]
         if changed and not revoked and time.monotonic() > changed + 0.3 and not under_way:
             old.revoke()
-            revoked.append(len(proxy.requests))
+            revoked.append(len(at.proxy.requests))
         return None
 
-    proxy.plan = plan
+    at.proxy.plan = plan
     complete = copy(source, target)
     assert revoked
-    assert signed_by(proxy) == {key.id for key in server.keys}
-    assert {_id(each) for each in proxy.requests[revoked[0] :]} == {server.keys[1].id}
-    assert transfer.scan(target).digest == complete.digest
-    assert len(complete.files) == 100
+    assert signed_by(at.proxy) == {key.id for key in role.keys}
+    assert {_id(each) for each in at.proxy.requests[revoked[0] :]} == {role.keys[1].id}
+    assert (transfer.scan(target).digest, len(complete.files)) == (complete.digest, 100)
 
 
 # ------------------------------------------------------------------ https, and the tokens of pods
@@ -327,70 +299,69 @@ def secure(issuer: Issuer, authority: Authority, tmp_path_factory: pytest.TempPa
         yield running
 
 
+@pytest.fixture
+def within(secure: SeaweedFS, name: str, tmp_path: Path, set_environment: Callable[..., None]) -> Location:
+    """A location on the server with TLS, without a proxy."""
+    set_environment(**secure.environment())
+    return Location(secure.uri(name), Proxy(""), tmp_path, set_environment)
+
+
 @pytest.mark.full
-def test_a_private_certificate_authority(
-    secure: SeaweedFS, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_environment(monkeypatch, secure.environment())
-    there_and_back(secure.uri(name), tmp_path)
-    other = Authority(tmp_path / "other")
+def test_a_private_certificate_authority(within: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    within.there_and_back()
+    other = Authority(within.folder / "other")
     for trusted in ("", str(other.certificate)):
         monkeypatch.setenv("SSL_CERT_FILE", trusted) if trusted else monkeypatch.delenv("SSL_CERT_FILE")
         with pytest.raises(ConfigurationError, match=r"is not trusted \(\w+\); set SSL_CERT_FILE"):
-            copy(secure.uri(name), str(tmp_path / "untrusted"))
+            copy(within.uri, str(within.folder / "untrusted"))
 
 
 @pytest.fixture
-def web_identity(secure: SeaweedFS, issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The environment of a pod with a role and without keys; returns the file of the pod's token."""
-    environment = secure.environment()
+def token(within: Location, secure: SeaweedFS, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a pod's token; its environment has a role and no keys."""
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        del environment[variable]
-    token = tmp_path / "token"
+        monkeypatch.delenv(variable)
+    token = within.folder / "token"
     token.write_text(issuer.token())
-    roles = {"AWS_ROLE_ARN": ROLE, "AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ENDPOINT_URL_STS": secure.endpoint}
-    set_environment(monkeypatch, {**environment, **roles})
+    within.set(AWS_ROLE_ARN=ROLE, AWS_WEB_IDENTITY_TOKEN_FILE=str(token), AWS_ENDPOINT_URL_STS=secure.endpoint)
     return token
 
 
-def test_web_identity(web_identity: Path, secure: SeaweedFS, name: str, tmp_path: Path) -> None:
-    there_and_back(secure.uri(name), tmp_path)
+@pytest.mark.usefixtures("token")
+def test_web_identity(within: Location) -> None:
+    within.there_and_back()
 
 
-@pytest.mark.parametrize("wrong", ["another issuer", "expired", "no token", "no such role", "no file"])
+def of_another_issuer(issuer: Issuer) -> str:
+    other = Issuer()
+    other.url = issuer.url
+    return other.token()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("text", "environment"),
+    [
+        pytest.param(of_another_issuer, {}, id="another issuer"),
+        pytest.param(lambda issuer: issuer.token(-60), {}, id="expired"),
+        pytest.param(lambda issuer: "hunter2hunter2", {}, id="no token"),
+        pytest.param(Issuer.token, {"AWS_ROLE_ARN": "arn:aws:iam::role/other"}, id="no such role"),
+        pytest.param(Issuer.token, {"AWS_WEB_IDENTITY_TOKEN_FILE": "/nonexistent"}, id="no file"),
+    ],
+)
 def test_a_refused_web_identity(
-    wrong: str,
-    web_identity: Path,
-    secure: SeaweedFS,
-    issuer: Issuer,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    text: Callable[[Issuer], str], environment: dict[str, str], token: Path, issuer: Issuer, within: Location
 ) -> None:
-    if wrong == "another issuer":
-        other = Issuer()
-        other.url = issuer.url
-        web_identity.write_text(other.token())
-    elif wrong == "expired":
-        web_identity.write_text(issuer.token(-60))
-    elif wrong == "no token":
-        web_identity.write_text("hunter2hunter2")
-    elif wrong == "no such role":
-        monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::role/other")
-    else:
-        monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "none"))
-    token = web_identity.read_text()
-    began = time.monotonic()
+    token.write_text(text(issuer))
+    within.set(**environment)
     with pytest.raises(ConfigurationError, match="AWS_ROLE_ARN") as caught:
-        copy(secure.uri(name), str(tmp_path / "t"))
-    assert token not in str(caught.value)
-    assert secure.uri(name) in str(caught.value)
-    assert time.monotonic() - began < 20
+        copy(within.uri, str(within.folder / "t"))
+    assert token.read_text() not in str(caught.value)
+    assert within.uri in str(caught.value)
 
 
-def test_keys_are_not_requested_without_tls(
-    web_identity: Path, seaweedfs: SeaweedFS, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_environment(monkeypatch, {"AWS_ENDPOINT_URL_STS": seaweedfs.endpoint, "AWS_ALLOW_HTTP": "true"})
+@pytest.mark.usefixtures("token")
+def test_keys_are_not_requested_without_tls(within: Location, seaweedfs: SeaweedFS, name: str) -> None:
+    within.set(AWS_ENDPOINT_URL_STS=seaweedfs.endpoint, AWS_ALLOW_HTTP="true")
     with pytest.raises(ConfigurationError, match="AWS_ENDPOINT_URL_STS"):
-        copy(seaweedfs.uri(name), str(tmp_path / "t"))
+        copy(seaweedfs.uri(name), str(within.folder / "t"))

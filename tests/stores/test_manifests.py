@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +108,10 @@ def test_hostile_manifests_are_refused(store: Store, name: str, manifest: bytes,
     assert {path.name for path in tmp_path.iterdir()} <= before | {"target"}
 
 
+@pytest.mark.timeout(60)
 def test_a_huge_manifest_is_not_read(tmp_path: Path) -> None:
     source = tree(tmp_path / "source", {"a": b"one"})
     with (source / MANIFEST).open("wb") as file:
         file.truncate(1 << 40)
-    began = time.monotonic()
     with pytest.raises(CorruptData, match="1099511627776 bytes for 2 files"):
         copy(str(source), str(tmp_path / "target"))
-    assert time.monotonic() - began < 30
