@@ -244,12 +244,9 @@ record-%: setup packages ## write again what tests compare: record-diagnosis, re
 record-sdk: $(VENV)/test.stamp .venv-sdk/stamp ## record again what the Kubeflow SDK sends (tests/conformance)
 	$(BIN)/python -m tests.conformance.record .venv-sdk/bin/python
 
-.PHONY: cluster cluster-down
-cluster: $(VENV)/test.stamp packages ## start the test cluster for use by hand, as root with a node that runs real pods
-	@$(BIN)/python -m tests.testcluster up $$([ "$$(id -u)" = 0 ] && echo --real-node)
-
-cluster-down: ## stop it; nothing is left behind
-	@$(BIN)/python -m tests.testcluster down
+.PHONY: cluster
+cluster: $(VENV)/test.stamp packages ## run the test cluster until Ctrl-C, as root with a node that runs real pods
+	@$(BIN)/python -m tests.testcluster $$([ "$$(id -u)" = 0 ] && echo --real-node)
 
 .PHONY: docs
 docs: .venv-docs/stamp ## build the documentation into site/; fails on a broken link

@@ -20,12 +20,16 @@ class Pair:
 
 
 class Authority:
-    """Issues certificates into `directory`. Keys are P-256: one takes 10 ms, an RSA key up to a second."""
+    """Issues certificates into `directory`, which may exist: then it is the same authority.
+
+    Keys are P-256: one takes 10 ms, an RSA key up to a second.
+    """
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700)
         self.directory = directory
-        self._pair = Pair(directory / "ca.crt", directory / "ca.key")
+        if self.certificate.exists():
+            return
+        directory.mkdir(mode=0o700)
         subject = ["-subj", "/CN=trainjob-test-cluster", "-days", _DAYS]
         extensions = ["-addext", "keyUsage=critical,keyCertSign,digitalSignature"]
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -34,7 +38,7 @@ class Authority:
     @property
     def certificate(self) -> Path:
         """The certificate of the authority."""
-        return self._pair.certificate
+        return self.pair("ca").certificate
 
     @property
     def bundle(self) -> str:
@@ -43,8 +47,8 @@ class Authority:
 
     def issue(self, name: str, organization: str = "", addresses: Sequence[str] = ()) -> Pair:
         """A certificate for a client (`name` is the user, `organization` the group) or a server of `addresses`."""
-        file = name.replace(":", "-").replace("/", "-")
-        pair = Pair(self.directory / f"{file}.crt", self.directory / f"{file}.key")
+        pair = self.pair(name)
+        file = pair.certificate.stem
         subject = f"/O={organization}/CN={name}" if organization else f"/CN={name}"
         # authorityKeyIdentifier: Python 3.13 refuses a certificate without it.
         lines = ["authorityKeyIdentifier=keyid", "extendedKeyUsage=clientAuth,serverAuth"]
@@ -59,6 +63,11 @@ class Authority:
         sign = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", _DAYS, "-extfile", str(extensions)]
         self._openssl("x509", "-req", "-in", f"{file}.csr", *sign, "-out", str(pair.certificate))
         return pair
+
+    def pair(self, name: str) -> Pair:
+        """The files of the certificate `name`, also of one that was issued before."""
+        file = name.replace(":", "-").replace("/", "-")
+        return Pair(self.directory / f"{file}.crt", self.directory / f"{file}.key")
 
     def _openssl(self, *arguments: str) -> None:
         command = ["openssl", *arguments]

@@ -8,12 +8,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import Client, Listener
 from pathlib import Path
-from threading import Thread
 from typing import TypeVar
 
 # PR_SET_PDEATHSIG fires when the *thread* that started a child ends. A test may restart a component from a worker
@@ -35,11 +33,8 @@ class Component:
     Args:
         name: For logs and errors.
         command: Program and arguments.
-        directory: Where its log and its process id are written, as ``<name>.log`` and ``<name>.pid``.
+        directory: Where its log is written, as ``<name>.log``.
         environment: Variables besides PATH and HOME; no other variables are inherited.
-
-    Attributes:
-        host: Socket of the `Host` that starts it; None if this process starts it.
     """
 
     def __init__(self, name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> None:
@@ -47,51 +42,27 @@ class Component:
         self.command = command
         self.log = directory / f"{name}.log"
         self.environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory), **environment}
-        self.host: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_process": None}
 
     @property
     def pid(self) -> int | None:
-        """Process id, None if it was never started. Read from its file: another process may have restarted it."""
-        with suppress(FileNotFoundError):
-            return int(self._pid_file.read_text())
-        return None
-
-    @property
-    def _pid_file(self) -> Path:
-        return self.log.with_suffix(".pid")
+        """Process id; None if it does not run."""
+        if self._process is None or self._process.poll() is not None:
+            return None
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        if self._process is not None:
-            self._process.poll()  # removes a process that has ended from the table of processes
-        pid = self.pid
-        return pid is not None and runs(pid)
+        return self.pid is not None
 
     def start(self) -> None:
-        """Start the process; its log is appended to.
-
-        Raises:
-            ComponentError: the host cannot start it.
-        """
-        if self.host is None:
-            self._process = _SPAWNER.submit(self._spawn).result()
-            return
-        if error := self._request(self):
-            raise ComponentError(f"{self.name} cannot be started: {error}")
-
-    def _request(self, what: Component | int) -> str:
-        with Client(str(self.host)) as host:
-            host.send(what)
-            return str(host.recv())
+        """Start the process; its log is appended to."""
+        self._process = _SPAWNER.submit(self._spawn).result()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 # Killed by the kernel when this process ends, however that happens.
                 ["setpriv", "--pdeathsig", "KILL", "--", *self.command],
                 env=self.environment,
@@ -101,10 +72,12 @@ class Component:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C must not reach it: this process stops the components in order
             )
-        unfinished = self._pid_file.with_suffix(".unfinished")
-        unfinished.write_text(str(process.pid))
-        unfinished.replace(self._pid_file)
-        return process
+
+    def send(self, how: signal.Signals) -> None:
+        """Send a signal to the process group, unless the process has ended."""
+        if (pid := self.pid) is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, how)
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the process group and wait for the process.
@@ -112,17 +85,13 @@ class Component:
         The default is SIGKILL: after SIGTERM the API server keeps its port for up to a minute, and no component has
         state that needs an orderly shutdown.
         """
-        pid = self.pid
-        if pid is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(pid, how)
-        if self.host is not None:
-            self._request(pid)
-        elif self._process is not None and self._process.pid == pid:
+        self.send(how)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for the end of the process."""
+        if self._process is not None:
             self._process.wait(timeout=90)
-        else:
-            wait_until(f"{self.name} has ended", lambda: not self.alive, 90)
 
     def tail(self, lines: int = 20) -> str:
         """The end of its log."""
@@ -133,61 +102,19 @@ class Component:
         return "\n".join(line[:500] for line in text.splitlines()[-lines:])
 
 
-class Host:
-    """Starts and reaps components for other processes; the components end with this process.
-
-    Args:
-        socket: Path of the socket that it listens on.
-        components: Components that this process has already started.
-    """
-
-    def __init__(self, socket: Path, components: Iterable[Component]) -> None:
-        self._listener = Listener(str(socket))
-        self._started = list(components)
-        self._thread = Thread(target=self._serve, name="host")
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            with suppress(EOFError, BrokenPipeError), self._listener.accept() as request:
-                match request.recv():
-                    case None:
-                        return
-                    case Component() as component:
-                        request.send(self._start(component))
-                    case int(pid):
-                        request.send(self._reap(pid))
-
-    def _start(self, component: Component) -> str:
-        component.host = None
-        try:
-            component.start()
-        except OSError as error:
-            return str(error)
-        self._started.append(component)
-        return ""
-
-    def _reap(self, pid: int) -> str:
-        for component in self._started:
-            if component._process is not None and component._process.pid == pid:
-                component._process.wait(timeout=90)
-        return ""
-
-    def close(self) -> None:
-        """Stop accepting requests."""
-        with Client(self._listener.address) as host:
-            host.send(None)
-        self._thread.join()
-        self._listener.close()
-
-
-def runs(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+def identity(pid: int) -> str:
+    """A process as text: its id and its start time, since the kernel gives an id again. Empty if it has ended."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return state != "Z"
+        return ""
+    return "" if fields[0] == "Z" else f"{pid} {fields[19]}"
+
+
+def pid_of(mark: str) -> int | None:
+    """The process id in a text of `identity`; None if that process has ended."""
+    pid = int(mark.partition(" ")[0] or 0)
+    return pid if mark and identity(pid) == mark else None
 
 
 def free_port() -> int:

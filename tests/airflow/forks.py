@@ -22,7 +22,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from tests.processes import Component, wait_until
+from tests.processes import Component, identity, pid_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 READY = "ready"
@@ -129,6 +129,17 @@ class Forked(Component):
             server.send(Program([*self.command], dict(self.environment), self.log))
             server.recv()
 
+    @property
+    def pid(self) -> int | None:
+        """Process id; None if it does not run."""
+        with suppress(FileNotFoundError):
+            return pid_of(pid_file(self.log).read_text())
+        return None
+
+    def wait(self) -> None:
+        """Wait for the end of the process."""
+        wait_until(f"{self.name} has ended", lambda: not self.alive, 90)
+
     def exit_status(self) -> int:
         """Wait for its end; return its exit status, or the negative number of a signal."""
         file = status_file(self.log)
@@ -147,6 +158,11 @@ class Program:
 
 def status_file(log: Path) -> Path:
     return log.with_suffix(".status")
+
+
+def pid_file(log: Path) -> Path:
+    """File with the `identity` of the process."""
+    return log.with_suffix(".pid")
 
 
 # ---------------------------------------------------------------- in the process that forks
@@ -182,7 +198,7 @@ def _serve(socket: str, *apis: str) -> None:
                 if not pid:
                     _become(program, connection)
                 started[pid] = program
-                _write(program.log.with_suffix(".pid"), pid)
+                _write(pid_file(program.log), identity(pid))
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
                 connection.send("")
                 connection.close()
@@ -204,9 +220,9 @@ def _make_api(module: Any) -> None:
             app._cadwyn_initialize()
 
 
-def _write(file: Path, number: int) -> None:
+def _write(file: Path, content: object) -> None:
     unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(str(number))
+    unfinished.write_text(str(content))
     unfinished.replace(file)
 
 

@@ -60,13 +60,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if KUBECONFIG in os.environ or not is_xdist_controller(session):
         return
     real = not why_unsupported()
-    ensure_built({"cluster", "gangs", *(("real_node",) if real else ())})
+    ensure_built({"cluster", *(("real_node",) if real else ())})
     session.config.stash[_cluster] = started = Cluster(real_node=real)
     started.start()
-    started.start_gang_scheduling()
     if real:
         load_step_image(started)
-    os.environ[SHARED] = str(started.share())
+    os.environ[SHARED] = str(started.directory)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -188,13 +187,6 @@ def kfp_steps(own_cluster: Cluster, step_image: str) -> Iterator[Steps]:
     with own_cluster.namespace("pipeline", real=True) as namespace:
         create_account(own_cluster, namespace)
         yield Steps(own_cluster, namespace, step_image)
-
-
-@pytest.fixture(scope="session")
-def gangs(own_cluster: Cluster) -> Cluster:
-    """The cluster with definitions of PodGroups, which Trainer then creates, and with the coscheduling scheduler."""
-    own_cluster.start_gang_scheduling()
-    return own_cluster
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,19 @@ QUEUE = "scheduling.volcano.sh/queue-name"
 Object = dict[str, Any]
 
 
+@pytest.fixture(scope="session")
+def gangs() -> Iterator[Cluster]:
+    """A cluster with definitions of PodGroups, which Trainer then creates, and with the coscheduling scheduler."""
+    with Cluster() as started:
+        started.start_gang_scheduling()
+        yield started
+
+
+@pytest.fixture(scope="session")
+def cluster(gangs: Cluster) -> Cluster:
+    return gangs
+
+
 @pytest.fixture
 async def backend(cluster: Access) -> AsyncIterator[KubernetesBackend]:
     opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))

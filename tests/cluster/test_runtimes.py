@@ -24,7 +24,7 @@ from tests.processes import wait_until
 from tests.testcluster import build
 from tests.testcluster.access import Access, condition
 from tests.testcluster.manifests import load
-from tests.testcluster.nodes import GPU, annotation, simulate
+from tests.testcluster.nodes import GPU, simulate, variable
 
 from trainjob import TrainJobClient
 from trainjob._backends.credentials import Credentials
@@ -78,7 +78,7 @@ def simulated(case: Shipped) -> Object:
 
 
 def _annotations(settings: Mapping[str, str]) -> dict[str, str]:
-    return {annotation(name): value for name, value in settings.items()}
+    return {variable(name): value for name, value in settings.items()}
 
 
 @dataclass

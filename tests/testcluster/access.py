@@ -12,6 +12,7 @@ from typing import Any
 from tests.processes import wait_until
 from tests.testcluster import kueue, nodes
 from tests.testcluster.api import Api, ApiError, write_kubeconfig
+from tests.testcluster.components import read_objects
 
 Object = dict[str, Any]
 
@@ -94,15 +95,9 @@ class Access:
     @contextmanager
     def volume(self, namespace: str, name: str, directory: Path) -> Iterator[None]:
         """Create the PersistentVolumeClaim `name`, whose volume is a directory of the real node."""
-        common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-        volume = {**common, "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(directory)}}
-        claim = {**common, "resources": {"requests": {"storage": "1Gi"}}, "volumeName": namespace}
-        of_claim = {"name": name, "namespace": namespace}
-        for kind, metadata, spec in (
-            ("PersistentVolume", {"name": namespace}, {**volume, "claimRef": of_claim}),
-            ("PersistentVolumeClaim", of_claim, claim),
-        ):
-            self.api.create({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec})
+        values = {"namespace": namespace, "name": name, "directory": directory}
+        for each in read_objects("volume.yaml", values):
+            self.api.create(each)
         try:
             yield
         finally:
@@ -115,7 +110,7 @@ class Access:
 
     def finish(self, namespace: str, job: str = "") -> None:
         """End all running pods of a namespace, or those of one TrainJob; see `nodes.run_until_finished`."""
-        end_now = {"metadata": {"annotations": {nodes.annotation("run"): "1ms"}}}
+        end_now = {"metadata": {"annotations": {nodes.variable("run"): "1ms"}}}
         labels = f"jobset.sigs.k8s.io/jobset-name={job}" if job else ""
         for pod in self.api.find("v1", "Pod", namespace, labels=labels, fields="status.phase=Running"):
             try:
@@ -212,11 +207,6 @@ class Access:
         """The events of a watch within a second, one a line; it begins with all existing objects."""
         params = {"watch": "true", "timeoutSeconds": "1"}
         return str(self.api.request("GET", self.api.path(api_version, kind, namespace), params=params))
-
-    def versions(self) -> dict[str, str]:
-        """The version that the API server reports."""
-        answer = self.api.request("GET", "/version")
-        return {"kubernetes": answer["gitVersion"]}
 
     def pod_log(self, namespace: str, pod: str, **params: str) -> str:
         """The log of a pod's only container."""

@@ -23,14 +23,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tests.testcluster import manifests
-from tests.testcluster.golang import Go
+from tests.testcluster import golang, manifests
 
 MODULES = Path(__file__).parent / "modules"
 
@@ -42,7 +41,7 @@ class BuildError(Exception):
     """A program cannot be built; the message ends with the compiler's output."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Module:
     """One go.mod and what is built from it.
 
@@ -77,10 +76,12 @@ class Module:
         return found[1]
 
 
-_KUBERNETES = "v1.36.2"
-_VERSION = "k8s.io/component-base/version"
-# Without this the API server reports v0.0.0-master and Kueue refuses it.
-_STAMP = f"{_STRIP} -X {_VERSION}.gitVersion={_KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36"
+def _stamp(version: str) -> str:
+    """Flags for the version that Kubernetes' programs report: Kueue refuses an API server of v0.0.0-master."""
+    package = "k8s.io/component-base/version"
+    major, minor, _ = version.removeprefix("v").split(".")
+    return f"{_STRIP} -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+
 
 CONTROL_PLANE = Module(
     "control-plane",
@@ -95,7 +96,7 @@ CONTROL_PLANE = Module(
         "kubelet": "k8s.io/kubernetes/cmd/kubelet",
         "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
     },
-    f"{_STAMP} -X {_VERSION}.gitTreeState=clean",
+    f"{_stamp('v1.36.2')} -X k8s.io/component-base/version.gitTreeState=clean",
     {"jobset": "sigs.k8s.io/jobset", "trainer": "github.com/kubeflow/trainer/v2", "kwok": "sigs.k8s.io/kwok"},
 )
 KUEUE = Module(
@@ -120,7 +121,7 @@ COREDNS = Module("coredns", {"coredns": "github.com/coredns/coredns"})
 GANGS = Module(
     "gangs",
     {"coscheduler": ".", "controller-gen": "sigs.k8s.io/controller-tools/cmd/controller-gen"},
-    _STAMP,
+    _stamp("v1.36.2"),
     manifests={"coscheduling": "sigs.k8s.io/scheduler-plugins"},
     # Volcano is not available as a Go module, and the module with its API types has no definitions.
     types={"volcano": "volcano.sh/apis/pkg/apis/scheduling/v1beta1"},
@@ -149,25 +150,17 @@ TRAINERS: Mapping[str, Mapping[str, Module]] = {
 }
 """Release of Trainer -> the Go modules of Trainer and of its version of JobSet."""
 
-OLDER: Mapping[str, Mapping[str, Module]] = {
-    f"trainer-{release}": pair for release, pair in TRAINERS.items() if release != NEWEST
+GROUPS: Mapping[str, tuple[Module, ...]] = {
+    "control-plane": (CONTROL_PLANE, KUEUE),
+    "node": (CONTROL_PLANE, CONTAINERD, COREDNS, METRICS_SERVER),
+    "gangs": (GANGS,),
+    **{f"trainer-{release}": tuple(pair.values()) for release, pair in TRAINERS.items() if release != NEWEST},
 }
 
-_NODE = ("kubelet", "kube-proxy")
-GROUPS: Mapping[str, Mapping[str, Module]] = {
-    "control-plane": {
-        **{program: CONTROL_PLANE for program in CONTROL_PLANE.programs if program not in _NODE},
-        "kueue": KUEUE,
-    },
-    "node": {
-        **dict.fromkeys(_NODE, CONTROL_PLANE),
-        **dict.fromkeys(CONTAINERD.programs, CONTAINERD),
-        "coredns": COREDNS,
-        "metrics-server": METRICS_SERVER,
-    },
-    "gangs": dict.fromkeys(GANGS.programs, GANGS),
-    **OLDER,
-}
+_MODULES = tuple(dict.fromkeys(module for group in GROUPS.values() for module in group))
+
+OLDER = tuple(group for group in GROUPS if group.startswith("trainer-"))
+"""The groups of the older releases of Trainer."""
 
 
 def cache_directory() -> Path:
@@ -176,24 +169,18 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "trainjob" / "cluster"
 
 
-def groups(trainer: str = NEWEST, *, node: bool = False) -> list[str]:
-    """The groups of programs of a cluster with this release of Trainer, with or without a real node."""
-    older = [] if trainer == NEWEST else [f"trainer-{trainer}"]
-    return ["control-plane", *older, *(["node"] if node else [])]
-
-
 def program(name: str, trainer: str = NEWEST) -> Path:
     """Path of a program, whether or not it has been built."""
     return _directory(module_of(name, trainer)) / name
 
 
 def module_of(name: str, trainer: str = NEWEST) -> Module:
-    """The module of a program and its manifests, in a cluster with this release of Trainer."""
-    for group in (TRAINERS[trainer], GROUPS["control-plane"], GROUPS["node"], GROUPS["gangs"]):
-        if name in group:
-            return group[name]
-    if name in {**GANGS.manifests, **GANGS.types}:
-        return GANGS
+    """The module of a program or of manifests, in a cluster with this release of Trainer."""
+    if name in TRAINERS[trainer]:
+        return TRAINERS[trainer][name]
+    for module in _MODULES:
+        if name in {**module.programs, **module.manifests, **module.types}:
+            return module
     raise BuildError(f"unknown program {name!r}")
 
 
@@ -202,42 +189,54 @@ def rendered(owner: str, trainer: str = NEWEST) -> Path:
     return _rendered(owner, module_of(owner, trainer))
 
 
-def missing(group: str) -> list[str]:
-    """Programs and manifests of `group` that are not built yet."""
-    paths = {name: _directory(module) / name for name, module in GROUPS[group].items()}
-    for module in GROUPS[group].values():
+def missing(*groups: str) -> list[Module]:
+    """Modules of `groups` that are not built yet, or whose manifests are not rendered."""
+
+    def complete(module: Module) -> bool:
         owners = (*module.manifests, *module.types)
-        paths |= {f"manifests of {owner}": _rendered(owner, module) for owner in owners}
-    return [name for name, path in paths.items() if not path.exists()]
+        return _is_built(module) and all(_rendered(owner, module).exists() for owner in owners)
+
+    return [module for group in groups for module in GROUPS[group] if not complete(module)]
 
 
 def ensure(*groups: str) -> None:
     """Build the missing programs of `groups`; wait if another process builds."""
-    if not any(missing(group) for group in groups):
+    if not missing(*groups):
         return
     with lock():
-        for group in groups:
-            names = [name for name, module in GROUPS[group].items() if not (_directory(module) / name).exists()]
-            for number, name in enumerate(names, 1):
-                _build(name, GROUPS[group][name], f"{number} of {len(names)}")
-            for module in {module.name: module for module in GROUPS[group].values()}.values():
-                _render(module)
+        for module in missing(*groups):
+            if not _is_built(module):
+                _build(module)
+            _render(module)
 
 
-def _build(name: str, module: Module, progress: str) -> None:
-    package = module.programs[name]
-    target = _directory(module) / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    say(f"building {name} of {module.name} ({progress})")
+def _is_built(module: Module) -> bool:
+    return all((_directory(module) / name).exists() for name in module.programs)
+
+
+def _build(module: Module) -> None:
+    """Build all programs of a module by one command, which compiles each package once and links in parallel."""
+    say(f"building {', '.join(module.programs)}")
     started = time.monotonic()
-    unfinished = target.with_name(f".{name}.unfinished")
-    flags = [*_FLAGS, "-ldflags", module.ldflags, "-o", str(unfinished)]
-    if package in module.patches:
-        _go(_patched(module, package), "build", *flags, ".")
-    else:
-        _go(module.path, "build", *flags, package)
-    unfinished.replace(target)
-    say(f"built {name} in {time.monotonic() - started:.0f} s, {target.stat().st_size / 1e6:.0f} MB")
+    unfinished = _directory(module) / "unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    flags = [*_FLAGS, "-ldflags", module.ldflags, "-o", f"{unfinished}/"]
+    packages = [package for package in module.programs.values() if package not in module.patches]
+    if packages:
+        _run(module.path, "go", "build", *flags, *packages)
+    for package in module.patches:
+        _run(_patched(module, package), "go", "build", *flags, ".")
+    for name, package in module.programs.items():
+        is_root = package == "." or package in module.patches
+        (unfinished / _file_name(module.name if is_root else package)).replace(_directory(module) / name)
+    unfinished.rmdir()
+    say(f"built {', '.join(module.programs)} in {time.monotonic() - started:.0f} s")
+
+
+def _file_name(package: str) -> str:
+    """The name that Go gives to a program: the last element of the path that is not a version."""
+    return re.sub(r"/v\d+$", "", package).rpartition("/")[2]
 
 
 def _patched(module: Module, package: str) -> Path:
@@ -247,7 +246,7 @@ def _patched(module: Module, package: str) -> Path:
     directory.mkdir()
     for file in ("go.mod", "go.sum"):
         shutil.copy(module.path / file, directory)
-    for source in Path(_go(module.path, "list", "-mod=readonly", "-f", "{{.Dir}}", package).strip()).glob("*.go"):
+    for source in Path(_run(module.path, "go", "list", "-f", "{{.Dir}}", package).strip()).glob("*.go"):
         if not source.name.endswith("_test.go"):
             (directory / source.name).write_text(source.read_text())
     main_go = directory / "main.go"
@@ -268,19 +267,13 @@ def _render(module: Module) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         if owner in module.types:
-            definitions = manifests.read(_definitions(module, module.types[owner]))
-            (unfinished / "crds.json").write_text(json.dumps(definitions))
+            generator = str(_directory(module) / "controller-gen")
+            text = _run(module.path, generator, "crd", f"paths={module.types[owner]}", "output:crd:stdout")
+            (unfinished / "crds.json").write_text(json.dumps(manifests.read(text)))
         else:
-            where = ("list", "-mod=readonly", "-m", "-f", "{{.Dir}}", module.manifests[owner])
-            manifests.render(owner, Path(_go(module.path, *where).strip()), unfinished)
+            source = _run(module.path, "go", "list", "-m", "-f", "{{.Dir}}", module.manifests[owner])
+            manifests.render(owner, Path(source.strip()), unfinished)
         unfinished.replace(target)
-
-
-def _definitions(module: Module, go_package: str) -> str:
-    """CustomResourceDefinitions, as YAML, that controller-gen generates from the markers of `go_package`."""
-    return _run(
-        module.path, str(_directory(module) / "controller-gen"), "crd", f"paths={go_package}", "output:crd:stdout"
-    )
 
 
 def _rendered(owner: str, module: Module) -> Path:
@@ -289,16 +282,15 @@ def _rendered(owner: str, module: Module) -> Path:
 
 
 def _directory(module: Module) -> Path:
-    return cache_directory() / f"{module.name}-{_hash(module.name)}"
+    return cache_directory() / f"{module.name}-{_hash(module)}"
 
 
 @cache
-def _hash(name: str) -> str:
-    module = next(each for group in GROUPS.values() for each in group.values() if each.name == name)
+def _hash(module: Module) -> str:
     parts = [(module.path / file).read_text() for file in ("go.mod", "go.sum")]
     parts += [file.read_text() for file in sorted(module.path.glob("*.go"))]
     parts += [*_FLAGS, module.ldflags, json.dumps({package: dict(texts) for package, texts in module.patches.items()})]
-    parts.append(_golang().version)
+    parts.append(golang.version(_go_version()))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
@@ -306,17 +298,15 @@ def _hash(name: str) -> str:
 
 
 @cache
-def _golang() -> Go:
-    wanted = re.search(r"^go (\S+)", (CONTROL_PLANE.path / "go.mod").read_text(), re.MULTILINE)
-    return Go.at_least(wanted[1] if wanted else "1.26", cache_directory())
-
-
-def _go(directory: Path, *arguments: str) -> str:
-    return _run(directory, _golang().program(say), *arguments)
+def _go_version() -> str:
+    """The oldest Go that can build the control plane."""
+    found = re.search(r"^go (\S+)", (CONTROL_PLANE.path / "go.mod").read_text(), re.MULTILINE)
+    return found[1] if found else "1.26"
 
 
 def _run(directory: Path, *command: str) -> str:
-    environment = _golang().environment(say)
+    """Run a program, such as ``go`` or controller-gen, which runs it; return its output."""
+    environment = golang.environment(_go_version(), cache_directory())
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BuildError(f"{' '.join(command)} (in {directory}): {done.stderr[-4000:]}")
@@ -337,6 +327,20 @@ def lock() -> Iterator[None]:
             say("another process is building; waiting for it")
             fcntl.flock(held, fcntl.LOCK_EX)
         yield
+
+
+def cached(target: Path, what: str, make: Callable[[Path], None]) -> Path:
+    """Return `target`, a file or directory below the cache; if it is missing, `make` creates it under another name."""
+    if target.exists():
+        return target
+    with lock():
+        if not target.exists():
+            say(f"building {what}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = target.with_name(f".{target.name}.unfinished")
+            make(unfinished)
+            unfinished.replace(target)
+    return target
 
 
 def say(line: str) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import pickle
 import secrets
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,11 +15,12 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import httpx
-from tests.processes import Component, ComponentError, Host, listens, wait_until
-from tests.testcluster import build, components, kueue, nodes, status_api, webhooks
+import yaml
+from tests.processes import Component, ComponentError, listens, wait_until
+from tests.testcluster import build, kueue, nodes, status_api, webhooks
 from tests.testcluster.access import JOBSET, TRAINER, Access, condition
 from tests.testcluster.api import ApiError, client_user, write_kubeconfig
-from tests.testcluster.components import Layout
+from tests.testcluster.components import Layout, read_objects
 from tests.testcluster.manifests import load, point
 from tests.testcluster.real_node import RealNode, remove_cgroups
 
@@ -68,11 +66,8 @@ class Cluster(Access):
         self._with_real_node = real_node
         self._trainer = trainer
         self._lock: IO[str] | None = None
-        self._host: Path | None = None
-        self._hosting: Host | None = None
         self.components: dict[str, Component] = {}
         self.real_node: RealNode | None = None
-        self.seconds: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -87,38 +82,22 @@ class Cluster(Access):
     ) -> None:
         self.stop()
 
-    # ------------------------------------------------------------------ one cluster, several processes
-
-    def share(self) -> Path:
-        """Let other processes use this cluster (`attached`); return its directory."""
-        self._host = self.directory / "host"
-        self._hosting = Host(self._host, self._all_components())
-        (self.directory / "cluster.pickle").write_bytes(pickle.dumps(self))
-        return self.directory
-
     @classmethod
-    def attached(cls, directory: Path) -> Cluster:
-        """The cluster that another process shares; components started here end with that process."""
-        found: Cluster = pickle.loads((directory / "cluster.pickle").read_bytes())
-        if found.real_node is not None:
-            found.real_node.api = found.api
-        for component in found._all_components():
-            component.host = found._host
-        return found
-
-    def _all_components(self) -> list[Component]:
-        return [*self.components.values(), *(self.real_node.components.values() if self.real_node else ())]
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name != "api"}
-        return {**kept, "_lock": None, "_hosting": None}
+    def attached(cls, directory: Path) -> Self:
+        """The cluster that another process started in `directory`, without its components: that process ends them."""
+        cluster = cls(directory)
+        cluster.layout = Layout.read(directory)
+        Access.__init__(cluster, cluster.layout.kubeconfig, directory)
+        node = RealNode(cluster.layout, cluster.api)
+        cluster.real_node = node if node.exists else None
+        return cluster
 
     # ------------------------------------------------------------------ start
 
     def start(self) -> None:
         """Build missing programs, start all components, and return once a TrainJob can be created."""
-        build.ensure(*build.groups(self._trainer, node=self._with_real_node))
-        started = time.monotonic()
+        older = [] if self._trainer == build.NEWEST else [f"trainer-{self._trainer}"]
+        build.ensure("control-plane", *older, *(["node"] if self._with_real_node else []))
         sweep()
         self._directory = directory = self._given or Path(tempfile.mkdtemp(prefix=_PREFIX))
         directory.mkdir(parents=True, exist_ok=True)
@@ -136,24 +115,23 @@ class Cluster(Access):
         authority = self.layout.authority.certificate.read_bytes()
         write_kubeconfig(self.layout.kubeconfig, self.layout.server, authority, user)
         super().__init__(self.layout.kubeconfig, directory)
-        self._run(components.etcd(self.layout), components.api_server(self.layout, *self._api_server_flags))
+        self._run("etcd")
+        self._run("kube-apiserver", *self._api_server_flags)
         self._api_ready()
-        self.seconds["api"] = time.monotonic() - started
         if self._with_controllers:
-            self._run(components.controller_manager(self.layout), components.scheduler(self.layout))
+            self._run("kube-controller-manager")
+            self._run("kube-scheduler")
         self._controllers()
         if self._with_controllers:
             self._simulated_nodes()
             self._create_runtimes_and_queues()
-        self.seconds["control-plane"] = time.monotonic() - started
         if self._with_real_node:
             self.start_real_node()
 
-    def _run(self, *each: Component) -> None:
-        for component in each:
-            component.host = self._host
-            self.components[component.name] = component
-            component.start()
+    def _run(self, program: str, *flags: str) -> Component:
+        self.components[program] = component = self.layout.component(program, *flags)
+        component.start()
+        return component
 
     def _api_ready(self) -> None:
         alive = [self.components["etcd"], self.components["kube-apiserver"]]
@@ -170,11 +148,7 @@ class Cluster(Access):
 
     def _controllers(self) -> None:
         """Start JobSet, Trainer and Kueue: first definitions, then the programs, then the webhooks."""
-        owners: dict[str, Callable[[Layout], Component]] = {
-            "jobset": components.jobset,
-            "trainer": components.trainer,
-            **({"kueue": components.kueue_controller} if self._kueue else {}),
-        }
+        owners = ("jobset", "trainer", *(["kueue"] if self._kueue else []))
         bundle = self.layout.authority.bundle
 
         def objects(kind: str) -> list[dict[str, Any]]:
@@ -187,7 +161,8 @@ class Cluster(Access):
         self.define(objects("crds"))
         if not self._with_controllers:
             return
-        self._run(*(make(self.layout) for make in owners.values()))
+        for owner in owners:
+            self._run(owner)
         self._apply(objects("webhooks"))
 
     def define(self, definitions: Sequence[dict[str, Any]]) -> None:
@@ -214,7 +189,11 @@ class Cluster(Access):
             list(pool.map(self.api.apply, objects))
 
     def _simulated_nodes(self) -> None:
-        self._run(components.kwok(self.layout))
+        log = self.directory / "simulated-pods.log"
+        log.write_text("2026-01-01T00:00:00.000000000Z stdout F log of a simulated pod\n")
+        documents = nodes.configuration(load(build.rendered("kwok"), "stages"), str(log))
+        (self.directory / "kwok.yaml").write_text(yaml.safe_dump_all(documents))
+        self._run("kwok")
         for each in (*self._nodes, *nodes.volumes()):
             self.api.create(each)
 
@@ -238,23 +217,19 @@ class Cluster(Access):
     def start_real_node(self) -> RealNode:
         """Start the node that runs real pods (`real_node.RealNode`)."""
         build.ensure("node")
-        started = time.monotonic()
         self.real_node = RealNode(self.layout, self.api)
         self.real_node.start()
-        self.seconds["real-node"] = time.monotonic() - started
         return self.real_node
 
     def start_gang_scheduling(self) -> None:
-        """Define the PodGroups of coscheduling and Volcano, and start the scheduler of the former, unless it runs.
+        """Define the PodGroups of coscheduling and Volcano, and start the scheduler of the former.
 
         Trainer creates PodGroups only of kinds that are defined when it starts, so it is restarted.
         """
-        if "coscheduler" in self.components:
-            return
         build.ensure("gangs")
         self.define([each for owner in ("coscheduling", "volcano") for each in load(build.rendered(owner), "crds")])
         self.restart("trainer")
-        self._run(components.coscheduler(self.layout))
+        self._run("coscheduler")
 
     @contextmanager
     def status_api(self) -> Iterator[None]:
@@ -265,7 +240,6 @@ class Cluster(Access):
         usual = self.components["trainer"]
         usual.kill()
         self.components["trainer"] = reporting = status_api.controller(self.layout, token)
-        reporting.host = self._host
         try:
             self.start_component("trainer")
             port = self.layout.ports["trainer-status"]
@@ -285,10 +259,7 @@ class Cluster(Access):
     @contextmanager
     def metrics_api(self) -> Iterator[None]:
         """Context manager: serve the CPU and memory that pods of the real node use, by metrics-server."""
-        server = components.metrics_server(self.layout)
-        server.host = self._host
-        self.components["metrics-server"] = server
-        server.start()
+        server = self._run("metrics-server")
         try:
             port = self.layout.ports["metrics"]
             wait_until("metrics-server listens", lambda: listens(port), 30, among=[server])
@@ -300,36 +271,22 @@ class Cluster(Access):
 
     @contextmanager
     def forwarded(self, group: str, versions: Sequence[str], port: int) -> Iterator[None]:
-        """Context manager: the API server forwards requests for `group` to `port` of this machine (HTTPS).
-
-        It resolves a Service of type ExternalName by its own name server, and takes the port from the APIService.
-        """
-        name = group.replace(".", "-")
-        service = {"name": name, "namespace": "default", "port": port}
-        kind = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService"}
-        spec = {
-            "group": group,
-            "service": service,
-            "insecureSkipTLSVerify": True,  # as in the manifests of Kueue and metrics-server
-            "groupPriorityMinimum": 100,
-            "versionPriority": 100,
-        }
-        metadata = {"name": name, "namespace": "default"}
-        external = {"type": "ExternalName", "externalName": "localhost"}
-        self.api.apply({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": external})
-        names = {version: f"{version}.{group}" for version in versions}
+        """Context manager: the API server forwards requests for `group` to `port` of this machine (HTTPS)."""
+        values = {"group": group, "name": group.replace(".", "-"), "port": port}
+        objects = [
+            each for version in versions for each in read_objects("forwarded.yaml", {**values, "version": version})
+        ]
         try:
-            for version, registered in names.items():
-                self.api.apply({**kind, "metadata": {"name": registered}, "spec": {**spec, "version": version}})
+            for each in objects:
+                self.api.apply(each)
             for version in versions:
-                what = f"{group}/{version} is served"
                 path = f"/apis/{group}/{version}"
-                wait_until(what, lambda path=path: self.api.request("GET", path), 60, ignore=_NOT_YET)  # type: ignore[misc]
+                wait_until(f"{path} is served", lambda path=path: self.api.request("GET", path), 60, ignore=_NOT_YET)  # type: ignore[misc]
             yield
         finally:
-            for registered in names.values():
-                self.api.delete(kind["apiVersion"], kind["kind"], "", registered)
-            self.api.delete("v1", "Service", "default", name)
+            for each in objects:
+                metadata = each["metadata"]
+                self.api.delete(each["apiVersion"], each["kind"], metadata.get("namespace", ""), metadata["name"])
 
     # ------------------------------------------------------------------ stop
 
@@ -338,8 +295,6 @@ class Cluster(Access):
         if self._lock is None:
             return
         self.close()
-        if self._hosting is not None:
-            self._hosting.close()
         try:
             if self.real_node is not None:
                 self.real_node.stop()
@@ -381,16 +336,11 @@ class Cluster(Access):
 
     def pause(self, program: str) -> None:
         """Stop a component with SIGSTOP: its connections stay open but nothing answers, until `resume`."""
-        self._signal(program, signal.SIGSTOP)
+        self._component(program).send(signal.SIGSTOP)
 
     def resume(self, program: str) -> None:
         """Undo `pause`."""
-        self._signal(program, signal.SIGCONT)
-
-    def _signal(self, program: str, how: signal.Signals) -> None:
-        pid = self._component(program).pid
-        if pid is not None:
-            os.killpg(pid, how)
+        self._component(program).send(signal.SIGCONT)
 
     def _component(self, program: str) -> Component:
         node = self.real_node.components if self.real_node else {}
@@ -414,16 +364,11 @@ class Cluster(Access):
 
     def versions(self) -> dict[str, str]:
         """Component -> version."""
-        sources = {
-            "etcd": "go.etcd.io/etcd/server/v3",
-            "jobset": "sigs.k8s.io/jobset",
-            "trainer": "github.com/kubeflow/trainer/v2",
-            "kwok": "sigs.k8s.io/kwok",
-            "kueue": "sigs.k8s.io/kueue",
-            "metrics-server": "sigs.k8s.io/metrics-server",
-        }
-        pinned = {name: build.module_of(name, self._trainer).version(source) for name, source in sources.items()}
-        return {**super().versions(), **pinned}
+        found = {"kubernetes": self.api.request("GET", "/version")["gitVersion"]}
+        for name in ("jobset", "trainer", "kwok", "kueue"):
+            module = build.module_of(name, self._trainer)
+            found[name] = module.version(module.manifests[name])
+        return found
 
 
 def clean(directory: Path) -> None:

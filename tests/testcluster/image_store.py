@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.processes import Component, wait_until
 from tests.testcluster import build, images, step_image as steps
-from tests.testcluster.build import BuildError, lock, say
+from tests.testcluster.build import BuildError, cached
 
 STEP_BASE = "trainjob.test/step-base:1"
 """The step image without the source of this checkout."""
@@ -39,27 +39,21 @@ def ensure() -> Path:
     layer = steps.dependencies()
     parts = [build.program("containerd"), *archives, layer]
     key = hashlib.sha256("\\0".join(map(str, parts)).encode()).hexdigest()[:12]
-    store = images.directory() / f"store-{key}"
-    if store.exists():
-        return store
-    with lock():
-        if store.exists():
-            return store
+
+    def make(unfinished: Path) -> None:
         for older in images.directory().glob("store-*"):
             shutil.rmtree(older)
-        say("unpacking the images of the real node")
         with tempfile.TemporaryDirectory(dir=images.directory()) as scratch:
             base = Path(scratch) / "step-base.tar"
             layers = [*images.layers_of(images.python(), Path(scratch)), layer]
             described = images.write_image(base, STEP_BASE, layers, {})
-            unfinished = Path(scratch) / "store"
-            unfinished.mkdir()
-            _unpack(unfinished, Path(scratch), [*archives, base])
-            (unfinished / "step-base.json").write_text(json.dumps(described))
-            unfinished.replace(store)
-        size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file() and not file.is_symlink())
-        say(f"unpacked the images, {size / 1e6:.0f} MB")
-    return store
+            store = Path(scratch) / "store"
+            store.mkdir()
+            _unpack(store, Path(scratch), [*archives, base])
+            (store / "step-base.json").write_text(json.dumps(described))
+            store.replace(unfinished)
+
+    return cached(images.directory() / f"store-{key}", "the unpacked images of the real node", make)
 
 
 def step_layers() -> list[dict[str, Any]]:

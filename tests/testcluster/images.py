@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.testcluster.build import cache_directory, lock, say
+from tests.testcluster.build import cache_directory, cached
 
 PAUSE = "trainjob.test/pause:1"
 PYTHON = "trainjob.test/python:3.11"
@@ -73,17 +73,7 @@ def mpi() -> Path:
 
 
 def _made(reference: str, name: str, make: Callable[[Path], None]) -> Path:
-    archive = directory() / f"{name}.tar"
-    if archive.exists():
-        return archive
-    with lock():
-        directory().mkdir(parents=True, exist_ok=True)
-        if not archive.exists():
-            say(f"building the image {reference}")
-            unfinished = archive.with_suffix(".unfinished")
-            make(unfinished)
-            unfinished.replace(archive)
-    return archive
+    return cached(directory() / f"{name}.tar", f"the image {reference}", make)
 
 
 def _pause(target: Path) -> None:

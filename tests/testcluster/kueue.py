@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.testcluster.manifests import KUEUE_FRAMEWORKS
 from tests.testcluster.nodes import GPU
 
 Object = dict[str, Any]
@@ -15,22 +14,6 @@ QUEUE = "gpus"
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-
-
-def configuration(webhook_port: int, certificates: str, health_port: int, visibility_port: int) -> Object:
-    """Configuration file of Kueue's controller."""
-    return {
-        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
-        "kind": "Configuration",
-        "health": {"healthProbeBindAddress": f"127.0.0.1:{health_port}"},
-        "metrics": {"bindAddress": "0"},
-        "webhook": {"port": webhook_port, "host": "127.0.0.1", "certDir": certificates},
-        "visibilityServer": {"bindAddress": "127.0.0.1", "bindPort": visibility_port},
-        "leaderElection": {"leaderElect": False},
-        "internalCertManagement": {"enable": False},
-        "clientConnection": {"qps": 500, "burst": 1000},
-        "integrations": {"frameworks": list(KUEUE_FRAMEWORKS)},
-    }
 
 
 def flavor() -> Object:

@@ -20,14 +20,21 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from tests.processes import Component, ComponentError, wait_until
-from tests.testcluster import build, image_store, images, node_files
+from tests.processes import Component, ComponentError, identity, pid_of, wait_until
+from tests.testcluster import build, image_store, images
 from tests.testcluster.access import condition
 from tests.testcluster.api import Api, client_user, write_kubeconfig
-from tests.testcluster.components import Layout
+from tests.testcluster.components import Layout, read_flags, write_file
 from tests.testcluster.nodes import LABEL
 
 NAME = "real-0"
+
+_BRIDGE = "cni0"
+_BRIDGE_MAC = "0a:58:0a:58:00:01"  # a local one
+_PODS = "10.88.0.0/16"
+_DNS = "10.88.0.1"  # the bridge's address: the name server of all pods
+_SOCKET = "/run/containerd.sock"  # the node has a separate /run
+_CNI_PROGRAMS = Path("/usr/lib/cni")  # where Debian puts them
 
 _CGROUPS = Path("/sys/fs/cgroup")
 BLKIO = _CGROUPS / "blkio"
@@ -54,13 +61,13 @@ def why_unsupported() -> str:
         return "it needs Linux and root"
     programs = _PROGRAMS if (images.directory() / "python.tar").exists() else (*_PROGRAMS, *_IMAGE_PROGRAMS)
     missing = [each for each in programs if shutil.which(each) is None]
-    if not (node_files.CNI_PROGRAMS / "bridge").exists():
+    if not (_CNI_PROGRAMS / "bridge").exists():
         missing.append("the CNI plugins")
     return f"{', '.join(missing)} missing: apt-get install the packages of apt-packages.txt" if missing else ""
 
 
 class RealNode:
-    """The node of one cluster.
+    """The node of one cluster: of this process, or of another process, which then has the components.
 
     Args:
         layout: Layout of the cluster.
@@ -75,11 +82,30 @@ class RealNode:
         number = int(IPv4Address(layout.gateway)) & 0xFFFF
         self.cgroup = f"trainjob-{number:04x}"
         self._interface = f"tj{number:04x}"
-        self._pid = 0  # of the first process of the namespaces, in the machine's PID namespace
+        self._values = {
+            **layout.values,
+            "node": self.directory,
+            "name": NAME,
+            "address": self.address,
+            "cgroup": self.cgroup,
+            "bridge": _BRIDGE,
+            "pods": _PODS,
+            "dns": _DNS,
+            "socket": _SOCKET,
+            "cni": _CNI_PROGRAMS,
+            "pause": images.PAUSE,
+        }
+        self._init = self.directory / "init"  # the identity of the first process of the namespaces
         self.components: dict[str, Component] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "api"}
+    @property
+    def exists(self) -> bool:
+        """Whether the node was started."""
+        return self._init.exists()
+
+    def _pid(self) -> int | None:
+        """The first process of the namespaces, in the machine's PID namespace; None if it has ended."""
+        return pid_of(self._init.read_text()) if self.exists else None
 
     def start(self) -> None:
         """Start the node and return when pods can run on it."""
@@ -89,10 +115,16 @@ class RealNode:
         self._make_cgroups()
         self._enter()
         self._connect()
-        server = f"https://{self.layout.gateway}:{self.layout.ports['api']}"
+        self._write("resolv.conf")
         self._containerd()
-        self._kubelet(server)
-        self._services(server)
+        self._user("kubelet", f"system:node:{NAME}", "system:nodes")
+        self._write("kubelet.yaml")
+        self._run("kubelet")
+        self._user("coredns", "coredns", "system:masters")
+        self._write("Corefile")
+        self._run("coredns")
+        self._user("kube-proxy", "system:kube-proxy")
+        self._run("kube-proxy")
         wait_until("the real node is ready", self._ready, 60, among=list(self.components.values()), poll=0.2)
 
     # ------------------------------------------------------------------ namespaces and network
@@ -105,11 +137,12 @@ class RealNode:
         init = Component("node-init", command, self.layout.directory / "logs", {})
         self._start(init)
         wait_until("the node's namespaces exist", ready.exists, 10, among=[init])
-        self._pid = int(Path(f"/proc/{init.pid}/task/{init.pid}/children").read_text().split()[0])
+        first = Path(f"/proc/{init.pid}/task/{init.pid}/children").read_text().split()[0]
+        self._init.write_text(identity(int(first)))
 
     def inside(self, *command: str) -> list[str]:
         """The command line that runs `command` on the node."""
-        flags = ["--target", str(self._pid), "--mount", "--net", "--pid", "--uts", "--ipc", "--"]
+        flags = ["--target", str(self._pid()), "--mount", "--net", "--pid", "--uts", "--ipc", "--"]
         return ["nsenter", *flags, *command]
 
     def _connect(self) -> None:
@@ -120,12 +153,12 @@ class RealNode:
             "ip link set eth0 up",
             f"ip route add default via {self.layout.gateway}",
             # With an own address: else it has the lowest one of its pods, and changes it when pods come and go.
-            f"ip link add {node_files.BRIDGE} address {node_files.BRIDGE_MAC} type bridge",
-            f"ip address add {node_files.DNS}/16 dev {node_files.BRIDGE}",
-            f"ip link set {node_files.BRIDGE} up",
+            f"ip link add {_BRIDGE} address {_BRIDGE_MAC} type bridge",
+            f"ip address add {_DNS}/16 dev {_BRIDGE}",
+            f"ip link set {_BRIDGE} up",
             "echo 1 > /proc/sys/net/ipv4/ip_forward",
         ]
-        _run(["ip", "link", "add", self._interface, "type", "veth", "peer", "name", "eth0", "netns", str(self._pid)])
+        _run(["ip", "link", "add", self._interface, "type", "veth", "peer", "name", "eth0", "netns", str(self._pid())])
         _run(["ip", "address", "add", f"{self.layout.gateway}/30", "dev", self._interface])
         _run(["ip", "link", "set", self._interface, "up"])
         _run(self.inside("sh", "-ec", "\n".join(node)))
@@ -141,17 +174,30 @@ class RealNode:
         component.start()
         return component
 
-    def _program(self, name: str, *flags: str) -> Component:
+    def _run(self, name: str) -> Component:
         program = build.program(name)
         environment = {"PATH": f"{program.parent}:{os.environ.get('PATH', os.defpath)}"}  # containerd finds its shim
-        command = self.inside(str(program), *flags)
+        command = self.inside(str(program), *read_flags(name, self._values))
         return self._start(Component(name, command, self.layout.directory / "logs", environment))
+
+    def _write(self, name: str, directory: str = "") -> None:
+        write_file(name, self.directory / directory, self._values)
+
+    def _user(self, program: str, name: str, organization: str = "") -> None:
+        """Write the kubeconfig of a program of the node."""
+        pair = self.layout.authority.issue(name, organization)
+        authority = self.layout.authority.certificate.read_bytes()
+        server = f"https://{self.layout.gateway}:{self.layout.ports['api']}"
+        user = client_user(pair.certificate, pair.key)
+        write_kubeconfig(self.directory / f"{program}.kubeconfig", server, authority, user)
 
     def _containerd(self) -> None:
         image_store.link(self.directory / "containerd")
-        config = self.directory / "containerd.toml"
-        config.write_text(node_files.containerd(self.directory))
-        containerd = self._program("containerd", "--config", str(config), "--log-level=warn")
+        for name in ("cni", "registries"):
+            (self.directory / name).mkdir()
+        self._write("bridge.conflist", "cni")
+        self._write("containerd.toml")
+        containerd = self._run("containerd")
         wait_until("containerd answers", lambda: self._ctr("version"), 30, among=[containerd])
 
     def load(self, archive: Path) -> None:
@@ -223,46 +269,10 @@ class RealNode:
         return int(found[1])
 
     def _ctr(self, *arguments: str) -> bool:
-        command = self.inside(str(build.program("ctr")), "--address", node_files.SOCKET, "--namespace", "k8s.io")
+        command = self.inside(str(build.program("ctr")), "--address", _SOCKET, "--namespace", "k8s.io")
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
         self._output, self._error = done.stdout, done.stderr.strip()
         return done.returncode == 0
-
-    def _user(self, server: str, name: str, organization: str) -> Path:
-        pair = self.layout.authority.issue(name, organization)
-        authority = self.layout.authority.certificate.read_bytes()
-        target = self.directory / f"{name.replace(':', '-')}.kubeconfig"
-        return write_kubeconfig(target, server, authority, client_user(pair.certificate, pair.key))
-
-    def _kubelet(self, server: str) -> None:
-        config = self.directory / "kubelet.yaml"
-        config.write_text(node_files.kubelet(self.directory, self.layout.authority.certificate, self.cgroup))
-        self._program(
-            "kubelet",
-            f"--config={config}",
-            f"--kubeconfig={self._user(server, f'system:node:{NAME}', 'system:nodes')}",
-            f"--hostname-override={NAME}",
-            f"--node-ip={self.address}",
-            f"--node-labels={LABEL}=real",
-            f"--root-dir={self.directory / 'kubelet'}",
-            f"--cert-dir={self.directory / 'kubelet-certificates'}",
-        )
-
-    def _services(self, server: str) -> None:
-        corefile = self.directory / "Corefile"
-        corefile.write_text(node_files.corefile(self._user(server, "coredns", "system:masters")))
-        self._program("coredns", "-conf", str(corefile))
-        self._program(
-            "kube-proxy",
-            f"--kubeconfig={self._user(server, 'system:kube-proxy', '')}",
-            f"--hostname-override={NAME}",
-            "--proxy-mode=iptables",
-            f"--cluster-cidr={node_files.PODS}",
-            # Settings of the whole machine, which the node must not change.
-            "--conntrack-max-per-core=0",
-            "--conntrack-tcp-timeout-established=0",
-            "--conntrack-tcp-timeout-close-wait=0",
-        )
 
     def _ready(self) -> bool:
         node = self.api.get("v1", "Node", "", NAME)
@@ -273,11 +283,11 @@ class RealNode:
 
     def stop(self) -> None:
         """End the node with all its pods, and wait for its end; `remove_cgroups` removes its cgroups."""
-        if self._pid:
+        if pid := self._pid():
             # Do not kill its parent or those of the programs: the kernel ends the namespace only after they have reaped
             # their child processes. The machine's first process can take seconds to reap orphans.
             with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
             inside = [each for name, each in self.components.items() if name != "relay"]
             wait_until("the node's processes have ended", lambda: not any(each.alive for each in inside), 30)
         for component in self.components.values():

@@ -19,9 +19,7 @@ from tests.certificates import Authority
 from tests.processes import wait_until
 from tests.testcluster.access import TRAINER, trainjob
 from tests.testcluster.api import Api
-
-_KIND = "ValidatingWebhookConfiguration"
-_API = "admissionregistration.k8s.io/v1"
+from tests.testcluster.components import read_objects
 
 
 @contextmanager
@@ -59,30 +57,14 @@ def slow_changes(api: Api, authority: Authority, namespace: str, seconds: float)
     server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    webhook = {
-        "name": "slow.tests.trainjob.dev",
-        "clientConfig": {"url": f"https://127.0.0.1:{server.server_port}/", "caBundle": authority.bundle},
-        "rules": [
-            {
-                "apiGroups": [TRAINER.partition("/")[0]],
-                "apiVersions": ["*"],
-                "operations": ["UPDATE"],
-                "resources": ["trainjobs"],
-            }
-        ],
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-        "failurePolicy": "Ignore",
-        "sideEffects": "None",
-        "timeoutSeconds": 10,
-        "admissionReviewVersions": ["v1"],
-    }
-    name = f"slow-{namespace}"
-    api.create({"apiVersion": _API, "kind": _KIND, "metadata": {"name": name}, "webhooks": [webhook]})
+    values = {"namespace": namespace, "port": server.server_port, "bundle": authority.bundle}
+    (webhook,) = read_objects("slow-webhook.yaml", values)
+    api.create(webhook)
     try:
         _wait_until_called(api, namespace, seconds)
         yield
     finally:
-        api.delete(_API, _KIND, "", name)
+        api.delete(webhook["apiVersion"], webhook["kind"], "", webhook["metadata"]["name"])
         server.shutdown()
         thread.join()
         server.server_close()

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 from tests.processes import Component
-from tests.testcluster import build, components
-from tests.testcluster.components import Layout
+from tests.testcluster import build
+from tests.testcluster.components import Layout, read_objects
 
 NAMESPACE = "kubeflow-system"
 ACCOUNT = "kubeflow-trainer-controller-manager"
@@ -33,34 +33,15 @@ def controller(layout: Layout, token: str) -> Component:
     shutil.copy(layout.api.key, serving / "tls.key")
     shutil.copy(layout.kubeconfig, root / "kubeconfig")
     shutil.copy(build.program("trainer", _RELEASE), root / "trainer")
-    configuration = components.trainer_configuration(layout) | {
-        "featureGates": {"TrainJobStatus": True},
-        "statusServer": {"port": layout.ports["trainer-status"]},
-    }
+    configuration = yaml.safe_load((layout.directory / "trainer.yaml").read_text())
+    configuration["featureGates"] = {"TrainJobStatus": True}
+    configuration["statusServer"] = {"port": layout.ports["trainer-status"]}
     (root / "trainer.yaml").write_text(yaml.safe_dump(configuration))
     command = ["chroot", str(root), "/trainer", "--config=/trainer.yaml"]
     return Component("trainer", command, layout.directory / "logs", {"KUBECONFIG": "/kubeconfig"})
 
 
 def objects(layout: Layout) -> list[dict[str, Any]]:
-    """The objects of Trainer's installation for it: the certificate authority, and the Service for pods."""
-    port = {"name": "status-server", "port": layout.ports["trainer-status"], "protocol": "TCP"}
-    service = {"name": ACCOUNT, "namespace": NAMESPACE}
-    endpoints = {**service, "labels": {"kubernetes.io/service-name": ACCOUNT}}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": "kubeflow-trainer-webhook-cert", "namespace": NAMESPACE},
-            "data": {"ca.crt": layout.authority.bundle},
-        },
-        {"apiVersion": "v1", "kind": "Service", "metadata": service, "spec": {"ports": [port]}},
-        {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": endpoints,
-            "addressType": "IPv4",
-            "ports": [port],
-            "endpoints": [{"addresses": [layout.gateway], "conditions": {"ready": True}}],
-        },
-    ]
+    """The objects of Trainer's installation for it."""
+    values = {"namespace": NAMESPACE, "account": ACCOUNT, "bundle": layout.authority.bundle}
+    return read_objects("status-api.yaml", {**layout.values, **values})

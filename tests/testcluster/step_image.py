@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 from tests.testcluster import images
-from tests.testcluster.build import BuildError, lock, say
+from tests.testcluster.build import BuildError, cached
 
 from trainjob import __version__
 
@@ -47,14 +47,8 @@ def dependencies() -> Path:
     requirements = [project["dependencies"], *(extras[extra] for extra in _EXTRAS), kfp]
     pins = (_ROOT / "constraints" / "main.txt").read_text()
     key = hashlib.sha256(f"{requirements}{pins}".encode()).hexdigest()[:12]
-    layer = images.directory() / f"step-{key}.layer"
-    if layer.exists():
-        return layer
-    with lock():
-        if layer.exists():
-            return layer
-        say("building the step image's layer of dependencies")
-        images.directory().mkdir(parents=True, exist_ok=True)
+
+    def make(unfinished: Path) -> None:
         for older in images.directory().glob("step-*"):
             older.unlink()
         with tempfile.TemporaryDirectory(dir=images.directory()) as scratch:
@@ -64,11 +58,9 @@ def dependencies() -> Path:
             for tests in [each for each in site.rglob("tests") if each.is_dir()]:
                 shutil.rmtree(tests, ignore_errors=True)
             _compile(site)
-            unfinished = layer.with_suffix(".unfinished")
             images.write_layer(unfinished, site, _SITE)
-            unfinished.replace(layer)
-        say(f"built the layer, {layer.stat().st_size / 1e6:.0f} MB")
-    return layer
+
+    return cached(images.directory() / f"step-{key}.layer", "the step image's layer of dependencies", make)
 
 
 def _install(site: Path, *what: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from tests.processes import Component, wait_until
 from tests.testcluster import kueue
-from tests.testcluster.access import trainjob
+from tests.testcluster.access import refused, trainjob
 from tests.testcluster.api import Api, ApiError
 
 _NOT_YET = (ApiError, httpx.TransportError)
@@ -39,14 +39,15 @@ def _jobset(api: Api) -> bool:
     }
     defaulted = "successPolicy" in api.create(probe, dry_run=True)["spec"]
     too_long = {**probe, "metadata": {"name": "probe" * 12, "namespace": "default"}}
-    return defaulted and "vjobset.kb.io" in _refusal(api, too_long)
+    return defaulted and "vjobset.kb.io" in refused(lambda: api.create(too_long, dry_run=True))
 
 
 def _trainer(api: Api) -> bool:
     # Not an unknown runtime: Kueue's webhook also refuses it, and can answer first.
     # Trainer 2.1 validates the environment only if numProcPerNode is set.
     reserved = {"numNodes": 1, "numProcPerNode": 1, "env": [{"name": "PET_NNODES", "value": "1"}]}
-    return "validator.trainjob.trainer.kubeflow.org" in _refusal(api, trainjob("probe", "default", trainer=reserved))
+    probe = trainjob("probe", "default", trainer=reserved)
+    return "validator.trainjob.trainer.kubeflow.org" in refused(lambda: api.create(probe, dry_run=True))
 
 
 def _kueue(api: Api) -> bool:
@@ -55,16 +56,7 @@ def _kueue(api: Api) -> bool:
     probe["metadata"]["labels"] = {kueue.QUEUE_LABEL: "no-such-queue"}
     suspended = api.create(probe, dry_run=True)["spec"].get("suspend") is True
     bad = {**kueue.cluster_queue("probe"), "spec": {"resourceGroups": [_EMPTY, _EMPTY]}}
-    return suspended and "vclusterqueue.kb.io" in _refusal(api, bad)
+    return suspended and "vclusterqueue.kb.io" in refused(lambda: api.create(bad, dry_run=True))
 
 
 _EMPTY = {"coveredResources": ["cpu"], "flavors": [{"name": "x", "resources": [{"name": "cpu", "nominalQuota": "1"}]}]}
-
-
-def _refusal(api: Api, each: Mapping[str, Any]) -> str:
-    """The message of the refusal of an object; empty if it is admitted."""
-    try:
-        api.create(each, dry_run=True)
-    except ApiError as error:
-        return str(error)
-    return ""
