@@ -54,16 +54,12 @@ class Access:
         Args:
             feature: trainer, kueue, simulated-nodes, real-node or processes (components can be killed and restarted).
         """
-        groups = {each["name"] for each in self.api.request("GET", "/apis")["groups"]}
-        kind = feature.removesuffix("-nodes").removesuffix("-node")
-        present = {
-            "trainer": "trainer.kubeflow.org" in groups,
-            "kueue": "kueue.x-k8s.io" in groups,
-            "simulated-nodes": lambda: bool(self.api.find("v1", "Node", labels=f"{nodes.LABEL}={kind}")),
-            "real-node": lambda: bool(self.api.find("v1", "Node", labels=f"{nodes.LABEL}={kind}")),
-            "processes": False,
-        }[feature]
-        available = present() if callable(present) else present
+        kind = feature.partition("-node")[0]
+        if kind in ("simulated", "real"):
+            available = bool(self.api.find("v1", "Node", labels=f"{nodes.LABEL}={kind}"))
+        else:
+            group = {"trainer": "trainer.kubeflow.org", "kueue": "kueue.x-k8s.io"}.get(feature)
+            available = group in {each["name"] for each in self.api.request("GET", "/apis")["groups"]}
         return "" if available else f"the cluster of {self.kubeconfig} has no {feature}"
 
     @contextmanager

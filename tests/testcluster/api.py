@@ -1,21 +1,20 @@
 """A small client of the Kubernetes API, for the setup of clusters and tests.
 
-The client under test is `trainjob._backends.kubernetes`.
+The client under test is `trainjob._backends.kubernetes`; they share the reading of kubeconfigs.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import ssl
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
+
+from trainjob._backends.credentials import Credentials
 
 Object = dict[str, Any]
 
@@ -41,14 +40,17 @@ class Api:
 
     def __init__(self, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
-        cluster, user = _current(kubeconfig)
-        self.server: str = cluster["server"]
-        self.authority = _content(cluster, "certificate-authority").encode()
-        headers = {"Authorization": f"Bearer {token}"} if (token := _token(user)) else {}
-        self._client = httpx.Client(
-            base_url=cluster["server"].rstrip("/"), verify=_tls(cluster, user), headers=headers, timeout=30
-        )
+        access = Credentials(kubeconfig=str(kubeconfig)).load()
+        self.server = access.host
+        headers = {"Authorization": access.authorization} if access.authorization else {}
+        self._client = httpx.Client(base_url=access.host, verify=access.verify, headers=headers, timeout=30)
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    @property
+    def authority(self) -> bytes:
+        """The certificate of the authority that signed the server's, in the first cluster of the kubeconfig."""
+        cluster = yaml.safe_load(self.kubeconfig.read_text())["clusters"][0]["cluster"]
+        return base64.b64decode(cluster["certificate-authority-data"])
 
     def close(self) -> None:
         """Close the connections."""
@@ -163,47 +165,3 @@ def client_user(certificate: Path, key: Path) -> dict[str, str]:
         "client-certificate-data": base64.b64encode(certificate.read_bytes()).decode(),
         "client-key-data": base64.b64encode(key.read_bytes()).decode(),
     }
-
-
-def _current(kubeconfig: Path) -> tuple[Object, Object]:
-    config = yaml.safe_load(kubeconfig.read_text())
-
-    def named(kind: str, name: str) -> Object:
-        return next(dict(each[kind]) for each in config[f"{kind}s"] if each["name"] == name)
-
-    context = named("context", config["current-context"])
-    return named("cluster", context["cluster"]), named("user", context["user"])
-
-
-def _token(user: Mapping[str, Any]) -> str:
-    if "exec" in user:
-        plugin = user["exec"]
-        command = [plugin["command"], *(plugin.get("args") or ())]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return str(json.loads(answer)["status"]["token"])
-    if "tokenFile" in user:
-        return Path(user["tokenFile"]).read_text().strip()
-    return str(user.get("token", ""))
-
-
-def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if cluster.get("insecure-skip-tls-verify"):
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    elif authority := _content(cluster, "certificate-authority"):
-        context = ssl.create_default_context(cadata=authority)
-    certificate, key = _content(user, "client-certificate"), _content(user, "client-key")
-    if certificate and key:
-        # `ssl` loads a pair from files only.
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as pair:
-            pair.write(f"{certificate}\n{key}")
-            pair.flush()
-            context.load_cert_chain(pair.name)
-    return context
-
-
-def _content(section: Mapping[str, Any], name: str) -> str:
-    if data := section.get(f"{name}-data"):
-        return base64.b64decode(data).decode()
-    return Path(section[name]).read_text() if section.get(name) else ""

@@ -135,10 +135,8 @@ class Cluster(Access):
 
     def _api_ready(self) -> None:
         alive = [self.components["etcd"], self.components["kube-apiserver"]]
-        wait_until("the API server is ready", self._is_ready, 60, among=alive, ignore=_NOT_YET)
-
-    def _is_ready(self) -> bool:
-        return bool(self.api.request("GET", "/readyz") == "ok")
+        ready = lambda: self.api.request("GET", "/readyz") == "ok"  # noqa: E731 - one line
+        wait_until("the API server is ready", ready, 60, among=alive, ignore=_NOT_YET)
 
     def _serves_stored_objects(self) -> bool:
         """Request each kind: even a ready API server answers 429 until it has read the objects of a kind from etcd."""

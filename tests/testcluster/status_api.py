@@ -1,7 +1,7 @@
 """Trainer with the feature gate ``TrainJobStatus``: pods report the progress of their training to it. Needs root.
 
 The controller reads its certificate, and the token with the issuer of tokens, from fixed paths, so it gets a separate
-root directory. Its server listens on all addresses, which cannot be changed.
+root directory. Its server listens on all addresses, which cannot be changed. Older releases lack the gate or differ.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ NAMESPACE = "kubeflow-system"
 ACCOUNT = "kubeflow-trainer-controller-manager"
 """Name of Trainer's service account, and of its Service for pods."""
 
-_RELEASE = build.NEWEST  # older releases do not have the gate, or use other paths
-
 
 def controller(layout: Layout, token: str) -> Component:
     """The program; `token` can be that of any service account."""
@@ -32,7 +30,7 @@ def controller(layout: Layout, token: str) -> Component:
     shutil.copy(layout.api.certificate, serving / "tls.crt")
     shutil.copy(layout.api.key, serving / "tls.key")
     shutil.copy(layout.kubeconfig, root / "kubeconfig")
-    shutil.copy(build.program("trainer", _RELEASE), root / "trainer")
+    shutil.copy(build.program("trainer"), root / "trainer")
     configuration = yaml.safe_load((layout.directory / "trainer.yaml").read_text())
     configuration["featureGates"] = {"TrainJobStatus": True}
     configuration["statusServer"] = {"port": layout.ports["trainer-status"]}
