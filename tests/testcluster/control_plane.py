@@ -307,8 +307,8 @@ class Cluster(Access):
     # ------------------------------------------------------------------ faults
 
     def lacks(self, feature: str) -> str:
-        """Why the cluster lacks a feature; its components can be killed and restarted."""
-        return "" if feature == "processes" else super().lacks(feature)
+        """Why the cluster lacks a feature; the process that started it can kill and restart its components."""
+        return "" if feature == "processes" and self._lock else super().lacks(feature)
 
     def kill(self, program: str, how: signal.Signals = signal.SIGKILL) -> None:
         """Kill one component, e.g. ``kube-apiserver``."""
