@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,9 @@ async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: Kub
         # The scheduler retries a gang when any pod is scheduled, including these.
         apart = await launch(backend, spec("torch-distributed", 4, 1, env=for_ever), "apart", namespace=elsewhere)
         wait_until("three pods run without coscheduling", lambda: running(pods_of(gangs, apart)) == 3)
-        for what, message in (
-            ("one pod of the gang finds no GPU", "Insufficient nvidia.com/gpu"),
-            ("the other pods are rejected", "optimistic rejection in PostFilter"),
-        ):
-            wait_until(what, lambda: message in refusals(gangs, namespace), 90)  # noqa: B023
+        wait_until("a pod finds no GPU", lambda: "Insufficient nvidia.com/gpu" in refusals(gangs, namespace), 90)
+        rejection = "optimistic rejection in PostFilter"
+        wait_until("the other pods are rejected", lambda: rejection in refusals(gangs, namespace), 90)
         pods = pods_of(gangs, gang)
         assert not any(pod["spec"].get("nodeName") for pod in pods), "no pod of the gang has a node"
         assert {pod["spec"]["schedulerName"] for pod in pods} == {COSCHEDULER}
@@ -176,7 +175,7 @@ async def test_volcanos_settings_reach_its_pod_group(
     theirs = {"training_runtime_spec": {"template": {"metadata": {"annotations": {QUEUE: "theirs"}}}}}
     for key, patches, queue in (("a", [], "research"), ("b", [theirs], "theirs")):
         ref = await launch(backend, spec("torch-volcano", 4, 2, runtime_patches=patches), key, namespace=namespace)
-        pods = wait_until("the job has pods", lambda ref=ref: pods_of(gangs, ref))  # type: ignore[misc]
+        pods = wait_until("the job has pods", partial(pods_of, gangs, ref))
         group = gangs.api.get(VOLCANO, "PodGroup", namespace, ref.name) or {}
         assert group["spec"] == {
             "minMember": 4,
@@ -192,8 +191,8 @@ async def test_volcanos_settings_reach_its_pod_group(
             "metadata": {"name": "x", "namespace": namespace},
             "spec": {"networkTopology": {"mode": "sideways"}},
         }
-        kind = {"apiVersion": VOLCANO, "kind": "PodGroup"}
-        assert "Unsupported value" in refused(lambda: gangs.api.create({**kind, **sideways}, dry_run=True))  # noqa: B023
+        bad = {"apiVersion": VOLCANO, "kind": "PodGroup", **sideways}
+        assert "Unsupported value" in refused(partial(gangs.api.create, bad, dry_run=True))
         await cancel(backend, ref)
     gangs.api.delete("scheduling.k8s.io/v1", "PriorityClass", "", "training")
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -135,8 +136,8 @@ class Cluster(Access):
 
     def _api_ready(self) -> None:
         alive = [self.components["etcd"], self.components["kube-apiserver"]]
-        ready = lambda: self.api.request("GET", "/readyz") == "ok"  # noqa: E731 - one line
-        wait_until("the API server is ready", ready, 60, among=alive, ignore=_NOT_YET)
+        is_ready = partial(self.api.request, "GET", "/readyz")  # an ApiError until then
+        wait_until("the API server is ready", is_ready, 60, among=alive, ignore=_NOT_YET)
 
     def _serves_stored_objects(self) -> bool:
         """Request each kind: even a ready API server answers 429 until it has read the objects of a kind from etcd."""
@@ -166,9 +167,8 @@ class Cluster(Access):
     def define(self, definitions: Sequence[dict[str, Any]]) -> None:
         """Create CustomResourceDefinitions, and return when clients can discover them."""
         self._apply(definitions)
-        for each in definitions:
-            name = each["metadata"]["name"]
-            wait_until(f"{name} is served", lambda name=name: self._established(name), 60)  # type: ignore[misc]
+        for name in [each["metadata"]["name"] for each in definitions]:
+            wait_until(f"{name} is served", partial(self._established, name), 60)
 
     def _established(self, definition: str) -> bool:
         found = self.api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", definition)
@@ -202,7 +202,7 @@ class Cluster(Access):
         queues = [kueue.flavor(), kueue.cluster_queue(gpu=self._quota)] if self._kueue else []
         for each in (*runtimes, *queues):
             what = f"{each['kind']} {each['metadata']['name']} is admitted"
-            wait_until(what, lambda each=each: self.api.apply(each), 60, among=among, ignore=_NOT_YET)  # type: ignore[misc]
+            wait_until(what, partial(self.api.apply, each), 60, among=among, ignore=_NOT_YET)
         webhooks.wait(self.api, self.components)
         among = [self.components["kwok"], self.components["kube-controller-manager"]]
         wait_until("the simulated nodes are ready", self._nodes_ready, 60, among=among)
@@ -212,12 +212,11 @@ class Cluster(Access):
         found = self.api.find("v1", "Node", labels=f"{nodes.LABEL}=simulated")
         return len(found) == len(self._nodes) and not any(each["spec"].get("taints") for each in found)
 
-    def start_real_node(self) -> RealNode:
+    def start_real_node(self) -> None:
         """Start the node that runs real pods (`real_node.RealNode`)."""
         build.ensure("node")
         self.real_node = RealNode(self.layout, self.api)
         self.real_node.start()
-        return self.real_node
 
     def start_gang_scheduling(self) -> None:
         """Define the PodGroups of coscheduling and Volcano, and start the scheduler of the former.
@@ -279,7 +278,7 @@ class Cluster(Access):
                 self.api.apply(each)
             for version in versions:
                 path = f"/apis/{group}/{version}"
-                wait_until(f"{path} is served", lambda path=path: self.api.request("GET", path), 60, ignore=_NOT_YET)  # type: ignore[misc]
+                wait_until(f"{path} is served", partial(self.api.request, "GET", path), 60, ignore=_NOT_YET)
             yield
         finally:
             for each in objects:

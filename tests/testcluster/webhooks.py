@@ -7,6 +7,7 @@ call the webhook. So each check requires an effect that only the webhook has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ def wait(api: Api, components: Mapping[str, Component]) -> None:
         if program in components:
             what = f"the webhooks of {program} answer"
             among = [components[program]]
-            wait_until(what, lambda check=check: check(api), 60, among=among, ignore=_NOT_YET)  # type: ignore[misc]
+            wait_until(what, partial(check, api), 60, among=among, ignore=_NOT_YET)
 
 
 def _jobset(api: Api) -> bool:
