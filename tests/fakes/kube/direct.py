@@ -77,6 +77,9 @@ class Store(Server):
 class DirectBackend(KubernetesBackend):
     """`KubernetesBackend` whose requests are answered in this process.
 
+    Args:
+        store: The objects, if another backend has them already.
+
     Attributes:
         store: The objects.
         requests: What it has asked, in order: ``LIST trainjobs``, ``PATCH trainjobs``, ``WATCH pods``, ``GET log``.
@@ -86,9 +89,9 @@ class DirectBackend(KubernetesBackend):
         after: The same after the request was served: an error is a lost reply.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store | None = None) -> None:
         super().__init__(Credentials(host="http://fake"), timings=Timings(settle=0.0))
-        self.store = Store()
+        self.store = store or Store()
         self.requests: list[str] = []
         self.turn: Callable[[str], Awaitable[object]] | None = None
         self.before: Callable[[str], object] = lambda request: None
@@ -154,6 +157,17 @@ class DirectBackend(KubernetesBackend):
         made = objects.pod(rank, state, job=ref.name, **fields)
         return self.store.put("pods", {**made, "metadata": {**made["metadata"], **own}}, "ADDED")
 
+    def crash(self, ref: JobRef, rank: int = 0, code: int = 1, *log: str, **fields: Any) -> Object:
+        """A rank crashes with the last lines of its log, and is restarted in place."""
+        self.write(ref, rank, *log)
+        return self.pod(ref, rank, last=objects.ended(code, finishedAt=self.store.timestamp()), **fields)
+
+    def write(self, ref: JobRef, rank: int = 0, *lines: str) -> None:
+        """A rank writes lines to its log."""
+        name = f"{ref.name}-node-0-{rank}"
+        new = "".join(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ} {line}\n" for line in lines)
+        self.store.pod_logs[name] = self.store.pod_logs.get(name, b"") + new.encode()
+
     def remove_pods(self) -> None:
         """All pods are gone."""
         for pod in self.store.items("pods"):
@@ -168,12 +182,12 @@ class DirectBackend(KubernetesBackend):
         """The time so many seconds ago, as objects contain it."""
         return f"{datetime.fromtimestamp(self.store.now - seconds, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
 
-    def waits(self, *refs: JobRef, lease: str = "other", age: float = 0.0) -> None:
+    def waits(self, *refs: JobRef, lease: str = "other", holder: str = "another-pod", age: float = 0.0) -> None:
         """Another process waits for jobs; it has renewed its Lease `age` seconds ago."""
         jobs = json.dumps({ref.uid: None for ref in refs})
         own = {"name": lease, "namespace": refs[0].namespace, "labels": {MANAGED_BY: "trainjob"}}
-        made = {"metadata": {**own, "annotations": {JOBS: jobs}}, "spec": {"renewTime": self.ago(age)}}
-        self.store.put("leases", made, "ADDED")
+        spec = {"holderIdentity": holder, "leaseDurationSeconds": 90, "renewTime": self.ago(age)}
+        self.store.put("leases", {"metadata": {**own, "annotations": {JOBS: jobs}}, "spec": spec}, "ADDED")
 
     def jobset(self, name: str, namespace: str, owner: str = "") -> Object:
         """A JobSet of that name, of the TrainJob with the UID `owner`."""

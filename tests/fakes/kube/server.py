@@ -149,6 +149,7 @@ class Server:
         quota_conflicts: How many further changes of TrainJobs get a Conflict of a ResourceQuota.
         forbidden: Plurals that workers may not read, and those that they may not write.
         logs: Log of each container; each line begins with its time.
+        pod_logs: The same of the containers of single pods, by the name of the pod.
         born: UID of a job or a pod -> version of its creation.
         works: UID of a job -> its key, also after its deletion.
         claims: UID of a job that is active or queued -> version and seconds since when it is.
@@ -174,6 +175,7 @@ class Server:
         self.quota_conflicts = 0
         self.forbidden: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self.logs = b""
+        self.pod_logs: dict[str, bytes] = {}
         self.born: dict[str, int] = {}
         self.works: dict[str, str] = {}
         self.claims: dict[str, tuple[int, float]] = {}
@@ -281,7 +283,7 @@ class Server:
         """
         plural, namespace, name, sub = parsed(path)
         if sub == "log":
-            lines = self.logs.splitlines(keepends=True)
+            lines = self.pod_logs.get(name, self.logs).splitlines(keepends=True)
             return b"".join(lines[-int(params["tailLines"]) :] if "tailLines" in params else lines)
         entry = Entry(self._clock(), who, method, plural, name, 200, self.version, body=body, namespace=namespace)
         self.log.append(entry)
