@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.kfp.step_backend import StepBackend
 
 from trainjob import TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
@@ -194,3 +195,17 @@ def steps(tmp_path: Path) -> Iterator[Steps]:
     with made.client() as client:
         for job in client.list():
             client.cancel(JobRef.of(job))
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> StepBackend:
+    """A cluster in this process."""
+    monkeypatch.setattr("trainjob._backends.kubernetes.pod_informer._GROUP_SECONDS", 0.01)
+    return StepBackend()
+
+
+@pytest.fixture
+def client(backend: StepBackend) -> Iterator[TrainJobClient]:
+    """A client of that cluster."""
+    with TrainJobClient(backend, "ns") as made:
+        yield made

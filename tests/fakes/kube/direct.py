@@ -21,13 +21,15 @@ from tests.fakes.kube.objects import JOBSET, Object, merged, with_condition
 from tests.fakes.kube.replies import Reply
 from tests.fakes.kube.server import Refused, Server, parsed
 
-from trainjob import JobRef
+from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.credentials import Access, Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._backends.kubernetes.leases import JOBS
+from trainjob._manifest.attempts import REPLACES
+from trainjob._manifest.render import render
 from trainjob.errors import NotFound
-from trainjob.job import MANAGED_BY
+from trainjob.job import KEY, MANAGED_BY
 
 RUNTIME = "trainjob-step"
 LOST = objects.condition("Ready", "NodeStatusUnknown", value="Unknown")
@@ -188,6 +190,16 @@ class DirectBackend(KubernetesBackend):
         own = {"name": lease, "namespace": refs[0].namespace, "labels": {MANAGED_BY: "trainjob"}}
         spec = {"holderIdentity": holder, "leaseDurationSeconds": 90, "renewTime": self.ago(age)}
         self.store.put("leases", {"metadata": {**own, "annotations": {JOBS: jobs}}, "spec": spec}, "ADDED")
+
+    def replaced(self, first: JobRef, spec: TrainJobSpec, *, deleted: bool = True) -> JobRef:
+        """Another launcher starts the next attempt of the job's key, and deletes the one before."""
+        made = render(spec, self.job(first)["metadata"]["annotations"][KEY], first.attempt + 1, first.namespace)
+        made["metadata"]["annotations"][REPLACES] = first.uid
+        second = JobRef.of(self.store.create("trainjobs", made, who="another launcher"))
+        self.running(second)
+        if deleted:
+            self.store.delete("trainjobs", first.name, {}, "Background", first.namespace)
+        return second
 
     def jobset(self, name: str, namespace: str, owner: str = "") -> Object:
         """A JobSet of that name, of the TrainJob with the UID `owner`."""

@@ -1,0 +1,240 @@
+"""The TrainJob of a step: crashes, hangs, tries of the step and attempts of its key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kfp.step_backend import StepBackend
+
+from trainjob import InvalidSpec, JobRef, LogLine, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec
+from trainjob._manifest.attempts import given_up
+from trainjob.errors import JobHung, QueueTimeout, RankCrashed
+from trainjob.job import KEY, TRY
+from trainjob.status import QUEUE_LABEL, observe
+from trainjob_kfp import jobs, steplog
+from trainjob_kfp.execution import Execution
+
+EXECUTION = Execution("kfp/run/uuid/train", "run", "train")
+FIELDS = {"runtime": "torch-distributed", "command": ["train"]}
+SPEC = TrainJobSpec.parse(FIELDS)
+INITIALIZER: dict[str, Any] = {
+    "backend": "",
+    "namespace": "ns",
+    "queue_timeout": 0,
+    "start_timeout": 0,
+    "run_timeout": 0,
+    "cancel_on_timeout": True,
+    "on_kill_action": "suspend",
+    "fail_fast": False,
+    "owned_by_run": False,
+}
+"""Parameters of a step that initializes or exports."""
+TRAIN = {**INITIALIZER, "fail_on_first_crash": True, "on_crash_action": "suspend"}
+WAIT = {**TRAIN, "fail_on_first_crash": False}
+MISSING = ("Traceback (most recent call last):", "ModuleNotFoundError: No module named 'lightning'")
+
+
+@pytest.fixture(autouse=True)
+def connected(backend: StepBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is connected to the cluster of its test."""
+    monkeypatch.setattr(jobs, "TrainJobClient", lambda _, namespace: TrainJobClient(backend, namespace))
+
+
+def attempts(backend: StepBackend) -> list[JobRef]:
+    """The attempts that exist; the record of a failed one is none."""
+    return [JobRef.of(job) for job in backend.jobs.values() if KEY in job["metadata"]["labels"]]
+
+
+def at_creation(backend: StepBackend, happens: Callable[[JobRef], object]) -> None:
+    """Each new attempt runs, and something happens to it."""
+
+    def after(request: str) -> None:
+        if request == "POST trainjobs" and (found := attempts(backend)):
+            backend.running(found[-1])
+            happens(found[-1])
+
+    backend.after = after
+
+
+def crashes(backend: StepBackend, code: int, *log: str) -> None:
+    at_creation(backend, lambda ref: backend.crash(ref, 1, code, *log))
+
+
+# ---------------------------------------------------------------- crashes and hangs
+
+
+@pytest.mark.parametrize(
+    ("action", "phase", "outcome"),
+    [
+        ("suspend", Phase.SUSPENDED, "was suspended"),
+        ("cancel", None, "was deleted"),
+        ("keep", Phase.RUNNING, "keeps running"),
+    ],
+)
+def test_the_first_crash_fails_the_step(
+    backend: StepBackend,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+    phase: Phase | None,
+    outcome: str,
+) -> None:
+    recorded: list[object] = []
+    monkeypatch.setattr(jobs, "record_goodput", lambda _, spent: recorded.append(spent))
+    crashes(backend, 3, "ValueError: no")
+    with pytest.raises(RankCrashed, match="exited with code 3") as raised:
+        jobs.run_job(EXECUTION, SPEC, {**TRAIN, "on_crash_action": action})
+    assert bool(getattr(raised.value, "__notes__", ())) is bool(phase), "a deleted job has no page"
+    log = capsys.readouterr().out
+    assert outcome in log
+    assert re.search(r"goodput \d+\.\d%: training ", log)
+    assert recorded == ([] if action == "keep" else [raised.value.spent]), "a later wait records a job that runs"
+    left = [backend.job(ref) for ref in attempts(backend)]
+    assert [observe(job).phase for job in left] == ([phase] if phase else [])
+    assert all(given_up(job) for job in left if phase is Phase.SUSPENDED)
+
+
+def test_a_crash_is_logged_with_the_last_lines_of_its_rank(
+    backend: StepBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_line = steplog.write_line
+
+    def end_after_warning(what: object) -> None:
+        write_line(what)
+        if "ValueError" in str(what):
+            backend.end(attempts(backend)[0])
+
+    monkeypatch.setattr(jobs, "write_line", end_after_warning)
+    crashes(backend, 3, "ValueError: no")
+    jobs.run_job(EXECUTION, SPEC, WAIT)
+    out = capsys.readouterr().out
+    assert "exited with code 3; the job keeps running if" in out
+    assert "  | ValueError: no" in out
+
+
+def test_a_job_that_hangs_fails_any_step_and_is_suspended(
+    backend: StepBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hangs(ref: JobRef) -> None:
+        backend.pod(ref)
+        backend.write(ref, 0, 'trainjob.rank {"rank": 0, "count": 1, "stalled_seconds": 9}')
+
+    at_creation(backend, hangs)
+    with pytest.raises(JobHung, match="no rank has made progress for 1s: node-0 makes no step"):
+        jobs.run_job(EXECUTION, TrainJobSpec.parse({**FIELDS, "stall_timeout": 1}), INITIALIZER)
+    assert [observe(job).phase for job in backend.jobs.values()] == [Phase.SUSPENDED]
+    assert "was suspended" in capsys.readouterr().out
+
+
+def test_unknown_crash_actions_are_refused(backend: StepBackend) -> None:
+    with pytest.raises(InvalidSpec, match=r"on_crash_action: must be 'suspend', 'cancel' or 'keep', not 'delete'"):
+        jobs.run_job(EXECUTION, SPEC, {**TRAIN, "on_crash_action": "delete"})
+    assert backend.jobs == {}
+
+
+def test_the_log_of_a_step_has_no_control_sequences(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    message = tmp_path / "message"
+    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(message))
+    hostile = "\x1b]52;c;ZXZpbA==\x07a \x1b[31mred\x1b[0m \x9b2Jb"
+    steplog.write_line(LogLine("t", "node-0", hostile))
+    steplog.leave_message(hostile)
+    assert capsys.readouterr().out == "[node-0] a red b\n"
+    assert message.read_text() == "a red b"
+
+
+# ---------------------------------------------------------------- tries of the step
+
+
+@pytest.mark.parametrize("queue", [{}, {"labels": {QUEUE_LABEL: "main"}}], ids=["without a queue", "in a queue"])
+def test_a_failure_that_is_certain_to_repeat_is_not_retried(
+    backend: StepBackend, monkeypatch: pytest.MonkeyPatch, queue: dict[str, Any]
+) -> None:
+    """Case 14: in a queue the crashed job is deleted, since Kueue would start it again; its verdict outlives it."""
+    spec = TrainJobSpec.parse({**FIELDS, **queue})
+    crashes(backend, 1, *MISSING)
+    made = []
+    for index, error in (("0", RankCrashed), ("1", TrainJobFailed), ("0", RankCrashed)):  # at last: "Retry run"
+        monkeypatch.setenv("KFP_RETRY_INDEX", index)
+        before = len([each for each in backend.store.log if each.method == "POST" and each.plural == "trainjobs"])
+        with pytest.raises(error, match="the module is missing in the image"):
+            jobs.run_job(EXECUTION, spec, TRAIN)
+        created = [each for each in backend.store.log if each.method == "POST" and each.plural == "trainjobs"]
+        made.append(len(created) > before)
+        assert (attempts(backend) == []) is bool(queue)
+    assert made == [True, False, True]
+
+
+def test_a_job_that_got_no_capacity_changes_the_next_try(
+    backend: StepBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cluster deletes the job, and the step keeps the reason: it does not know whether KFP retries it."""
+    fields = {"labels": {QUEUE_LABEL: "main"}, "suspend": True, "on_retry": {"quota": {"queue": "backfill"}}}
+    for queue, index in (("main", "0"), ("backfill", "1")):
+        monkeypatch.setenv("KFP_RETRY_INDEX", index)
+        with pytest.raises(QueueTimeout, match=f"in queue {queue}"):
+            jobs.run_job(EXECUTION, TrainJobSpec.parse({**FIELDS, **fields}), {**WAIT, "queue_timeout": 0.2})
+    assert "on_retry changed this attempt: queue main -> backfill" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("index", "tried"), [("", None), ("0", 1), ("2", 3)])
+def test_the_try_of_a_step_is_that_of_its_job(
+    backend: StepBackend, monkeypatch: pytest.MonkeyPatch, index: str, tried: int | None
+) -> None:
+    monkeypatch.setenv("KFP_RETRY_INDEX", index)
+    assert EXECUTION.tried == tried
+    at_creation(backend, backend.end)
+    assert jobs.run_job(EXECUTION, SPEC, INITIALIZER).attempt == 1
+    (job,) = backend.jobs.values()
+    assert job["metadata"]["annotations"][TRY] == str(tried or 1)
+
+
+def test_an_unknown_try_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFP_RETRY_INDEX", "x")
+    assert EXECUTION.tried is None
+
+
+# ---------------------------------------------------------------- attempts of the key
+
+
+def replaced_at_the_first_watch(backend: StepBackend, happens: Callable[[JobRef], object]) -> None:
+    """Another launcher has decided that its attempt counts, to which something happens."""
+
+    def before(request: str) -> None:
+        if request == "WATCH trainjobs" and (first := attempts(backend)[0]).attempt == 1:
+            happens(backend.replaced(first, SPEC))
+
+    backend.before = before
+
+
+def test_a_step_follows_the_attempt_that_replaces_its_job(
+    backend: StepBackend, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    replaced_at_the_first_watch(backend, backend.end)
+    result = jobs.run_job(EXECUTION, SPEC, WAIT, tmp_path / "report.html")
+    (second,) = attempts(backend)
+    assert (result.name, result.attempt) == (second.name, 2)
+    out = capsys.readouterr().out
+    assert f"TrainJob ns/{second.name[:-1]}1 was replaced by {second}, which is waited for from now on" in out
+    assert f"TrainJob {second} is Complete" in out
+    assert second.name in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("action", "left"), [("suspend", [Phase.SUSPENDED]), ("cancel", [])])
+def test_the_attempt_that_crashed_is_given_up_after_a_replacement(
+    backend: StepBackend, action: str, left: list[Phase]
+) -> None:
+    replaced_at_the_first_watch(backend, lambda ref: backend.crash(ref, 0, 1, "ValueError: no"))
+    with pytest.raises(RankCrashed):
+        jobs.run_job(EXECUTION, SPEC, {**TRAIN, "on_crash_action": action})
+    assert [observe(backend.job(ref)).phase for ref in attempts(backend)] == left
+
+
+def test_the_key_of_an_execution_has_its_run() -> None:
+    """`SharedJobs` recognizes by it the jobs that no other run has."""
+    assert EXECUTION.key.startswith("kfp/run/")
