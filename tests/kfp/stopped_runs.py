@@ -44,9 +44,3 @@ def given_up_job(client: TrainJobClient, key: str = KEY, labels: dict[str, str] 
 def phases(backend: StepBackend) -> dict[str, Phase]:
     """The phase of each job."""
     return {name: observe(job).phase for (_, name), job in backend.jobs.items()}
-
-
-def cancelled_keys(backend: StepBackend) -> list[str]:
-    """The hash of the key in each record of a cancel."""
-    found = [lease["metadata"]["labels"].get("trainjob.dev/cancelled-key") for lease in backend.store.items("leases")]
-    return [work for work in found if work]

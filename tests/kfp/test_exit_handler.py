@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from tests.kfp.step_backend import StepBackend
-from tests.kfp.stopped_runs import KEY, RUN, SPEC, cancelled_keys, given_up_job, launched, made, phases
+from tests.kfp.stopped_runs import KEY, RUN, SPEC, given_up_job, launched, made, phases
 from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobSpec
@@ -105,7 +105,7 @@ def test_active_attempts_are_stopped_first_and_failed_ones_are_suspended(
     assert deleted[0] == running.name
     assert set(deleted) == set(names)
     assert backend.job(ended)["spec"]["suspend"], "Trainer up to 2.3 can take Failed back"
-    assert key_hash(KEY) in cancelled_keys(backend), "a launch on its way reads the record"
+    assert key_hash(KEY) in backend.cancelled, "a launch on its way reads the record"
 
 
 def test_failed_jobs_are_suspended_with_their_diagnosis(client: TrainJobClient, backend: StepBackend) -> None:
@@ -158,7 +158,7 @@ def test_what_another_run_waits_for_keeps_running(
     assert stop_all(client, RUN, "suspend", 10) == [mine.name]
     assert phases(backend) == {mine.name: Phase.SUSPENDED, shared.name: Phase.RUNNING}
     assert f"TrainJob {shared} keeps running: another run waits for it" in capsys.readouterr().out
-    assert cancelled_keys(backend) == []
+    assert backend.cancelled == []
 
 
 def test_the_mark_of_the_cancel_is_kept(client: TrainJobClient, backend: StepBackend) -> None:

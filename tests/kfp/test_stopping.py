@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.kfp.step_backend import StepBackend
-from tests.kfp.stopped_runs import KEY, RUN, SPEC, cancelled_keys, given_up_job, launched, made, phases
+from tests.kfp.stopped_runs import KEY, RUN, SPEC, given_up_job, launched, made, phases
 from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobFailed, launch
@@ -133,7 +133,7 @@ def test_a_stop_by_new_requests_leaves_a_record_for_the_reaper(client: TrainJobC
     with step_of(client, ref) as stop:
         assert terminated(stop) == SUSPENDED
     assert phases(backend) == {ref.name: Phase.SUSPENDED}
-    assert cancelled_keys(backend) == [key_hash(KEY)]
+    assert backend.cancelled == [key_hash(KEY)]
 
 
 def test_the_last_line_names_the_job_and_the_command_if_the_stop_was_refused(
@@ -197,7 +197,7 @@ def test_terminate_by_a_prepared_request_stops_the_other_attempts_of_the_key(
         assert terminated(stop) == "SIGTERM: the TrainJob was asked to stop (cancel)"
     assert backend.sent == [("DELETE", first.name)]
     assert phases(backend) == {}
-    assert cancelled_keys(backend) == [key_hash(KEY)], "a launch on its way reads the record"
+    assert backend.cancelled == [key_hash(KEY)], "a launch on its way reads the record"
 
 
 def test_terminate_by_a_prepared_request_cancels_a_launch_on_its_way(
@@ -406,7 +406,7 @@ def test_terminate_stops_no_trial_that_another_run_waits_for(client: TrainJobCli
     assert {name for _, name in backend.sent} == {mine.name, unlabeled.name}
     stopped = {ref.name: Phase.SUSPENDED for ref in (mine, unlabeled)}
     assert phases(backend) == stopped | {ref.name: Phase.RUNNING for ref in (shared, theirs)}
-    assert cancelled_keys(backend) == [], "a record would end another run's launch of the same trial"
+    assert backend.cancelled == [], "a record would end another run's launch of the same trial"
 
 
 async def attended(backend: StepBackend, *refs: JobRef) -> None:
@@ -426,7 +426,7 @@ def test_terminate_stops_trials_whose_launch_is_on_its_way(client: TrainJobClien
         creating.result(5)
         assert stop._jobs._attended is None, "no other run has these trials"
     assert phases(backend) == {}
-    assert cancelled_keys(backend) == [key_hash(f"{key}/1")]
+    assert backend.cancelled == [key_hash(f"{key}/1")]
 
 
 def test_the_last_line_names_the_trials_that_may_keep_running(client: TrainJobClient, backend: StepBackend) -> None:

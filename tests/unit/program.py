@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from trainjob.cli import main
+
+Program = Callable[..., tuple[int, str, str]]
+"""Takes the words of a command; returns exit code, stdout and stderr."""
 
 
 def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

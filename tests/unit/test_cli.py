@@ -14,7 +14,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
-from tests.unit.program import exit_of
+from tests.unit.program import Program
 
 from trainjob import __version__
 from trainjob._support.display import numeric, rounded, short
@@ -165,8 +165,8 @@ def test_slug_comes_from_the_file_or_the_command() -> None:
         (["status", " "], "is blank: write NAME, NAMESPACE/NAME or the key of a TrainJob"),
     ],
 )
-def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    code, out, err = exit_of(capsys, words[0], "--json", *words[1:])
+def test_usage_errors_exit_with_2(program: Program, words: list[str], message: str) -> None:
+    code, out, err = program(words[0], "--json", *words[1:])
     assert code == 2
     assert message in err
     assert "Traceback" not in err
@@ -175,15 +175,15 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], words: lis
     assert message in error["message"]
 
 
-def test_json_error_lists_all_problems(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = exit_of(capsys, "run", "--json", "--runtime", "r", "--label", "a b=c", "--input", "d=nothing")
+def test_json_error_lists_all_problems(program: Program) -> None:
+    _, out, _ = program("run", "--json", "--runtime", "r", "--label", "a b=c", "--input", "d=nothing")
     error = json.loads(out)["error"]
     assert error["type"] == "InvalidSpec"
     assert [problem["path"] for problem in error["problems"]] == ["labels.a b", "inputs.d"]
 
 
-def test_json_after_the_dashes_belongs_to_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = exit_of(capsys, "run", "--runtime", "no-such-runtime", "--", "x", "--json")
+def test_json_after_the_dashes_belongs_to_the_command(program: Program) -> None:
+    code, out, _ = program("run", "--runtime", "no-such-runtime", "--", "x", "--json")
     assert (code, out) == (2, "")
 
 
@@ -218,19 +218,19 @@ def test_errors_have_exit_codes(error: TrainJobError, code: int) -> None:
     assert exit_code(error) == code
 
 
-def test_internal_errors_exit_with_70(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_exit_with_70(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> NoReturn:
         raise RuntimeError("oops")
 
     monkeypatch.setattr("trainjob._backends.local.backend.LocalBackend.find", broken)
-    code, _, err = exit_of(capsys, "list")
+    code, _, err = program("list")
     assert (code, "RuntimeError: oops" in err) == (70, True)
 
 
-def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_of(capsys, "--version")[:2] == (0, f"trainjob, version {__version__}\n")
+def test_version_and_help_are_printed(program: Program) -> None:
+    assert program("--version")[:2] == (0, f"trainjob, version {__version__}\n")
     for command in ("run", "wait"):
-        code, out, _ = exit_of(capsys, command, "-h")
+        code, out, _ = program(command, "-h")
         assert code == 0
         assert "4    a timeout expired; the job keeps running" in out
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.contract.memory import MemoryBackend, now
-from tests.unit.program import exit_of
+from tests import objects
+from tests.fakes.kube.direct import DirectBackend
+from tests.unit.program import Program
 
 from trainjob import JobRef, Phase, TrainJobSpec, cancel_key
 from trainjob._jobs import launching as flow
 from trainjob._jobs.cancellation import give_up
-from trainjob._manifest.attempts import REPLACES, cancel_of
-from trainjob._manifest.render import render
+from trainjob._manifest.attempts import cancel_of
 from trainjob._manifest.unattended import LABEL
 from trainjob.errors import Rejected
 from trainjob.job import DELIVERED, key_hash
@@ -29,36 +29,16 @@ RUN = ["run", "--runtime", "torch-distributed"]
 CRASH = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1")
 
 
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
-    backend = MemoryBackend()
-    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: backend)
-    return backend
-
-
-def launched(backend: MemoryBackend, key: str = "key") -> JobRef:
+def launched(backend: DirectBackend, key: str = "key") -> JobRef:
     """A running job."""
     ref = asyncio.run(flow.launch(backend, SPEC, key, namespace="default"))
     backend.running(ref)
     return ref
 
 
-def replaced(backend: MemoryBackend, first: JobRef, *, deleted: bool = True) -> JobRef:
-    """An attempt that follows another one."""
-    made = render(SPEC, "key", first.attempt + 1, "default")
-    made["metadata"]["annotations"][REPLACES] = first.uid
-    made["metadata"] |= {"uid": "second", "creationTimestamp": now(), "resourceVersion": "1000"}
-    backend.jobs["default", made["metadata"]["name"]] = {**made, "status": {}}
-    if deleted:
-        del backend.jobs["default", first.name]
-    ref = JobRef.of(made)
-    backend.running(ref)
-    return ref
-
-
-def ends_at_creation(backend: MemoryBackend) -> None:
+def ends_at_creation(backend: DirectBackend) -> None:
     def end(request: str) -> None:
-        if request == "create":
+        if request == "POST trainjobs":
             backend.end(JobRef.of(next(iter(backend.jobs.values()))))
 
     backend.after = end
@@ -79,8 +59,8 @@ def ends_at_creation(backend: MemoryBackend) -> None:
     ],
 )
 def test_a_job_that_run_waits_for_has_a_policy(
-    backend: MemoryBackend,
-    capsys: pytest.CaptureFixture[str],
+    backend: DirectBackend,
+    program: Program,
     tmp_path: Any,
     options: list[str],
     spec: dict[str, Any],
@@ -89,35 +69,31 @@ def test_a_job_that_run_waits_for_has_a_policy(
     ends_at_creation(backend)
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({"runtime": "torch-distributed", "command": ["train"], **spec}))
-    assert exit_of(capsys, "run", *options, str(path))[0] == 0
+    assert program("run", *options, str(path))[0] == 0
     (job,) = backend.jobs.values()
     assert job["metadata"]["labels"].get(LABEL) == action
 
 
-def test_a_generated_key_needs_no_look_before_the_create(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_of(capsys, *RUN, "--detach", "--", "train")[0] == 0
-    assert backend.requests[0] == "create"
+def test_a_generated_key_needs_no_look_before_the_create(backend: DirectBackend, program: Program) -> None:
+    assert program(*RUN, "--detach", "--", "train")[0] == 0
+    assert "LIST trainjobs" not in backend.requests[: backend.requests.index("POST trainjobs")]
     backend.requests.clear()
-    assert exit_of(capsys, *RUN, "--detach", "--key", "key", "--", "train")[0] == 0
-    assert "find" in backend.requests[: backend.requests.index("create")]
+    assert program(*RUN, "--detach", "--key", "key", "--", "train")[0] == 0
+    assert "LIST trainjobs" in backend.requests[: backend.requests.index("POST trainjobs")]
 
 
 @pytest.mark.parametrize("command", ["run", "wait"])
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_attempt_that_replaces_a_job_is_followed(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], command: str, as_json: bool
+    backend: DirectBackend, program: Program, command: str, as_json: bool
 ) -> None:
-    looks = iter(range(10**6))
     refs: list[JobRef] = []
 
     def change(request: str) -> None:
-        number = next(looks) if request == "look" else -1
-        if number == 3:
+        if request == "WATCH trainjobs" and not refs:
             first = JobRef.of(next(iter(backend.jobs.values())))
-            refs.extend([first, replaced(backend, first)])
-        if number == 10:
+            refs.extend([first, backend.replaced(first, SPEC)])
+        elif request == "WATCH trainjobs":
             backend.end(refs[1])
 
     if command == "wait":
@@ -127,7 +103,7 @@ def test_the_attempt_that_replaces_a_job_is_followed(
     backend.before = change
     if as_json:
         words.insert(1, "--json")
-    code, out, err = exit_of(capsys, *words)
+    code, out, err = program(*words)
     first, second = refs
     assert code == 0
     notice = f"TrainJob {first} was replaced by {second}, which is waited for from now on"
@@ -146,11 +122,11 @@ def test_the_attempt_that_replaces_a_job_is_followed(
 # ---------------------------------------------------------------- cancel of a key
 
 
-def test_cancel_of_a_key_stops_all_its_attempts(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_of_a_key_stops_all_its_attempts(backend: DirectBackend, program: Program) -> None:
     given_up, other = launched(backend), launched(backend, "other")
     asyncio.run(give_up(backend, given_up, CRASH))
-    running = replaced(backend, given_up, deleted=False)
-    code, out, _ = exit_of(capsys, "cancel", "--key", "key")
+    running = backend.replaced(given_up, SPEC, deleted=False)
+    code, out, _ = program("cancel", "--key", "key")
     assert code == 0
     assert [line for line in out.splitlines() if line.startswith("cancelled")] == [
         f"cancelled {given_up}",
@@ -158,12 +134,12 @@ def test_cancel_of_a_key_stops_all_its_attempts(backend: MemoryBackend, capsys: 
     ]
     assert "  phase     Running" in out, "the last state of the running attempt"
     assert [name for _, name in backend.jobs] == [other.name]
-    assert {work for _, work, _ in backend.records} == {key_hash("key")}
+    assert backend.cancelled == [key_hash("key")]
 
 
-def test_cancel_of_a_key_suspends(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_of_a_key_suspends(backend: DirectBackend, program: Program) -> None:
     ref = launched(backend)
-    answer = json.loads(exit_of(capsys, "cancel", "--key", "key", "--suspend", "--json")[1])
+    answer = json.loads(program("cancel", "--key", "key", "--suspend", "--json")[1])
     assert answer == {
         "key": "key",
         "jobs": [{"namespace": "default", "name": ref.name, "uid": ref.uid, "attempt": 1}],
@@ -173,40 +149,38 @@ def test_cancel_of_a_key_suspends(backend: MemoryBackend, capsys: pytest.Capture
     assert observe(backend.job(ref)).phase is Phase.SUSPENDED
 
 
-def test_cancel_of_a_key_without_jobs_says_so(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = exit_of(capsys, "cancel", "--key", "key")
+def test_cancel_of_a_key_without_jobs_says_so(backend: DirectBackend, program: Program) -> None:
+    code, out, _ = program("cancel", "--key", "key")
     assert code == 0
     assert out == "nothing runs under key key; a launch that began before now is cancelled, too\n"
-    assert backend.records
+    assert backend.cancelled == [key_hash("key")]
 
 
 @pytest.mark.parametrize("words", [[], ["x-1", "--key", "key"]])
-def test_cancel_needs_a_name_or_a_key(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    code, _, err = exit_of(capsys, "cancel", *words)
+def test_cancel_needs_a_name_or_a_key(backend: DirectBackend, program: Program, words: list[str]) -> None:
+    code, _, err = program("cancel", *words)
     assert code == 2
     assert "give either the NAME of a job or --key" in err
     assert backend.requests == []
 
 
 def test_ranks_that_are_still_terminating_are_reported(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    backend: DirectBackend, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = launched(backend)
-    backend.lingering.add(ref.uid)
+    backend.pod(ref)
 
     async def cancel(*words: Any, **given: Any) -> Any:
         return await cancel_key(*words, **given, timeout_seconds=0.1)
 
     monkeypatch.setattr("trainjob._jobs.cancellation.cancel_key", cancel)
-    code, out, _ = exit_of(capsys, "cancel", "--key", "key")
+    code, out, _ = program("cancel", "--key", "key", "--suspend")
     assert code == 4
-    assert out.startswith(f"cancelled {ref}, but its last ranks are still terminating")
+    assert out.startswith(f"suspended {ref}, but its last ranks are still terminating")
 
 
 def test_an_interrupted_launch_leaves_nothing_running(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    backend: DirectBackend, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while the request is on its way; the API server creates the job 0.3 s later."""
     late: list[asyncio.Task[Any]] = []
@@ -222,12 +196,12 @@ def test_an_interrupted_launch_leaves_nothing_running(
         await anyio.sleep_forever()
 
     monkeypatch.setattr(backend, "create", slow)
-    code, _, err = exit_of(capsys, *RUN, "--key", "key", "--", "train")
+    code, _, err = program(*RUN, "--key", "key", "--", "train")
     assert code == 130
     assert late[0].done()
     assert backend.jobs == {}
     assert "cancelled default/" in err
-    assert backend.records, "the record for a launch that is later still"
+    assert backend.cancelled, "the record for a launch that is later still"
 
 
 # ---------------------------------------------------------------- resume
@@ -235,49 +209,47 @@ def test_an_interrupted_launch_leaves_nothing_running(
 
 @pytest.mark.parametrize("gives_up", [False, True])
 def test_an_attempt_that_another_one_replaced_is_not_resumed(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], gives_up: bool
+    backend: DirectBackend, program: Program, gives_up: bool
 ) -> None:
     first = launched(backend)
     if gives_up:
         asyncio.run(give_up(backend, first, CRASH))
     else:
         asyncio.run(backend.patch(first, {"spec": {"suspend": True}}))
-    second = replaced(backend, first, deleted=False)
-    code, _, err = exit_of(capsys, "resume", first.name)
+    second = backend.replaced(first, SPEC, deleted=False)
+    code, _, err = program("resume", first.name)
     assert code == 2
     text = " ".join(err.split())
     assert f"{first} cannot be resumed: {second} (Running) is the attempt of its key that counts" in text
     assert backend.job(first)["spec"]["suspend"]
     asyncio.run(backend.delete(second))
-    assert exit_of(capsys, "resume", first.name)[0] == 0
+    assert program("resume", first.name)[0] == 0
     assert not backend.job(first)["spec"]["suspend"]
 
 
-def test_a_resume_carries_the_version(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_carries_the_version(backend: DirectBackend, program: Program) -> None:
     """Between the look and the PATCH another attempt appears and this one is changed."""
     first = launched(backend)
     asyncio.run(backend.patch(first, {"spec": {"suspend": True}}))
 
     def change(request: str) -> None:
-        if request == "patch":
+        if request == "PATCH trainjobs":
             backend.before = lambda _: None
-            replaced(backend, first, deleted=False)
+            backend.replaced(first, SPEC, deleted=False)
             backend.status(first)
 
     backend.before = change
-    code, _, err = exit_of(capsys, "resume", first.name)
+    code, _, err = program("resume", first.name)
     assert (code, "is the attempt of its key that counts" in " ".join(err.split())) == (2, True)
     assert backend.job(first)["spec"]["suspend"]
 
 
-def test_a_resume_is_newer_than_the_cancels_before_it(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_is_newer_than_the_cancels_before_it(backend: DirectBackend, program: Program) -> None:
     ref = launched(backend)
     asyncio.run(cancel_key(backend, "key", namespace="default", action="suspend", timeout_seconds=0))
-    (record,) = backend.records.values()
+    _, (record,) = asyncio.run(backend.cancels("default", key_hash("key")))
     assert backend.job(ref)["metadata"]["annotations"][CANCELLED] == record.mark
-    code, _, _ = exit_of(capsys, "resume", ref.name)
+    code, _, _ = program("resume", ref.name)
     assert code == 0
     job = backend.job(ref)
     assert not job["spec"]["suspend"]
@@ -285,20 +257,20 @@ def test_a_resume_is_newer_than_the_cancels_before_it(
     assert cancel_of([record], job) is None
 
 
-def test_a_resume_is_repeated_after_another_change(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_is_repeated_after_another_change(backend: DirectBackend, program: Program) -> None:
     ref = launched(backend)
     asyncio.run(backend.patch(ref, {"spec": {"suspend": True}}))
     changes = iter(range(2))
 
     def change(request: str) -> None:
-        if request == "patch" and next(changes, None) is not None:
+        if request == "PATCH trainjobs" and next(changes, None) is not None:
             backend.status(ref)
 
     backend.before = change
-    assert exit_of(capsys, "resume", ref.name)[1] == f"resumed {ref}\n"
-    backend.before = lambda request: backend.status(ref) if request == "patch" else None
+    assert program("resume", ref.name)[1] == f"resumed {ref}\n"
+    backend.before = lambda request: backend.status(ref) if request == "PATCH trainjobs" else None
     asyncio.run(backend.patch(ref, {"spec": {"suspend": True}}))
-    code, _, err = exit_of(capsys, "resume", ref.name)
+    code, _, err = program("resume", ref.name)
     assert code == 5
     assert "was changed 5 times" in err
 
@@ -306,34 +278,30 @@ def test_a_resume_is_repeated_after_another_change(backend: MemoryBackend, capsy
 # ---------------------------------------------------------------- many jobs
 
 
-def test_many_waits_follow_the_attempt_that_counts(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_waits_follow_the_attempt_that_counts(backend: DirectBackend, program: Program) -> None:
     """The name that the caller wrote is printed, also if both attempts were named."""
     first = launched(backend)
-    second = replaced(backend, first, deleted=False)
-    looks = iter(range(10**6))
+    second = backend.replaced(first, SPEC, deleted=False)
 
     def change(request: str) -> None:
-        number = next(looks) if request == "look" else -1
-        if number == 5:
-            del backend.jobs["default", first.name]
-        if number == 20:
+        if request == "WATCH trainjobs" and backend.requests.count(request) == 2 and len(backend.jobs) == 2:
+            backend.store.delete("trainjobs", first.name, {}, "Background")
+        if request == "GET trainjobs" and len(backend.jobs) == 1:
             backend.end(second)
 
     backend.before = change
-    code, out, err = exit_of(capsys, "wait", first.name, second.name)
+    code, out, err = program("wait", first.name, second.name)
     assert code == 0
     assert sorted(line.split("\t")[0] for line in out.splitlines()) == [first.name, second.name]
     assert f"TrainJob {first} was replaced by {second}, which is waited for from now on" in err
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_many_waits_report_a_job_that_was_given_up(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], as_json: bool
-) -> None:
+def test_many_waits_report_a_job_that_was_given_up(backend: DirectBackend, program: Program, as_json: bool) -> None:
     ref, other = launched(backend), launched(backend, "other")
     asyncio.run(give_up(backend, ref, CRASH))
     backend.end(other)
-    code, out, err = exit_of(capsys, "wait", ref.name, other.name, *(["--json"] if as_json else []))
+    code, out, err = program("wait", ref.name, other.name, *(["--json"] if as_json else []))
     assert code == 1
     assert "node-0 exited with code 1" in (out if as_json else err)
     if as_json:
@@ -341,40 +309,39 @@ def test_many_waits_report_a_job_that_was_given_up(
         assert (event["name"], event["diagnosis"]["category"]) == (ref.name, "user code")
 
 
-def test_many_waits_take_names_and_keys(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_waits_take_names_and_keys(backend: DirectBackend, program: Program) -> None:
     named, keyed = launched(backend), launched(backend, "nightly/b")
     for ref in (named, keyed):
         backend.end(ref)
-    code, out, err = exit_of(capsys, "wait", named.name, "nightly/b", "gone")
+    code, out, err = program("wait", named.name, "nightly/b", "gone")
     assert code == 5
     assert sorted(line.split("\t")[0] for line in out.splitlines()) == sorted([named.name, "nightly/b"])
     assert "there is no TrainJob default/gone" in err
 
 
-def test_many_waits_wait_once_for_each_job(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_waits_wait_once_for_each_job(backend: DirectBackend, program: Program) -> None:
     ref, other = launched(backend, "Team/Train_v1"), launched(backend, "other")
     for each in (ref, other):
         backend.end(each)
-    code, out, _ = exit_of(capsys, "wait", "Team/Train_v1", ref.name, f"default/{ref.name}", "other")
+    code, out, _ = program("wait", "Team/Train_v1", ref.name, f"default/{ref.name}", "other")
     assert (code, sorted(line.split("\t")[0] for line in out.splitlines())) == (0, ["Team/Train_v1", "other"])
 
 
 @pytest.mark.parametrize("namespace", ["default", "nightly"])
 def test_many_waits_refuse_a_name_that_is_the_key_of_another_job(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], namespace: str
+    backend: DirectBackend, program: Program, namespace: str
 ) -> None:
     text = "train" if namespace == "default" else f"{namespace}/train"
-    by_hand = {"metadata": {"name": "train", "namespace": namespace, "uid": "by-hand"}, "spec": {}}
-    backend.jobs[namespace, "train"] = by_hand
+    backend.store.put("trainjobs", objects.trainjob(name="train", namespace=namespace), "ADDED")
     keyed, other = launched(backend, text), launched(backend, "other")
     backend.end(other)
-    code, out, err = exit_of(capsys, "wait", text, other.name)
+    code, out, err = program("wait", text, other.name)
     assert (code, out.split("\t")[0]) == (2, other.name)
     assert f"{text!r} is the name of TrainJob {namespace}/train and the key of TrainJob {keyed}" in err
 
 
 def test_many_waits_find_keys_that_look_like_jobs_of_a_forbidden_namespace(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    backend: DirectBackend, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refs = backend.refs
 
@@ -387,5 +354,5 @@ def test_many_waits_find_keys_that_look_like_jobs_of_a_forbidden_namespace(
     keyed, other = launched(backend, "nightly/train"), launched(backend, "other")
     for each in (keyed, other):
         backend.end(each)
-    code, out, _ = exit_of(capsys, "wait", "nightly/train", other.name)
+    code, out, _ = program("wait", "nightly/train", other.name)
     assert (code, len(out.splitlines())) == (0, 2)

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.fakes.kube.direct import DirectBackend
-from tests.unit.program import exit_of
+from tests.unit.program import Program
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob._jobs import launching as flow
@@ -22,13 +22,6 @@ from trainjob.verdicts import Evidence
 
 def log_of(*lines: str) -> bytes:
     return "".join(f"2026-01-01T00:00:00Z {line}\n" for line in lines).encode()
-
-
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> DirectBackend:
-    backend = DirectBackend()
-    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: backend)
-    return backend
 
 
 @pytest.fixture
@@ -42,12 +35,10 @@ def job(backend: DirectBackend) -> JobRef:
     return ref
 
 
-def test_cancel_prints_the_last_lines_of_rank_0(
-    backend: DirectBackend, job: JobRef, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cancel_prints_the_last_lines_of_rank_0(backend: DirectBackend, job: JobRef, program: Program) -> None:
     backend.pod(job, 1)
     backend.pod(job, 0)
-    code, out, _ = exit_of(capsys, "cancel", job.name)
+    code, out, _ = program("cancel", job.name)
     assert code == 0
     first, *lines = out.splitlines()
     assert first == f"cancelled {job}"
@@ -56,12 +47,10 @@ def test_cancel_prints_the_last_lines_of_rank_0(
     assert backend.jobs == {}
 
 
-def test_cancel_prints_the_last_lines_of_failed_ranks(
-    backend: DirectBackend, job: JobRef, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cancel_prints_the_last_lines_of_failed_ranks(backend: DirectBackend, job: JobRef, program: Program) -> None:
     for rank, exited in enumerate((None, 3, 1)):
         backend.pod(job, rank, exited)
-    answer = json.loads(exit_of(capsys, "cancel", job.name, "--json")[1])
+    answer = json.loads(program("cancel", job.name, "--json")[1])
     assert answer["message"] == f"cancelled {job}"
     last = answer["last"]
     assert (last["phase"], last["progress"], last["metrics"]) == ("Running", 40, {"loss": 0.5})
@@ -72,7 +61,7 @@ def test_cancel_prints_the_last_lines_of_failed_ranks(
 def test_cancel_does_not_wait_for_missing_evidence(
     backend: DirectBackend,
     job: JobRef,
-    capsys: pytest.CaptureFixture[str],
+    program: Program,
     monkeypatch: pytest.MonkeyPatch,
     fails: bool,
 ) -> None:
@@ -89,7 +78,7 @@ def test_cancel_does_not_wait_for_missing_evidence(
 
     monkeypatch.setattr(backend, "evidence", evidence)
     monkeypatch.setattr("trainjob.cli.stop.LAST_STATE_SECONDS", 0.5)
-    code, out, _ = exit_of(capsys, "cancel", job.name, "--json")
+    code, out, _ = program("cancel", job.name, "--json")
     assert code == 0
     assert "last" not in json.loads(out)
     assert backend.jobs == {}
@@ -97,7 +86,7 @@ def test_cancel_does_not_wait_for_missing_evidence(
 
 
 def test_an_interrupt_prints_the_last_lines(
-    backend: DirectBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    backend: DirectBackend, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.store.logs = log_of("epoch 7")
     watch, watches = backend.watch, itertools.count()
@@ -110,11 +99,11 @@ def test_an_interrupt_prints_the_last_lines(
         return watch(ref)
 
     monkeypatch.setattr(backend, "watch", watched)
-    code, _, err = exit_of(capsys, "run", "--runtime", "torch-distributed", "--", "train")
+    code, _, err = program("run", "--runtime", "torch-distributed", "--", "train")
     assert code == 130
     assert "  phase     Running\nlast lines of node-0:\n  | epoch 7\n" in err
     assert backend.jobs == {}
 
 
-def test_suspend_prints_no_last_lines(backend: DirectBackend, job: JobRef, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_of(capsys, "cancel", "--suspend", job.name)[1] == f"suspended {job}\n"
+def test_suspend_prints_no_last_lines(backend: DirectBackend, job: JobRef, program: Program) -> None:
+    assert program("cancel", "--suspend", job.name)[1] == f"suspended {job}\n"

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import yaml
-from tests.unit.program import exit_of
+from tests.unit.program import Program
 
 from trainjob.cli.hints import _COMMANDS, _OPTIONS
 from trainjob.cli.program import program
@@ -26,8 +26,8 @@ from trainjob.cli.program import program
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_error_names_what_exists(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    code, _, err = exit_of(capsys, *words)
+def test_the_error_names_what_exists(program: Program, words: list[str], message: str) -> None:
+    code, _, err = program(*words)
     assert code == 2
     assert message in err
 
@@ -42,7 +42,7 @@ def test_what_the_hints_name_exists() -> None:
         assert not named - {*program.commands, "--version"}, text
 
 
-def test_a_run_without_a_runtime_has_that_of_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = exit_of(capsys, "render", "--key", "k", "--", "true")
+def test_a_run_without_a_runtime_has_that_of_steps(program: Program) -> None:
+    code, out, _ = program("render", "--key", "k", "--", "true")
     assert code == 0
     assert yaml.safe_load(out)["spec"]["runtimeRef"]["name"] == "trainjob-step"

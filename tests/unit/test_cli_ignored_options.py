@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.kube.direct import DirectBackend
-from tests.unit.program import exit_of
+from tests.unit.program import Program
 
 from trainjob.cli import session as sessions
 
@@ -89,12 +89,12 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DirectBackend:
 )
 def test_an_ignored_option_is_refused(
     backend: DirectBackend,
-    capsys: pytest.CaptureFixture[str],
+    program: Program,
     tmp_path: Path,
     words: tuple[str, ...],
     message: str,
 ) -> None:
-    code, out, err = exit_of(capsys, *words)
+    code, out, err = program(*words)
     assert (code, out.strip()) == (2, "") or json.loads(out)["error"]["type"] == "UsageError"
     assert message in " ".join(err.split())
     assert not {*backend.requests} & {"create", "patch", "delete"}
@@ -102,11 +102,11 @@ def test_an_ignored_option_is_refused(
 
 
 @pytest.mark.parametrize("words", HAVE_EFFECT, ids=" ".join)
-def test_an_option_with_an_effect_is_accepted(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
-    assert exit_of(capsys, *words)[0] == 0
+def test_an_option_with_an_effect_is_accepted(program: Program, words: tuple[str, ...]) -> None:
+    assert program(*words)[0] == 0
 
 
-def test_defaults_are_no_given_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_defaults_are_no_given_options(program: Program) -> None:
     """promote and export get as far as the registry and the job."""
-    assert "no effect" not in exit_of(capsys, *PROMOTE)[2]
-    assert "no effect" not in exit_of(capsys, *EXPORT, "--alias", "a")[2]
+    assert "no effect" not in program(*PROMOTE)[2]
+    assert "no effect" not in program(*EXPORT, "--alias", "a")[2]

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.fakes.kube.direct import DirectBackend
-from tests.unit.program import exit_of
+from tests.unit.program import Program
 
 from trainjob import InvalidSpec, Settings, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
@@ -43,10 +43,8 @@ def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["", " ", "\t\n"])
 @pytest.mark.parametrize("words", [("run", *STEP), ("render", *STEP), ("list",)])
-def test_a_blank_key_is_rejected(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], key: str
-) -> None:
-    code, out, err = exit_of(capsys, *words, "--key", key, *(("--", "true") if words[1:] else ()))
+def test_a_blank_key_is_rejected(program: Program, tmp_path: Path, words: tuple[str, ...], key: str) -> None:
+    code, out, err = program(*words, "--key", key, *(("--", "true") if words[1:] else ()))
     assert (code, out) == (2, "")
     assert "is blank: give a name for the work, such as nightly/train" in err
     assert not (tmp_path / "home").exists()
@@ -88,17 +86,15 @@ FORM = '{"torch-distributed": "/path/of/a/virtual/environment"}'
 @pytest.mark.parametrize(
     "value", ["{", "[1]", "5", "torch=/venv", '{"torch-distributed": 5}', '{"torch-distributed": " "}', '{"": "/x"}']
 )
-def test_invalid_local_environments_are_rejected(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+def test_invalid_local_environments_are_rejected(program: Program, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", value)
     for words in (["list"], ["run", *STEP, "--", "true"]):
-        code, _, err = exit_of(capsys, *words)
+        code, _, err = program(*words)
         assert code == 2
         (line,) = err.splitlines()
         assert line.startswith("error: TRAINJOB_LOCAL_ENVIRONMENTS: ")
         assert FORM in line
-    code, out, _ = exit_of(capsys, "doctor")
+    code, out, _ = program("doctor")
     assert code == 2
     assert "TRAINJOB_LOCAL_ENVIRONMENTS" in out
 
@@ -111,11 +107,9 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.home == Path.home() / ".trainjob", "not the working directory"
 
 
-def test_error_of_an_unknown_backend_names_the_variable(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_an_unknown_backend_names_the_variable(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINJOB_BACKEND", "lokal")
-    code, _, err = exit_of(capsys, "list")
+    code, _, err = program("list")
     assert (code, err) == (
         2,
         "error: TRAINJOB_BACKEND: unknown backend 'lokal'; use one of: kubernetes, local\n",
@@ -123,10 +117,10 @@ def test_error_of_an_unknown_backend_names_the_variable(
 
 
 def test_an_environment_without_python_is_rejected(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", json.dumps({"trainjob-step": str(tmp_path / "gone")}))
-    code, _, err = exit_of(capsys, "run", *STEP, "--", "python", "-c", "1")
+    code, _, err = program("run", *STEP, "--", "python", "-c", "1")
     assert code == 2
     assert f"TRAINJOB_LOCAL_ENVIRONMENTS: {tmp_path / 'gone'}, the environment of trainjob" in err
     with pytest.raises(ConfigurationError, match="python3 -m venv"):
@@ -136,28 +130,24 @@ def test_an_environment_without_python_is_rejected(
 # ---------------------------------------------------------------- paths
 
 
-def test_an_unusable_home_is_rejected(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unusable_home_is_rejected(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for home in (tmp_path / "file", tmp_path / "file" / "home", Path("/proc/nosuch")):
         monkeypatch.setenv("TRAINJOB_HOME", str(home))
-        code, _, err = exit_of(capsys, "run", *STEP, "--", "true")
+        code, _, err = program("run", *STEP, "--", "true")
         assert code == 2
         assert str(home) in err
         assert "set TRAINJOB_HOME to another directory" in err
 
 
-def test_an_unwritable_page_is_rejected_before_the_job_is_read(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_unwritable_page_is_rejected_before_the_job_is_read(program: Program, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, reason in {
         tmp_path: "is a directory: name a file in it",
         tmp_path / "no" / "page.html": f"there is no directory {tmp_path / 'no'}",
         tmp_path / "file" / "page.html": f"there is no directory {tmp_path / 'file'}",
     }.items():
-        code, _, err = exit_of(capsys, "report", "nosuch", "-o", str(path))
+        code, _, err = program("report", "nosuch", "-o", str(path))
         assert code == 2
         assert str(path) in err
         assert reason in err
@@ -176,13 +166,13 @@ def test_an_unwritable_page_is_rejected_before_the_job_is_read(
     ],
 )
 def test_exit_code_of_os_errors_depends_on_whether_a_retry_may_help(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: OSError, code: int
+    program: Program, monkeypatch: pytest.MonkeyPatch, error: OSError, code: int
 ) -> None:
     async def fails(*_: object) -> None:
         raise error
 
     monkeypatch.setattr("trainjob._backends.local.backend.LocalBackend.find", fails)
-    found, out, err = exit_of(capsys, "list", "--json")
+    found, out, err = program("list", "--json")
     assert found == code
     assert json.loads(out)["error"]["exit_code"] == code
     if error.filename:
@@ -199,22 +189,20 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> DirectBackend:
     return memory
 
 
-def test_a_list_without_a_match_names_its_filters(capsys: pytest.CaptureFixture[str], backend: DirectBackend) -> None:
-    assert exit_of(capsys, "list") == (0, "", "no jobs in namespace default\n")
-    code, _, err = exit_of(capsys, "list", "--key", "a", "--phase", "Running")
+def test_a_list_without_a_match_names_its_filters(program: Program, backend: DirectBackend) -> None:
+    assert program("list") == (0, "", "no jobs in namespace default\n")
+    code, _, err = program("list", "--key", "a", "--phase", "Running")
     assert (code, err) == (0, "no jobs in namespace default with key 'a' in phase Running; list all: trainjob list\n")
     ref = anyio.run(lambda: launch(backend, SPEC, "a", namespace="default"))
     backend.running(ref)
-    code, _, err = exit_of(capsys, "list", "--key", "a", "--phase", "Failed", "--phase", "complete")
+    code, _, err = program("list", "--key", "a", "--phase", "Failed", "--phase", "complete")
     assert (code, err) == (
         0,
         "no jobs in namespace default with key 'a' in phase Failed or Complete; 1 in other phases\n",
     )
 
 
-def test_an_unknown_rank_is_rejected(
-    capsys: pytest.CaptureFixture[str], backend: DirectBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_rank_is_rejected(program: Program, backend: DirectBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = anyio.run(lambda: launch(backend, SPEC, "a", namespace="default"))
 
     def pod(index: int) -> dict[str, Any]:
@@ -228,10 +216,10 @@ def test_an_unknown_rank_is_rejected(
         return Evidence(None, [pod(index) for index in range(2)], {})
 
     monkeypatch.setattr(backend, "evidence", evidence)
-    code, _, err = exit_of(capsys, "logs", ref.name, "--rank", "1")
+    code, _, err = program("logs", ref.name, "--rank", "1")
     assert code == 2
     assert f"{ref} has no rank 1; it has node-0, node-1" in err
-    code, _, err = exit_of(capsys, "logs", ref.name, "--rank", "node-1")
+    code, _, err = program("logs", ref.name, "--rank", "node-1")
     assert (code, err) == (0, f"no lines of node-1 in the logs of {ref}\n")
 
 

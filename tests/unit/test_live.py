@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import anyio
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
+from tests.unit.counting import CountingBackend
 
 from trainjob._jobs.launching import launch
 from trainjob._pages import live
@@ -24,50 +26,21 @@ pytestmark = pytest.mark.anyio
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["python", "train.py"]})
 
 
-class Counting(MemoryBackend):
-    """Counts the reads of each kind; each read takes a moment."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[str] = []
-        self.broken: Exception | None = None
-
-    async def get(self, namespace: str, name: str) -> Any:
-        return await self._read("get", super().get(namespace, name))
-
-    async def state(self, ref: JobRef) -> Any:
-        return await self._read("state", MemoryBackend.evidence(self, ref))
-
-    async def evidence(self, ref: JobRef) -> Any:
-        return await self._read("evidence", super().evidence(ref))
-
-    async def find(self, namespace: str, labels: Any) -> Any:
-        return await self._read("find", super().find(namespace, labels))
-
-    async def _read(self, kind: str, reading: Any) -> Any:
-        self.reads.append(kind)
-        await anyio.sleep(0.01)
-        found = await reading
-        if self.broken is not None:
-            raise self.broken
-        return found
-
-
 @pytest.fixture
-async def backend() -> AsyncIterator[Counting]:
-    made = Counting()
+async def backend(prompt: None) -> AsyncIterator[CountingBackend]:
+    made = CountingBackend()
     yield made
     await made.aclose()
 
 
-async def running(backend: Counting) -> JobRef:
+async def running(backend: CountingBackend) -> JobRef:
     ref = await launch(backend, SPEC, "study/train", namespace="ns")
     backend.running(ref)
     backend.reads.clear()
     return ref
 
 
-async def test_viewers_share_a_read(backend: Counting) -> None:
+async def test_viewers_share_a_read(backend: CountingBackend) -> None:
     ref = await running(backend)
     reader = LiveReader(backend, seconds=60)
     documents = await asyncio.gather(*(reader.document(ref.namespace, ref.name, tail=0) for _ in range(20)))
@@ -77,7 +50,7 @@ async def test_viewers_share_a_read(backend: Counting) -> None:
     assert len(backend.reads) == 3, "the document is not 60 s old yet"
 
 
-async def test_viewers_share_a_document(backend: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_viewers_share_a_document(backend: CountingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = await running(backend)
     made: list[str] = []
     make = training_document
@@ -97,14 +70,14 @@ async def test_viewers_share_a_document(backend: Counting, monkeypatch: pytest.M
 
 
 async def test_the_age_of_a_document_counts_from_the_beginning_of_its_read(
-    backend: Counting, monkeypatch: pytest.MonkeyPatch
+    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = await running(backend)
     reader = LiveReader(backend, seconds=0.2)
     await reader.document(ref.namespace, ref.name, tail=0)
 
     async def slow(ref: JobRef) -> Any:
-        found = await Counting.state(backend, ref)
+        found = await CountingBackend.state(backend, ref)
         await anyio.sleep(0.3)
         return found
 
@@ -117,7 +90,7 @@ async def test_the_age_of_a_document_counts_from_the_beginning_of_its_read(
     assert backend.reads == ["state"]
 
 
-async def test_a_running_job_is_read_with_few_requests(backend: Counting) -> None:
+async def test_a_running_job_is_read_with_few_requests(backend: CountingBackend) -> None:
     ref = await running(backend)
     reader = LiveReader(backend, seconds=0)
     await reader.document(ref.namespace, ref.name, tail=0)
@@ -129,7 +102,7 @@ async def test_a_running_job_is_read_with_few_requests(backend: Counting) -> Non
 
 
 async def test_a_waiting_job_keeps_its_blocker_between_two_full_reads(
-    backend: Counting, monkeypatch: pytest.MonkeyPatch
+    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = await launch(backend, SPEC, "study/train", namespace="ns")
     event = {"type": "Warning", "reason": "Odd", "message": "an event"}
@@ -138,16 +111,16 @@ async def test_a_waiting_job_keeps_its_blocker_between_two_full_reads(
         "events": [event],
         "workload": {"status": {"conditions": [condition]}},
         "unseen": ["secrets: forbidden"],
+        "missing": [],
     }
 
     async def evidence(ref: JobRef) -> Any:
         backend.reads.append("evidence")
-        return replace(await MemoryBackend.evidence(backend, ref), **extra)
+        return replace(await DirectBackend.evidence(backend, ref), **extra)
 
     monkeypatch.setattr(backend, "evidence", evidence)
     backend.condition(ref, "Suspended", "Suspended")
-    backend.job(ref)["spec"]["suspend"] = True
-    backend.job(ref)["metadata"]["labels"] = {QUEUE_LABEL: "gpus"}
+    backend.change(ref, {"spec": {"suspend": True}, "metadata": {"labels": {QUEUE_LABEL: "gpus"}}})
     reader = LiveReader(backend, seconds=0)
     first = await reader.document(ref.namespace, ref.name, tail=0)
     assert first["blocker"]["reason"] == "Pending"
@@ -162,7 +135,7 @@ async def test_a_waiting_job_keeps_its_blocker_between_two_full_reads(
     assert "evidence" in backend.reads
 
 
-async def test_all_is_read_again_when_the_phase_changes(backend: Counting) -> None:
+async def test_all_is_read_again_when_the_phase_changes(backend: CountingBackend) -> None:
     ref = await running(backend)
     reader = LiveReader(backend, seconds=0)
     await reader.document(ref.namespace, ref.name, tail=0)
@@ -174,7 +147,7 @@ async def test_all_is_read_again_when_the_phase_changes(backend: Counting) -> No
     assert document["diagnosis"]["exit_code"] == 3
 
 
-async def test_values_between_two_reads_become_a_curve(backend: Counting) -> None:
+async def test_values_between_two_reads_become_a_curve(backend: CountingBackend) -> None:
     ref = await running(backend)
     reader = LiveReader(backend, seconds=0)
     for value in ("0.5", "0.4", "0.3"):
@@ -183,7 +156,7 @@ async def test_values_between_two_reads_become_a_curve(backend: Counting) -> Non
     assert [value for _, _, value in document["history"]["loss"]] == [0.5, 0.4, 0.3]
 
 
-async def test_an_error_reaches_each_viewer_and_is_not_kept(backend: Counting) -> None:
+async def test_an_error_reaches_each_viewer_and_is_not_kept(backend: CountingBackend) -> None:
     ref = await running(backend)
     reader = LiveReader(backend)
     backend.broken = BackendUnavailable("the cluster is away")
@@ -196,7 +169,7 @@ async def test_an_error_reaches_each_viewer_and_is_not_kept(backend: Counting) -
     assert (await reader.document(ref.namespace, ref.name, tail=0))["phase"] == "Running"
 
 
-async def test_a_viewer_that_leaves_does_not_end_the_read(backend: Counting) -> None:
+async def test_a_viewer_that_leaves_does_not_end_the_read(backend: CountingBackend) -> None:
     ref = await running(backend)
     reader = LiveReader(backend)
     leaving = asyncio.create_task(reader.document(ref.namespace, ref.name, tail=0))
@@ -207,14 +180,16 @@ async def test_a_viewer_that_leaves_does_not_end_the_read(backend: Counting) -> 
     assert backend.reads.count("get") == 1
 
 
-async def test_no_such_job(backend: Counting) -> None:
+async def test_no_such_job(backend: CountingBackend) -> None:
     with pytest.raises(NotFound, match="there is no TrainJob ns/nothing"):
         await LiveReader(backend).document("ns", "nothing")
     with pytest.raises(NotFound, match="there is no TrainJob ns/nothing"):
         await take_document(backend, "ns", "nothing")
 
 
-async def test_the_reader_keeps_a_bounded_number_of_jobs(backend: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_reader_keeps_a_bounded_number_of_jobs(
+    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "_JOBS", 3)
     reader = LiveReader(backend)
     for number in range(5):
@@ -224,7 +199,7 @@ async def test_the_reader_keeps_a_bounded_number_of_jobs(backend: Counting, monk
     assert len(reader._logs) <= 3
 
 
-async def test_jobs_that_do_not_exist_are_not_kept(backend: Counting) -> None:
+async def test_jobs_that_do_not_exist_are_not_kept(backend: CountingBackend) -> None:
     reader = LiveReader(backend)
     for number in range(5):
         with pytest.raises(NotFound):
@@ -232,7 +207,7 @@ async def test_jobs_that_do_not_exist_are_not_kept(backend: Counting) -> None:
     assert not reader._jobs
 
 
-async def test_the_list_is_shared(backend: Counting) -> None:
+async def test_the_list_is_shared(backend: CountingBackend) -> None:
     ref = await running(backend)
     reader = LiveReader(backend)
     lists = await asyncio.gather(*(reader.listed("ns") for _ in range(10)))
@@ -240,7 +215,7 @@ async def test_the_list_is_shared(backend: Counting) -> None:
     assert [job["name"] for job in lists[0]["jobs"]] == [ref.name]
 
 
-async def test_attempts_of_the_key_are_shown(backend: Counting) -> None:
+async def test_attempts_of_the_key_are_shown(backend: CountingBackend) -> None:
     ref = await running(backend)
     backend.end(ref, 3)
     second = await launch(backend, SPEC, "study/train", namespace="ns")
@@ -249,7 +224,7 @@ async def test_attempts_of_the_key_are_shown(backend: Counting) -> None:
 
 
 async def test_pods_of_other_attempts_are_read_once_after_their_end(
-    backend: Counting, monkeypatch: pytest.MonkeyPatch
+    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "FULL_SECONDS", 0.0)
     monkeypatch.setattr(live, "_WAITING_SECONDS", 0.0)
@@ -272,13 +247,14 @@ def origin(run: str, task: str) -> dict[str, str]:
     return {"dag_id": "retrain", "run_id": run, "task_id": task}
 
 
-async def test_the_previous_run_of_the_task_is_compared(backend: Counting) -> None:
+async def test_the_previous_run_of_the_task_is_compared(backend: CountingBackend) -> None:
     for run, loss in (("r1", 0.9), ("r2", 0.5)):
         done = await launch(backend, SPEC, f"airflow/{run}/train", namespace="ns", origin=origin(run, "train"))
         points = f'{{"loss": [[1, 1.0, {loss}], [2, 2.0, {loss / 2}]]}}'
         backend.end(done, message=f'{{"trainjob": 1, "metrics": [], "history": {points}}}')
         other = await launch(backend, SPEC, f"airflow/{run}/other", namespace="ns", origin=origin(run, "other"))
         backend.end(other)
+        backend.store.ahead += timedelta(seconds=2)  # times of objects are whole seconds
     ref = await launch(backend, SPEC, "airflow/r3/train", namespace="ns", origin=origin("r3", "train"))
     backend.running(ref)
     document = await take_document(backend, "ns", ref.name)
@@ -288,7 +264,7 @@ async def test_the_previous_run_of_the_task_is_compared(backend: Counting) -> No
     assert [value for _, _, value in previous["history"]["loss"]] == [0.5, 0.25]
 
 
-async def test_other_jobs_of_the_run_complete_the_lineage(backend: Counting) -> None:
+async def test_other_jobs_of_the_run_complete_the_lineage(backend: CountingBackend) -> None:
     spec = SPEC.model_copy(update={"inputs": {"dataset": "s3://b/digits"}})
     data = await launch(backend, SPEC, "airflow/r1/data", namespace="ns", origin=origin("r1", "data"))
     backend.end(data, message='{"trainjob": 1, "outputs": {"uri": "s3://b/digits", "digest": "sha256:d"}}')

@@ -32,6 +32,7 @@ from trainjob.errors import NotFound
 from trainjob.job import KEY, MANAGED_BY
 
 RUNTIME = "trainjob-step"
+CANCELLED_KEY = "trainjob.dev/cancelled-key"
 LOST = objects.condition("Ready", "NodeStatusUnknown", value="Unknown")
 """A condition of a pod whose node does not answer."""
 _LOOK_SECONDS = 0.005  # between two looks of a watch
@@ -112,6 +113,12 @@ class DirectBackend(KubernetesBackend):
         """All jobs, by namespace and name."""
         return {(job["metadata"]["namespace"], job["metadata"]["name"]): job for job in self.store.items("trainjobs")}
 
+    @property
+    def cancelled(self) -> list[str]:
+        """The hash of the key in each record of a cancel."""
+        found = [lease["metadata"]["labels"].get(CANCELLED_KEY) for lease in self.store.items("leases")]
+        return [work for work in found if work]
+
     def job(self, ref: JobRef) -> Object:
         """One job."""
         found = self.store.get("trainjobs", ref.name, ref.namespace)
@@ -147,13 +154,17 @@ class DirectBackend(KubernetesBackend):
         message: str = "",
         *,
         reason: str = "",
+        state: Object | None = None,
         **fields: Any,
     ) -> Object:
-        """The pod of a rank that runs, or has ended with a code. Its job may be gone; `fields` as `objects.pod`."""
+        """The pod of a rank that runs, has ended with a code, or is in a `state`; `fields` as `objects.pod`.
+
+        Its job may be gone.
+        """
         about = {"message": message, **dict.fromkeys(("startedAt", "finishedAt"), self.store.timestamp())}
         about |= {"reason": reason} if reason else {}
         own = {"namespace": ref.namespace, "uid": self.store.new_uid(), "name": f"{ref.name}-node-0-{rank}"}
-        state = objects.RUNNING if code is None else objects.ended(code, **about)
+        state = state or (objects.RUNNING if code is None else objects.ended(code, **about))
         if (code or "last" in fields) and not self.store.logs:  # an empty log of a failed rank is read again for 2 s
             self.store.logs = b"2026-11-21T10:05:00Z training\n"
         made = objects.pod(rank, state, job=ref.name, **fields)
@@ -206,6 +217,12 @@ class DirectBackend(KubernetesBackend):
         owners = [{"kind": "TrainJob", "name": name, "uid": owner}] if owner else []
         own = {"name": name, "namespace": namespace, "uid": self.store.new_uid(), "ownerReferences": owners}
         return self.store.put("jobsets", {"metadata": own}, "ADDED")
+
+    def event(self, ref: JobRef, reason: str, message: str, kind: str = "JobSet") -> Object:
+        """An Event about an object with the name of a job."""
+        made = objects.event(reason, message, about={"kind": kind, "name": ref.name})
+        own = {"name": f"{ref.name}.{self.store.new_uid()}", "namespace": ref.namespace}
+        return self.store.put("events", {**made, "metadata": own}, "ADDED")
 
     async def answer(self, method: str, path: str, params: Mapping[str, str], body: Object | None) -> Reply:
         """The reply to a request."""
