@@ -1,4 +1,4 @@
-"""Trials in memory, for tests of the loop of a study: a cluster that trains, and a journal in a dictionary."""
+"""Trials in this process, for tests of the loop of a study: a cluster that trains, and a journal in a dictionary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend, Store
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob.errors import NotFound
@@ -68,9 +68,9 @@ def loss(values: Mapping[str, str], step: int) -> float:
 
 
 class Trainings:
-    """Trains the jobs of a backend in memory: one step of each job every 2 ms."""
+    """Trains the jobs of a cluster: one step of each job every 2 ms."""
 
-    def __init__(self, backend: MemoryBackend) -> None:
+    def __init__(self, backend: DirectBackend) -> None:
         self.backend = backend
         self.steps: dict[str, int] = {}
         self.started: list[tuple[str, int]] = []
@@ -117,33 +117,22 @@ class Trainings:
             await asyncio.gather(task, return_exceptions=True)
 
 
-class Launcher(MemoryBackend):
-    """The connection of one launcher to the backend that all share; it dies at a chosen request."""
+class Launcher(DirectBackend):
+    """The connection of one launcher to the cluster that all share; it dies at a chosen request.
 
-    def __init__(self, shared: MemoryBackend, files: dict[str, str], dies_at: int = -1) -> None:
-        self._shared, version = shared, shared.version
-        super().__init__()
-        self.version = version
-        common = ("jobs", "records", "remaining", "taken", "terminated", "last", "ran")
-        self.__dict__.update({name: vars(shared)[name] for name in common})
+    Attributes:
+        dead: Whether it has died: the test stops its tasks, since a process that is killed runs no code.
+    """
+
+    def __init__(self, store: Store, files: dict[str, str], dies_at: int = -1) -> None:
+        super().__init__(store)
         self.journal = MemoryJournal(files)
         self.count, self.dies_at = 0, dies_at
+        self.dead = False
         self.before = self.after = self.journal.before = self.journal.after = self._count
 
-    @property
-    def version(self) -> int:
-        """Version of the objects, which all launchers share."""
-        return self._shared.version
-
-    @version.setter
-    def version(self, value: int) -> None:
-        self._shared.version = value
-
-    def _count(self, name: str) -> None:
-        if name == "look":  # each look of a watch is no request
-            if 0 <= self.dies_at <= self.count:
-                raise Killed
-            return
+    def _count(self, _: str) -> None:
         self.count += 1
         if 0 <= self.dies_at <= self.count:
+            self.dead = True
             raise Killed

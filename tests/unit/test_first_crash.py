@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests import objects
+from tests.fakes.kube.direct import DirectBackend
+from tests.unit.virtually import virtually
 
 from trainjob import (
     Diagnosis,
@@ -40,8 +41,6 @@ from trainjob._support.control_characters import one_line
 from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Observation, observe
 from trainjob.verdicts import Category, Evidence
-
-pytestmark = pytest.mark.timeout(60)
 
 HOSTILE = [
     "\x1b[31mred\x1b[0m and \x1b]0;title\x07plain",
@@ -104,20 +103,16 @@ def test_any_json_unpacks_to_a_diagnosis(packed: object) -> None:
     assert again.text()
 
 
-def crashed(code: int = 3, rank: int = 1, **ended: Any) -> dict[str, Any]:
-    terminated = {"exitCode": code, "reason": "Error", "finishedAt": "2026-11-21T10:00:10Z", **ended}
-    labels = {
-        "batch.kubernetes.io/job-completion-index": str(rank),
-        "jobset.sigs.k8s.io/replicatedjob-name": "node",
-    }
-    metadata = {"name": f"x-node-0-{rank}", "uid": f"uid-{rank}", "labels": labels, "managedFields": [{"a": "b"}]}
-    statuses = [{"name": "node", "lastState": {"terminated": terminated}}]
-    return {"metadata": metadata, "spec": {"containers": []}, "status": {"containerStatuses": statuses}}
+def crashed(code: int = 3, rank: int = 1, time: str = "2026-11-21T10:00:10Z", **ended: Any) -> objects.Object:
+    return objects.pod(rank, last=objects.ended(code, finishedAt=time, **ended))
+
+
+CRASHED = crashed()["metadata"]["name"]
 
 
 def test_evidence_survives_as_json() -> None:
-    pods = [crashed(), *(crashed(1, rank, finishedAt="2026-11-21T10:00:11Z") for rank in range(2, 200))]
-    evidence = Evidence(None, pods, {"x-node-0-1": HOSTILE * 50, "x-node-0-2": ["peer is gone"]})
+    pods = [crashed(), *(crashed(1, rank, "2026-11-21T10:00:11Z") for rank in range(2, 200))]
+    evidence = Evidence(None, pods, {CRASHED: HOSTILE * 50, pods[1]["metadata"]["name"]: ["peer is gone"]})
     packed = json.loads(json.dumps(pack_evidence(evidence)))
     assert len(json.dumps(packed)) < 40_000
     again = unpack_evidence(packed)
@@ -136,7 +131,7 @@ def test_a_terminated_container_has_not_crashed() -> None:
     deletion = {"deletionTimestamp": "2026-11-21T10:00:40Z", "deletionGracePeriodSeconds": 30}  # requested at :10
     pod["metadata"] |= deletion
     assert crashes_of(pod) == set()
-    before = crashed(finishedAt="2026-11-21T10:00:09Z")
+    before = crashed(time="2026-11-21T10:00:09Z")
     before["metadata"] |= deletion
     assert len(crashes_of(before)) == 1
     assert crashes_of({}) == crashes_of({"status": {"containerStatuses": [{"state": None}, 3]}}) == set()
@@ -146,26 +141,26 @@ def test_a_terminated_container_has_not_crashed() -> None:
 
 
 @pytest.fixture
-def backend() -> MemoryBackend:
-    return MemoryBackend()
+def backend(prompt: None) -> DirectBackend:
+    return DirectBackend()
 
 
-async def running(backend: MemoryBackend, **fields: Any) -> JobRef:
-    """A job whose second rank has crashed once."""
-    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"], **fields})
-    ref = await flow.launch(backend, spec, "key", namespace="ns")
-    backend.running(ref)
-    backend.crashed[ref.uid] = [Evidence(None, [crashed()], {"x-node-0-1": ["ValueError: no"]})]
-    return ref
-
-
+SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
 FAIL_ON_FIRST_CRASH = WaitOptions(fail_on_first_crash=True)
 
 
-@pytest.mark.anyio
-async def test_the_first_crash_fails_the_wait_with_fail_on_first_crash(backend: MemoryBackend) -> None:
+async def running(backend: DirectBackend, **fields: Any) -> JobRef:
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"], **fields})
+    ref = await flow.launch(backend, spec, "key", namespace="ns")
+    backend.running(ref)
+    return ref
+
+
+@virtually
+async def test_the_first_crash_fails_the_wait_with_fail_on_first_crash(backend: DirectBackend) -> None:
     ref = await running(backend)
-    with anyio.fail_after(30), pytest.raises(RankCrashed, match="node-1 exited with code 3") as caught:
+    backend.crash(ref, 1, 3, "ValueError: no")
+    with pytest.raises(RankCrashed, match="node-1 exited with code 3") as caught:
         await waiting.wait(backend, ref, FAIL_ON_FIRST_CRASH, on_log=lambda _: None)
     assert isinstance(caught.value, TrainJobFailed)
     assert (caught.value.retry, caught.value.diagnosis.log) == (RetryVerdict.UNKNOWN, ("ValueError: no",))
@@ -173,39 +168,41 @@ async def test_the_first_crash_fails_the_wait_with_fail_on_first_crash(backend: 
     assert observe(backend.job(ref)).phase is Phase.RUNNING, "the caller decides about the job"
 
 
-@pytest.mark.anyio
-async def test_root_cause_may_be_the_last_reported_crash(backend: MemoryBackend) -> None:
+@virtually
+async def test_root_cause_may_be_the_last_reported_crash(backend: DirectBackend) -> None:
     """All first crashes are kept: the job deletes its pods when it fails."""
     ref = await running(backend)
-    victim, other, culprit = crashed(143), crashed(143), crashed(3)
-    for rank, pod in enumerate((victim, other, culprit)):
-        pod["metadata"] = {**pod["metadata"], "name": f"x-node-0-{rank}"}
-        pod["metadata"]["labels"] = {**pod["metadata"]["labels"], "batch.kubernetes.io/job-completion-index": str(rank)}
-    backend.crashed[ref.uid] = [Evidence(None, [pod]) for pod in (victim, other, culprit)]
+    codes = [143, 143, 3]
     reported: list[Diagnosis] = []
 
     def note(diagnosis: Diagnosis) -> None:
         reported.append(diagnosis)
-        if len(reported) == 3:
+        if len(reported) < len(codes):
+            backend.crash(ref, len(reported), codes[len(reported)], "the last line")
+        else:
+            backend.remove_pods()
             backend.condition(ref, "Failed", "FailedJobs")
 
+    backend.crash(ref, 0, codes[0], "the last line")
     with pytest.raises(TrainJobFailed) as failed:
         await waiting.wait(backend, ref, on_crash=note)
     assert (failed.value.diagnosis.rank, failed.value.diagnosis.exit_code) == ("node-2", 3)
 
 
-@pytest.mark.anyio
-async def test_every_crash_is_reported_and_a_limited_number_is_kept(backend: MemoryBackend) -> None:
+@virtually
+async def test_every_crash_is_reported_and_a_limited_number_is_kept(backend: DirectBackend) -> None:
     """A job of thousands of ranks with many restarts must not exhaust the waiter's memory."""
     ref = await running(backend)
-    backend.crashed[ref.uid] = [Evidence(None, [crashed(rank=rank)]) for rank in range(40)]
     reported: list[Diagnosis] = []
 
     def note(diagnosis: Diagnosis) -> None:
         reported.append(diagnosis)
-        if len(reported) == 40:
+        if len(reported) < 40:
+            backend.crash(ref, len(reported), 3, "the last line")
+        else:
             backend.end(ref)
 
+    backend.crash(ref, 0, 3, "the last line")
     watched, _, kept = await waiting.attend(backend, ref, on_crash=note)
     assert watched == ref
     assert kept is not None
@@ -213,15 +210,6 @@ async def test_every_crash_is_reported_and_a_limited_number_is_kept(backend: Mem
     assert {diagnosis.job for diagnosis in reported} == {str(ref)}
 
 
-@pytest.mark.anyio
-async def test_wait_for_a_job_without_crashes_returns_its_result(backend: MemoryBackend) -> None:
-    ref = await running(backend)
-    backend.crashed.clear()
-    backend.end(ref)
-    assert (await waiting.wait(backend, ref, FAIL_ON_FIRST_CRASH)).uid == ref.uid
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("reason", "category"),
     [
@@ -230,15 +218,13 @@ async def test_wait_for_a_job_without_crashes_returns_its_result(backend: Memory
         ("EvictionByEvictionAPI", Category.NODE_LOST),
     ],
 )
+@virtually
 async def test_a_preemption_or_a_lost_node_is_not_a_crash(
-    backend: MemoryBackend, reason: str, category: Category
+    backend: DirectBackend, reason: str, category: Category
 ) -> None:
     """The cluster restarts such ranks."""
     ref = await running(backend)
-    preempted = crashed(137)
-    disruption = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "room"}
-    preempted["status"]["conditions"] = [disruption]
-    backend.crashed[ref.uid] = [Evidence(None, [preempted])]
+    backend.crash(ref, 1, 137, "the last line", conditions=[objects.condition("DisruptionTarget", reason)])
     warned: list[Diagnosis] = []
 
     def end(diagnosis: Diagnosis) -> None:
@@ -249,23 +235,20 @@ async def test_a_preemption_or_a_lost_node_is_not_a_crash(
     assert [diagnosis.category for diagnosis in warned] == [category]
 
 
-@pytest.mark.anyio
+@virtually
 async def test_unreadable_crashes_are_reported_and_not_final(
-    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    backend: DirectBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = await running(backend)
-
-    async def unseen(_: JobRef) -> AsyncGenerator[Evidence]:
+    backend.store.forbidden = (frozenset({"pods"}), frozenset())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(waiting.wait, backend, ref, FAIL_ON_FIRST_CRASH)
+        await anyio.sleep(10)
         backend.end(ref)
-        raise BackendUnavailable("pods is forbidden")
-        yield
-
-    monkeypatch.setattr(backend, "crashes", unseen)
-    assert (await waiting.wait(backend, ref, FAIL_ON_FIRST_CRASH)).uid == ref.uid
-    assert f"crashes of ranks of TrainJob {ref} cannot be reported while it runs: pods is forbidden" in caplog.text
+    assert f"crashes of ranks of TrainJob {ref} cannot be reported while it runs: " in caplog.text
+    assert "pods is forbidden" in caplog.text
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("action", "queue", "phase", "text"),
     [
@@ -275,8 +258,9 @@ async def test_unreadable_crashes_are_reported_and_not_final(
         ("keep", "", Phase.RUNNING, "keeps running"),
     ],
 )
+@virtually
 async def test_give_up_applies_the_crash_action(
-    backend: MemoryBackend, action: CrashAction, queue: str, phase: Phase | None, text: str
+    backend: DirectBackend, action: CrashAction, queue: str, phase: Phase | None, text: str
 ) -> None:
     ref = await running(backend, labels={QUEUE_LABEL: queue} if queue else {})
     assert await give_up(backend, ref, diagnosis(), action) == f"{ref} {text}"
@@ -284,67 +268,74 @@ async def test_give_up_applies_the_crash_action(
     assert (observe(left).phase if left else None) is phase
 
 
-@pytest.mark.anyio
-async def test_a_given_up_job_keeps_its_diagnosis_and_counts_as_failed(backend: MemoryBackend) -> None:
+@virtually
+async def test_a_given_up_job_keeps_its_diagnosis_and_counts_as_failed(backend: DirectBackend) -> None:
     ref = await running(backend)
     final = diagnosis(retry=RetryVerdict.USER, log=("ValueError: Größe",))
     await give_up(backend, ref, final)
     assert "Größe" in backend.job(ref)["metadata"]["annotations"][GIVEN_UP], "people read it with kubectl"
     assert given_up(backend.job(ref)) == final
-    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
     with pytest.raises(TrainJobFailed, match="node-1 exited with code 3"):
-        await flow.launch(backend, spec, "key", namespace="ns", after_failure="verdict")
-    fixed = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train", "better"]})
+        await flow.launch(backend, SPEC, "key", namespace="ns", after_failure="verdict")
+    fixed = SPEC.model_copy(update={"command": ["train", "better"]})
     second = await flow.launch(backend, fixed, "key", namespace="ns")
     assert (second.attempt, observe(backend.job(ref)).phase) == (2, Phase.SUSPENDED)
 
 
-@pytest.mark.anyio
-async def test_a_retryable_crash_is_retried(backend: MemoryBackend) -> None:
+@virtually
+async def test_a_retryable_crash_is_retried(backend: DirectBackend) -> None:
     ref = await running(backend)
     await give_up(backend, ref, diagnosis())
-    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
     with pytest.raises(TrainJobFailed, match="node-1 exited with code 3"):
-        await flow.launch(backend, spec, "key", namespace="ns", after_failure="infrastructure")
-    assert (await flow.launch(backend, spec, "key", namespace="ns", after_failure="verdict")).attempt == 2
+        await flow.launch(backend, SPEC, "key", namespace="ns", after_failure="infrastructure")
+    assert (await flow.launch(backend, SPEC, "key", namespace="ns", after_failure="verdict")).attempt == 2
 
 
-@pytest.mark.anyio
-async def test_a_resumed_job_is_not_given_up(backend: MemoryBackend) -> None:
+@virtually
+async def test_a_resumed_job_is_not_given_up(backend: DirectBackend) -> None:
     ref = await running(backend)
     await give_up(backend, ref, diagnosis())
     await backend.patch(ref, {"spec": {"suspend": False}})
     assert given_up(backend.job(ref)) is None
-    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
-    assert await flow.launch(backend, spec, "key", namespace="ns") == ref, "a key never has two active jobs"
+    assert await flow.launch(backend, SPEC, "key", namespace="ns") == ref, "a key never has two active jobs"
 
 
-@pytest.mark.anyio
-async def test_give_up_never_raises(backend: MemoryBackend) -> None:
+@virtually
+async def test_an_unreadable_diagnosis_gives_up_a_suspended_job(backend: DirectBackend) -> None:
     ref = await running(backend)
-    backend.job(ref)["metadata"]["annotations"][GIVEN_UP] = "{"
-    backend.job(ref)["spec"]["suspend"] = True
+    backend.change(ref, {"metadata": {"annotations": {GIVEN_UP: "{"}}, "spec": {"suspend": True}})
     assert given_up(backend.job(ref)) is not None
-    backend.job(ref)["spec"]["suspend"] = False
 
-    def out(request: str) -> None:
-        raise BackendUnavailable("the API server is away")
 
-    backend.before = out
-    assert await give_up(backend, ref, diagnosis()) == (
-        f"{ref} could not be stopped and keeps running: the API server is away"
-    )
+AWAY = BackendUnavailable("the API server is away")
 
-    def gone(request: str) -> None:
-        if request == "patch":
-            raise NotFound("deleted between two requests")
 
-    backend.before = gone
-    assert await give_up(backend, ref, diagnosis()) == f"{ref} has ended"
-    backend.before = lambda _: None
+@pytest.mark.parametrize(
+    ("request_", "error", "text"),
+    [
+        ("", AWAY, "could not be stopped and keeps running: the API server is away"),
+        ("PATCH trainjobs", NotFound("deleted between two requests"), "has ended"),
+    ],
+    ids=["an outage", "a deletion"],
+)
+@virtually
+async def test_give_up_never_raises(backend: DirectBackend, request_: str, error: Exception, text: str) -> None:
+    ref = await running(backend)
+
+    def fail(request: str) -> None:
+        if request_ in ("", request):
+            raise error
+
+    backend.before = fail
+    assert await give_up(backend, ref, diagnosis()) == f"{ref} {text}"
+
+
+@virtually
+async def test_a_job_that_has_ended_or_is_another_one_is_not_given_up(backend: DirectBackend) -> None:
+    ref = await running(backend)
     backend.requests.clear()
     assert await give_up(backend, replace(ref, uid="another"), diagnosis()) == f"{ref} has ended"
-    assert backend.requests == ["get"], "the name belongs to another job now"
+    assert backend.requests == ["GET trainjobs"], "the name belongs to another job now"
     assert observe(backend.job(ref)).phase is Phase.RUNNING
     backend.end(ref, 3)
     assert await give_up(backend, ref, diagnosis()) == f"{ref} has ended"
@@ -352,16 +343,13 @@ async def test_give_up_never_raises(backend: MemoryBackend) -> None:
 
 @pytest.mark.parametrize("limits", [{}, {"memory": "1Gi"}])
 def test_packed_evidence_keeps_the_memory_limits(limits: dict[str, str]) -> None:
-    pod = crashed(137)
-    pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["reason"] = "OOMKilled"
+    pod = crashed(137, reason="OOMKilled")
     pod["spec"] = {"containers": [{"name": "node", "env": [], "resources": {"limits": limits}}]}
     again = unpack_evidence(json.loads(json.dumps(pack_evidence(Evidence(None, [pod])))))
     assert again is not None
-    assert (
-        diagnosis_of(again, Observation(Phase.FAILED)).summary
-        == diagnosis_of(Evidence(None, [pod]), Observation(Phase.FAILED)).summary
-    )
-    assert ("its node ran out of memory" in diagnosis_of(again, Observation(Phase.FAILED)).summary) is not bool(limits)
+    found, before = (diagnosis_of(each, Observation(Phase.FAILED)) for each in (again, Evidence(None, [pod])))
+    assert found.summary == before.summary
+    assert ("its node ran out of memory" in found.summary) is not bool(limits)
 
 
 @pytest.mark.parametrize(
@@ -374,9 +362,7 @@ def test_packed_evidence_keeps_the_memory_limits(limits: dict[str, str]) -> None
     ],
 )
 def test_secrets_in_logs_are_masked(line: str) -> None:
-    pod = crashed()
-    terminated = pod["status"]["containerStatuses"][0]["lastState"]["terminated"]
-    terminated |= {"message": f"the reason: {line}", "exitCode": 1}
+    pod = crashed(1, message=f"the reason: {line}")
     log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', f"ValueError: {line}"]
     evidence = Evidence(None, [pod], {pod["metadata"]["name"]: [line, *log]})
     packed = pack_evidence(evidence)

@@ -1,17 +1,17 @@
-"""The loop of a study, with trials in memory: kills, two launchers, errors, limits."""
+"""The loop of a study, with simulated trials: kills, two launchers, errors, limits."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.contract.memory import MemoryBackend
+from tests.fakes.kube.direct import DirectBackend
 from tests.unit.simulated_trials import SPACE, STEPS, TEMPLATE, Launcher, MemoryJournal, Trainings, study
 
 from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions, cancel_key
@@ -30,12 +30,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 @dataclass
 class World:
-    backend: MemoryBackend
-    trainings: Trainings
+    backend: DirectBackend = field(default_factory=DirectBackend)
     files: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.trainings = Trainings(self.backend)
+
     def launcher(self, dies_at: int = -1) -> Launcher:
-        return Launcher(self.backend, self.files, dies_at)
+        return Launcher(self.backend.store, self.files, dies_at)
 
     async def tune(
         self, launcher: Launcher | None = None, template: TrainJobSpec = TEMPLATE, key: str = "study", **fields: Any
@@ -55,21 +57,21 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def killed(launch: Awaitable[StudyResult]) -> bool:
-    """Whether the launcher was killed; raises what else it raises."""
-    try:
-        await launch
-    except BaseException as error:
-        if "Killed" in repr(error):  # perhaps in a group
-            return True
-        raise
-    return False
+async def killed(world: World, dies_at: int, **fields: Any) -> bool:
+    """Whether a launcher was killed at its request of that number; raises what else it raises."""
+    launcher = world.launcher(dies_at)
+    task = asyncio.create_task(world.tune(launcher, **fields))
+    await until(lambda: launcher.dead or task.done())
+    task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    if not launcher.dead and isinstance(outcome, BaseException):
+        raise outcome
+    return launcher.dead
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    backend = MemoryBackend()
-    made = World(backend, Trainings(backend))
+async def world(prompt: None) -> AsyncIterator[World]:
+    made = World()
     async with made.trainings.training():
         yield made
 
@@ -87,8 +89,7 @@ async def test_a_study_runs(world: World) -> None:
 
 
 async def _undisturbed(**fields: Any) -> StudyResult:
-    backend = MemoryBackend()
-    world = World(backend, Trainings(backend))
+    world = World()
     async with world.trainings.training():
         return await world.tune(**fields)
 
@@ -103,10 +104,9 @@ async def test_a_kill_at_any_request_loses_and_doubles_no_trial() -> None:
     undisturbed = await _undisturbed(**fields)
     kills = 0
     for dies_at in range(1, 200):
-        backend = MemoryBackend()
-        each = World(backend, Trainings(backend))
+        each = World()
         async with each.trainings.training():
-            if not await killed(each.tune(each.launcher(dies_at), **fields)):
+            if not await killed(each, dies_at, **fields):
                 break
             kills += 1
             result = await each.tune(**fields)
@@ -122,12 +122,11 @@ async def test_a_kill_while_pruning_leaves_no_job_running(monkeypatch: pytest.Mo
     fields: dict[str, Any] = {"max_trials": 2, "parallel": 1, "pruner": pruner}
     kills = 0
     for dies_at in range(1, 200):
-        backend = MemoryBackend()
-        each = World(backend, Trainings(backend))
+        each = World()
         each.trainings.metric = lambda values, step: 1.0
         async with each.trainings.training():
             try:
-                await killed(each.tune(each.launcher(dies_at), **fields))
+                await killed(each, dies_at, **fields)
             except StudyFailed:
                 break
             kills += 1
@@ -137,7 +136,7 @@ async def test_a_kill_while_pruning_leaves_no_job_running(monkeypatch: pytest.Mo
         assert state is not None
         assert {trial.state for trial in state.trials} == {"pruned"}
         assert each.trainings.started == [("0", 1), ("1", 1)], f"killed at request {dies_at}"
-        assert not [job for job in backend.jobs.values() if not observe(job).phase.terminal], dies_at
+        assert not [job for job in each.backend.jobs.values() if not observe(job).phase.terminal], dies_at
     assert kills > 20
 
 
@@ -186,7 +185,7 @@ async def test_a_trial_that_another_launcher_pruned_meanwhile_is_not_launched_ag
     launcher = world.launcher()
 
     def before(name: str) -> None:
-        if name == "create" and launcher.journal.files.get("asked/00000"):
+        if name == "POST trainjobs" and launcher.journal.files.get("asked/00000"):
             pruned = Trial(0, {}, "pruned", 1.0, "worse than other trials").as_dict()
             launcher.journal.create("ended/00000", pruned)
 
@@ -261,8 +260,8 @@ async def test_an_error_of_a_launch_loses_no_running_trial(world: World, error: 
 
     def before(name: str) -> None:
         nonlocal creates
-        creates += name == "create"
-        if name == "create" and creates == 3:
+        creates += name == "POST trainjobs"
+        if name == "POST trainjobs" and creates == 3:
             raise error
 
     launcher.before = before
@@ -301,7 +300,7 @@ async def test_a_job_that_cannot_be_cancelled_is_cancelled_later(world: World, m
     failures = [BackendUnavailable("no route")]
 
     def before(name: str) -> None:
-        if name == "get" and failures:
+        if name == "GET trainjobs" and failures:
             raise failures.pop()
 
     launcher.before = before
@@ -314,12 +313,11 @@ async def test_a_job_that_cannot_be_cancelled_is_cancelled_later(world: World, m
 async def test_an_interrupted_trial_has_new_attempts_also_over_launchers() -> None:
     """143: SIGTERM, for which the training code is not to blame. The launcher dies at each of its requests."""
     for dies_at in range(1, 200):
-        over, backend = False, MemoryBackend()
-        each = World(backend, Trainings(backend))
+        over, each = False, World()
         each.trainings.exits = lambda values, ref: 143
         async with each.trainings.training():
             try:
-                await killed(each.tune(each.launcher(dies_at), max_trials=1, retries=1))
+                await killed(each, dies_at, max_trials=1, retries=1)
             except StudyFailed:
                 over = True
             with pytest.raises(StudyFailed, match="SIGTERM"):
@@ -344,7 +342,7 @@ async def test_no_attempt_follows_the_last_one_that_fails_while_a_launcher_start
     launcher = world.launcher()
 
     def before(name: str) -> None:
-        if name == "cancels" and not observe(world.backend.job(last)).phase.terminal:
+        if name == "LIST leases" and not observe(world.backend.job(last)).phase.terminal:
             world.backend.end(last, 143)
 
     launcher.before = before
@@ -478,7 +476,7 @@ async def test_pruned_trials_leave_no_records_of_their_cancel(world: World, monk
     with pytest.raises(StudyFailed):
         await world.tune(max_trials=4, pruner={"name": "threshold", "options": {"upper": 0.0}})
     assert world.backend.jobs == {}
-    assert world.backend.records == {}
+    assert world.backend.cancelled == []
 
 
 async def test_a_pruned_trial_that_another_attempt_has_replaced_leaves_nothing(
@@ -494,8 +492,8 @@ async def test_a_pruned_trial_that_another_attempt_has_replaced_leaves_nothing(
     second = copy.deepcopy(first)
     second["metadata"] |= {"name": f"{first['metadata']['name'][:-1]}2", "uid": "second"}
     second["metadata"]["labels"][ATTEMPT] = "2"
-    world.backend.jobs["ns", second["metadata"]["name"]] = second
-    del world.backend.jobs["ns", first["metadata"]["name"]]
+    world.backend.store.put("trainjobs", second, "ADDED")
+    world.backend.store.delete("trainjobs", first["metadata"]["name"], {}, "Background", "ns")
     await until(lambda: len(world.trainings.started) == 2)
     values[0] = 0.0
     with pytest.raises(StudyFailed):

@@ -10,6 +10,8 @@ from typing import Any, ParamSpec
 from tests.simulation.virtual import VirtualLoop
 
 P = ParamSpec("P")
+LONGEST = 120.0
+"""Seconds of virtual time that a test may take."""
 
 
 def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
@@ -24,6 +26,7 @@ def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
             while not task.done():
                 due = loop.due()
                 assert due is not None, "all tasks wait for ever"
+                assert due < LONGEST, "the test does not end"
                 loop.now = max(loop.now, due)
                 loop.settle()
             for each in asyncio.all_tasks(loop):
