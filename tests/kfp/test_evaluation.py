@@ -104,23 +104,8 @@ def test_the_verdict_of_both_models_is_an_output(steps: "Steps") -> None:
         assert outputs["result"]["name"] in page
         assert '"rule":"metrics.accuracy.min_improvement"' in page.replace('": ', '":')
 
-        done = steps.run(
-            "export_model",
-            source=model(steps, 8),
-            name="m",
-            target=str(steps.directory / "models"),
-            evaluation=outputs["evaluation"],
-            alias="champion",
-            in_pod=True,
-        )
-        assert done.code == 0, done.log
-        assert done.output["parameterValues"]["promoted"] is True
-        assert records.resolve("m", "champion").tags["trainjob.evaluation.passed"] == "true"
 
-
-@pytest.mark.full
 def test_a_model_that_does_not_pass_is_no_error(steps: "Steps") -> None:
-    steps.environment["TRAINJOB_REGISTRY"] = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
     ended = evaluate(steps, 1, champion="")
     assert ended.code == 0, ended.log
     outputs = ended.output["parameterValues"]
@@ -129,16 +114,6 @@ def test_a_model_that_does_not_pass_is_no_error(steps: "Steps") -> None:
     (evaluated,) = ended.output["artifacts"]["evaluated"]["artifacts"]
     reference = json.loads(Path(evaluated["uri"]).read_text())
     assert reference["uri"] == outputs["evaluation"] == (steps.directory / "evaluation-1").as_uri()
-    done = steps.run(
-        "export_model",
-        source=model(steps, 1),
-        name="m",
-        target=str(steps.directory / "models"),
-        evaluation=outputs["evaluation"],
-        alias="champion",
-    )
-    assert done.code == 0, done.log
-    assert (done.output["parameterValues"]["promoted"], done.output["parameterValues"]["version"]) == (False, "1")
 
 
 def test_a_function_evaluates(steps: "Steps") -> None:

@@ -12,7 +12,7 @@ from tests.kfp.step_backend import StepBackend
 
 from trainjob import InvalidSpec, JobRef, LogLine, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec
 from trainjob._manifest.attempts import given_up
-from trainjob.errors import JobHung, QueueTimeout, RankCrashed
+from trainjob.errors import QueueTimeout, RankCrashed
 from trainjob.job import KEY, TRY
 from trainjob.status import QUEUE_LABEL, observe
 from trainjob_kfp import jobs, steplog
@@ -98,38 +98,6 @@ def test_the_first_crash_fails_the_step(
     assert all(given_up(job) for job in left if phase is Phase.SUSPENDED)
 
 
-def test_a_crash_is_logged_with_the_last_lines_of_its_rank(
-    backend: StepBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_line = steplog.write_line
-
-    def end_after_warning(what: object) -> None:
-        write_line(what)
-        if "ValueError" in str(what):
-            backend.end(attempts(backend)[0])
-
-    monkeypatch.setattr(jobs, "write_line", end_after_warning)
-    crashes(backend, 3, "ValueError: no")
-    jobs.run_job(EXECUTION, SPEC, WAIT)
-    out = capsys.readouterr().out
-    assert "exited with code 3; the job keeps running if" in out
-    assert "  | ValueError: no" in out
-
-
-def test_a_job_that_hangs_fails_any_step_and_is_suspended(
-    backend: StepBackend, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def hangs(ref: JobRef) -> None:
-        backend.pod(ref)
-        backend.write(ref, 0, 'trainjob.rank {"rank": 0, "count": 1, "stalled_seconds": 9}')
-
-    at_creation(backend, hangs)
-    with pytest.raises(JobHung, match="no rank has made progress for 1s: node-0 makes no step"):
-        jobs.run_job(EXECUTION, TrainJobSpec.parse({**FIELDS, "stall_timeout": 1}), INITIALIZER)
-    assert [observe(job).phase for job in backend.jobs.values()] == [Phase.SUSPENDED]
-    assert "was suspended" in capsys.readouterr().out
-
-
 def test_unknown_crash_actions_are_refused(backend: StepBackend) -> None:
     with pytest.raises(InvalidSpec, match=r"on_crash_action: must be 'suspend', 'cancel' or 'keep', not 'delete'"):
         jobs.run_job(EXECUTION, SPEC, {**TRAIN, "on_crash_action": "delete"})
@@ -148,7 +116,47 @@ def test_the_log_of_a_step_has_no_control_sequences(
     assert message.read_text() == "a red b"
 
 
+def test_a_long_termination_message_keeps_its_summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(message))
+    summary = "TrainJob default/train-1 failed: node-0 exited with code 3"
+    steplog.leave_message("\n".join([summary, *["ä" * 300] * 30]))
+    assert 4000 < message.stat().st_size <= 4096
+    assert message.read_text().splitlines()[0] == summary
+
+
+@pytest.mark.parametrize(
+    ("deadline", "shown"), [("2026-11-21T10:32:34Z", True), ("0001-01-01T00:00:00Z", False), ("", False)]
+)
+def test_a_step_logs_when_kfp_terminates_it(
+    backend: StepBackend,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    deadline: str,
+    shown: bool,
+) -> None:
+    monkeypatch.setenv("ARGO_DEADLINE", deadline)
+    at_creation(backend, backend.end)
+    jobs.run_job(EXECUTION, SPEC, INITIALIZER)
+    assert ("KFP terminates this step at 2026-11-21T10:32:34Z" in capsys.readouterr().out) is shown
+
+
 # ---------------------------------------------------------------- tries of the step
+
+
+def test_kfps_retries_and_retry_run_start_new_attempts(backend: StepBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(ref: JobRef) -> None:
+        backend.write(ref, 0, "about to fail")
+        backend.end(ref, 7)
+
+    at_creation(backend, fails)
+    found = []
+    for index, user_errors in (("0", True), ("1", False), ("1", True), ("", False)):  # at last: "Retry run"
+        monkeypatch.setenv("KFP_RETRY_INDEX", index)
+        with pytest.raises(TrainJobFailed, match="node-0 exited with code 7"):
+            jobs.run_job(EXECUTION, SPEC, {**WAIT, "retry_user_errors": user_errors})
+        found.append(len(attempts(backend)))
+    assert found == [1, 1, 2, 3], "the failure is not certain to repeat"
 
 
 @pytest.mark.parametrize("queue", [{}, {"labels": {QUEUE_LABEL: "main"}}], ids=["without a queue", "in a queue"])

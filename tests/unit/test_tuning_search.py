@@ -25,7 +25,7 @@ from trainjob.tuning.sampling import Sampling
 from trainjob.tuning.trial_jobs import TRIAL
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.usefixtures("prompt")]
 
 
 @dataclass
@@ -70,13 +70,18 @@ async def killed(world: World, dies_at: int, **fields: Any) -> bool:
 
 
 @pytest.fixture
-async def world(prompt: None) -> AsyncIterator[World]:
+async def world() -> AsyncIterator[World]:
     made = World()
     async with made.trainings.training():
         yield made
 
 
 async def test_a_study_runs(world: World) -> None:
+    def exits(values: dict[str, str], ref: JobRef) -> int:
+        world.backend.store.ahead += timedelta(seconds=2)  # times of objects are whole seconds
+        return 0
+
+    world.trainings.exits = exits
     result = await world.tune()
     assert [trial.state for trial in result.trials] == ["complete"] * 4
     assert sorted(world.trainings.started) == [(str(number), 1) for number in range(4)]
@@ -94,6 +99,7 @@ async def _undisturbed(**fields: Any) -> StudyResult:
         return await world.tune(**fields)
 
 
+@pytest.mark.full
 async def test_a_kill_at_any_request_loses_and_doubles_no_trial() -> None:
     """The launcher dies before and after each of its requests to the cluster and to the journal."""
     fields: dict[str, Any] = {
@@ -310,6 +316,7 @@ async def test_a_job_that_cannot_be_cancelled_is_cancelled_later(world: World, m
     assert world.backend.jobs == {}
 
 
+@pytest.mark.full
 async def test_an_interrupted_trial_has_new_attempts_also_over_launchers() -> None:
     """143: SIGTERM, for which the training code is not to blame. The launcher dies at each of its requests."""
     for dies_at in range(1, 200):
