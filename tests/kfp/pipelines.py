@@ -1,12 +1,13 @@
 """Reads compiled pipelines as a KFP backend does: unknown fields are an error."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: KFP reads those of pipelines as objects.
 
 from pathlib import Path
 from typing import Any
 
 import yaml
 from google.protobuf import json_format
+from kfp import compiler, dsl
 from kfp.kubernetes.kubernetes_executor_config_pb2 import KubernetesExecutorConfig
 from kfp.pipeline_spec import pipeline_spec_pb2
 
@@ -22,6 +23,22 @@ def validated(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for each in executors.values():
         json_format.ParseDict(each, KubernetesExecutorConfig())
     return spec, executors
+
+
+def compiled(pipeline: Any, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Compile a pipeline or a component, and read it."""
+    compiler.Compiler().compile(pipeline, str(path))
+    return validated(path)
+
+
+def calling(component: Any, **arguments: Any) -> Any:
+    """A pipeline of one task."""
+
+    @dsl.pipeline(name="wrapper")  # type: ignore[untyped-decorator]  # KFP has no types
+    def wrapper() -> None:
+        component(**arguments)
+
+    return wrapper
 
 
 def dangling(spec: dict[str, Any]) -> list[str]:

@@ -6,25 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from google.protobuf import json_format
-from kfp import compiler, components as kfp_components, dsl, kubernetes
-from kfp.pipeline_spec import pipeline_spec_pb2
+from kfp import components as kfp_components, dsl, kubernetes
+from tests.kfp.pipelines import compiled
 
 import trainjob_kfp
 from trainjob_kfp import STEP_IMAGE, LostByKfp, UnseenByCache, cleanup, distributed, load, retry, train
 from trainjob_kfp.compile import COMPILED
 
 FIELDS = {"RESOURCES", "ENV", "KUBERNETES_AFFINITY", "KUBERNETES_TOLERATIONS", "KUBERNETES_NODE_SELECTOR"}
-
-
-def compiled(pipeline: Any, path: Path) -> list[dict[str, Any]]:
-    compiler.Compiler().compile(pipeline, str(path))
-    documents = list(yaml.safe_load_all(path.read_text()))
-    json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())
-    for platform in documents[1:]:
-        json_format.ParseDict(platform, pipeline_spec_pb2.PlatformSpec())
-    return documents
 
 
 def fields(definition: dict[str, Any]) -> set[str]:
@@ -43,7 +32,8 @@ def test_kfps_loader_drops_passthroughs_that_load_keeps(tmp_path: Path) -> None:
         def pipeline() -> None:
             component(runtime="torch-distributed").set_cpu_limit("4")
 
-        return fields(compiled(pipeline, tmp_path / "loaded.yaml")[0]["components"]["comp-train"])
+        spec, _ = compiled(pipeline, tmp_path / "loaded.yaml")
+        return fields(spec["components"]["comp-train"])
 
     found = {
         "kfp": passed_on(kfp_components.load_component_from_file(str(path))),
@@ -71,9 +61,9 @@ def test_all_task_settings_of_train_compile(tmp_path: Path) -> None:
         kubernetes.use_secret_as_volume(task, "s", "/s")
         kubernetes.mount_pvc(task, "data", "/data")
 
-    spec, platform = compiled(pipeline, tmp_path / "gpus.yaml")
+    spec, executors = compiled(pipeline, tmp_path / "gpus.yaml")
     assert fields(spec["components"]["comp-train"]) >= {*FIELDS, "KUBERNETES_VOLUMES"}
-    assert "secretAsEnv" in str(platform)
+    assert "secretAsEnv" in str(executors)
 
 
 # ---------------------------------------------------------------- retry
@@ -84,7 +74,7 @@ def test_retries_have_a_time_limit_of_a_month(tmp_path: Path) -> None:
     def pipeline() -> None:
         retry(train(runtime="torch-distributed"), 3, pause=30)
 
-    (spec,) = compiled(pipeline, tmp_path / "retried.yaml")
+    spec, _ = compiled(pipeline, tmp_path / "retried.yaml")
     assert spec["root"]["dag"]["tasks"]["train"]["retryPolicy"] == {
         "maxRetryCount": 3,
         "backoffDuration": "30s",
@@ -161,7 +151,7 @@ def test_the_cache_is_off_unless_a_task_turns_it_on(origin: str, tmp_path: Path)
         given["cleanup"](run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
         given["train"](runtime="torch-distributed").set_caching_options(True)
 
-    (spec,) = compiled(pipeline, tmp_path / "retrain.yaml")
+    spec, _ = compiled(pipeline, tmp_path / "retrain.yaml")
     options = {name: task.get("cachingOptions") for name, task in spec["root"]["dag"]["tasks"].items()}
     assert {name for name, each in options.items() if each and each.get("enableCache")} == {"train-2"}
     assert len(options) == 7
@@ -184,7 +174,7 @@ def test_a_distributed_component_keeps_its_interface_and_runs_in_the_step_image(
         retry(made(epochs=3, data=data.output), 2)
         fit(epochs=3, data=data.output)
 
-    (spec,) = compiled(pipeline, tmp_path / "wrapper.yaml")
+    spec, _ = compiled(pipeline, tmp_path / "wrapper.yaml")
     step, plain = spec["components"]["comp-fit"], spec["components"]["comp-fit-2"]
     assert step["outputDefinitions"] == plain["outputDefinitions"]
     assert set(step["inputDefinitions"]["parameters"]) == {"epochs", "task_config"}
@@ -218,7 +208,7 @@ def test_cleanup_has_a_run_id_and_so_is_never_cached(tmp_path: Path) -> None:
         with dsl.ExitHandler(cleanup(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)):
             train(runtime="torch-distributed")
 
-    (spec,) = compiled(pipeline, tmp_path / "exits.yaml")
+    spec, _ = compiled(pipeline, tmp_path / "exits.yaml")
     given = spec["root"]["dag"]["tasks"]["cleanup"]["inputs"]["parameters"]["run_id"]
     assert given == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
     with pytest.raises(TypeError, match="missing 1 required argument: run_id"):

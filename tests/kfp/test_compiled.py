@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from google.protobuf import json_format
-from kfp import compiler, dsl
+from kfp import compiler
 from kfp.pipeline_spec import pipeline_spec_pb2
+from tests.kfp.pipelines import calling
 
 import trainjob
 import trainjob_kfp
@@ -70,9 +71,7 @@ def test_loaded_and_imported_components_compile_to_the_same(name: str, tmp_path:
     }.items():
         required = [n for n, spec in component.component_spec.inputs.items() if not spec.optional]
         path = tmp_path / f"{how}.yaml"
-        compiler.Compiler().compile(
-            pipeline_of(component, dict.fromkeys(required, "x") | MORE.get(name, {})), str(path)
-        )
+        compiler.Compiler().compile(calling(component, **dict.fromkeys(required, "x") | MORE.get(name, {})), str(path))
         specs[how] = load(path)
         for compiled in specs[how]["components"].values():
             for definitions in (compiled["inputDefinitions"], compiled["outputDefinitions"]):
@@ -86,14 +85,6 @@ MORE: dict[str, dict[str, Any]] = {
     "evaluate_model": {"command": ["x"]},  # required, unless there is a function
     "tune": {"study": STUDY},
 }
-
-
-def pipeline_of(component: Any, given: dict[str, Any]) -> Any:
-    @dsl.pipeline(name="wrapper")  # type: ignore[untyped-decorator]
-    def wrapper() -> None:
-        component(**given)
-
-    return wrapper
 
 
 def test_the_example_compiles_to_a_valid_pipeline(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kfp import compiler, dsl
+from kfp import dsl
 from tests.fakes.model_registry import FakeRegistry
+from tests.kfp import pipelines
 from tests.kfp.pipelines import dangling, validated
 
 from trainjob import registry
@@ -87,8 +88,7 @@ def test_a_parameter_that_the_compiler_drops_is_found(tmp_path: Path) -> None:
             task = train(runtime="torch-distributed")
             task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(gpus)
 
-    compiler.Compiler().compile(wrapper, str(tmp_path / "wrapper.yaml"))
-    spec, _ = validated(tmp_path / "wrapper.yaml")
+    spec, _ = pipelines.compiled(wrapper, tmp_path / "wrapper.yaml")
     assert dangling(spec) == ["comp-exit-handler-1: train takes pipelinechannel--gpus"]
 
 

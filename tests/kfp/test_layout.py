@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from kfp import compiler
 from packaging.requirements import Requirement
-from tests.kfp.pipelines import validated
+from tests.kfp.pipelines import compiled
 
 import trainjob_kfp
 from trainjob.cli.cluster import install
@@ -84,6 +83,5 @@ def test_the_metadata_name_the_oldest_supported_versions(name: str) -> None:
 @pytest.mark.filterwarnings("error")
 def test_the_example_compiles(name: str, tmp_path: Path) -> None:
     pipeline = import_module(f"trainjob_kfp.{name}.example_pipelines").example_pipeline
-    compiler.Compiler().compile(pipeline, str(tmp_path / "pipeline.yaml"))
-    spec, _ = validated(tmp_path / "pipeline.yaml")
+    spec, _ = compiled(pipeline, tmp_path / "pipeline.yaml")
     assert f"comp-{name.replace('_', '-')}" in spec["components"]

@@ -5,16 +5,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import compiler, dsl
+from kfp import dsl
+from tests.kfp.pipelines import calling, compiled
 
 from trainjob.errors import TrainJobError
-from trainjob_kfp import cleanup, export_model, initialize_dataset, initialize_model, train, wait
+from trainjob_kfp import (
+    cleanup,
+    evaluate_model,
+    export_model,
+    initialize_dataset,
+    initialize_model,
+    train,
+    tune,
+    wait,
+)
 
 TOKEN = "ghp_" + "a1B2" * 9
 TRAIN = {"runtime": "torch-distributed"}
 DATASET = {"source": "s3://b/d"}
 MODEL = {"source": "models:/m@champion"}
 EXPORT = {"source": "s3://b/m", "name": "digits"}
+EVALUATE = {"candidate": "s3://b/m", "dataset": "s3://b/d", "command": ["python", "evaluate.py"]}
+SPACE = {"x": {"type": "float", "low": -2.0, "high": 2.0}}
+STUDY = {"space": SPACE, "metric": "loss", "direction": "minimize", "max_trials": 3.0}
+TUNE = {
+    "study": STUDY,
+    "runtime": "trainjob-step",
+    "command": ["python", "trial.py", "$(KUBEFLOW_TRAINER_OPT_X)"],
+}
+OUTSIDE = 3
+
+
+def score(model: str, dataset: str) -> dict[str, Any]:
+    return {"metrics": {"accuracy": 1.0}, "examples": 10}
+
+
+def closure(model: str, dataset: str) -> dict[str, Any]:
+    return {"metrics": {"accuracy": OUTSIDE}}
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -62,18 +89,45 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "name": (export_model, {**EXPORT, "name": "a/b"}, "is not a valid model name"),
     "metric": (export_model, {**EXPORT, "metrics": {"a": 1}, "alias": "c", "metric": "b"}, "the metrics given are: a"),
     "mode": (export_model, {**EXPORT, "mode": "best"}, "mode must be 'max' or 'min'"),
+    "no command": (evaluate_model, {**EVALUATE, "command": []}, "set exactly one of command and function"),
+    "both": (evaluate_model, {**EVALUATE, "function": score}, "set exactly one of command and function"),
+    "no candidate": (evaluate_model, {**EVALUATE, "candidate": ""}, "evaluate-model: candidate is empty"),
+    "dataset": (evaluate_model, {**EVALUATE, "dataset": "ftp://b/d"}, "ftp"),
+    "gate": (evaluate_model, {**EVALUATE, "gate": {"metric": {}}}, "gate.metric"),
+    "closure": (evaluate_model, {**EVALUATE, "command": [], "function": closure}, "uses OUTSIDE from outside itself"),
+    "image of an evaluation": (evaluate_model, {**EVALUATE, "image": "my image"}, "'my image' is not an image"),
+    "two rules": (
+        export_model,
+        {**EXPORT, "evaluation": "s3://b/e", "metric": "accuracy"},
+        "metric and min_improvement cannot be combined",
+    ),
+    "two improvements": (
+        export_model,
+        {**EXPORT, "evaluation": "s3://b/e", "min_improvement": 0.1},
+        "metric and min_improvement cannot be",
+    ),
+    "location": (export_model, {**EXPORT, "evaluation": "ftp://b/e"}, "ftp"),
+    "no study": (tune, {**TUNE, "study": {}}, "tune: study is empty"),
+    "no metric": (tune, {**TUNE, "study": {name: each for name, each in STUDY.items() if name != "metric"}}, "metric"),
+    "sampler": (tune, {**TUNE, "study": {**STUDY, "sampler": {"name": "best"}}}, "sampler.name"),
+    "range": (tune, {**TUNE, "study": {**STUDY, "space": {"x": {"type": "float", "low": 2, "high": 1}}}}, "low is 2"),
+    "unknown parameter": (
+        tune,
+        {**TUNE, "args": ["--lr=$(KUBEFLOW_TRAINER_OPT_LR)"]},
+        "uses KUBEFLOW_TRAINER_OPT_LR, but the space has no such parameter",
+    ),
+    "variable of the study": (tune, {**TUNE, "env": {"TRAINJOB_TRIAL": "1"}}, "env.TRAINJOB_TRIAL"),
+    "field of spec of a trial": (tune, {**TUNE, "spec": {"nodes": 2}}, "nodes"),
+    "timeout of a trial": (tune, {**TUNE, "run_timeout": -1}, "run_timeout is -1"),
 }
 
 
 @pytest.mark.parametrize("use", WRONG)
-def test_a_wrong_literal_is_refused_when_the_pipeline_is_compiled(use: str, tmp_path: Path) -> None:
+def test_a_wrong_literal_is_refused_when_the_pipeline_is_compiled(use: str) -> None:
     component, arguments, words = WRONG[use]
-
-    def wrong() -> None:
-        component(**arguments)
-
-    with pytest.raises(TrainJobError, match=words) as raised:
-        dsl.pipeline(wrong)
+    with pytest.raises(TrainJobError) as raised:
+        calling(component, **arguments)
+    assert words in str(raised.value)
     assert TOKEN not in str(raised.value)
 
 
@@ -103,4 +157,4 @@ def test_values_known_only_in_the_run_compile(tmp_path: Path) -> None:
             min_improvement=0.1,
         )
 
-    compiler.Compiler().compile(right, str(tmp_path / "right.yaml"))
+    compiled(right, tmp_path / "right.yaml")

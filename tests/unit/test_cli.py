@@ -161,6 +161,8 @@ def test_slug_comes_from_the_file_or_the_command() -> None:
         (["run", "--backend", "moon", "--runtime", "r", "--", "x"], "unknown backend 'moon'"),
         (["run", "--backend", "kubernetes", "--runtime", "torch-distributed", "--", "x"], "TRAINJOB_BACKEND=local"),
         (["run", "--runtime", "no-such-runtime", "--", "x"], "runtime 'no-such-runtime' does not exist"),
+        (["run", "--runtime", "r", "--on-crash-action", "keep", "--", "x"], "give one of them"),
+        (["wait", "x", "--fail-on-first-crash", "--on-crash-action", "delete"], "delete"),
         (["list", "--phase", "Sleeping"], "Sleeping"),
         (["status", " "], "is blank: write NAME, NAMESPACE/NAME or the key of a TrainJob"),
     ],

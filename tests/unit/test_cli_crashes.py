@@ -110,21 +110,6 @@ def test_json_output_has_a_crash_event(program: Program, backend: EndingBackend,
     assert (crash["rank"], crash["exit_code"], crash["log"]) == ("node-1", 3, ["loading", "ValueError: no"])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["wait", "x", "y", "--on-crash-action", "cancel"], "give the NAME of one"),
-        (["run", "--runtime", "r", "--on-crash-action", "keep", "--", "x"], "give one of them"),
-        (["wait", "x", "y", "--fail-on-first-crash"], "give the NAME of one"),
-        (["wait", "x", "y", "--no-logs"], "give the NAME of one"),
-        (["wait", "x", "--fail-on-first-crash", "--on-crash-action", "delete"], "delete"),
-    ],
-)
-def test_invalid_crash_options_are_rejected(program: Program, words: list[str], message: str) -> None:
-    code, _, err = program(*words)
-    assert (code, message in err) == (2, True), err
-
-
 # ---------------------------------------------------------------- diagnose
 
 

@@ -8,12 +8,11 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
+from tests import objects
 from tests.fakes.kube.direct import DirectBackend
 from tests.unit.program import Program
 
@@ -25,7 +24,7 @@ from trainjob._manifest.render import render
 from trainjob._spec import TrainJobSpec
 from trainjob.cli.output import fitted
 from trainjob.errors import ConfigurationError
-from trainjob.job import JobRef, labels_of
+from trainjob.job import labels_of
 from trainjob.verdicts import Evidence
 
 STEP = ("--runtime", "trainjob-step")
@@ -182,13 +181,6 @@ def test_exit_code_of_os_errors_depends_on_whether_a_retry_may_help(
 # ---------------------------------------------------------------- filters
 
 
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> DirectBackend:
-    memory = DirectBackend()
-    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: memory)
-    return memory
-
-
 def test_a_list_without_a_match_names_its_filters(program: Program, backend: DirectBackend) -> None:
     assert program("list") == (0, "", "no jobs in namespace default\n")
     code, _, err = program("list", "--key", "a", "--phase", "Running")
@@ -202,23 +194,13 @@ def test_a_list_without_a_match_names_its_filters(program: Program, backend: Dir
     )
 
 
-def test_an_unknown_rank_is_rejected(program: Program, backend: DirectBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_rank_is_rejected(program: Program, backend: DirectBackend) -> None:
     ref = anyio.run(lambda: launch(backend, SPEC, "a", namespace="default"))
-
-    def pod(index: int) -> dict[str, Any]:
-        labels = {
-            "jobset.sigs.k8s.io/replicatedjob-name": "node",
-            "batch.kubernetes.io/job-completion-index": str(index),
-        }
-        return {"metadata": {"name": f"pod-{index}", "labels": labels}}
-
-    async def evidence(_: JobRef) -> Evidence:
-        return Evidence(None, [pod(index) for index in range(2)], {})
-
-    monkeypatch.setattr(backend, "evidence", evidence)
-    code, _, err = program("logs", ref.name, "--rank", "1")
+    for rank in range(2):
+        backend.pod(ref, rank)
+    code, _, err = program("logs", ref.name, "--rank", "2")
     assert code == 2
-    assert f"{ref} has no rank 1; it has node-0, node-1" in err
+    assert f"{ref} has no rank 2; it has node-0, node-1" in err
     code, _, err = program("logs", ref.name, "--rank", "node-1")
     assert (code, err) == (0, f"no lines of node-1 in the logs of {ref}\n")
 
@@ -275,26 +257,9 @@ def test_long_lines_are_wrapped_with_indentation(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_cut_line_names_the_command_for_the_complete_log() -> None:
-    pod = {
-        "metadata": {
-            "name": "pod-1",
-            "labels": {
-                "jobset.sigs.k8s.io/replicatedjob-name": "node",
-                "batch.kubernetes.io/job-completion-index": "1",
-            },
-        },
-        "status": {
-            "containerStatuses": [
-                {
-                    "name": "node",
-                    "state": {"terminated": {"exitCode": 3, "finishedAt": datetime.now(UTC).isoformat()}},
-                }
-            ]
-        },
-    }
-    trainjob = render(SPEC, "a", 1, "default")
-    trainjob["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "x"}]}
-    text = diagnosis_of(Evidence(trainjob, [pod], {"pod-1": ["short", "x" * 5000]})).text()
+    pod = objects.pod(1, objects.ended(3))
+    name, trainjob = pod["metadata"]["name"], objects.trainjob(objects.FAILED)
+    text = diagnosis_of(Evidence(trainjob, [pod], {name: ["short", "x" * 5000]})).text()
     assert " … (3100 characters more)\n" in text
-    assert f"trainjob logs default/{trainjob['metadata']['name']} --rank node-1\n" in text
-    assert "are cut" not in diagnosis_of(Evidence(trainjob, [pod], {"pod-1": ["short"]})).text()
+    assert "trainjob logs ns/x --rank node-1\n" in text
+    assert "are cut" not in diagnosis_of(Evidence(trainjob, [pod], {name: ["short"]})).text()

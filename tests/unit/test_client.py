@@ -25,11 +25,8 @@ from trainjob import (
     TrainJobClient,
     WaitOptions,
 )
-from trainjob._manifest.attempts import REPLACES
-from trainjob._manifest.render import render
 from trainjob._spec import TrainJobSpec
 from trainjob._support.loop_thread import LoopThread
-from trainjob.job import TRY
 from trainjob.status import observe
 
 THREADS = 8
@@ -239,17 +236,6 @@ def test_a_key_stands_for_the_attempt_that_counts() -> None:
         assert client.find("key") == second != first
 
 
-def test_a_text_that_names_two_jobs_is_refused() -> None:
-    backend = DirectBackend()
-    with TrainJobClient(backend, "ns") as client:
-        one = client.launch(SPEC, "first")
-        other = client.launch(SPEC, one.name)
-        with pytest.raises(InvalidSpec) as refused:
-            client.find(one.name)
-        assert f"is the name of TrainJob ns/{one.name} and the key of TrainJob ns/{other.name}" in str(refused.value)
-        assert client.find(other.name) == other
-
-
 # --- launch and wait in one
 
 
@@ -277,13 +263,6 @@ def test_timeouts_are_written_once() -> None:
             client.wait(ref, WaitOptions(), run_timeout=5)
 
 
-def test_a_launch_records_the_try_of_its_caller() -> None:
-    backend = DirectBackend()
-    with TrainJobClient(backend, "ns") as client:
-        ref = client.launch(SPEC, "key", tried=3)
-    assert backend.job(ref)["metadata"]["annotations"][TRY] == "3"
-
-
 def test_a_key_is_cancelled_with_all_its_attempts() -> None:
     backend = DirectBackend()
     with TrainJobClient(backend, "ns") as client:
@@ -296,18 +275,3 @@ def test_a_key_is_cancelled_with_all_its_attempts() -> None:
         assert client.cancel_key("key").jobs == ()
         with pytest.raises(InvalidSpec):
             client.cancel_key(" ")
-
-
-def test_a_wait_follows_the_attempt_that_counts() -> None:
-    backend = DirectBackend()
-    followed: list[JobRef] = []
-    with TrainJobClient(backend, "ns") as client:
-        first = client.launch(SPEC, "key")
-        second = render(SPEC, "key", 2, "ns")
-        second["metadata"]["annotations"][REPLACES] = first.uid
-        made = JobRef.of(client.call(lambda: backend.create(second)))
-        backend.end(made)
-        client.call(lambda: backend.delete(first))
-        result = client.wait(first, on_follow=followed.append)
-    assert followed == [made]
-    assert (result.name, result.uid) == (made.name, made.uid)

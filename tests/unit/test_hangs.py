@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tests import objects
 
 from trainjob._diagnosis import diagnosis_of
 from trainjob._diagnosis.hangs import hang_of, judge
@@ -311,22 +312,14 @@ def test_a_thousand_ranks_are_named_in_one_short_line() -> None:
 # ---------------------------------------------------------------- pods and the diagnosis
 
 
-def pod(state: dict[str, Any], ready: str = "True") -> dict[str, Any]:
-    status = {
-        "containerStatuses": [{"name": "node", "state": state}],
-        "conditions": [{"type": "Ready", "status": ready}],
-    }
-    return {"spec": {"nodeName": "gpu-7", "containers": [{"name": "node"}]}, "status": status}
-
-
 def test_a_silent_rank_on_a_lost_node_is_named_with_the_node() -> None:
     ranks = job(KINDS["silent"])
-    ranks[2] = with_pod(ranks[2], pod({"running": {}}, "False"))
+    ranks[2] = with_pod(ranks[2], objects.pod(2, node="gpu-7", conditions=[objects.condition("Ready", value="False")]))
     assert "node-2 does not respond any more at step 10: its pod on gpu-7 is not ready" in judge(ranks).summary
 
 
 def test_a_container_that_has_ended_is_an_ended_rank() -> None:
-    ended = with_pod(rank(2), pod({"terminated": {"exitCode": 0}}))
+    ended = with_pod(rank(2), objects.pod(2, objects.ended(0)))
     assert (ended.ended, ended.exit_code) == (True, 0)
     found = judge([rank(0), rank(1), ended, rank(3)])
     assert "node-2 ended with code 0 at step 10, while 3 ranks wait in all_reduce" in found.summary
@@ -344,10 +337,8 @@ def test_the_diagnosis_shows_the_stack_of_the_culprit_and_of_one_that_waits() ->
 
 
 def test_other_diagnoses_do_not_show_the_lines_of_a_watchdog() -> None:
-    ended = pod({"terminated": {"exitCode": 1, "finishedAt": "2026-11-26T12:00:00Z"}})
-    ended["metadata"] = {"name": "x-node-0", "labels": {"jobset.sigs.k8s.io/replicatedjob-name": "node"}}
-    failed = {"type": "Failed", "status": "True", "reason": "x", "message": ""}
-    evidence = Evidence({"status": {"conditions": [failed]}}, [ended], {"x-node-0": ["no data", *LOG]})
+    ended = objects.pod(0, objects.ended(1))
+    evidence = Evidence(objects.trainjob(objects.FAILED), [ended], {ended["metadata"]["name"]: ["no data", *LOG]})
     diagnosis = diagnosis_of(evidence)
     assert "last log line: loading" in diagnosis.summary
     assert diagnosis.log == ("no data", "loading")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tests import objects
 
 from trainjob import Diagnosis, Evidence, InvalidSpec, RetryVerdict, TrainJobSpec
 from trainjob._diagnosis import ON_RETRY, with_change, with_node
@@ -240,17 +241,11 @@ def test_a_failure_that_a_rule_changes_is_retried() -> None:
 
 
 def test_a_diagnosis_names_the_node_of_its_pod_or_rank() -> None:
-    def pod(name: str, rank: int, node: str) -> dict[str, Any]:
-        labels = {
-            "jobset.sigs.k8s.io/replicatedjob-name": "node",
-            "batch.kubernetes.io/job-completion-index": str(rank),
-        }
-        return {"metadata": {"name": name, "labels": labels}, "spec": {"nodeName": node} if node else {}}
-
-    evidence = Evidence(None, [pod("a-new", 1, ""), pod("a-old", 1, "x"), pod("b", 0, "y")])
+    pods = [objects.pod(1, node=""), objects.pod(1, node="x"), objects.pod(0, node="y")]
+    evidence = Evidence(None, pods)
     why = failure(Category.NODE_LOST)
     assert with_node(why, evidence).node == "x", "the first pod of node-1 that had a node"
-    assert with_node(replace(why, pod="b"), evidence).node == "y"
+    assert with_node(replace(why, pod=pods[2]["metadata"]["name"]), evidence).node == "y"
     assert with_node(replace(why, rank=""), evidence).node == ""
 
 
