@@ -141,33 +141,34 @@ def test_a_failure_is_explained_in_log_and_termination_message(steps: Steps) -> 
     assert last.endswith(f"\nreport: trainjob --backend local report default/{name} -o {name}.html\n")
 
 
-def test_a_terminated_step_suspends_its_job_and_the_next_try_resumes_it(steps: Steps) -> None:
-    first = steps.start("train", runtime="trainjob-step", command=SLEEPING)
-    read_until(first, "[node-0] started")
-    steps.signal(first, signal.SIGTERM)
-    log = first.communicate(timeout=20)[0]
-    assert "SIGTERM: the TrainJob was asked to stop (suspend)" in log
-    eventually(lambda: phases(steps) == [Phase.SUSPENDED])
-    (job,) = steps.jobs()
-
-    (steps.directory / "done").touch()
-    ended = steps.run("train", runtime="trainjob-step", command=SLEEPING)
-    assert ended.code == 0, ended.log
-    (same,) = steps.jobs()
-    assert same["metadata"]["uid"] == job["metadata"]["uid"]
-
-
-def test_a_terminated_step_writes_its_last_line_as_termination_message(steps: Steps) -> None:
-    """On a KFP backend the launcher, which reads stdout, has already exited."""
-    step = steps.start("train", runtime="trainjob-step", command=SLEEPING)
+def sleeping(steps: Steps, **parameters: Any) -> subprocess.Popen[str]:
+    """A step whose job runs."""
+    step = steps.start("train", runtime="trainjob-step", command=SLEEPING, **parameters)
     read_until(step, "[node-0] started")
-    assert step.stdout
-    step.stdout.close()
+    return step
+
+
+@pytest.mark.parametrize(
+    ("action", "line", "left", "after"),
+    [
+        ("suspend", "was asked to stop (suspend)", Phase.SUSPENDED, [Phase.COMPLETE]),
+        ("cancel", "was asked to stop (cancel)", Phase.CANCELLED, [Phase.CANCELLED, Phase.COMPLETE]),
+        ("keep", "keeps running", Phase.RUNNING, [Phase.COMPLETE]),
+    ],
+)
+def test_on_kill_action_decides_what_a_terminated_step_does(
+    steps: Steps, action: str, line: str, left: Phase, after: list[Phase]
+) -> None:
+    step = sleeping(steps, on_kill_action=action)
     steps.signal(step, signal.SIGTERM)
-    message = steps.directory / "termination-log"
-    eventually(lambda: message.exists() and message.read_text())
-    assert message.read_text() == "SIGTERM: the TrainJob was asked to stop (suspend)"
-    eventually(lambda: phases(steps) == [Phase.SUSPENDED])
+    stopped = steps.end("train", step, 20)
+    assert f"SIGTERM: the TrainJob {line}" in stopped.log
+    assert stopped.termination_message == f"SIGTERM: the TrainJob {line}"
+    eventually(lambda: phases(steps) == [left])
+    (steps.directory / "done").touch()
+    again = steps.run("train", runtime="trainjob-step", command=SLEEPING)  # the next try
+    assert again.code == 0, again.log
+    assert sorted(phases(steps)) == sorted(after)
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -183,17 +184,6 @@ def test_a_process_ends_if_its_stdout_is_closed(tmp_path: Path, writable: bool) 
         os.close(writer)
     assert ended.returncode == 143
     assert not writable or file.read_text() == "the end"
-
-
-@pytest.mark.parametrize(("on_kill_action", "left"), [("cancel", [Phase.CANCELLED]), ("keep", [Phase.RUNNING])])
-def test_on_kill_action_decides_what_a_terminated_step_does(
-    steps: Steps, on_kill_action: str, left: list[Phase]
-) -> None:
-    step = steps.start("train", runtime="trainjob-step", command=SLEEPING, on_kill_action=on_kill_action)
-    read_until(step, "[node-0] started")
-    steps.signal(step, signal.SIGTERM)
-    step.communicate(timeout=20)
-    eventually(lambda: phases(steps) == left)
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -348,8 +338,7 @@ def test_wait_never_changes_the_job(steps: Steps) -> None:
 
 
 def test_cleanup_stops_only_the_jobs_of_its_run(steps: Steps) -> None:
-    step = steps.start("train", runtime="trainjob-step", command=SLEEPING, on_kill_action="keep")
-    read_until(step, "[node-0] started")
+    step = sleeping(steps, on_kill_action="keep")
     steps.signal(step, signal.SIGKILL)
     step.wait(10)
     with steps.client() as client:
@@ -374,8 +363,7 @@ def test_cleanup_stops_only_the_jobs_of_its_run(steps: Steps) -> None:
 
 
 def test_cleanup_can_delete(steps: Steps) -> None:
-    step = steps.start("train", runtime="trainjob-step", command=SLEEPING)
-    read_until(step, "[node-0] started")
+    step = sleeping(steps)
     steps.signal(step, signal.SIGTERM)
     step.wait(20)
     eventually(lambda: phases(steps) == [Phase.SUSPENDED])
