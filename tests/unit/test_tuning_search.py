@@ -23,6 +23,7 @@ from trainjob.status import observe
 from trainjob.tuning import StudyResult, Trial, cancel_trials, read_study, search, tune
 from trainjob.tuning.sampling import Sampling
 from trainjob.tuning.trial_jobs import TRIAL
+from trainjob.tuning.trials import StudyState
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.usefixtures("prompt")]
@@ -46,6 +47,11 @@ class World:
         more = {name: fields.pop(name) for name in ("on_change", "options", "namespace") if name in fields}
         where: dict[str, Any] = {"namespace": "ns"} | more
         return await tune(launcher, study(**fields), template, key, launcher.journal, **where)
+
+    def state(self) -> StudyState:
+        found = read_study(MemoryJournal(self.files))
+        assert found is not None
+        return found
 
     def jobs(self, number: int) -> list[dict[str, Any]]:
         wanted = labels_of(f"study/{number}").items()
@@ -74,6 +80,12 @@ async def world() -> AsyncIterator[World]:
     made = World()
     async with made.trainings.training():
         yield made
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials do not end by themselves."""
+    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
 
 
 async def test_a_study_runs(world: World) -> None:
@@ -122,8 +134,8 @@ async def test_a_kill_at_any_request_loses_and_doubles_no_trial() -> None:
     assert kills > 30
 
 
-async def test_a_kill_while_pruning_leaves_no_job_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+@pytest.mark.usefixtures("endless")
+async def test_a_kill_while_pruning_leaves_no_job_running() -> None:
     pruner = {"name": "threshold", "options": {"upper": 0.0, "n_warmup_steps": 0}}
     fields: dict[str, Any] = {"max_trials": 2, "parallel": 1, "pruner": pruner}
     kills = 0
@@ -138,8 +150,7 @@ async def test_a_kill_while_pruning_leaves_no_job_running(monkeypatch: pytest.Mo
             kills += 1
             with pytest.raises(StudyFailed):
                 await each.tune(**fields)
-        state = read_study(MemoryJournal(each.files))
-        assert state is not None
+        state = each.state()
         assert {trial.state for trial in state.trials} == {"pruned"}
         assert each.trainings.started == [("0", 1), ("1", 1)], f"killed at request {dies_at}"
         assert not [job for job in each.backend.jobs.values() if not observe(job).phase.terminal], dies_at
@@ -172,11 +183,11 @@ async def test_two_launchers_at_once_are_one_study(world: World) -> None:
     assert sorted(world.trainings.started) == sorted((str(number), 1) for number in range(8))
 
 
+@pytest.mark.usefixtures("endless")
 async def test_an_outcome_of_another_launcher_ends_the_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other launcher recorded that a trial is pruned, and was killed before it cancelled the job."""
     monkeypatch.setattr(search, "_POLL_SECONDS", 0.05)
     world.trainings.metric = lambda values, step: 1.0
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
     task = asyncio.create_task(world.tune(max_trials=1))
     await until(lambda: len(world.trainings.started) > 0)
     pruned = Trial(0, {}, "pruned", 1.0, "worse than other trials").as_dict()
@@ -273,8 +284,7 @@ async def test_an_error_of_a_launch_loses_no_running_trial(world: World, error: 
     launcher.before = before
     with pytest.raises(type(error)):
         await world.tune(launcher, max_trials=6)
-    state = read_study(MemoryJournal(world.files))
-    assert state is not None
+    state = world.state()
     states = [trial.state for trial in state.trials]
     assert len(states) <= 4, "no trial is asked for after the error"
     assert sorted(states) == ["complete"] * (len(states) - 1) + ["running"]
@@ -299,8 +309,8 @@ async def test_an_outage_of_the_journal_loses_no_trial(world: World) -> None:
     assert sorted(world.trainings.started) == sorted((str(number), 1) for number in range(6))
 
 
-async def test_a_job_that_cannot_be_cancelled_is_cancelled_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+@pytest.mark.usefixtures("endless")
+async def test_a_job_that_cannot_be_cancelled_is_cancelled_later(world: World) -> None:
     world.trainings.metric = lambda values, step: 1.0
     launcher = world.launcher()
     failures = [BackendUnavailable("no route")]
@@ -334,11 +344,9 @@ async def test_an_interrupted_trial_has_new_attempts_also_over_launchers() -> No
             return
 
 
-async def test_no_attempt_follows_the_last_one_that_fails_while_a_launcher_starts(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("endless")
+async def test_no_attempt_follows_the_last_one_that_fails_while_a_launcher_starts(world: World) -> None:
     """The second launcher has seen the last attempt running; it fails before the launcher adopts it."""
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
     first = asyncio.create_task(world.tune(max_trials=1, retries=1))
     await until(lambda: world.trainings.started == [("0", 1)])
     world.backend.end(JobRef.of(world.jobs(0)[0]), 143)
@@ -359,16 +367,16 @@ async def test_no_attempt_follows_the_last_one_that_fails_while_a_launcher_start
     assert world.trainings.started == [("0", 1), ("0", 2)]
 
 
-async def test_a_trial_that_is_stuck_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+@pytest.mark.usefixtures("endless")
+async def test_a_trial_that_is_stuck_is_given_up(world: World) -> None:
     options = WaitOptions(run_timeout=timedelta(seconds=0.1))
     with pytest.raises(StudyFailed, match="run_timeout"):
         await world.tune(max_trials=1, options=options)
     assert world.backend.jobs == {}
 
 
+@pytest.mark.usefixtures("endless")
 async def test_a_trial_whose_rank_crashed_is_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
 
     async def crashed(*_: object, **__: object) -> None:
         raise RankCrashed(Diagnosis(Category.NONE, RetryVerdict.INFRASTRUCTURE, "node-0 exited with code 1"))
@@ -435,10 +443,8 @@ def _only_the_first(train: Any) -> Any:
     return call
 
 
-async def test_the_job_of_a_launch_that_was_on_its_way_is_cancelled_too(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+@pytest.mark.usefixtures("endless")
+async def test_the_job_of_a_launch_that_was_on_its_way_is_cancelled_too(world: World) -> None:
     created = asyncio.create_task(_create_later(world))
     assert await cancel_trials(world.backend, "study", namespace="ns", launching=[3]) == 1
     await created
@@ -476,9 +482,9 @@ async def test_a_trial_that_is_launched_again_has_no_job_meanwhile(world: World)
     assert [job[-2:] for job in changes] == ["-1", "", "-2"]
 
 
-async def test_pruned_trials_leave_no_records_of_their_cancel(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("endless")
+async def test_pruned_trials_leave_no_records_of_their_cancel(world: World) -> None:
     """On a cluster a record is a Lease, which is kept for an hour."""
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
     world.trainings.metric = lambda values, step: 1.0
     with pytest.raises(StudyFailed):
         await world.tune(max_trials=4, pruner={"name": "threshold", "options": {"upper": 0.0}})
@@ -486,10 +492,8 @@ async def test_pruned_trials_leave_no_records_of_their_cancel(world: World, monk
     assert world.backend.cancelled == []
 
 
-async def test_a_pruned_trial_that_another_attempt_has_replaced_leaves_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+@pytest.mark.usefixtures("endless")
+async def test_a_pruned_trial_that_another_attempt_has_replaced_leaves_nothing(world: World) -> None:
     values = [2.0]
     world.trainings.metric = lambda *_: values[0]
     pruner = {"name": "threshold", "options": {"lower": 1.0}}
@@ -506,8 +510,7 @@ async def test_a_pruned_trial_that_another_attempt_has_replaced_leaves_nothing(
     with pytest.raises(StudyFailed):
         await task
     assert world.backend.jobs == {}
-    state = read_study(MemoryJournal(world.files))
-    assert state is not None
+    state = world.state()
     assert [(trial.state, trial.job) for trial in state.trials] == [("pruned", second["metadata"]["name"])]
 
 
@@ -533,11 +536,9 @@ async def test_a_study_is_read_without_its_launcher(world: World) -> None:
     assert (seen[1].key, seen[1].namespace, seen[1].ended) == ("study", "ns", False)
     assert seen[1].fields["metric"] == "loss"
     assert seen[1].fields["max_trials"] == 4
-    state = read_study(MemoryJournal(world.files))
-    assert state is not None
+    state = world.state()
     assert state.trials == result.trials
     assert (state.ended, state.reason) == (True, "max_trials of 4 is reached")
     await world.tune(max_trials=5)
-    state = read_study(MemoryJournal(world.files))
-    assert state is not None
+    state = world.state()
     assert state.fields["max_trials"] == 5
