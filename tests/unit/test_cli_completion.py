@@ -45,9 +45,7 @@ def test_commands_options_and_choices_are_completed() -> None:
     assert completed("run", "--on-crash-action", "s") == ["suspend"]
 
 
-def test_jobs_and_keys_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = DirectBackend()
-    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: backend)
+def test_jobs_and_keys_are_completed(backend: DirectBackend) -> None:
     assert completed("status", "") == []
 
     async def make() -> list[str]:
@@ -67,12 +65,11 @@ def test_jobs_and_keys_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert completed("run", "--key", "week") == ["weekly/b"]
 
 
-def ask(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Request completions of the word after `words`, like bash."""
-    given = {"COMP_WORDS": " ".join(["trainjob", *words, ""]), "COMP_CWORD": str(len(words) + 1)}
+def called(**environment: str) -> subprocess.CompletedProcess[str]:
+    """Call the program as a shell does, without arguments."""
     return subprocess.run(
         [sys.executable, "-c", "from trainjob.cli import main; main()"],
-        env={**os.environ, **environment, **given, completion.VARIABLE: "bash_complete"},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=60,
@@ -103,22 +100,16 @@ def test_completion_without_a_cluster_is_empty_and_silent(tmp_path: Path) -> Non
             {"KUBECONFIG": str(kubeconfig(tmp_path / "asks", server, exec=plugin)), "TRAINJOB_BACKEND": "kubernetes"},
             {"TRAINJOB_BACKEND": "nosuch"},
         ):
-            answer = ask(environment, "status")
+            asked = {"COMP_WORDS": "trainjob status ", "COMP_CWORD": "2", completion.VARIABLE: "bash_complete"}
+            answer = called(**environment, **asked)
             assert (answer.returncode, answer.stdout.strip(), answer.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_shell_has_a_script(shell: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from trainjob.cli import main; main()"],
-        env={**os.environ, completion.VARIABLE: f"{shell}_source"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = called(**{completion.VARIABLE: f"{shell}_source"})
+    assert (done.returncode, done.stderr) == (0, "")
     assert f"{completion.VARIABLE}={shell}_complete" in done.stdout
-    assert done.stderr == ""
 
 
 def test_bash_completes() -> None:
