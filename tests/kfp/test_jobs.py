@@ -114,6 +114,9 @@ def test_the_log_of_a_step_has_no_control_sequences(
     steplog.leave_message(hostile)
     assert capsys.readouterr().out == "[node-0] a red b\n"
     assert message.read_text() == "a red b"
+    monkeypatch.delenv("TRAINJOB_TERMINATION_LOG")  # outside a pod
+    steplog.leave_message("another")
+    assert message.read_text() == "a red b"
 
 
 def test_a_long_termination_message_keeps_its_summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
