@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from tests.contract.memory import MemoryBackend
 from tests.fakes.kube.http import FakeKube
 
 from trainjob import JobRef, TrainJobSpec
@@ -124,20 +123,8 @@ def kubernetes(_: Path, *, shared: bool = False) -> Iterator[Harness]:
         yield Harness(backend, end, {"command": ["sleep"]}, shell=False, refused=refused, requests=sent_by(backend))
 
 
-@contextmanager
-def memory(_: Path) -> Iterator[Harness]:
-    """The backend of unit tests."""
-    backend = MemoryBackend()
-
-    async def end(ref: JobRef, code: int) -> None:
-        backend.end(ref, code)
-
-    yield Harness(backend, end, {"command": ["sleep"]}, shell=False, requests=backend.requests)
-
-
 HARNESSES: dict[str, Callable[[Path], AbstractContextManager[Harness]]] = {
     "local": local,
-    "memory": memory,
     "kubernetes": kubernetes,
     "kubernetes-shared": partial(kubernetes, shared=True),
 }
