@@ -160,6 +160,8 @@ def test_attempts_of_a_key_are_in_order_and_with_their_causes() -> None:
     assert [(each["attempt"], each["phase"]) for each in document["attempts"]] == [(1, "Failed"), (2, "NotStarted")]
     assert document["attempts"][0]["summary"]
     assert not document["attempts"][1]["summary"]
+    (running,) = observed_document(REF, Observation(Phase.RUNNING))["attempts"]
+    assert not running["summary"], "a waiter knows nothing to explain"
 
 
 def test_restarts_and_checkpoints_of_an_attempt() -> None:

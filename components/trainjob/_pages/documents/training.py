@@ -98,7 +98,8 @@ def observed_document(
     ref: JobRef, observation: Observation, *, key: str = "", history: MetricHistory | None = None, task: str = ""
 ) -> dict[str, Any]:
     """What a waiter knows of a job without a request: for a document that is kept while the job runs."""
-    nothing = Diagnosis(Category.NONE, RetryVerdict.INFRASTRUCTURE, f"the job is {observation.phase}")
+    phase = observation.phase
+    nothing = Diagnosis(Category.NONE, RetryVerdict.INFRASTRUCTURE, f"the job is {phase}", phase=phase)
     metrics = {name: short_text(each) if isinstance(each, str) else each for name, each in observation.metrics.items()}
     metadata = {
         "namespace": ref.namespace,
