@@ -1100,7 +1100,7 @@ function problem(training) {
       h("p.dim", null, joined(blocker.message && blocker.reason && bdi(blocker.reason), ...place.map(each => h("span", null, each)),
         blocker.permanent && "cannot resolve itself"))));
   }
-  if (diagnosis && diagnosis.summary) {
+  if (diagnosis && diagnosis.summary && !blocker?.message?.endsWith(diagnosis.summary)) {
     const tone = training.phase === "Failed" ? "bad" : "warn";
     cards.push(h(`div.card.${tone}`, { role: "group", "aria-label": "Diagnosis" },
       h("p.what", null, icon(tone), h("span", null, bdi(diagnosis.summary))),
