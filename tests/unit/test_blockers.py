@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.objects import COMPLETE, Object, condition, counts, event, pod, trainjob, waiting
 
 from trainjob._diagnosis.blockers import event_time, first, in_events, in_workload, of_pods
-from trainjob.status import Blocker, Phase, observe
+from trainjob.status import QUEUE_LABEL, Blocker, Phase, observe
 
 NO_QUOTA = (
     "couldn't assign flavors to pod set node: insufficient unused quota for nvidia.com/gpu in flavor default, 8 more"
@@ -15,89 +16,70 @@ NO_QUOTA = (
 TOO_MUCH = "insufficient quota for cpu in flavor default, … current podset request (60) > maximum capacity (8)"
 
 
-def in_pods(pods: list[dict[str, Any]]) -> Blocker | None:
-    found = first(of_pods(pods))
-    return found.blocker if found else None
+def workload(*conditions: Object, active: bool = True, **status: Any) -> Object:
+    return {"spec": {"active": active}, "status": {"conditions": list(conditions), **status}}
 
 
-def workload(*conditions: tuple[str, str, str, str], **fields: Any) -> dict[str, Any]:
-    named = [dict(zip(("type", "status", "reason", "message"), each, strict=True)) for each in conditions]
-    return {"spec": {"active": fields.pop("active", True)}, "status": {"conditions": named, **fields}}
+def pending(message: str, reason: str = "Pending") -> Object:
+    return condition("QuotaReserved", reason, value="False", message=message)
 
 
-PREEMPTED = ("Evicted", "True", "Preempted", "Preempted to accommodate a workload")
-RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
+def checked(*conditions: Object, state: str, message: str) -> Object:
+    """A Workload with an admission check."""
+    return workload(*conditions, admissionChecks=[{"name": "budget", "state": state, "message": message}])
+
+
+RESERVED, ADMITTED = condition("QuotaReserved"), condition("Admitted")
+PREEMPTED = condition("Evicted", "Preempted", message="Preempted to accommodate a workload")
+RETRIES = "exceeded the maximum number of re-queuing retries"
 
 
 @pytest.mark.parametrize(
-    ("resource", "blocker"),
+    ("resource", "reason", "message", "permanent"),
     [
-        (workload(), None),
-        (workload(RESERVED), None),
-        (workload(("QuotaReserved", "False", "Pending", NO_QUOTA)), Blocker("Pending", NO_QUOTA)),
-        (workload(("QuotaReserved", "False", "Pending", TOO_MUCH)), Blocker("Pending", TOO_MUCH, permanent=True)),
-        (
-            workload(("QuotaReserved", "False", "Inadmissible", "LocalQueue nosuch doesn't exist")),
-            Blocker("Inadmissible", "LocalQueue nosuch doesn't exist", permanent=True),
-        ),
-        (
-            workload(("QuotaReserved", "False", "Pending", NO_QUOTA), PREEMPTED),
-            Blocker("Pending", f"{NO_QUOTA} (before: Preempted to accommodate a workload)"),
-        ),
-        (
-            workload(
-                ("QuotaReserved", "False", "Pending", NO_QUOTA),
-                admissionChecks=[{"name": "budget", "state": "Pending", "message": "asking"}],
-            ),
-            Blocker("Pending", NO_QUOTA),
-        ),
-        (
-            workload(RESERVED, admissionChecks=[{"name": "budget", "state": "Pending", "message": "asking"}]),
-            Blocker("AdmissionCheck", "admission check budget is Pending: asking"),
-        ),
-        (
-            workload(RESERVED, admissionChecks=[{"name": "budget", "state": "Rejected", "message": ""}]),
-            Blocker("AdmissionCheck", "admission check budget is Rejected: no message", permanent=True),
-        ),
-        (
-            workload(
-                ("Evicted", "True", "Deactivated", "exceeded the maximum number of re-queuing retries"), active=False
-            ),
-            Blocker(
-                "Deactivated",
-                "Kueue deactivated the job: exceeded the maximum number of re-queuing retries",
-                permanent=True,
-            ),
-        ),
-        (
-            workload(RESERVED, ("Admitted", "True", "Admitted", ""), ("Finished", "True", "Failed", "jobset failed")),
-            Blocker("WorkloadFinished", "Kueue has finished with the job: it does not admit it again", permanent=True),
-        ),
+        (workload(pending(NO_QUOTA)), "Pending", NO_QUOTA, False),
+        (workload(pending(TOO_MUCH)), "Pending", TOO_MUCH, True),
+        (workload(pending("LocalQueue nosuch doesn't exist", "Inadmissible")), "Inadmissible",
+         "LocalQueue nosuch doesn't exist", True),
+        (workload(pending(NO_QUOTA), PREEMPTED), "Pending", f"{NO_QUOTA} (before: {PREEMPTED['message']})", False),
+        (checked(pending(NO_QUOTA), state="Pending", message="asking"), "Pending", NO_QUOTA, False),
+        (checked(RESERVED, state="Pending", message="asking"), "AdmissionCheck",
+         "admission check budget is Pending: asking", False),
+        (checked(RESERVED, state="Rejected", message=""), "AdmissionCheck",
+         "admission check budget is Rejected: no message", True),
+        (workload(condition("Evicted", "Deactivated", message=RETRIES), active=False), "Deactivated",
+         f"Kueue deactivated the job: {RETRIES}", True),
+        (workload(RESERVED, ADMITTED, condition("Finished", "Failed", message="jobset failed")), "WorkloadFinished",
+         "Kueue has finished with the job: it does not admit it again", True),
     ],
-)
-def test_workload_conditions_become_blockers(resource: dict[str, Any], blocker: Blocker | None) -> None:
-    assert in_workload(resource) == blocker
+)  # fmt: skip
+def test_workload_conditions_become_blockers(resource: Object, reason: str, message: str, permanent: bool) -> None:
+    assert in_workload(resource) == Blocker(reason, message, permanent=permanent)
 
 
-def test_an_admitted_but_suspended_job_is_blocked() -> None:
-    found = in_workload(workload(RESERVED, ("Admitted", "True", "Admitted", "")))
+def test_a_workload_with_quota_is_no_blocker_unless_its_job_stays_suspended() -> None:
+    assert in_workload(workload()) is None
+    assert in_workload(workload(RESERVED)) is None
+    found = in_workload(workload(RESERVED, ADMITTED))
     assert found is not None
     assert found.reason == "AdmittedButSuspended"
     assert not found.permanent, "every job has this state briefly"
 
 
-def event(
-    message: str, time: str = "2026-11-21T10:00:00Z", reason: str = "TrainJobResourcesCreationFailed"
-) -> dict[str, Any]:
-    return {"reason": reason, "message": f"TrainJob resources reconciliation failed: {message}", "eventTime": time}
+# ---------------------------------------------------------------- Events
+
+
+def creation_failed(message: str, time: str = "2026-11-21T10:00:00Z") -> Object:
+    prefix = "TrainJob resources reconciliation failed: "
+    return event("TrainJobResourcesCreationFailed", prefix + message, time=time, kind="TrainJob")
 
 
 def test_the_latest_event_is_the_blocker() -> None:
     refused = 'admission webhook "vjobset.kb.io" denied the request: too long'
     events = [
-        event(refused, "2026-11-21T10:00:09.5Z"),
-        event("the object has been modified"),
-        event("later, of no interest", "2026-11-21T10:01:00Z", reason="Pulled"),
+        creation_failed(refused, "2026-11-21T10:00:09.5Z"),
+        creation_failed("the object has been modified"),
+        event("Pulled", "later, of no interest", time="2026-11-21T10:01:00Z", kind="TrainJob"),
     ]
     assert in_events(events) == Blocker("TrainJobResourcesCreationFailed", refused, permanent=True)
     assert in_events(events[1:]) == Blocker("TrainJobResourcesCreationFailed", "the object has been modified")
@@ -110,24 +92,33 @@ def test_an_outdated_webhook_cache_is_not_permanent() -> None:
         'job "a-node-0" creation failed with error: admission webhook "mjob.kb.io" denied the request: '
         'JobSet.jobset.x-k8s.io "a" not found'
     )
-    found = in_events([{**event("", reason="JobCreationFailed"), "message": message}])
-    assert found == Blocker("JobCreationFailed", message, permanent=False)
+    assert in_events([event("JobCreationFailed", message, kind="", about={})]) == Blocker(
+        "JobCreationFailed", message, permanent=False
+    )
 
 
-def test_event_time_prefers_the_latest_field() -> None:
-    assert event_time({"eventTime": "b", "series": {"lastObservedTime": "c"}}) == "c"
-    assert event_time({"firstTimestamp": None, "lastTimestamp": None, "eventTime": "b"}) == "b"
-    assert event_time({"firstTimestamp": "a", "lastTimestamp": "b"}) == "b"
-    assert event_time({}) == ""
+@pytest.mark.parametrize(
+    ("times", "latest"),
+    [
+        ({"eventTime": "b", "series": {"lastObservedTime": "c"}}, "c"),
+        ({"firstTimestamp": None, "lastTimestamp": None, "eventTime": "b"}, "b"),
+        ({"firstTimestamp": "a", "lastTimestamp": "b"}, "b"),
+        ({}, ""),
+    ],
+)
+def test_event_time_prefers_the_latest_field(times: Object, latest: str) -> None:
+    assert event_time(times) == latest
 
 
-def pod(reason: str, message: str = "m", kind: str = "containerStatuses") -> dict[str, Any]:
-    return {
-        "metadata": {"name": "p"},
-        "status": {kind: [{"state": {"waiting": {"reason": reason, "message": message}}}]},
-    }
+# ---------------------------------------------------------------- pods
 
 
+def in_pods(*pods: Object) -> Blocker | None:
+    found = first(of_pods(pods))
+    return found.blocker if found else None
+
+
+@pytest.mark.parametrize("init", [False, True])
 @pytest.mark.parametrize(
     ("reason", "message", "permanent"),
     [
@@ -137,46 +128,39 @@ def pod(reason: str, message: str = "m", kind: str = "containerStatuses") -> dic
         ("CreateContainerConfigError", 'secret "token" not found', True),
     ],
 )
-def test_waiting_containers_become_blockers(reason: str, message: str, permanent: bool) -> None:
-    for kind in ("containerStatuses", "initContainerStatuses"):
-        assert in_pods([pod(reason, message, kind)]) == Blocker(reason, f"pod p: {reason}: {message}", permanent)
+def test_waiting_containers_become_blockers(reason: str, message: str, permanent: bool, init: bool) -> None:
+    found = in_pods(pod(0, waiting(reason, message), init=init))
+    assert found == Blocker(reason, f"pod x-node-0-0-abcde: {reason}: {message}", permanent)
 
 
 def test_normal_waiting_states_are_not_blockers() -> None:
-    assert in_pods([pod("ContainerCreating"), pod("PodInitializing"), pod("CrashLoopBackOff")]) is None
+    normal = ("ContainerCreating", "PodInitializing", "CrashLoopBackOff")
+    assert in_pods(*(pod(0, waiting(reason)) for reason in normal)) is None
 
 
 def test_permanent_blockers_come_first() -> None:
-    scheduling = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-    pending = {"metadata": {"name": "q"}, "status": {"conditions": [scheduling]}}
-    assert in_pods([pending]) == Blocker("Unschedulable", "pod q is not scheduled: 0/3 nodes")
-    found = in_pods([pending, pod("InvalidImageName")])
+    unscheduled = condition("PodScheduled", "Unschedulable", value="False", message="0/3 nodes")
+    unplaced = pod(0, {}, conditions=[unscheduled])
+    assert in_pods(unplaced) == Blocker("Unschedulable", "pod x-node-0-0-abcde is not scheduled: 0/3 nodes")
+    found = in_pods(unplaced, pod(1, waiting("InvalidImageName")))
     assert found is not None
     assert found.reason == "InvalidImageName"
 
 
-# --- effect on the phase
+# ---------------------------------------------------------------- effect on the phase
 
 BLOCKER = Blocker("Pending", "no GPUs", permanent=True, advice="ask for fewer GPUs")
 
 
 def test_a_blocker_is_the_message_of_an_idle_phase() -> None:
-    queued = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}, "spec": {"suspend": True}}
-    seen = observe(queued, None, BLOCKER)
+    seen = observe(trainjob(labels={QUEUE_LABEL: "q"}, spec={"suspend": True}), None, BLOCKER)
     assert (seen.phase, seen.reason, seen.stuck) == (Phase.QUEUED, "Pending", True)
     assert seen.message == "waiting for admission in queue q: no GPUs"
     assert seen.advice == "ask for fewer GPUs"
-    starting = observe({"spec": {}, "status": {"jobsStatus": [{"name": "node", "active": 1}]}}, None, BLOCKER)
+    starting = observe(trainjob(jobsStatus=[counts(active=1)]), None, BLOCKER)
     assert (starting.phase, starting.message) == (Phase.STARTING, "no GPUs")
 
 
-@pytest.mark.parametrize(
-    "trainjob",
-    [
-        {"spec": {}, "status": {"jobsStatus": [{"name": "node", "active": 1, "ready": 1}]}},
-        {"spec": {}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}},
-        None,
-    ],
-)
-def test_a_blocker_does_not_change_other_phases(trainjob: dict[str, Any] | None) -> None:
-    assert observe(trainjob, None, BLOCKER) == observe(trainjob)
+@pytest.mark.parametrize("job", [trainjob(jobsStatus=[counts(active=1, ready=1)]), trainjob(COMPLETE), None])
+def test_a_blocker_does_not_change_other_phases(job: Object | None) -> None:
+    assert observe(job, None, BLOCKER) == observe(job)

@@ -5,95 +5,47 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.objects import STEP, Object, condition, counts, ended, event, pod, trainjob, waiting
 
 from trainjob._diagnosis import diagnosis_of, reasons
 from trainjob._diagnosis.blockers import around, first
 from trainjob._support.kube_objects import has_trained
-from trainjob.status import Phase, observe
+from trainjob.status import QUEUE_LABEL, Phase, observe
 from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 USER, UNKNOWN, QUOTA = RetryVerdict.USER, RetryVerdict.UNKNOWN, RetryVerdict.QUOTA
 CONFIGURATION, INFRASTRUCTURE = RetryVerdict.CONFIGURATION, RetryVerdict.INFRASTRUCTURE
 
-FAILED = {
-    "metadata": {"name": "x", "namespace": "ns", "creationTimestamp": "2026-11-25T09:59:00Z"},
-    "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 2}},
-    "status": {
-        "conditions": [{"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "jobset failed"}]
-    },
-}
-RUNNING: dict[str, Any] = {**FAILED, "status": {"jobsStatus": [{"name": "node", "active": 1}]}}
+NODES = {"trainer": {"numNodes": 2}}
+FAILED = trainjob(condition("Failed", "FailedJobs", message="jobset failed"), spec=NODES)
+RUNNING = trainjob(spec=NODES, jobsStatus=[counts(active=1)])
+KILLED = pod(last=ended(137))
+OOM = ended(137, reason="OOMKilled")
 
 
-def pod(
-    rank: int = 0,
-    *,
-    state: dict[str, Any] | None = None,
-    last: dict[str, Any] | None = None,
-    container: str = "node",
-    init: bool = False,
-    **status: Any,
-) -> dict[str, Any]:
-    """A pod of the step `node` with one container in a state."""
-    labels = {
-        "jobset.sigs.k8s.io/replicatedjob-name": "node",
-        "batch.kubernetes.io/job-completion-index": str(rank),
-    }
-    container_status = {"name": container, "restartCount": 1, "state": state or {}, "lastState": last or {}}
-    specs = {"containers": [{"name": "node", "resources": {}}], "nodeName": "n1"}
-    if init:
-        specs["initContainers"] = [{"name": container, "resources": {}}]
-    return {
-        "metadata": {"name": f"x-node-0-{rank}-abcde", "labels": labels, "creationTimestamp": "2026-11-25T10:00:00Z"},
-        "spec": specs,
-        "status": {
-            "phase": "Running",
-            "initContainerStatuses" if init else "containerStatuses": [container_status],
-            **status,
-        },
-    }
+def diagnosed(pods: list[Object], *events: Object, job: Object = FAILED, log: list[str] | None = None) -> Diagnosis:
+    """The diagnosis of pods, which have all written the same log."""
+    logs = {each["metadata"]["name"]: log for each in pods} if log else {}
+    return diagnosis_of(Evidence(job, pods, logs, events))
 
 
-def ended(code: int, finished: str = "2026-11-25T10:05:00Z", **fields: Any) -> dict[str, Any]:
-    return {
-        "terminated": {
-            "exitCode": code,
-            "reason": "Error",
-            "startedAt": "2026-11-25T10:00:05Z",
-            "finishedAt": finished,
-            **fields,
-        }
-    }
-
-
-def event(
-    reason: str,
-    message: str,
-    first: str = "2026-11-25T10:05:00Z",
-    last: str = "",
-    *,
-    container: str = "spec.containers{node}",
-    name: str = "x-node-0-0-abcde",
-    kind: str = "Pod",
-) -> dict[str, Any]:
-    about = {"kind": kind, "name": name, **({"fieldPath": container} if container else {})}
-    times = {"firstTimestamp": first, "lastTimestamp": last or first}
-    return {"reason": reason, "message": message, "involvedObject": about, **times}
-
-
-def diagnosed(pods: list[dict[str, Any]], *events: dict[str, Any], job: Any = FAILED, **fields: Any) -> Diagnosis:
-    return diagnosis_of(Evidence(job, pods, events=events, **fields))
+def raised(*lines: str) -> list[str]:
+    return ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', *lines]
 
 
 # ---------------------------------------------------------------- probes and hooks
 
-LIVENESS = event("Killing", "Container node failed liveness probe, will be restarted")
-UNHEALTHY = event("Unhealthy", "Liveness probe failed: cat: /tmp/healthy: No such file or directory")
+
+def killing(message: str = "Container node failed liveness probe, will be restarted", **about: Any) -> Object:
+    return event("Killing", message, **{"container": "node", **about})
+
+
+UNHEALTHY = event("Unhealthy", "Liveness probe failed: cat: /tmp/healthy: No such file or directory", container="node")
 
 
 @pytest.mark.parametrize("code", [137, 143, 1])
 def test_a_liveness_probe_explains_the_kill(code: int) -> None:
-    found = diagnosed([pod(last=ended(code))], UNHEALTHY, LIVENESS)
+    found = diagnosed([pod(last=ended(code))], UNHEALTHY, killing())
     assert found.summary == (
         "node-0 was killed by the kubelet because its liveness probe failed: "
         "cat: /tmp/healthy: No such file or directory"
@@ -103,96 +55,65 @@ def test_a_liveness_probe_explains_the_kill(code: int) -> None:
     assert "memory" not in found.text()
 
 
-def test_a_startup_probe_explains_the_kill() -> None:
-    startup = event("Killing", "Container node failed startup probe, will be restarted")
-    found = diagnosed([pod(last=ended(137))], startup)
-    assert found.summary == "node-0 was killed by the kubelet because its startup probe failed"
-
-
-def test_a_post_start_hook_explains_the_kill() -> None:
-    hook = event("FailedPostStartHook", "PostStartHook failed")
-    found = diagnosed([pod(last=ended(137))], hook)
-    assert found.summary == "node-0 was killed by the kubelet because its postStart hook failed"
-
-
 @pytest.mark.parametrize(
-    "other",
+    ("other", "cause"),
     [
-        pytest.param(event("Killing", "Stopping container node"), id="an ordinary stop"),
-        pytest.param(
-            event("Killing", "Container node failed liveness probe", container="spec.containers{proxy}"),
-            id="another container",
-        ),
-        pytest.param(
-            event("Killing", "Container node failed liveness probe", name="x-node-0-1-fghij"), id="another pod"
-        ),
-        pytest.param(event("Killing", "Container node failed liveness probe", "2026-11-25T10:06:00Z"), id="later"),
-        pytest.param(
-            event("Killing", "Container node failed liveness probe", "2026-11-25T10:01:00Z"), id="long before"
-        ),
-        pytest.param(event("Unhealthy", "Readiness probe failed: no"), id="a readiness probe"),
+        (killing("Container node failed startup probe, will be restarted"), "startup probe"),
+        (event("FailedPostStartHook", "PostStartHook failed", container="node"), "postStart hook"),
+        (killing(time="2026-11-21T10:01:00Z", last="2026-11-21T10:09:00Z"), "liveness probe"),  # repeated
+        (killing("Stopping container node"), ""),
+        (killing(container="proxy"), ""),
+        (killing(about="x-node-0-1-fghij"), ""),
+        (killing(time="2026-11-21T10:06:00Z"), ""),
+        (killing(time="2026-11-21T10:01:00Z"), ""),
+        (event("Unhealthy", "Readiness probe failed: no", container="node"), ""),
     ],
 )
-def test_unrelated_events_do_not_explain_the_termination(other: dict[str, Any]) -> None:
-    found = diagnosed([pod(last=ended(137))], other)
-    assert found.summary == "node-0 was killed by signal 9 (SIGKILL)"
-
-
-def test_a_repeated_event_explains_every_repetition() -> None:
-    again = event(
-        "Killing",
-        "Container node failed liveness probe, will be restarted",
-        "2026-11-25T10:01:00Z",
-        "2026-11-25T10:09:00Z",
-    )
-    assert "liveness" in diagnosed([pod(last=ended(137))], again).summary
-
-
-def test_out_of_memory_comes_before_a_failed_probe() -> None:
-    found = diagnosed([pod(last=ended(137, reason="OOMKilled"))], LIVENESS)
-    assert found.category is Category.OUT_OF_MEMORY
+def test_only_an_event_about_the_container_at_its_end_explains_the_kill(other: Object, cause: str) -> None:
+    by = f"the kubelet because its {cause} failed" if cause else "signal 9 (SIGKILL)"
+    assert diagnosed([KILLED], other).summary == f"node-0 was killed by {by}"
 
 
 # ---------------------------------------------------------------- memory
 
 
-def test_out_of_memory_without_a_limit_names_the_node() -> None:
-    without = pod(last=ended(137, reason="OOMKilled"))
-    found = diagnosed([without])
-    assert "its node ran out of memory" in found.summary
-    assert (found.category, found.retry) == (Category.OUT_OF_MEMORY, INFRASTRUCTURE)
-    for where in ("containers", "pod"):
-        limited = pod(last=ended(137, reason="OOMKilled"))
-        target = limited["spec"]["containers"][0] if where == "containers" else limited["spec"]
-        target["resources"] = {"limits": {"memory": "1Gi"}}
-        assert "more memory than its limit" in diagnosed([limited]).summary
+def limited(where: str) -> Object:
+    made = pod(last=OOM)
+    target = made["spec"]["containers"][0] if where == "container" else made["spec"]
+    target["resources"] = {"limits": {"memory": "1Gi"}}
+    return made
 
 
-def test_out_of_memory_names_the_init_container() -> None:
-    found = diagnosed([pod(last=ended(137, reason="OOMKilled"), container="unpack", init=True)])
-    assert "container unpack" in found.summary
-    assert "of this container" in found.advice
+@pytest.mark.parametrize(
+    ("killed", "retry", "text"),
+    [
+        (pod(last=OOM), INFRASTRUCTURE, "its node ran out of memory"),
+        (pod(last=ended(1, reason="OOMKilled")), INFRASTRUCTURE, "its node ran out of memory"),
+        (limited("container"), UNKNOWN, "more memory than its limit"),
+        (limited("pod"), UNKNOWN, "more memory than its limit"),
+        (pod(last=OOM, container="unpack", init=True), INFRASTRUCTURE, "container unpack"),
+    ],
+)
+def test_out_of_memory_names_the_limit_or_the_node(killed: Object, retry: RetryVerdict, text: str) -> None:
+    for events in ([], [killing()]):  # also if a probe failed
+        found = diagnosed([killed], *events)
+        assert (found.category, found.retry) == (Category.OUT_OF_MEMORY, retry)
+        assert text in found.summary
+        assert ("of this container" in found.advice) == ("unpack" in text)
 
 
 @pytest.mark.parametrize(
     ("code", "log"),
     [
         (135, []),
-        (
-            1,
-            ["RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible"],
-        ),
-        (1, ["OSError: [Errno 28] No space left on device: '/dev/shm/torch_1_2'"]),
-        (1, ["RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)"]),
-        (
-            1,
-            ["RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: Resource temporarily"],
-        ),
+        (1, raised("RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible")),
+        (1, raised("OSError: [Errno 28] No space left on device: '/dev/shm/torch_1_2'")),
+        (1, raised("RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)")),
+        (1, raised("RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: Resource temporarily")),
     ],
 )
 def test_full_shared_memory_is_detected(code: int, log: list[str]) -> None:
-    lines = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', *log] if log else []
-    found = diagnosed([pod(last=ended(code))], logs={"x-node-0-0-abcde": lines})
+    found = diagnosed([pod(last=ended(code))], log=log)
     assert "/dev/shm" in found.advice
     assert (found.category, found.retry) == (Category.OUT_OF_MEMORY, UNKNOWN)
 
@@ -202,11 +123,11 @@ def test_full_shared_memory_is_detected(code: int, log: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("finished", "summary"),
-    [("2026-11-25T10:05:00Z", "was killed by signal 9"), ("2026-11-25T10:20:10Z", "its pod was deleted")],
+    [("2026-11-21T10:05:00Z", "was killed by signal 9"), ("2026-11-21T10:20:10Z", "its pod was deleted")],
 )
 def test_a_kill_before_the_deletion_is_not_caused_by_it(finished: str, summary: str) -> None:
-    gone = pod(state=ended(137, finished))
-    gone["metadata"] |= {"deletionTimestamp": "2026-11-25T10:20:40Z", "deletionGracePeriodSeconds": 30}
+    gone = pod(0, ended(137, finishedAt=finished))
+    gone["metadata"] |= {"deletionTimestamp": "2026-11-21T10:20:40Z", "deletionGracePeriodSeconds": 30}
     assert summary in diagnosed([gone]).summary
 
 
@@ -220,113 +141,69 @@ BARRIER = (
 
 
 @pytest.mark.parametrize(
-    ("joined", "retry", "text"),
+    ("joined", "nodes", "text"),
     [
-        ("2/3", UNKNOWN, "it waits for 3 processes, but the job has 2 nodes"),
-        (
-            "1/2",
-            UNKNOWN,
-            "the right number of processes (2 nodes), that no process failed earlier",
-        ),  # one process is missing
-        ("3/4", UNKNOWN, "that no process failed earlier"),  # two processes per node, one is missing
+        ("2/3", 2, "it waits for 3 processes, but the job has 2 nodes"),
+        ("1/2", 2, "the right number of processes (2 nodes), that no process failed earlier"),  # one is missing
+        ("3/4", 2, "that no process failed earlier"),  # two processes per node, one is missing
+        ("1/2", 1, "it waits for 2 processes, but the job has 1 nodes"),
     ],
 )
-def test_advice_for_a_barrier_depends_on_the_number_of_nodes(joined: str, retry: RetryVerdict, text: str) -> None:
-    log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', BARRIER.format(joined)]
-    pods = [pod(rank, last=ended(1)) for rank in (0, 1)]
-    found = diagnosed(pods, logs={each["metadata"]["name"]: log for each in pods})
-    assert found.retry is retry, found.text()
+def test_advice_for_a_barrier_depends_on_the_number_of_nodes(joined: str, nodes: int, text: str) -> None:
+    job = FAILED | {"spec": {"trainer": {"numNodes": nodes}}}
+    pods = [pod(rank, last=ended(1)) for rank in range(nodes)]
+    found = diagnosed(pods, job=job, log=raised(BARRIER.format(joined)))
+    assert found.retry is UNKNOWN, found.text()
     assert text in found.advice
-
-
-def test_more_processes_than_one_node_are_reported() -> None:
-    log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', BARRIER.format("1/2")]
-    alone = {**FAILED, "spec": {"trainer": {"numNodes": 1}}}
-    found = diagnosed([pod(last=ended(1))], job=alone, logs={"x-node-0-0-abcde": log})
-    assert "it waits for 2 processes, but the job has 1 nodes" in found.advice
 
 
 # ---------------------------------------------------------------- nodes
 
 
-def unready(name: str = "x-node-0-0-abcde", ready: str = "False", phase: str = "Running") -> dict[str, Any]:
-    lost = pod(state={"running": {"startedAt": "2026-11-25T10:00:05Z"}}, phase=phase)
-    lost["status"]["conditions"] = [{"type": "Ready", "status": ready}]
-    lost["metadata"]["name"] = name
-    return lost
-
-
-NOT_READY = event("NodeNotReady", "Node is not ready", "2026-11-25T10:04:00Z", container="")
+NOT_READY = event("NodeNotReady", "Node is not ready", time="2026-11-21T10:04:00Z")
+UNREADY = pod(conditions=[condition("Ready", value="False")])
+REPLACED = pod(phase="Pending", metadata={"name": "x-node-0-0-other", "creationTimestamp": "2026-11-21T10:04:30Z"})
 
 
 def test_a_not_ready_node_of_a_running_rank_is_reported() -> None:
-    found = diagnosed([unready()], NOT_READY, job=RUNNING)
+    found = diagnosed([UNREADY], NOT_READY, job=RUNNING)
     assert (found.category, found.retry, found.phase) == (Category.NODE_LOST, INFRASTRUCTURE, Phase.STARTING)
     assert "NodeNotReady" in found.summary
     assert "launch the job again" not in found.advice, "that would start a second training"
     finding = first(around([], [NOT_READY]))
     assert finding is not None, "a waiter lists pending pods only"
-    seen = observe(
-        RUNNING, observe({**RUNNING, "status": {"jobsStatus": [{"name": "node", "ready": 1}]}}), finding.blocker
-    )
+    seen = observe(RUNNING, observe(trainjob(jobsStatus=[counts(ready=1)])), finding.blocker)
     assert (seen.phase, seen.has_run, seen.stuck) == (Phase.RESTARTING, True, False)
 
 
 @pytest.mark.parametrize(
-    "pods",
+    "now",
     [
-        pytest.param([unready(ready="True")], id="ready again"),
-        pytest.param([unready(phase="Succeeded")], id="ended"),
-        pytest.param(
-            [
-                {
-                    **unready("x-node-0-0-other", phase="Pending"),
-                    "metadata": {"creationTimestamp": "2026-11-25T10:04:30Z"},
-                }
-            ],
-            id="replaced",
-        ),
+        pytest.param(pod(conditions=[condition("Ready")]), id="ready again"),
+        pytest.param(UNREADY | {"status": UNREADY["status"] | {"phase": "Succeeded"}}, id="ended"),
+        pytest.param(REPLACED, id="replaced"),
     ],
 )
-def test_a_node_that_recovered_is_not_a_blocker(pods: list[dict[str, Any]]) -> None:
-    assert first(around(pods, [NOT_READY])) is None
+def test_a_node_that_recovered_is_not_a_blocker(now: Object) -> None:
+    assert first(around([now], [NOT_READY])) is None
 
 
 # ---------------------------------------------------------------- advice for a job that still runs
 
+PREEMPTED = "Preempted to accommodate"
+
 
 def test_advice_for_a_preempted_job_in_the_queue_is_to_wait() -> None:
-    queued = {
-        **RUNNING,
-        "metadata": {**RUNNING["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "q"}},
-        "spec": {**RUNNING["spec"], "suspend": True},
-    }
-    workload = {
-        "status": {
-            "conditions": [
-                {
-                    "type": "QuotaReserved",
-                    "status": "False",
-                    "reason": "Pending",
-                    "message": "Preempted to accommodate",
-                },
-                {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted to accommodate"},
-            ]
-        }
-    }
+    queued = trainjob(spec={"suspend": True}, labels={QUEUE_LABEL: "q"})
+    pending = condition("QuotaReserved", "Pending", value="False", message=PREEMPTED)
+    workload = {"status": {"conditions": [pending, condition("Evicted", "Preempted", message=PREEMPTED)]}}
     found = diagnosis_of(Evidence(queued, workload=workload))
     assert (found.category, found.phase) == (Category.PREEMPTED, Phase.QUEUED)
     assert found.advice.startswith("wait: the cluster restarts it")
 
 
 def test_advice_for_a_drained_node_depends_on_the_phase() -> None:
-    drained = pod()
-    drained["status"] |= {
-        "phase": "Failed",
-        "conditions": [
-            {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": ""}
-        ],
-    }
+    drained = pod(phase="Failed", conditions=[condition("DisruptionTarget", "EvictionByEvictionAPI")])
     assert diagnosed([drained], job=RUNNING).advice.startswith("wait: the cluster restarts it")
     assert diagnosed([drained]).advice.startswith("launch the job again")
 
@@ -337,81 +214,33 @@ UNREADY_TAINT = "0/2 nodes are available: 2 node(s) had untolerated taint {node.
 CASES = [
     # CreateContainerConfigError by its cause
     ("CreateContainerConfigError", 'secret "keys" not found', CONFIGURATION, True, "create the Secret"),
-    (
-        "CreateContainerConfigError",
-        "couldn't find key token in Secret ns/keys",
-        CONFIGURATION,
-        True,
-        "create the Secret",
-    ),
-    (
-        "CreateContainerConfigError",
-        "container has runAsNonRoot and image will run as root (pod: x, container: node)",
-        CONFIGURATION,
-        True,
-        "runAsUser",
-    ),
-    (
-        "CreateContainerConfigError",
-        "container has runAsNonRoot and image has non-numeric user (nobody), cannot verify user is non-root",
-        CONFIGURATION,
-        True,
-        "runAsUser",
-    ),
-    (
-        "CreateContainerConfigError",
-        'failed to prepare subPath for volumeMount "data" of container "node"',
-        CONFIGURATION,
-        True,
-        "subPath",
-    ),
-    (
-        "CreateContainerConfigError",
-        "services have not yet been read at least once, cannot construct envvars",
-        INFRASTRUCTURE,
-        False,
-        "API server",
-    ),
+    ("CreateContainerConfigError", "couldn't find key token in Secret ns/keys", CONFIGURATION, True,
+     "create the Secret"),
+    ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root (pod: x, container: node)",
+     CONFIGURATION, True, "runAsUser"),
+    ("CreateContainerConfigError",
+     "container has runAsNonRoot and image has non-numeric user (nobody), cannot verify user is non-root",
+     CONFIGURATION, True, "runAsUser"),
+    ("CreateContainerConfigError", 'failed to prepare subPath for volumeMount "data" of container "node"',
+     CONFIGURATION, True, "subPath"),
+    ("CreateContainerConfigError", "services have not yet been read at least once, cannot construct envvars",
+     INFRASTRUCTURE, False, "API server"),
     ("CreateContainerConfigError", "something new", UNKNOWN, False, "that the message names"),
     # containers that do not start
-    (
-        "StartError",
-        'exec: "tran": executable file not found in $PATH: unknown',
-        CONFIGURATION,
-        False,
-        "check that the command exists",
-    ),
-    (
-        "StartError",
-        'exec: "./run.sh": permission denied: unknown',
-        CONFIGURATION,
-        False,
-        "check that the command exists",
-    ),
-    (
-        "StartError",
-        'chdir to cwd ("/work") set in config.json failed: no such file',
-        CONFIGURATION,
-        False,
-        "workingDir",
-    ),
+    ("StartError", 'exec: "tran": executable file not found in $PATH: unknown', CONFIGURATION, False,
+     "check that the command exists"),
+    ("StartError", 'exec: "./run.sh": permission denied: unknown', CONFIGURATION, False,
+     "check that the command exists"),
+    ("StartError", 'chdir to cwd ("/work") set in config.json failed: no such file', CONFIGURATION, False,
+     "workingDir"),
     ("StartError", "nvidia-container-cli: initialization error: nvml error", INFRASTRUCTURE, False, "GPU driver"),
     ("StartError", "container init was OOM-killed (memory limit too low?): unknown", CONFIGURATION, False, "memory"),
     ("RunContainerError", "fork/exec: resource temporarily unavailable", INFRASTRUCTURE, False, "node"),
-    (
-        "CreateContainerError",
-        "failed to generate spec: unable to find user app: no matching entries in passwd file",
-        CONFIGURATION,
-        False,
-        "user",
-    ),
-    (
-        "StartError",
-        'error mounting "/a" to rootfs at "/b.json": not a directory: Are you trying to mount a directory onto a file',
-        CONFIGURATION,
-        False,
-        "subPath",
-    ),
+    ("CreateContainerError", "failed to generate spec: unable to find user app: no matching entries in passwd file",
+     CONFIGURATION, False, "user"),
+    ("StartError",
+     'error mounting "/a" to rootfs at "/b.json": not a directory: Are you trying to mount a directory onto a file',
+     CONFIGURATION, False, "subPath"),
     ("StartError", "something new", UNKNOWN, False, "that the message names"),
     # images
     (
@@ -432,13 +261,8 @@ CASES = [
     ("Failed", 'Failed to pull image "r/a:1": tls: x509: certificate has expired', CONFIGURATION, True, "certificate"),
     ("Failed", 'Failed to pull image "r/a:1": i/o timeout', INFRASTRUCTURE, False, "reach"),
     # quotas
-    (
-        "FailedCreate",
-        'Error creating: pods "x" is forbidden: failed quota: cpu: must specify limits.cpu for: node',
-        CONFIGURATION,
-        True,
-        "resources_per_node",
-    ),
+    ("FailedCreate", 'Error creating: pods "x" is forbidden: failed quota: cpu: must specify limits.cpu for: node',
+     CONFIGURATION, True, "resources_per_node"),
     (
         "FailedCreate",
         'pods "x" is forbidden: exceeded quota: c, requested: cpu=2,memory=4Gi, used: cpu=0,memory=1Gi, limited: cpu=1,'
@@ -447,113 +271,47 @@ CASES = [
         True,
         "exceeds the total quota",
     ),
-    (
-        "FailedCreate",
-        'pods "x" is forbidden: exceeded quota: c, requested: cpu=2, used: cpu=10, limited: cpu=10',
-        QUOTA,
-        False,
-        "wait",
-    ),
+    ("FailedCreate", 'pods "x" is forbidden: exceeded quota: c, requested: cpu=2, used: cpu=10, limited: cpu=10',
+     QUOTA, False, "wait"),
     ("FailedCreate", 'pods "x" is forbidden: status unknown for quota: c, resources: cpu', QUOTA, False, "wait"),
-    (
-        "FailedCreate",
-        'pods "x" is forbidden: unable to create new content in namespace ns because it is being terminated',
-        CONFIGURATION,
-        True,
-        "namespace",
-    ),
-    (
-        "FailedCreate",
-        'pods "x" is forbidden: violates PodSecurity "restricted:latest"',
-        CONFIGURATION,
-        True,
-        "Security",
-    ),
-    (
-        "TrainJobResourcesCreationFailed",
-        'Internal error occurred: failed calling webhook "a.b": connect: connection refused',
-        INFRASTRUCTURE,
-        False,
-        "webhook",
-    ),
+    ("FailedCreate",
+     'pods "x" is forbidden: unable to create new content in namespace ns because it is being terminated',
+     CONFIGURATION, True, "namespace"),
+    ("FailedCreate", 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', CONFIGURATION, True,
+     "Security"),
+    ("TrainJobResourcesCreationFailed",
+     'Internal error occurred: failed calling webhook "a.b": connect: connection refused', INFRASTRUCTURE, False,
+     "webhook"),
     # the scheduler
     ("Unschedulable", UNREADY_TAINT, INFRASTRUCTURE, False, "ready"),
     ("Unschedulable", UNREADY_TAINT.replace("taint {", "taint(s) {"), INFRASTRUCTURE, False, "ready"),
     ("Unschedulable", "0/1 nodes are available: 1 node(s) were unschedulable.", INFRASTRUCTURE, False, "ready"),
-    (
-        "Unschedulable",
-        "0/2 nodes are available: 1 node(s) were unschedulable, 1 node(s) didn't match Pod's node affinity/selector.",
-        UNKNOWN,
-        False,
-        "selector",
-    ),
+    ("Unschedulable",
+     "0/2 nodes are available: 1 node(s) were unschedulable, 1 node(s) didn't match Pod's node affinity/selector.",
+     UNKNOWN, False, "selector"),
     ("Unschedulable", "0/2 nodes are available: 2 node(s) had untolerated taint(s).", UNKNOWN, False, "tolerations"),
-    (
-        "Unschedulable",
-        "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.",
-        CONFIGURATION,
-        False,
-        "selector",
-    ),
-    (
-        "Unschedulable",
-        "0/1 nodes are available: 1 node(s) had untolerated taint {gpu: true}.",
-        CONFIGURATION,
-        False,
-        "tolerations",
-    ),
-    (
-        "Unschedulable",
-        "0/1 nodes are available: 1 node(s) had volume node affinity conflict.",
-        CONFIGURATION,
-        False,
-        "volume",
-    ),
-    (
-        "Unschedulable",
-        "0/2 nodes are available: 1 node(s) had volume node affinity conflict, 1 node(s) were unschedulable.",
-        UNKNOWN,
-        False,
-        "may not be ready",
-    ),
+    ("Unschedulable", "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", CONFIGURATION,
+     False, "selector"),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) had untolerated taint {gpu: true}.", CONFIGURATION, False,
+     "tolerations"),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) had volume node affinity conflict.", CONFIGURATION, False,
+     "volume"),
+    ("Unschedulable",
+     "0/2 nodes are available: 1 node(s) had volume node affinity conflict, 1 node(s) were unschedulable.", UNKNOWN,
+     False, "may not be ready"),
     # volumes
-    (
-        "FailedMount",
-        'MountVolume.SetUp failed for volume "a" : configmap "settings" not found',
-        CONFIGURATION,
-        True,
-        "create the ConfigMap",
-    ),
-    (
-        "FailedMount",
-        "driver name ebs.csi.aws.com not found in the list of registered CSI drivers",
-        INFRASTRUCTURE,
-        False,
-        "CSI driver",
-    ),
+    ("FailedMount", 'MountVolume.SetUp failed for volume "a" : configmap "settings" not found', CONFIGURATION, True,
+     "create the ConfigMap"),
+    ("FailedMount", "driver name ebs.csi.aws.com not found in the list of registered CSI drivers", INFRASTRUCTURE,
+     False, "CSI driver"),
     ("FailedMount", "hostPath type check failed: /data is not a directory", CONFIGURATION, False, "hostPath"),
-    (
-        "FailedAttachVolume",
-        'Multi-Attach error for volume "a" Volume is already used by pod(s) b',
-        INFRASTRUCTURE,
-        False,
-        "released",
-    ),
+    ("FailedAttachVolume", 'Multi-Attach error for volume "a" Volume is already used by pod(s) b', INFRASTRUCTURE,
+     False, "released"),
     # Kueue
-    (
-        "Pending",
-        "couldn't assign flavors to pod set node: resource nvidia.com/gpu unavailable in ClusterQueue",
-        CONFIGURATION,
-        True,
-        "ClusterQueue",
-    ),
-    (
-        "Pending",
-        "couldn't assign flavors to pod set node: flavor default doesn't match node affinity",
-        CONFIGURATION,
-        True,
-        "flavor",
-    ),
+    ("Pending", "couldn't assign flavors to pod set node: resource nvidia.com/gpu unavailable in ClusterQueue",
+     CONFIGURATION, True, "ClusterQueue"),
+    ("Pending", "couldn't assign flavors to pod set node: flavor default doesn't match node affinity", CONFIGURATION,
+     True, "flavor"),
     (
         "Pending",
         "couldn't assign flavors to pod set node: untolerated taint {a b NoSchedule} in flavor spot, insufficient "
@@ -566,7 +324,7 @@ CASES = [
     ("Evicted", "The node was low on resource: pids.", INFRASTRUCTURE, False, "processes"),
     ("Evicted", "The node was low on resource: ephemeral-storage.", INFRASTRUCTURE, False, "ephemeral-storage"),
     ("UnexpectedAdmissionError", "Allocate failed due to no healthy devices present", INFRASTRUCTURE, False, "devices"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -589,22 +347,13 @@ def test_messages_have_verdict_and_advice(
     [
         ("RuntimeError: Found no NVIDIA driver on your system.", Category.CONFIGURATION, "resources_per_node"),
         ("RuntimeError: No CUDA GPUs are available", Category.CONFIGURATION, "resources_per_node"),
-        (
-            "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
-            Category.CONFIGURATION,
-            "GPU",
-        ),
+        ("ImportError: libcuda.so.1: cannot open shared object file: No such file", Category.CONFIGURATION, "GPU"),
         ("RuntimeError: CUDA error: no kernel image is available for execution", Category.IMAGE, "CUDA version"),
-        (
-            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
-            Category.UNKNOWN,
-            "DataLoader workers",
-        ),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", Category.UNKNOWN, "DataLoader worker"),
     ],
 )
 def test_errors_of_gpus_and_workers_have_advice(error: str, category: Category, advice: str) -> None:
-    log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', error]
-    found = diagnosed([pod(last=ended(1))], logs={"x-node-0-0-abcde": log})
+    found = diagnosed([pod(last=ended(1))], log=raised(error))
     assert (found.category, found.retry) == (category, UNKNOWN)
     assert advice in found.advice
 
@@ -613,30 +362,28 @@ def test_errors_of_gpus_and_workers_have_advice(error: str, category: Category, 
 
 
 def test_a_log_of_one_line_is_quoted() -> None:
-    found = diagnosed([pod(last=ended(1))], logs={"x-node-0-0-abcde": ["giving up"]})
+    found = diagnosed([pod(last=ended(1))], log=["giving up"])
     assert found.summary == "node-0 exited with code 1; last log line: giving up"
 
 
 def test_exit_code_of_a_stopped_pod_is_that_of_the_training_container() -> None:
-    evicted = pod(state=ended(143))
-    evicted["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    evicted = pod(0, ended(143), reason="Evicted", message="The node was low on resource: memory.")
     evicted["status"]["containerStatuses"].insert(0, {"name": "proxy", "state": ended(9)})
     evicted["spec"]["containers"].insert(0, {"name": "proxy"})
     assert diagnosed([evicted]).exit_code == 143
 
 
-@pytest.mark.parametrize("began", [pod(state=ended(0)), pod(last=ended(0))], ids=["now", "before"])
-def test_has_trained_requires_a_started_training_container(began: dict[str, Any]) -> None:
+@pytest.mark.parametrize("began", [pod(0, ended(0)), pod(0, {}, ended(0))], ids=["now", "before"])
+def test_has_trained_requires_a_started_training_container(began: Object) -> None:
     assert has_trained(began)
-    assert not has_trained(pod(state={"waiting": {"reason": "ImagePullBackOff"}}))
-    began["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] = "dataset-initializer"
+    assert not has_trained(pod(0, waiting("ImagePullBackOff")))
+    began["metadata"]["labels"][STEP] = "dataset-initializer"
     assert not has_trained(began)
 
 
 @pytest.mark.parametrize("mounted", [False, True])
 def test_a_failed_mount_is_outdated_once_an_init_container_runs(mounted: bool) -> None:
-    state = {"running": {}} if mounted else {"waiting": {"reason": "PodInitializing"}}
-    starting = pod(state=state, container="fetch", init=True, phase="Pending")
-    failed = event("FailedMount", "failed to sync configmap cache: timed out waiting for the condition", container="")
-    found = first(around([starting], [failed]))
-    assert (found is None) is mounted
+    state = {"running": {}} if mounted else waiting("PodInitializing")
+    starting = pod(0, state, container="fetch", init=True, phase="Pending")
+    failed = event("FailedMount", "failed to sync configmap cache: timed out waiting for the condition")
+    assert (first(around([starting], [failed])) is None) is mounted

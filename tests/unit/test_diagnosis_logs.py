@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
+from tests.objects import Object, ended, pod
 
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.client import ApiClient, Request
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.anyio
 
 LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [{}]:4711"
 PODS = 1000
+NAME = "x-node-0-0-abcde"
 
 
 @pytest.fixture(autouse=True)
@@ -35,17 +36,21 @@ class Runs(ApiClient):
     Args:
         late: Number of requests until the status is updated.
         second: Output of the second run.
+        written: Whether the node has written the output, by whether each request so far was one for the previous run.
     """
 
-    def __init__(self, late: int, second: str) -> None:
+    def __init__(self, late: int, second: str, written: Callable[[list[bool]], bool] = bool) -> None:
         super().__init__(Credentials())
         self.late = late
         self.second = second
+        self.written = written
         self.asked: list[bool] = []
 
     async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
         previous = request.params.get("previous") == "true"
         self.asked.append(previous)
+        if not self.written(self.asked):
+            return
         if previous and len(self.asked) <= self.late:
             yield b"unable to retrieve container logs for containerd://0123"
         elif self.second:
@@ -64,7 +69,7 @@ class Logs(ApiClient):
 
     async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
         assert unended
-        rank = int(request.path.split("/")[-2].rpartition("-")[2])
+        rank = int(request.path.split("/")[-2].split("-")[3])
         self.read.append(rank)
         if self.refuse is not None and len(self.read) <= self.refusals:
             raise self.refuse
@@ -73,20 +78,9 @@ class Logs(ApiClient):
             yield f"2026-11-21T10:00:08.{rank:09}Z {line}".encode()
 
 
-def pod(rank: int, code: int = 1, second: int = 9) -> dict[str, Any]:
-    labels = {
-        "jobset.sigs.k8s.io/replicatedjob-name": "node",
-        "batch.kubernetes.io/job-completion-index": str(rank),
-    }
-    ended = {"exitCode": code, "reason": "Error", "finishedAt": f"2026-11-21T10:00:{second:02}Z"}
-    return {
-        "metadata": {"name": f"x-node-0-{rank}", "namespace": "ns", "uid": f"{rank}", "labels": labels},
-        "spec": {"containers": [{"name": "node"}]},
-        "status": {
-            "podIP": f"10.88.{rank // 256}.{rank % 256}",
-            "containerStatuses": [{"name": "node", "state": {"terminated": ended}, "lastState": {}}],
-        },
-    }
+def crash(rank: int, code: int = 1, second: int = 9) -> Object:
+    state = ended(code, finishedAt=f"2026-11-21T10:00:{second:02}Z")
+    return pod(rank, state, podIP=f"10.88.{rank // 256}.{rank % 256}")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +96,7 @@ def pod(rank: int, code: int = 1, second: int = 9) -> dict[str, Any]:
 async def test_the_root_cause_is_among_the_logs_read(
     culprit: int, code: int, second: int, accused: str, most: int
 ) -> None:
-    found = [pod(rank, *((code, second) if rank == culprit else (1, 9))) for rank in range(PODS)]
+    found = [crash(rank, *((code, second) if rank == culprit else (1, 9))) for rank in range(PODS)]
     client = Logs(culprit, accused)
     evidence = await gather(client, found, None)
     assert culprit in client.read
@@ -112,10 +106,10 @@ async def test_the_root_cause_is_among_the_logs_read(
 
 async def test_number_of_logs_read_is_limited() -> None:
     many = Logs(-1, "10.88.9.9")
-    await gather(many, [pod(rank) for rank in range(PODS)], None)
+    await gather(many, [crash(rank) for rank in range(PODS)], None)
     assert len(many.read) == 64
     few = Logs(-1, "10.88.9.9")
-    await gather(few, [pod(rank) for rank in range(3)], None)
+    await gather(few, [crash(rank) for rank in range(3)], None)
     assert sorted(few.read) == [0, 1, 2]
 
 
@@ -127,7 +121,7 @@ async def test_unreadable_logs_are_reported_once(
 ) -> None:
     monkeypatch.setattr("trainjob._backends.kubernetes.pods._TAIL_SECONDS", 0.5)
     client = Logs(1, "", refusal)
-    evidence = await gather(client, [pod(rank) for rank in range(PODS)], None)
+    evidence = await gather(client, [crash(rank) for rank in range(PODS)], None)
     assert len(client.read) <= most
     assert len(evidence.unseen) == len(set(evidence.unseen)) == 1
     assert diagnosis_of(evidence, Observation(Phase.FAILED)).rank == "node-0"
@@ -137,82 +131,52 @@ async def test_logs_of_a_busy_node_are_requested_again() -> None:
     """A kubelet under load responds with 500 for a while, and a crash without its log is hard to explain."""
     client = Logs(0, "", ServerError(500, "InternalError", "proxy error"))
     client.refusals = 3
-    evidence = await gather(client, [pod(0)], None)
+    evidence = await gather(client, [crash(0)], None)
     assert (evidence.unseen, len(client.read)) == ([], 4)
     assert diagnosis_of(evidence, Observation(Phase.FAILED)).log[-1] == "ValueError: no labels"
+
+
+RESTARTED = pod(0, {"running": {}}, ended(1, finishedAt="2026-11-21T10:00:09Z"))
+SECOND = "ValueError: no labels"
 
 
 @pytest.mark.parametrize("late", [0, 2, 6])
 async def test_log_of_the_second_run_replaces_a_removed_first_run(late: int) -> None:
     """On a busy machine the read is late: the second run has crashed, too, and only its output is left."""
-    restarted = pod(0)
-    (status,) = restarted["status"]["containerStatuses"]
-    status |= {"state": {"running": {}}, "lastState": status["state"]}
-    client = Runs(late, "ValueError: no labels")
-    evidence = await gather(client, [restarted], None)
-    assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": ["ValueError: no labels"]})
+    client = Runs(late, SECOND)
+    evidence = await gather(client, [RESTARTED], None)
+    assert (evidence.unseen, evidence.logs) == ([], {NAME: [SECOND]})
     assert len(client.asked) == late + 2
 
 
 async def test_a_log_that_the_node_has_removed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob._backends.kubernetes.pods._REMOVED_SECONDS", 0.1)
-    restarted = pod(0)
-    (status,) = restarted["status"]["containerStatuses"]
-    status |= {"state": {"running": {}}, "lastState": status["state"]}
-    evidence = await gather(Runs(sys.maxsize, ""), [restarted], None)
+    evidence = await gather(Runs(sys.maxsize, ""), [RESTARTED], None)
     assert evidence.logs == {}
-    assert evidence.unseen == ["logs: x-node-0-0: unable to retrieve container logs for containerd://0123"]
+    assert evidence.unseen == [f"logs: {NAME}: unable to retrieve container logs for containerd://0123"]
     assert diagnosis_of(evidence, Observation(Phase.FAILED)).rank == "node-0"
 
 
 async def test_an_empty_log_is_requested_twice_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob._backends.kubernetes.pods._EMPTY_SECONDS", 0.01)
     client = Runs(sys.maxsize, "")
-    crashed = pod(0)
-    (status,) = crashed["status"]["containerStatuses"]
-    status["lastState"] = status["state"]
-    evidence = await gather(client, [crashed], None)
-    assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": []})
+    evidence = await gather(client, [pod(0, ended(1), ended(1))], None)
+    assert (evidence.unseen, evidence.logs) == ([], {NAME: []})
     assert client.asked == [False, True, False] * 3
 
 
-@pytest.mark.parametrize("late", [1, 4])
-async def test_a_log_that_a_busy_node_writes_late_is_read(monkeypatch: pytest.MonkeyPatch, late: int) -> None:
-    """A first look finds neither the line of the run that crashed nor that of a later one."""
+@pytest.mark.parametrize(
+    ("late", "written"),
+    [
+        pytest.param(0, lambda asked: len(asked) > 1, id="a busy node writes both logs late"),
+        pytest.param(0, lambda asked: len(asked) > 4, id="a busy node writes both logs very late"),
+        pytest.param(sys.maxsize, lambda asked: len(asked) > 1, id="the run crashes while the previous log is removed"),
+        pytest.param(2, lambda asked: asked[-1], id="two more runs have started, and the latest log is empty"),
+    ],
+)
+async def test_a_log_that_is_empty_at_first_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, late: int, written: Callable[[list[bool]], bool]
+) -> None:
     monkeypatch.setattr("trainjob._backends.kubernetes.pods._EMPTY_SECONDS", 0.01)
-
-    class Late(Runs):
-        async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
-            async for line in super().lines(request, unended=unended):
-                if len(self.asked) > late:
-                    yield line
-
-    evidence = await gather(Late(0, "ValueError: no labels"), [pod(0)], None)
-    assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": ["ValueError: no labels"]})
-
-
-async def test_log_is_read_again_if_the_previous_run_was_removed_meanwhile() -> None:
-    """The next run's log was still empty when read; that run has crashed by the time the previous log is requested."""
-
-    class Next(Runs):
-        async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
-            async for line in super().lines(request, unended=unended):
-                if len(self.asked) > 1:
-                    yield line
-
-    client = Next(sys.maxsize, "ValueError: no labels")
-    evidence = await gather(client, [pod(0)], None)
-    assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": ["ValueError: no labels"]})
-
-
-async def test_log_of_a_later_run_replaces_a_removed_first_run() -> None:
-    """Two more runs have started since the pod was read, and the log of the third was still empty."""
-
-    class Later(Runs):
-        async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
-            async for line in super().lines(request, unended=unended):
-                if request.params.get("previous") == "true":
-                    yield line
-
-    evidence = await gather(Later(2, "ValueError: no labels"), [pod(0)], None)
-    assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": ["ValueError: no labels"]})
+    evidence = await gather(Runs(late, SECOND, written), [crash(0)], None)
+    assert (evidence.unseen, evidence.logs) == ([], {NAME: [SECOND]})

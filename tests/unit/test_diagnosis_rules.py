@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.objects import ended, pod, trainjob
 
 from trainjob import errors
 from trainjob._diagnosis import diagnosis_of, termination_messages
@@ -18,19 +18,15 @@ from trainjob.status import Observation, Phase
 from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 
-def ended(code: int, log: str = "", message: str = "", container: str = "node") -> Diagnosis:
-    labels = {"jobset.sigs.k8s.io/replicatedjob-name": "node", "batch.kubernetes.io/job-completion-index": "0"}
-    terminated = {"exitCode": code, "reason": "Error", "message": message}
-    pod: dict[str, Any] = {
-        "metadata": {"name": "x", "labels": labels},
-        "spec": {"containers": [{"name": "node"}, {"name": "sidecar"}]},
-        "status": {"phase": "Failed", "containerStatuses": [{"name": container, "state": {"terminated": terminated}}]},
-    }
-    return diagnosis_of(Evidence({"metadata": {}}, [pod], {"x": log.split("\n")}), Observation(Phase.FAILED))
+def diagnosed(code: int, log: str = "", message: str = "", container: str = "node") -> Diagnosis:
+    crashed = pod(0, ended(code, message=message), spec={"containers": [{"name": "node"}, {"name": "sidecar"}]})
+    crashed["status"]["containerStatuses"][0]["name"] = container
+    logs = {"x-node-0-0-abcde": log.split("\n")}
+    return diagnosis_of(Evidence(trainjob(), [crashed], logs), Observation(Phase.FAILED))
 
 
 def raised(exception: str) -> Diagnosis:
-    return ended(1, f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{exception}')
+    return diagnosed(1, f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{exception}')
 
 
 @pytest.mark.parametrize(
@@ -71,10 +67,8 @@ def test_an_outage_is_infrastructure(exception: str) -> None:
         ("ImportError: cannot import name 'x' from 'y'", "packages in the image do not provide what the code imports"),
         ("SyntaxError: invalid syntax", "the code has a syntax error"),
         ("PermissionError: [Errno 13] Permission denied: '/data'", "access was denied"),
-        (
-            "botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the PutObject operation",
-            "access",
-        ),
+        ("botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the PutObject operation",
+         "access"),
         ("huggingface_hub.errors.GatedRepoError: 401 Client Error. (Request ID: x)", "access was denied"),
         (
             "requests.exceptions.SSLError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded with url: "
@@ -82,7 +76,7 @@ def test_an_outage_is_infrastructure(exception: str) -> None:
             "the image does not trust the server's certificate authority",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_permanent_failure_is_not_retried(exception: str, final: str) -> None:
     found = raised(exception)
     assert not found.retry.retryable
@@ -101,7 +95,7 @@ def test_any_other_exception_is_left_to_the_orchestrator(exception: str) -> None
 @pytest.mark.parametrize("code", [1, 2, 3, 126, 127, 134, 139, 255])
 def test_an_exit_code_alone_is_never_permanent(code: int) -> None:
     for log in ("", "epoch 3", "a word that explains nothing"):
-        assert ended(code, log).retry is RetryVerdict.UNKNOWN
+        assert diagnosed(code, log).retry is RetryVerdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -113,24 +107,21 @@ def test_an_exit_code_alone_is_never_permanent(code: int) -> None:
         (1, "/usr/bin/python3: No module named train", "the module is missing"),
         (127, "sh: 1: tran: not found", "a program used by the command is not in the image"),
         (127, "bash: line 1: tran: command not found", "a program used by the command is not in the image"),
-        (
-            127,
-            "/usr/bin/env: \u2018python3\\r\u2019: No such file or directory\n/usr/bin/env: use -[v]S",
-            "the script has CRLF",
-        ),
+        (127, "/usr/bin/env: \u2018python3\\r\u2019: No such file or directory\n/usr/bin/env: use -[v]S",
+         "the script has CRLF"),
         (127, "/tmp/t.sh: line 3: $'foo\\r': command not found", "the script has CRLF"),
         (2, "/tmp/t.sh: 1: set: Illegal option -\r", "the script has CRLF"),
         (126, "sh: 1: /tmp/t.sh: Permission denied", "a file used by the command is not executable"),
         (126, "bash: line 1: /opt/train: cannot execute binary file: Exec format error", "the program is built for"),
     ],
-)
+)  # fmt: skip
 def test_commands_that_cannot_run_are_not_retried(code: int, log: str, final: str) -> None:
-    found = ended(code, log)
+    found = diagnosed(code, log)
     assert found.outlook.startswith(f"not retried: {final}"), found.text()
 
 
 def test_an_error_of_another_container_does_not_count() -> None:
-    assert ended(3, "ModuleNotFoundError: No module named 'x'", container="sidecar").retry is RetryVerdict.UNKNOWN
+    assert diagnosed(3, "ModuleNotFoundError: No module named 'x'", container="sidecar").retry is RetryVerdict.UNKNOWN
 
 
 # ---------------------------------------------------------------- programs of this package
@@ -147,12 +138,12 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_the_diagnosis_has_the_verdict_of_the_error(error: type[TrainJobError]) -> None:
     assert len(ERRORS) > 15
-    found = ended(75, "error: it failed", termination_messages.write(error("it failed")))
+    found = diagnosed(75, "error: it failed", termination_messages.write(error("it failed")))
     assert (found.retry, found.summary) == (error.retry, "node-0 exited with code 75: it failed")
 
 
 def test_an_unexpected_error_of_a_step_is_unknown() -> None:
-    found = ended(1, "KeyError: 'size'", termination_messages.write(KeyError("size")))
+    found = diagnosed(1, "KeyError: 'size'", termination_messages.write(KeyError("size")))
     assert found.summary == "node-0 exited with code 1: KeyError: 'size'"
     assert (found.category, found.retry) == (Category.UNKNOWN, RetryVerdict.UNKNOWN)
     assert "training" not in found.text()
@@ -199,4 +190,4 @@ def test_a_step_reports_its_verdict(
     monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, failures=1))
     assert main(["initialize-model", "--source", source, "--target", str(tmp_path / "m")]) == code
     assert json.loads(log.read_text())["error"]["retry"] == retry
-    assert ended(code, message=log.read_text()).retry == retry
+    assert diagnosed(code, message=log.read_text()).retry == retry
