@@ -14,9 +14,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from tests import objects
+from tests.objects import Object, ended, pod
+
 from trainjob._goodput import STALL_SECONDS, Attempt
 from trainjob._goodput.history import CHECKPOINT
 from trainjob.goodput import Activity
+from trainjob.job import ATTEMPT, KEY
 from trainjob.status import QUEUE_LABEL, Phase
 from trainjob.verdicts import Evidence
 
@@ -215,72 +219,48 @@ def simulate(seed: int, known: Known, *, skew: float = 0.0) -> History:
 
 
 def trainjob(
-    created: float, ordinal: int = 1, *, queue: bool, admitted: float | None, ended: float | None, done: bool = True
-) -> dict[str, Any]:
-    """The object of an attempt."""
+    created: float,
+    ordinal: int = 1,
+    *,
+    queue: bool = False,
+    admitted: float | None = None,
+    ended: float | None = None,
+    done: bool = True,
+) -> Object:
+    """The object of an attempt; it runs unless it has `ended`."""
     conditions = []
     if admitted is not None:
-        conditions.append({"type": "Suspended", "status": "False", "lastTransitionTime": text(admitted)})
+        conditions.append(objects.RESUMED | {"lastTransitionTime": text(admitted)})
     if ended is not None:
-        kind = "Complete" if done else "Failed"
-        conditions.append({"type": kind, "status": "True", "lastTransitionTime": text(ended)})
-    labels = {"trainjob.dev/attempt": str(ordinal), **({QUEUE_LABEL: "gpu"} if queue else {})}
-    return {
-        "metadata": {
-            "namespace": "ml",
-            "name": f"train-{ordinal}",
-            "uid": f"uid-{ordinal}",
-            "labels": labels,
-            "annotations": {"trainjob.dev/key": "nightly/train"},
-            "creationTimestamp": text(created),
-        },
-        "spec": {
-            "runtimeRef": {"name": "torch-distributed"},
-            "trainer": {"numNodes": 2, "resourcesPerNode": {"limits": {"nvidia.com/gpu": int(GPUS / 2)}}},
-        },
-        "status": {"conditions": conditions, "jobsStatus": [{"name": "node", "ready": 1, "active": 1}]},
-    }
+        conditions.append((objects.COMPLETE if done else objects.FAILED) | {"lastTransitionTime": text(ended)})
+    return objects.trainjob(
+        *conditions,
+        name=f"train-{ordinal}",
+        namespace="ml",
+        labels={ATTEMPT: str(ordinal), **({QUEUE_LABEL: "gpu"} if queue else {})},
+        annotations={KEY: "nightly/train"},
+        metadata={"uid": f"uid-{ordinal}", "creationTimestamp": text(created)},
+        spec={"trainer": {"numNodes": 2, "resourcesPerNode": {"limits": {"nvidia.com/gpu": int(GPUS / 2)}}}},
+        jobsStatus=[objects.counts(active=1, ready=1)],
+    )
 
 
-def pods_of(runs: Sequence[Run], offset: float, chance: random.Random) -> list[dict[str, Any]]:
+def pods_of(runs: Sequence[Run], offset: float, chance: random.Random) -> list[Object]:
     """The pods of two ranks: those of the latest restart by JobSet, with their last two runs."""
     generation = sum(run.replaced for run in runs)
     latest = max((number for number, run in enumerate(runs) if run.replaced), default=-1) + 1
     own, pods = runs[latest:], []
     created = runs[latest - 1].end + 1 if latest else runs[0].start - 1
     for rank in range(2):
-        states: list[dict[str, Any]] = []
+        states: list[Object] = []
         for run in own[-2:]:
-            late = chance.random() if rank else 0.0
-            state: dict[str, Any] = {"startedAt": text(run.start + offset + late)}
-            if run.end:
-                state |= {"finishedAt": text(run.end + offset), "exitCode": int(run.failed)}
-                state["message"] = message_of(run, offset) if not rank else ""
-            states.append({"terminated" if run.end else "running": state})
-        pods.append(
-            {
-                "metadata": {
-                    "name": f"train-node-0-{rank}",
-                    "creationTimestamp": text(created),
-                    "labels": {
-                        "jobset.sigs.k8s.io/replicatedjob-name": "node",
-                        "jobset.sigs.k8s.io/restart-attempt": str(generation),
-                        "batch.kubernetes.io/job-completion-index": str(rank),
-                    },
-                },
-                "spec": {"containers": [{"name": "node"}]},
-                "status": {
-                    "containerStatuses": [
-                        {
-                            "name": "node",
-                            "restartCount": len(own) - 1,
-                            "state": states[-1],
-                            "lastState": states[0] if len(states) > 1 else {},
-                        }
-                    ]
-                },
-            }
-        )
+            began = {"startedAt": text(run.start + offset + (chance.random() if rank else 0.0))}
+            told = {"message": "" if rank else message_of(run, offset), "finishedAt": text(run.end + offset)}
+            states.append(ended(int(run.failed), **began, **told) if run.end else {"running": began})
+        pods.append(pod(rank, states[-1], states[0] if len(states) > 1 else None, job="train"))
+        pods[-1]["metadata"] |= {"creationTimestamp": text(created)}
+        pods[-1]["metadata"]["labels"]["jobset.sigs.k8s.io/restart-attempt"] = str(generation)
+        pods[-1]["status"]["containerStatuses"][0]["restartCount"] = len(own) - 1
     return pods
 
 

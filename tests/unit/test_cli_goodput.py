@@ -4,89 +4,48 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from tests.serving import serving
+from tests.fakes.kube.direct import DirectBackend
+from tests.fakes.kube.server import Refused
+from tests.objects import JOBSET, Object
 from tests.unit.generated_histories import BEGIN, Run, pods_of, trainjob
 from tests.unit.program import exit_of
 
-from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob.job import key_hash
-
-TRAINJOBS, PODS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/ml/trainjobs", "/api/v1/namespaces/ml/pods"
+from trainjob.job import KEY, MANAGED_BY, key_hash
 
 
-def job(key: str, attempt: int, begin: float, end: float, *, done: bool, **labels: str) -> dict[str, Any]:
-    made = trainjob(BEGIN + begin, attempt, queue=False, admitted=None, ended=BEGIN + end, done=done)
+def job(key: str, attempt: int, begin: float, end: float, *, done: bool, **labels: str) -> Object:
+    made = trainjob(BEGIN + begin, attempt, ended=BEGIN + end, done=done)
     made["metadata"]["name"] = f"{key.replace('/', '-')}-{attempt}"
-    made["metadata"]["annotations"]["trainjob.dev/key"] = key
-    own = {"app.kubernetes.io/managed-by": "trainjob", "trainjob.dev/key": key_hash(key)}
-    made["metadata"]["labels"] |= own | labels
+    made["metadata"]["annotations"][KEY] = key
+    made["metadata"]["labels"] |= {MANAGED_BY: "trainjob", KEY: key_hash(key)} | labels
     return made
 
 
-class Server(BaseHTTPRequestHandler):
-    """An API server with two pieces of work: one of two attempts, one of one attempt with its pods."""
-
-    jobs = (
+@pytest.fixture(autouse=True)
+def backend(monkeypatch: pytest.MonkeyPatch) -> DirectBackend:
+    """Two pieces of work: one of two attempts, one of one attempt with its pods. Another job is not of trainjob."""
+    made = DirectBackend()
+    for each in (
         job("nightly/a", 1, 0, 100, done=False, team="x"),
         job("nightly/a", 2, 150, 350, done=True, team="x"),
         job("nightly/b", 1, 1000, 1100, done=True),
-    )
-    requests: list[str] = []  # noqa: RUF012 - emptied by each test
-    forbidden = False
-
-    def do_GET(self) -> None:
-        address = urlsplit(self.path)
-        selector = parse_qs(address.query).get("labelSelector", [""])[0]
-        self.requests.append(f"{address.path}?{selector}")
-        wanted = dict(each.split("=") for each in selector.split(",") if "=" in each)
-        items = [each for each in self.jobs if wanted.items() <= each["metadata"]["labels"].items()]
-        body: dict[str, Any] = {"metadata": {"resourceVersion": "1"}, "items": items}
-        if address.path == PODS:
-            (pod, _) = pods_of([Run(BEGIN + 1040, BEGIN + 1100)], 0, random.Random(0))
-            pod["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] = "nightly-b-1"
-            body["items"] = [pod]
-        elif address.path != TRAINJOBS:
-            found = [each for each in self.jobs if address.path == f"{TRAINJOBS}/{each['metadata']['name']}"]
-            body = found[0] if found else {"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found"}
-        code = int(body.get("code", 200))
-        if address.path == PODS and self.forbidden:
-            code, body = 403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "pods is forbidden"}
-        text = json.dumps(body).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        pass
+        job("by/hand", 1, 1000, 1100, done=True, **{MANAGED_BY: "a person"}),
+    ):
+        made.store.put("trainjobs", each, "ADDED")
+    (pod, _) = pods_of([Run(BEGIN + 1040, BEGIN + 1100)], 0, random.Random(0))
+    pod["metadata"] |= {"namespace": "ml", "labels": pod["metadata"]["labels"] | {JOBSET: "nightly-b-1"}}
+    made.store.put("pods", pod, "ADDED")
+    monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: made)
+    monkeypatch.setenv("TRAINJOB_NAMESPACE", "ml")
+    return made
 
 
-@pytest.fixture(autouse=True)
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    Server.requests.clear()
-    monkeypatch.setattr(Server, "forbidden", False)
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Server)) as running:
-        credentials = Credentials(host=f"http://127.0.0.1:{running.server_port}", token="t")
-        monkeypatch.setattr("trainjob.cli.session.connect", lambda *_, **__: KubernetesBackend(credentials))
-        monkeypatch.setenv("TRAINJOB_NAMESPACE", "ml")
-        yield
-
-
-def test_a_namespace_needs_two_lists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_namespace_needs_two_lists(capsys: pytest.CaptureFixture[str], backend: DirectBackend) -> None:
     code, out, err = exit_of(capsys, "goodput", "--price-per-gpu-hour", "36")
     assert (code, err) == (0, "")
-    assert Server.requests == [
-        f"{TRAINJOBS}?app.kubernetes.io/managed-by=trainjob",
-        f"{PODS}?jobset.sigs.k8s.io/jobset-name",
-    ]
+    assert backend.requests == ["LIST trainjobs", "LIST pods"]
     lines = [line.split("   ") for line in out.splitlines()]
     assert [[cell.strip() for cell in line if cell.strip()] for line in lines] == [
         ["JOB", "PHASE", "ATTEMPTS", "TIME", "GOODPUT", "GPU-HOURS", "COST", "LOST MOST TO", "KEY"],
@@ -101,12 +60,12 @@ def test_a_namespace_needs_two_lists(capsys: pytest.CaptureFixture[str]) -> None
     ]
 
 
-def test_a_label_selects_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_label_selects_jobs(capsys: pytest.CaptureFixture[str], backend: DirectBackend) -> None:
     code, out, _ = exit_of(capsys, "goodput", "-l", "team=x", "--json")
     answer = json.loads(out)
     assert code == 0
     assert [each["name"] for each in answer["jobs"]] == ["nightly-a-2"]
-    assert len(Server.requests) == 2
+    assert len(backend.requests) == 2
 
 
 @pytest.mark.parametrize("words", [("--key", "nightly/a"), ("nightly-a-1",), ("ml/nightly-a-2",)])
@@ -126,10 +85,12 @@ def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["gpus_unknown"] == 0
 
 
-def test_without_permission_for_pods_less_is_known(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Server, "forbidden", True)
+def test_without_permission_for_pods_less_is_known(capsys: pytest.CaptureFixture[str], backend: DirectBackend) -> None:
+    def refuse(request: str) -> None:
+        if request == "LIST pods":
+            raise Refused(403, "Forbidden", "pods is forbidden")
+
+    backend.before = refuse
     code, out, err = exit_of(capsys, "goodput", "nightly-b-1")
     assert code == 0
     assert "goodput 100.0% of 1m40s" in out
