@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.page.parsed import Parsed
 from tests.processes import eventually, read_until
-from tests.unit.test_page import Parsed
 from tests.warm import Warm
 
 SCREENSHOTS = Path(__file__).parents[2] / ".test-output" / "screenshots"

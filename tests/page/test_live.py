@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
-from tests.page import documents
+from tests.page import documents, series, studies
 from tests.page.conftest import LIVE, Server, Show
 from tests.page.test_use import drag, shown_at
 from tests.processes import wait_until
@@ -14,7 +14,7 @@ from tests.processes import wait_until
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-LATER = documents.iso(documents.TAKEN + timedelta(seconds=30))
+LATER = series.iso(series.TAKEN + timedelta(seconds=30))
 
 
 def requests(page: Page, server: Server) -> int:
@@ -35,8 +35,8 @@ def test_a_page_follows_the_training_until_its_end(show: Show, server: Server) -
     page = show(documents.running(), LIVE)
     assert page.get_by_text("Live,").is_visible()
     before = page.locator(".chart .value").first.inner_text()
-    points = documents.curve(260, every=27)
-    server.document = documents.running() | {"taken": LATER, "progress": 55, "history": documents.metrics(points)}
+    points = series.curve(260, every=27)
+    server.document = documents.running() | {"taken": LATER, "progress": 55, "history": series.metrics(points)}
     page.get_by_text("55 %").wait_for()
     assert page.locator(".chart .value").first.inner_text() != before
     assert page.get_by_text("02:00:30 UTC").first.is_visible()
@@ -62,7 +62,7 @@ def test_a_change_keeps_what_a_person_does(show: Show, server: Server) -> None:
     page.evaluate("scrollTo(0, 700)")
     top = page.evaluate("scrollY")
     document = documents.running()
-    document["history"] = documents.metrics(documents.curve(250, every=27))
+    document["history"] = series.metrics(series.curve(250, every=27))
     document["logs"] = [
         *document["logs"][20:], *({"rank": "node-0", "time": LATER, "text": f"step 199{n} again"} for n in range(5))
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def test_a_change_keeps_what_a_person_does(show: Show, server: Server) -> None:
 
 def test_a_selected_rank_is_requested(show: Show, server: Server) -> None:
     page = show(documents.running(), LIVE)
-    lines = [{"rank": "node-1", "time": documents.ago(9000 - n), "text": f"earlier {n}"} for n in range(300)]
+    lines = [{"rank": "node-1", "time": series.ago(9000 - n), "text": f"earlier {n}"} for n in range(300)]
     server.document = documents.running() | {"logs": lines + documents.running()["logs"]}
     page.get_by_role("combobox", name="Rank").select_option("node-1")
     wait_until("the page asks for the rank", lambda: server.ranks[-1:] == ["node-1"], 120)
@@ -93,7 +93,7 @@ def test_lines_are_added_to_the_log(show: Show, server: Server) -> None:
     page.locator(".log").evaluate("each => { each.scrollTop = 40; }")
     first = page.locator(".log .row").nth(5)
     first.evaluate("each => { each.dataset.mine = 'yes'; }")
-    logs = [*documents.log(200)[40:], {"rank": "node-0", "time": LATER, "text": "a new line"}]
+    logs = [*series.log(200)[40:], {"rank": "node-0", "time": LATER, "text": "a new line"}]
     server.document = documents.running() | {"logs": logs}
     page.get_by_text("a new line").wait_for(state="attached")
     assert page.locator(".log .row").count() == 201, "lines that the server has dropped stay"
@@ -136,7 +136,7 @@ def test_a_new_attempt_is_followed(show: Show, server: Server) -> None:
     server.document = documents.failed() | {"phase": "Running", "finished": None, "diagnosis": None}
     page.get_by_text("attempt 2 · ").first.wait_for()
     assert page.locator(".legend .line").count() == 2
-    assert page.locator("canvas").count() == 4
+    assert page.locator("canvas").count() == 5
 
 
 def test_a_list_is_followed_and_keeps_its_filter(show: Show, server: Server) -> None:
@@ -151,17 +151,17 @@ def test_a_list_is_followed_and_keeps_its_filter(show: Show, server: Server) -> 
 
 
 def test_a_study_is_followed_until_its_end(show: Show, server: Server) -> None:
-    page = show(documents.study_running(), LIVE)
+    page = show(studies.study_running(), LIVE)
     assert page.get_by_text("14 of 50 trials ended").is_visible()
     page.get_by_role("button", name="complete 10").click()
     page.locator("#trials .scroll").evaluate("each => { each.scrollTop = 30; }")
-    trials = documents.trials(17)
-    server.document = documents.study([*trials, documents.trial(17, "running")]) | {"taken": LATER}
+    trials = studies.trials(17)
+    server.document = studies.study([*trials, studies.trial(17, "running")]) | {"taken": LATER}
     page.get_by_text("17 of 50 trials ended").wait_for()
     assert page.locator(".marks > *").count() == 18
     assert page.locator("#trials tbody tr").count() == 10, "the filter stays"
     assert page.locator("#trials .scroll").evaluate("each => each.scrollTop") == 30
-    server.document = documents.study_ended() | {"taken": LATER}
+    server.document = studies.study_ended() | {"taken": LATER}
     page.get_by_text("100 of 100 trials ended").wait_for()
     expect(page.locator("#announcement")).to_have_text("Study: ended, best trial 28")
     assert page.get_by_text("Final, as of").is_visible()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from playwright.sync_api import expect
-from tests.page import documents
+from tests.page import documents, series, studies
 from tests.page.conftest import LIVE, Show
 from tests.processes import wait_until
 
@@ -165,7 +165,7 @@ def test_a_log_scale_leaves_out_what_it_cannot_show(show: Show) -> None:
 
 
 def test_many_metrics_are_filtered_and_drawn_when_in_view(show: Show) -> None:
-    history = {f"layer{index}/norm": documents.curve(20, seed=index + 1) for index in range(50)}
+    history = {f"layer{index}/norm": series.curve(20, seed=index + 1) for index in range(50)}
     page = show(documents.training(history=history))
     page.locator("canvas").first.wait_for()
     assert 3 <= page.locator("canvas").count() < 30
@@ -209,7 +209,7 @@ def test_the_log_stays_at_its_end_until_a_person_scrolls(show: Show) -> None:
 
 
 def test_print_draws_all_charts_and_no_controls(show: Show) -> None:
-    history = {f"layer{index}/norm": documents.curve(20, seed=index + 1) for index in range(50)}
+    history = {f"layer{index}/norm": series.curve(20, seed=index + 1) for index in range(50)}
     document: dict[str, Any] = documents.failed() | {"history": history}
     page = show(document, color_scheme="dark")
     page.locator("canvas").first.wait_for()
@@ -218,7 +218,7 @@ def test_print_draws_all_charts_and_no_controls(show: Show) -> None:
     assert pdf.startswith(b"%PDF")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
-    assert page.locator("canvas").count() == 54
+    assert page.locator("canvas").count() == 55
     for hidden in ("nav", ".controls", ".chart .small"):
         assert page.locator(f"{hidden}:visible").count() == 0, hidden
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -242,7 +242,7 @@ def test_reduced_motion_stops_animations(show: Show) -> None:
 
 
 def test_trials_are_visited_with_the_keyboard(show: Show) -> None:
-    page = show(documents.study_ended())
+    page = show(studies.study_ended())
     said = page.locator("#announcement")
     page.get_by_role("img", name="Optimization history").focus()
     page.keyboard.press("Home")
@@ -261,7 +261,7 @@ def test_trials_are_visited_with_the_keyboard(show: Show) -> None:
 
 
 def test_the_pointer_shows_a_trial_and_a_click_its_row(show: Show) -> None:
-    page = show(documents.study_ended())
+    page = show(studies.study_ended())
     page.get_by_role("button", name="failed 4").click()
     best = page.get_by_role("img", name="Optimization history").locator(".marks > *").nth(28)
     best.hover()
@@ -274,7 +274,7 @@ def test_the_pointer_shows_a_trial_and_a_click_its_row(show: Show) -> None:
 
 
 def test_trials_are_sorted(show: Show) -> None:
-    page = show(documents.study_ended())
+    page = show(studies.study_ended())
     names = page.locator("#trials tbody th a")
     assert names.all_inner_texts()[:3] == ["trial 28", "trial 65", "trial 5"]
     page.get_by_role("button", name="trial", exact=True).click()
@@ -288,14 +288,14 @@ def test_trials_are_sorted(show: Show) -> None:
 
 
 def test_a_log_scale_of_a_study(show: Show) -> None:
-    page = show(documents.study_hostile())
+    page = show(studies.study_hostile())
     assert page.get_by_label("Log scale").is_checked(), "the values span more than three decades"
     page.get_by_label("Log scale").uncheck()
-    assert page.locator(".marks > *").count() == len(documents.HOSTILE)
+    assert page.locator(".marks > *").count() == len(series.HOSTILE)
 
 
 def test_print_of_a_study_and_of_an_evaluation(show: Show) -> None:
-    for document in (documents.study_ended(), documents.evaluated()):
+    for document in (studies.study_ended(), documents.evaluated()):
         page = show(document, color_scheme="dark")
         assert page.pdf().startswith(b"%PDF")
         page.emulate_media(media="print")

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.objects import COMPLETE, FAILED, SUSPENDED, Object, pod
+from tests.page import documents, studies
 from tests.unit import generated_histories
 from tests.unit.generated_histories import BEGIN, Run, pods_of
-from tests.unit.test_report import FAILED, HOSTILE, NOW, REF, SECRET, failed, trainjob
+from tests.unit.reports import HOSTILE, NOW, REF, SECRET, failed, trainjob
 
 from trainjob._backends.base import Usage
 from trainjob._goodput.history import CHECKPOINT, MetricHistory
@@ -34,7 +36,7 @@ from trainjob._support.masking import MASK
 from trainjob.evaluation.comparison import compare
 from trainjob.evaluation.gate import Gate
 from trainjob.evaluation.scores import Scores
-from trainjob.job import JobRef
+from trainjob.job import ATTEMPT, JobRef
 from trainjob.status import QUEUE_LABEL, Observation, Phase
 from trainjob.tuning import Trial
 from trainjob.verdicts import Evidence
@@ -42,8 +44,9 @@ from trainjob.verdicts import Evidence
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "page-document.md"
 
 
-def of(*conditions: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    return training_document(examine(REF, Evidence(trainjob(*conditions, **spec)), NOW))
+def of(job: Object | None = None, *pods: Object, **known: Any) -> dict[str, Any]:
+    """The document of a job, with what else is known, see `training_document`."""
+    return training_document(examine(REF, Evidence(job or trainjob(), pods), NOW), **known)
 
 
 def history(*values: float, start: float = 1000.0) -> MetricHistory:
@@ -61,71 +64,59 @@ def keys(value: Any, path: str = "") -> set[str]:
 
 
 FREE = (
-    *("metrics.", "outputs.", "seconds.", "spec.", "history.", "diagnosis."),
-    *("resources.requested.", "compare.history.", "compare.metrics."),
+    *(
+        "metrics.",
+        "outputs.",
+        "seconds.",
+        "spec.",
+        "history.",
+        "diagnosis.",
+        "resources.requested.",
+        "attempts.history.",
+    ),
+    *("compare.history.", "compare.metrics.", "trials.parameters.", "trials.metrics.", "trials.outputs.", "space."),
+    *("importances.", "counts.", "evaluation.report.metrics.", "evaluation.report.slices.", "stragglers."),
 )
-
-
-def complete() -> dict[str, Any]:
-    """A training document in which nothing is empty."""
-    report = replace(failed(["boom"]), checkpoints=[(5, 1010.0)])
-    document = training_document(
-        report,
-        history=history(1, 2),
-        logs=[{"rank": "node-0", "time": "t", "text": "x"}],
-        used=[Usage("node-0", 1.5, 1024)],
-    )
-    document["blocker"] = of(FAILED | {"type": "Suspended"}, suspend=True)["blocker"]
-    document["lineage"]["datasets"] = [{"name": "dataset", "uri": "s3://b/d", "digest": ""}]
-    document["lineage"]["base_model"] = {"name": "model", "uri": "hf://o/m", "digest": ""}
-    document["lineage"]["outputs"] = [{"name": "model", "uri": "s3://b/m", "digest": ""}]
-    document = with_comparison(document, "champion", document)
-    sibling = {"uri": "s3://b/m", "digest": "sha256:1", "name": "digits", "version": "3", "promoted": True}
-    return with_lineage(document, [sibling])
+"""Prefixes of the paths of keys that a person has named, or that are documented with the JSON output."""
+QUEUED = trainjob(SUSPENDED, spec={"suspend": True})
 
 
 def test_every_key_is_documented() -> None:
-    document = complete()
-    document["blocker"] = document["blocker"] or {"reason": 1, "message": 1, "permanent": 1, "advice": 1}
-    found = {path for path in keys(document) if not path.startswith(FREE)}
-    found |= {f"jobs.{name}" for name in list_document([trainjob()], "ns")["jobs"][0]}
-    found |= {*list_document([], "ns"), *workflow_document("t", [])}
+    found = {*list_document([], "ns"), *workflow_document("t", []), *list_document([trainjob()], "ns")["jobs"][0]}
+    for name, make in documents.ALL.items():
+        if name not in ("list", "workflow") and "hostile" not in name:
+            found |= {path for path in keys(make()) if not path.startswith(FREE)}
+    study, report = studies.study_ended(), documents.evaluated()["evaluation"]["report"]
+    found |= {*study["space"]["lr"], *report["metrics"]["accuracy"], *report["slices"]["digit=3"]}
     documented = set(re.findall(r"`([a-z_.]+)`", REFERENCE.read_text()))
     missing = {path for path in found if path not in documented and path.rpartition(".")[2] not in documented}
-    assert not missing
+    assert missing == set()
 
 
 def test_every_document_has_the_same_keys() -> None:
-    queued = {
-        "type": "Suspended",
-        "status": "True",
-        "reason": "Suspended",
-        "lastTransitionTime": "2026-11-21T10:00:00Z",
-    }
-    documents = [
+    made = [
         of(),
-        of(FAILED),
-        of(queued, suspend=True),
+        of(trainjob(FAILED)),
+        of(QUEUED),
         training_document(examine(REF, Evidence(None), NOW)),
         observed_document(REF, Observation(Phase.RUNNING)),
         merge_documents(of(), observed_document(REF, Observation(Phase.RUNNING))),
-        complete(),
+        documents.complete(),
     ]
-    assert len({frozenset(document) for document in documents}) == 1
-    for document in documents:
+    assert len({frozenset(document) for document in made}) == 1
+    for document in made:
         json.dumps(document, allow_nan=False)
 
 
 def test_since_and_blocker_of_a_queued_job() -> None:
-    condition = {"type": "Suspended", "status": "True", "lastTransitionTime": "2026-11-21T10:05:00Z"}
-    job = trainjob(condition, suspend=True)
-    job["metadata"]["labels"][QUEUE_LABEL] = "research"
-    document = training_document(examine(REF, Evidence(job), NOW), position=3)
+    since = {"lastTransitionTime": "2026-11-21T10:05:00Z"}
+    job = trainjob(SUSPENDED | since, spec={"suspend": True}, labels={QUEUE_LABEL: "research"})
+    document = of(job, position=3)
     assert (document["phase"], document["since"]) == ("Queued", "2026-11-21T10:05:00Z")
     assert document["blocker"]["queue"] == "research"
     assert document["blocker"]["position"] == 3
     assert not document["blocker"]["permanent"]
-    assert of(FAILED)["blocker"] is None
+    assert of(trainjob(FAILED))["blocker"] is None
 
 
 @pytest.mark.parametrize(
@@ -152,11 +143,8 @@ def test_texts_are_masked_and_plain() -> None:
 
 
 def test_attempts_of_a_key_are_in_order_and_with_their_causes() -> None:
-    earlier = trainjob(FAILED)
-    earlier["metadata"] |= {"name": "x-1", "uid": "uid-0", "labels": {"trainjob.dev/attempt": "1"}}
-    document = training_document(
-        examine(REF, Evidence(trainjob()), NOW), attempts=[Evidence(trainjob()), Evidence(earlier)]
-    )
+    earlier = trainjob(FAILED, name="x-1", labels={ATTEMPT: "1"})
+    document = of(attempts=[Evidence(trainjob()), Evidence(earlier)])
     assert [(each["attempt"], each["phase"]) for each in document["attempts"]] == [(1, "Failed"), (2, "NotStarted")]
     assert document["attempts"][0]["summary"]
     assert not document["attempts"][1]["summary"]
@@ -165,13 +153,11 @@ def test_attempts_of_a_key_are_in_order_and_with_their_causes() -> None:
 
 
 def test_restarts_and_checkpoints_of_an_attempt() -> None:
-    pod = {
-        "metadata": {"name": "x-node-0", "labels": {"jobset.sigs.k8s.io/restart-attempt": "2"}},
-        "status": {"containerStatuses": [{"name": "node", "restartCount": 1, "state": {"running": {}}}]},
-    }
+    restarted = pod(0, {"running": {}}, {"terminated": {}})
+    restarted["metadata"]["labels"]["jobset.sigs.k8s.io/restart-attempt"] = "2"
     collected = history(1, 2)
     collected.add(1005.0, {CHECKPOINT: 40}, 41)
-    document = training_document(examine(REF, Evidence(trainjob(), [pod]), NOW), history=collected)
+    document = of(None, restarted, history=collected)
     (attempt,) = document["attempts"]
     assert attempt["restarts"] == 2 + 1
     assert attempt["checkpoints"] == [{"time": "1970-01-01T00:16:45Z", "step": 40, "uri": ""}]
@@ -183,22 +169,18 @@ def test_checkpoints_are_named_as_an_author_writes_them() -> None:
     collected = history(1, 2)
     collected.add(1005.0, {CHECKPOINT: 40}, 41)
     job = {**trainjob(), "spec": render(TrainJobSpec.parse(spec), "nightly/train", 1, "default")["spec"]}
-    document = training_document(examine(REF, Evidence(job), NOW), history=collected)
+    document = of(job, history=collected)
     (found,) = document["attempts"][0]["checkpoints"]
     assert re.fullmatch(r"pvc://claim/digits/default/train-[0-9a-z]{10}-[0-9a-z]{8}", found["uri"])
 
 
 def test_the_kept_document_of_an_attempt_completes_a_newer_one() -> None:
     kept = training_document(failed(["boom"]), history=history(5, 4), source="kept")
-    newer = observed_document(replace_ref(kept), Observation(Phase.RUNNING), history=history(4, 3, start=1001.0))
+    newer = observed_document(REF, Observation(Phase.RUNNING), history=history(4, 3, start=1001.0))
     merged = merge_documents(kept, newer)
     assert merged["phase"] == "Running"
     assert merged["spec"] == kept["spec"]
     assert [value for _, _, value in merged["history"]["loss"]] == [5.0, 4.0, 4.0, 3.0]
-
-
-def replace_ref(document: dict[str, Any]) -> Any:
-    return replace(REF, uid=document["uid"])
 
 
 def test_the_kept_document_of_an_earlier_attempt_becomes_an_attempt() -> None:
@@ -215,8 +197,7 @@ def test_points_of_a_document_are_bounded() -> None:
     many = MetricHistory(limit=100_000)
     for step in range(4000):
         many.add(float(step), {f"m{name}": (step * name * 7919) % 9973 for name in range(50)}, step)
-    report = examine(REF, Evidence(trainjob()), NOW)
-    document = training_document(report, history=many)
+    document = of(history=many)
     for label in ("previous run", "champion"):
         document = with_comparison(document, label, document)
     points = [document["history"], *(each["history"] for each in document["compare"])]
@@ -229,9 +210,9 @@ def test_points_of_a_document_are_bounded() -> None:
 
 def test_lineage_from_the_other_jobs_of_a_workflow() -> None:
     initializer = {"dataset": {"storageUri": "s3://b/digits"}, "model": {"storageUri": "hf://org/base"}}
-    job = trainjob(initializer=initializer)
+    job = trainjob(spec={"initializer": initializer})
     job["spec"]["trainer"]["env"] = [{"name": "TRAINJOB_INPUT_EXTRA", "value": f"s3://b/extra?sig={SECRET}"}]
-    document = training_document(examine(REF, Evidence(job), NOW))
+    document = of(job)
     document["lineage"]["outputs"] = [{"name": "model", "uri": "s3://b/m", "digest": ""}]
     siblings: list[dict[str, Any]] = [
         {"uri": "s3://b/digits", "digest": "sha256:d"},
@@ -251,7 +232,7 @@ def test_lineage_from_the_other_jobs_of_a_workflow() -> None:
 
 
 def test_used_and_requested_resources() -> None:
-    document = training_document(examine(REF, Evidence(trainjob()), NOW), used=[Usage("node-0", 0.25, 2**30)])
+    document = of(used=[Usage("node-0", 0.25, 2**30)])
     assert document["resources"] == {
         "requested": {"nvidia.com/gpu": "8"},
         "nodes": 2,
@@ -260,12 +241,8 @@ def test_used_and_requested_resources() -> None:
 
 
 def test_a_list_has_the_newest_job_first() -> None:
-    jobs = []
-    for number in range(3):
-        job = trainjob()
-        created = datetime(2026, 11, 21, tzinfo=UTC) + timedelta(hours=number)
-        job["metadata"] |= {"name": f"x-{number}", "creationTimestamp": created.isoformat()}
-        jobs.append(job)
+    created = [{"creationTimestamp": f"2026-11-21T0{number}:00:00Z"} for number in range(3)]
+    jobs = [trainjob(name=f"x-{number}", metadata=each) for number, each in enumerate(created)]
     assert [each["name"] for each in list_document(jobs, "ns")["jobs"]] == ["x-2", "x-1", "x-0"]
 
 
@@ -276,49 +253,29 @@ def test_a_diagnosis_has_its_outlook() -> None:
 
 
 def test_the_time_of_a_step_is_that_of_the_latest_reports() -> None:
-    pod = {
-        "metadata": {"name": "x-node-0-0", "labels": {"jobset.sigs.k8s.io/replicatedjob-name": "node"}},
-        "status": {"containerStatuses": [{"name": "node", "state": {"running": {}}}]},
-    }
-    report = examine(REF, Evidence(trainjob(), [pod]), NOW)
     collected = MetricHistory()
     for step in range(1, 31):  # 10 s for each of the first steps, then 2 s
         seconds = 10.0 * step if step <= 15 else 150 + 2.0 * (step - 15)
         collected.add(1000 + seconds, {"loss": 1 / step}, step)
-    (rank,) = training_document(report, history=collected)["ranks"]
+    (rank,) = of(None, pod(), history=collected)["ranks"]
     assert rank["step_seconds"] == 2.0
     restarted = MetricHistory.of({"loss": [[50, 1000.0, 0.5], [10, 1010.0, 0.6]]})
-    assert training_document(report, history=restarted)["ranks"][0]["step_seconds"] is None
-    assert training_document(report)["ranks"][0]["step_seconds"] is None
+    assert of(None, pod(), history=restarted)["ranks"][0]["step_seconds"] is None
+    assert of(None, pod())["ranks"][0]["step_seconds"] is None
 
 
 def evaluation(**changes: Any) -> dict[str, Any]:
-    metric = {"candidate": 0.9, "champion": 0.8, "difference": 0.1, "interval": [0.05, 0.15], "method": "bootstrap"}
-    report = {
-        "version": 1,
-        "level": 0.95,
-        "candidate": {"uri": "s3://b/m", "digest": "sha256:1"},
-        "champion": {"uri": "s3://b/c", "digest": "sha256:2", "name": "digits", "version": "3"},
-        "dataset": {"uri": f"https://user:{SECRET}@h/d", "digest": "sha256:3"},
-        "code": {"uri": "git+https://g/r", "revision": "abc"},
-        "examples": 100,
-        "metrics": {"accuracy": metric},
-        "slices": {"digit=3": {"metrics": {"accuracy": metric}, "examples": 10}},
-        "confusion": {"labels": ["0", "1"], "counts": [[50.0, 1.0], [2.0, 47.0]]},
-        "roc": {"false_positive_rate": [0.0, 1.0], "true_positive_rate": [0.0, 1.0]},
-        **changes,
-    }
-    check = {"rule": "metrics.accuracy.min", "passed": True, "reason": "accuracy is 0.9; at least 0.8"}
-    return {"report": report, "decision": {**check, "checks": [check]}, "uri": f"s3://b/e?token={SECRET}"}
+    """An evaluation with secrets in its addresses."""
+    secret = {"uri": f"https://user:{SECRET}@h/d", "digest": "sha256:3"}
+    report = documents.evaluation_report() | {"dataset": secret, **changes}
+    return {"report": report, "decision": documents.decision(passed=True), "uri": f"s3://b/e?token={SECRET}"}
 
 
-def ended(number: int, begin: int, end: int, kind: str = "Failed") -> dict[str, Any]:
+def ended(number: int, begin: int, end: int, over: Object = FAILED) -> Object:
     """An attempt without pods, from minute `begin` to minute `end`."""
-    job = trainjob({"type": kind, "status": "True", "lastTransitionTime": f"2026-11-21T10:{end:02}:00Z"})
-    labels = {"trainjob.dev/attempt": str(number)}
-    created = f"2026-11-21T10:{begin:02}:00Z"
-    job["metadata"] |= {"name": f"x-{number}", "uid": f"uid-{number}", "labels": labels, "creationTimestamp": created}
-    return job
+    condition = over | {"lastTransitionTime": f"2026-11-21T10:{end:02}:00Z"}
+    created = {"creationTimestamp": f"2026-11-21T10:{begin:02}:00Z"}
+    return trainjob(condition, name=f"x-{number}", labels={ATTEMPT: str(number)}, metadata=created)
 
 
 def seen(job: dict[str, Any], *phases: tuple[int, Phase]) -> MetricHistory:
@@ -340,7 +297,7 @@ def spent(goodput: dict[str, Any]) -> dict[str, float]:
 
 
 def test_the_goodput_is_that_of_all_attempts_and_the_time_between_them() -> None:
-    first, second = ended(1, 0, 10), ended(2, 15, 25, "Complete")
+    first, second = ended(1, 0, 10), ended(2, 15, 25, COMPLETE)
     document = document_of(second, seen(second, (15, Phase.STARTING), (17, Phase.RUNNING)), first)
     assert spent(document["goodput"]) == {"training": 600 + 480, "starting": 120, "restarting": 300}
     assert document["goodput"]["ratio"] == pytest.approx(1080 / 1500, abs=1e-6)
@@ -361,8 +318,8 @@ def test_steps_that_an_earlier_attempt_has_done_are_repeated() -> None:
     attempts = [
         Evidence(job, pods_of([run], 0.0, random.Random(0)))
         for run, job in (
-            (first, generated_histories.trainjob(BEGIN, 1, queue=False, admitted=None, ended=BEGIN + 120, done=False)),
-            (second, generated_histories.trainjob(BEGIN + 190, 2, queue=False, admitted=None, ended=BEGIN + 310)),
+            (first, generated_histories.trainjob(BEGIN, 1, ended=BEGIN + 120, done=False)),
+            (second, generated_histories.trainjob(BEGIN + 190, 2, ended=BEGIN + 310)),
         )
     ]
     ref = JobRef.of(attempts[1].trainjob or {})
@@ -375,7 +332,7 @@ def test_steps_that_an_earlier_attempt_has_done_are_repeated() -> None:
 
 
 def test_attempts_of_an_earlier_result_are_not_part_of_the_goodput() -> None:
-    document = document_of(ended(2, 15, 25), None, ended(1, 0, 10, "Complete"))
+    document = document_of(ended(2, 15, 25), None, ended(1, 0, 10, COMPLETE))
     assert spent(document["goodput"]) == {"training": 600}
 
 
@@ -396,9 +353,7 @@ def test_what_a_waiter_observes_is_enough_for_the_goodput() -> None:
     now = datetime.now(UTC)
     observation = Observation(Phase.RUNNING, created=now - timedelta(minutes=10))
     collected = MetricHistory()
-    collected.merge_phases(
-        [((now - timedelta(minutes=10)).timestamp(), "Starting"), (now.timestamp() - 240, "Running")]
-    )
+    collected.merge_phases([(now.timestamp() - 600, "Starting"), (now.timestamp() - 240, "Running")])
     document = observed_document(REF, observation, history=collected)
     assert spent(document["goodput"]) == {"starting": pytest.approx(360, abs=5), "training": pytest.approx(240, abs=5)}
     assert document["goodput"]["gpu_hours"] is None
@@ -423,10 +378,12 @@ def test_segments_are_bounded_without_gaps() -> None:
 
 
 def test_an_evaluation_becomes_a_part_of_the_lineage() -> None:
-    document = with_evaluation(of(), evaluation())
-    assert document["lineage"]["evaluation"] == {"passed": True, "summary": "accuracy is 0.9; at least 0.8"}
-    assert document["evaluation"]["report"]["confusion"] == {"labels": ["0", "1"], "counts": [[50, 1], [2, 47]]}
-    assert document["evaluation"]["report"]["metrics"] == evaluation()["report"]["metrics"]
+    metric = {"candidate": 0.9, "champion": 0.8, "difference": 0.1, "interval": [0.05, 0.15], "method": "bootstrap"}
+    document = with_evaluation(of(), evaluation(metrics={"accuracy": metric}))
+    reason = documents.decision(passed=True)["reason"]
+    assert document["lineage"]["evaluation"] == {"passed": True, "summary": reason}
+    assert document["evaluation"]["report"]["confusion"] == documents.evaluation_report()["confusion"]
+    assert document["evaluation"]["report"]["metrics"] == {"accuracy": metric}
     assert SECRET not in json.dumps(document)
     assert document["notes"] == []
     without = with_evaluation(of(), evaluation() | {"decision": None})
@@ -464,7 +421,7 @@ def test_an_evaluation_is_bounded() -> None:
 
 def test_a_newer_document_keeps_the_evaluation_of_the_same_job() -> None:
     kept = with_evaluation(training_document(failed(["boom"])), evaluation())
-    newer = observed_document(replace_ref(kept), Observation(Phase.COMPLETE))
+    newer = observed_document(REF, Observation(Phase.COMPLETE))
     merged = merge_documents(kept, newer)
     assert merged["evaluation"] == kept["evaluation"]
     assert merged["lineage"]["evaluation"] == kept["lineage"]["evaluation"]
@@ -503,16 +460,11 @@ def test_the_best_trial_is_the_best_complete_one() -> None:
     json.dumps(document, allow_nan=False)
 
 
-def test_the_fields_of_a_study_are_documented_and_those_of_a_trial_complete() -> None:
+def test_the_fields_of_a_trial_are_complete() -> None:
     space = {"lr": {"type": "float", "low": 1e-5, "high": 1, "log": True}, "n": {"type": "int", "low": 1, "high": 2}}
     document = study_document("t", "ns", "k", STUDY | {"space": space}, [study_trial(0)], importances={"lr": 1.0})
     assert document["trials"][0] == study_trial(0) | {"href": "", "value": 0, "values": [[1, 2]], "seconds": 0}
     assert document["space"] == {"lr": {"type": "float", "log": True}, "n": {"type": "int", "log": False}}
-    documented = set(re.findall(r"`([a-z_.]+)`", REFERENCE.read_text()))
-    evaluated = with_evaluation(of(), evaluation())["evaluation"]
-    found = {*document, *document["trials"][0], *document["limits"], *document["space"]["lr"]}
-    found |= {each.rpartition(".")[2] for each in keys(evaluated)} - {"accuracy", "digit=3"}
-    assert found <= documented
 
 
 def test_trials_of_a_study_are_masked_and_bounded() -> None:
@@ -534,11 +486,9 @@ def test_trials_of_a_study_are_masked_and_bounded() -> None:
         assert document["counts"] == {"complete": count}
         if count == 1000:
             assert len(json.dumps(document, separators=(",", ":"))) < 1_000_000
-        if count > 2:
-            assert len(document["notes"]) >= 3
-            assert document["notes"][0 if count < 2100 else 1].endswith(
-                ("are shown", "characters", "min-max decimation")
-            )
+        assert (len(document["notes"]) >= 3) == (count > 2)
+        for note in document["notes"][count > 2000 :][:1]:
+            assert note.endswith(("are shown", "characters", "min-max decimation"))
     assert len(document["trials"]) == 2000
     assert document["notes"][0] == "2000 of 2100 trials are shown: the 1000 best and the latest"
 
