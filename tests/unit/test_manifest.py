@@ -9,20 +9,8 @@ from hypothesis import given, strategies as st
 
 from trainjob import InvalidSpec, JobRef, TrainJobSpec
 from trainjob._manifest.checkpoint_directories import digest
-from trainjob._manifest.render import (
-    differences,
-    render,
-)
-from trainjob.job import (
-    ATTEMPT,
-    KEY,
-    MANAGED_BY,
-    SPEC_HASH,
-    job_name,
-    key_hash,
-    labels_of,
-    spec_hash,
-)
+from trainjob._manifest.render import differences, render
+from trainjob.job import ATTEMPT, KEY, MANAGED_BY, SPEC_HASH, job_name, key_hash, labels_of, spec_hash
 
 RFC_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -61,20 +49,26 @@ def test_key_hashes_are_distinct(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "begins"),
+    ("key", "attempt", "begins"),
     [
-        ("airflow/dag/run/train_model", "train-model-"),
-        ("runs/Train Model!/", "train-model-"),
-        ("a/2026-11-21", "job-"),
-        ("a/7b-llama", "b-llama-"),
-        ("", "job-"),
-        ("日本", "job-"),
-        ("x/a-very-long-name-of-a-task", "a-very-long-name-o-"),
-        ("x/seventeen-letters-and", "seventeen-letters-"),
+        ("airflow/dag/run/train_model", 1, "train-model-"),
+        ("runs/Train Model!/", 1, "train-model-"),
+        ("a/2026-11-21", 1, "job-"),
+        ("a/7b-llama", 1, "b-llama-"),
+        ("", 1, "job-"),
+        ("日本", 1, "job-"),
+        ("x/a-very-long-name-of-a-task", 1, "a-very-long-name-o-"),
+        # Names of later attempts have a shorter slug.
+        ("x/seventeen-letters-and", 1, "seventeen-letters-"),
+        ("x/seventeen-letters-and", 999, "seventeen-letters-"),
+        ("x/seventeen-letters-and", 1000, "seventeen-letters-"),
+        ("x/seventeen-letters-and", 99_999, "seventeen-letter-"),
+        ("x/seventeen-letters-and", 10**10, "seventeen-"),  # not `seventeen--`
+        ("x/seventeen-letters-and", 10**19, "s-"),
     ],
 )
-def test_names_contain_the_last_part_of_the_key(key: str, begins: str) -> None:
-    assert job_name(key, 1) == f"{begins}{key_hash(key)}-1"
+def test_names_contain_the_last_part_of_the_key(key: str, attempt: int, begins: str) -> None:
+    assert job_name(key, attempt) == f"{begins}{key_hash(key)}-{attempt}"
 
 
 def test_names_do_not_change_between_versions() -> None:
@@ -82,34 +76,10 @@ def test_names_do_not_change_between_versions() -> None:
     assert job_name("airflow/prod/retrain/scheduled__2026-01-31/train", 2) == "train-kusxgt73oi-2"
 
 
-@pytest.mark.parametrize(
-    ("attempt", "begins"),
-    [
-        (999, "seventeen-letters-"),
-        (1000, "seventeen-letters-"),
-        (99_999, "seventeen-letter-"),
-        (10**10, "seventeen-"),  # not `seventeen--`
-        (10**19, "s-"),
-    ],
-)
-def test_names_of_later_attempts_have_a_shorter_slug(attempt: int, begins: str) -> None:
-    key = "x/seventeen-letters-and"
-    assert job_name(key, attempt) == f"{begins}{key_hash(key)}-{attempt}"
-
-
 @pytest.mark.parametrize("attempt", [0, -1])
 def test_attempts_out_of_range_are_rejected(attempt: int) -> None:
     with pytest.raises(ValueError, match="is less than 1"):
         job_name("k", attempt)
-
-
-def test_metadata_has_labels_and_annotations() -> None:
-    metadata = rendered("a/b", 3, labels={"team": "x"}, annotations={"note": "y"})["metadata"]
-    assert metadata["name"] == job_name("a/b", 3)
-    assert metadata["namespace"] == "ns"
-    assert metadata["labels"] == {"team": "x", MANAGED_BY: "trainjob", KEY: key_hash("a/b"), ATTEMPT: "3"}
-    assert metadata["annotations"].pop(SPEC_HASH)
-    assert metadata["annotations"] == {"note": "y", KEY: "a/b"}
 
 
 def test_all_fields_are_rendered() -> None:
@@ -228,15 +198,31 @@ def test_a_foreign_object_has_no_hash() -> None:
     assert spec_hash({"metadata": {"annotations": None}}) == ""
 
 
-def test_differences_are_listed_by_path() -> None:
-    present = rendered(args=["--lr", "0.1"], env={"A": "1"}, image="i:1")
-    wanted = rendered(args=["--lr", "0.2"], num_nodes=3, env={"A": "1", "B": "2"})
-    assert differences(wanted, present) == [
-        "spec.trainer.numNodes: 2 -> 3",
-        'spec.trainer.args[1]: "0.1" -> "0.2"',
-        'spec.trainer.env: [{"name": "A", "value": "1"}] -> [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]',
-        'spec.trainer.image: "i:1" -> (nothing)',
-    ]
+RESOURCES = '{"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}'
+
+
+@pytest.mark.parametrize(
+    ("wanted", "present", "lines"),
+    [
+        ({"num_nodes": 3}, {}, ["spec.trainer.numNodes: 2 -> 3"]),
+        ({"args": ["--lr", "0.2"]}, {"args": ["--lr", "0.1"]}, ['spec.trainer.args[1]: "0.1" -> "0.2"']),
+        ({"env": {"A": "1", "B": "2"}, "num_nodes": 1}, {"env": {"A": "1"}, "image": "i:1"}, [
+            "spec.trainer.numNodes: 2 -> 1",
+            'spec.trainer.env: [{"name": "A", "value": "1"}] -> '
+            '[{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]',
+            'spec.trainer.image: "i:1" -> (nothing)',
+        ]),
+        ({"resources_per_node": {"cpu": 1}}, {}, [f"spec.trainer.resourcesPerNode: (nothing) -> {RESOURCES}"]),
+        ({}, {"resources_per_node": {"cpu": 1}}, [f"spec.trainer.resourcesPerNode: {RESOURCES} -> (nothing)"]),
+        ({"args": ["日本"]}, {}, ['spec.trainer.args: (nothing) -> ["日本"]']),
+        # At most 80 characters of a value are shown, quotes included.
+        ({"image": "i" * 78}, {}, [f'spec.trainer.image: (nothing) -> "{"i" * 78}"']),
+        ({"image": "i" * 79}, {}, [f'spec.trainer.image: (nothing) -> "{"i" * 76}…']),
+        ({"image": "i" * 300}, {}, [f'spec.trainer.image: (nothing) -> "{"i" * 76}…']),
+    ],
+)  # fmt: skip
+def test_differences_are_listed_by_path(wanted: dict[str, Any], present: dict[str, Any], lines: list[str]) -> None:
+    assert differences(rendered(**wanted), rendered(**present)) == lines
 
 
 def test_additions_of_the_cluster_are_ignored() -> None:
@@ -245,27 +231,6 @@ def test_additions_of_the_cluster_are_ignored() -> None:
     present["spec"] |= {"suspend": True, "managedBy": "x", "runtimePatches": [{"manager": "kueue.x-k8s.io/manager"}]}
     present["spec"]["runtimeRef"]["more"] = 1
     assert differences(wanted, present) == []
-
-
-def test_differences_name_missing_fields() -> None:
-    resources = '{"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}'
-    more, less = rendered(resources_per_node={"cpu": 1}), rendered()
-    assert differences(more, less) == [f"spec.trainer.resourcesPerNode: (nothing) -> {resources}"]
-    assert differences(less, more) == [f"spec.trainer.resourcesPerNode: {resources} -> (nothing)"]
-
-
-def test_differences_are_readable_beyond_ascii() -> None:
-    assert differences(rendered(args=["日本"]), rendered()) == ['spec.trainer.args: (nothing) -> ["日本"]']
-
-
-def test_long_values_are_cut() -> None:
-    (line,) = differences(rendered(image="i" * 300), rendered())
-    assert line.startswith('spec.trainer.image: (nothing) -> "iii')
-    assert len(line) < 130
-    (line,) = differences(rendered(image="i" * 78), rendered())
-    assert line.endswith(f'-> "{"i" * 78}"'), "80 characters are shown, quotes included"
-    (line,) = differences(rendered(image="i" * 79), rendered())
-    assert line.endswith(f'-> "{"i" * 76}…')
 
 
 def test_rendering_does_not_change_the_spec() -> None:
@@ -329,12 +294,10 @@ def test_checkpoint_volume_is_mounted_on_every_mpi_node() -> None:
     assert jobs[0]["template"] == jobs[1]["template"]
 
 
-def test_the_owner_reference_is_rendered() -> None:
-    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
-    assert rendered(owner_reference=owner)["metadata"]["ownerReferences"] == [owner]
+def test_the_owner_reference_is_optional_and_complete() -> None:
     assert "ownerReferences" not in rendered()["metadata"]
     with pytest.raises(InvalidSpec, match=r"owner_reference\.uid"):
-        rendered(owner_reference={**owner, "uid": ""})
+        rendered(owner_reference={"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": ""})
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,8 @@ def problems(kind: str, source: Any) -> dict[str, str]:
     ("kind", "source", "env"),
     [
         ("dataset", "hf://org/set", {}),
-        (
-            "dataset",
-            {"storage_uri": "hf://org/set", "ignore_patterns": ["*.md", "*.txt"]},
-            {"IGNORE_PATTERNS": "*.md,*.txt"},
-        ),
+        ("dataset", {"storage_uri": "hf://org/set", "ignore_patterns": ["*.md", "*.txt"]},
+         {"IGNORE_PATTERNS": "*.md,*.txt"}),
         ("dataset", {"storage_uri": "hf://org/set", "ignore_patterns": []}, {}),
         ("dataset", {"storage_uri": "hf://org/set", "access_token": BY_KEY}, {"ACCESS_TOKEN": BY_KEY}),
         ("dataset", {"storageUri": "hf://org/set", "accessToken": {"valueFrom": BY_KEY}}, {"ACCESS_TOKEN": BY_KEY}),
@@ -87,14 +84,11 @@ def problems(kind: str, source: Any) -> dict[str, str]:
         ("model", "HF://org/model", NO_WEIGHTS),
         ("model", "s3://bucket/model", NO_WEIGHTS),
         ("model", {"storage_uri": "s3://bucket/model", "ignore_patterns": []}, {}),
-        (
-            "model",
-            {"storage_uri": "s3://bucket/model", "env": {"IGNORE_PATTERNS": "*.md"}},
-            {"IGNORE_PATTERNS": "*.md"},
-        ),
+        ("model", {"storage_uri": "s3://bucket/model", "env": {"IGNORE_PATTERNS": "*.md"}},
+         {"IGNORE_PATTERNS": "*.md"}),
         ("model", "model-registry://llama/1", {}),
     ],
-)
+)  # fmt: skip
 def test_settings_become_environment_variables(kind: str, source: Any, env: dict[str, Any]) -> None:
     expected = [{"name": n, "value": v} if isinstance(v, str) else {"name": n, "valueFrom": v} for n, v in env.items()]
     assert rendered(kind, source).get("env", []) == expected

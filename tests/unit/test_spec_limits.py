@@ -62,10 +62,7 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     "a quantity": (f"{STEP}resources_per_node: {{cpu: '{'9' * 5000}'}}", "is not a Kubernetes quantity"),
     "a key": (f"{STEP}? {'k' * 500_000}\n: 1", "no such field"),
     "capitals": (f"{STEP}? {'AKIA' * 25_000}\n: 1", "no such field"),
-    "keys": (
-        STEP + "".join(f"k{i}: 1\n" for i in range(60_000)),
-        "more than 50,000 names and values, line",
-    ),
+    "keys": (STEP + "".join(f"k{i}: 1\n" for i in range(60_000)), "more than 50,000 names and values, line"),
     "fields": (STEP + "".join(f"k{i}: 1\n" for i in range(20_000)), "more problems"),
     "text": (f"{STEP}checkpoints: {'x' * 900_000}", " characters) … "),
     "the same start again": (f"{STEP}env: {{A: {'eyJ' * 300_000}}}\ninputs: {{d: x}}", "inputs.d"),

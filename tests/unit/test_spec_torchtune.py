@@ -34,10 +34,8 @@ def problems(source: Any = TUNE, **fields: Any) -> dict[str, str]:
     [
         ({}, []),
         ({"dtype": "bf16", "batch_size": 4, "epochs": 2}, ["dtype=bf16", "batch_size=4", "epochs=2"]),
-        (
-            {"loss": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
-            ["loss=torchtune.modules.loss.CEWithChunkedOutputLoss"],
-        ),
+        ({"loss": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
+         ["loss=torchtune.modules.loss.CEWithChunkedOutputLoss"]),
         ({"peft_config": {}}, LORA),
         ({"peftConfig": {"loraAttnModules": ["k_proj"]}}, ["model.lora_attn_modules=[k_proj]"]),
         (
@@ -82,7 +80,7 @@ def problems(source: Any = TUNE, **fields: Any) -> dict[str, str]:
             ],
         ),
     ],
-)
+)  # fmt: skip
 def test_configuration_becomes_arguments(config: dict[str, Any], args: list[str]) -> None:
     rendered = trainer(torchtune=config)
     assert rendered["command"] == ["tune", "run"]
@@ -139,11 +137,8 @@ QLORA = {"peft_config": {"quantize_base": True}}
         ({"runtime": "torch-distributed"}, "runtime", "torchtune-llama3.2-1b"),
         ({"runtime": "my-own-llama3.2-1b"}, "runtime", "does not name a model"),
         ({"num_nodes": 2}, "num_nodes", "torchtune trains llama3.2-1b on one node only"),
-        (
-            {"runtime": "torchtune-llama3.3-70b", "num_nodes": 2, "torchtune": {"peft_config": {}}},
-            "torchtune.peft_config",
-            "LoRA on 2 nodes",
-        ),
+        ({"runtime": "torchtune-llama3.3-70b", "num_nodes": 2, "torchtune": {"peft_config": {}}},
+         "torchtune.peft_config", "LoRA on 2 nodes"),
         ({"runtime": "torchtune-qwen2.5-1.5b", "torchtune": QLORA}, "torchtune.peft_config", "quantize_base"),
         ({"torchtune": QLORA, "resources_per_node": {"gpu": 2}}, "torchtune.peft_config", "on a single GPU only"),
         ({"torchtune": QLORA, "resources_per_node": {"cpu": 2}}, "torchtune.peft_config", "resources_per_node"),
@@ -156,23 +151,14 @@ QLORA = {"peft_config": {"quantize_base": True}}
         ({"torchtune": {"loss": "my loss"}}, "torchtune.loss", "match"),
         ({"torchtune": {"num_nodes": 2}}, "torchtune.num_nodes", "num_nodes is a field of the spec itself"),
         ({"torchtune": {"resourcesPerNode": {}}}, "torchtune.resourcesPerNode", "a field of the spec itself"),
-        (
-            {"torchtune": {"peft_config": {"lora_attn_modules": []}}},
-            "torchtune.peft_config.lora_attn_modules",
-            "1 item",
-        ),
-        (
-            {"torchtune": {"peft_config": {"lora_attn_modules": ["x"]}}},
-            "torchtune.peft_config.lora_attn_modules[0]",
-            "q_proj",
-        ),
-        (
-            {"torchtune": {"dataset_preprocess_config": {"source": "avro"}}},
-            "torchtune.dataset_preprocess_config.source",
-            "parquet",
-        ),
+        ({"torchtune": {"peft_config": {"lora_attn_modules": []}}}, "torchtune.peft_config.lora_attn_modules",
+         "1 item"),
+        ({"torchtune": {"peft_config": {"lora_attn_modules": ["x"]}}}, "torchtune.peft_config.lora_attn_modules[0]",
+         "q_proj"),
+        ({"torchtune": {"dataset_preprocess_config": {"source": "avro"}}},
+         "torchtune.dataset_preprocess_config.source", "parquet"),
     ],
-)
+)  # fmt: skip
 def test_invalid_configurations_are_rejected(fields: dict[str, Any], path: str, text: str) -> None:
     found = problems(**fields)
     assert text in found[path], found

@@ -69,25 +69,19 @@ def test_no_message_has_the_words_of_pydantic(kind: str) -> None:
 @pytest.mark.parametrize(
     ("read", "fields", "message"),
     [
-        (
-            spec,
-            {"command": "python train.py --lr '0.1 0.2'"},
-            'write a list: ["python", "train.py", "--lr", "0.1 0.2"]',
-        ),
+        (spec, {"command": "python train.py --lr '0.1 0.2'"},
+         'write a list: ["python", "train.py", "--lr", "0.1 0.2"]'),
         (spec, {"num_nodes": "two"}, "num_nodes: must be a whole number, not 'two'"),
         (spec, {"num_nodes": 2.5}, "num_nodes: must be a whole number, not 2.5"),
         (study, {"space": {"lr": {"type": "floot"}}}, "space.lr: is 'floot' (use one of: float, int, categorical)"),
         (study, {"space": {"lr": {"low": 0, "high": 1}}}, "space.lr.type: is missing"),
         (study, {"space": {"lr": {"type": "float", "low": 1, "high": 0}}}, "low is 1, which is more than high, 0"),
-        (
-            spec,
-            {"command": "python train.py --token hunter2"},
-            'write a list: ["python", "train.py", "--token", "***"]',
-        ),
+        (spec, {"command": "python train.py --token hunter2"},
+         'write a list: ["python", "train.py", "--token", "***"]'),
         (spec, {"env": {"DB_PASSWORD": {"secretKeyRef": "hunter2"}}}, "secretKeyRef: must be a mapping, not text"),
         (study, {"direction": "down"}, "direction: must be 'minimize' or 'maximize'"),
     ],
-)
+)  # fmt: skip
 def test_a_message_says_what_to_write(
     read: Callable[[Mapping[str, Any]], object], fields: Mapping[str, Any], message: str
 ) -> None:
@@ -166,20 +160,14 @@ def test_no_constructor_has_the_words_of_pydantic(model: type[Part]) -> None:
 @pytest.mark.parametrize(
     ("model", "fields", "message"),
     [
-        (
-            TrainJobSpec,
-            {"command": "python train.py"},
-            'command: must be a list, not text (write a list: ["python", "train.py"])',
-        ),
+        (TrainJobSpec, {"command": "python train.py"},
+         'command: must be a list, not text (write a list: ["python", "train.py"])'),
         (TrainJobSpec, {"runtme": "torch-distributed"}, "runtme: no such field (did you mean runtime?)"),
         (TrainJobSpec, {"func": len}, "func: must be a function defined with def"),
         (TrainJobSpec, {"num_nodes": 0, "args": "x"}, "num_nodes: must be greater"),
         (TrainJobSpec, {"num_nodes": 0, "args": "x"}, "args: must be a list"),
-        (
-            OnRetry,
-            {"out_of_memory": {"max_memory": 3}},
-            "OnRetry.out_of_memory.max_memory: must be text, not int (write '3')",
-        ),
+        (OnRetry, {"out_of_memory": {"max_memory": 3}},
+         "OnRetry.out_of_memory.max_memory: must be text, not int (write '3')"),
         (OnRetry, {"oom": {}}, "OnRetry.oom: no such field (fields: out_of_memory, "),
         (RuntimePatch, {"manager": "x"}, "RuntimePatch.manager: must be a domain-prefixed path"),
         (RuntimePatch, {"manager": "x"}, "RuntimePatch.training_runtime_spec: is missing"),
@@ -187,26 +175,16 @@ def test_no_constructor_has_the_words_of_pydantic(model: type[Part]) -> None:
         (Toleration, {"operator": "Equal"}, "Toleration: without a key it needs operator: Exists"),
         (Toleration, {"key": 3, "operator": "Equal"}, "spec:\n  - Toleration.key: must be text, not int (write '3')"),
         (Study, {**STUDY, "space": {"lr": {"type": "floot"}}}, "space.lr: is 'floot' (use one of: float,"),
-        (
-            Study,
-            {**STUDY, "space": {"lr": {"type": "int", "low": 2, "high": 1}}},
-            "space.lr: low is 2, which is more than high, 1",
-        ),
+        (Study, {**STUDY, "space": {"lr": {"type": "int", "low": 2, "high": 1}}},
+         "space.lr: low is 2, which is more than high, 1"),
         (Study, {**STUDY, "max_trails": 3}, "max_trails: no such field (did you mean max_trials?)"),
-        (
-            FloatParameter,
-            {"type": "float", "low": 1, "high": 0},
-            "FloatParameter: low is 1, which is more than high, 0",
-        ),
-        (
-            IntParameter,
-            {"type": "int", "low": "a", "high": 0},
-            "IntParameter.low: must be a whole number, not 'a'",
-        ),
+        (FloatParameter, {"type": "float", "low": 1, "high": 0},
+         "FloatParameter: low is 1, which is more than high, 0"),
+        (IntParameter, {"type": "int", "low": "a", "high": 0}, "IntParameter.low: must be a whole number, not 'a'"),
         (MetricRule, {"min": 1, "max": 0}, "MetricRule: min is 1, which is more than max, 0"),
         (Gate, {"metrics": {"f1": {}}}, "Gate.metrics.f1: has no rule: set one of"),
     ],
-)
+)  # fmt: skip
 def test_a_constructor_has_the_words_of_the_reader(model: Any, fields: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ERRORS.get(model, InvalidSpec)) as error:
         model(**fields)

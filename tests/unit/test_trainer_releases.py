@@ -75,25 +75,13 @@ def test_supported_specs_are_not_changed(release: str) -> None:
 @pytest.mark.parametrize(
     ("patches", "wanted"),
     [
-        (
-            [patched(replicated("node", spec=POD))],
-            {"podTemplateOverrides": [{"targetJobs": [{"name": "node"}], "spec": POD}]},
-        ),
-        (
-            [patched(replicated("node", metadata={"labels": {"a": "1"}, "annotations": {"b": "2"}}))],
-            {
-                "podTemplateOverrides": [
-                    {"targetJobs": [{"name": "node"}], "metadata": {"labels": {"a": "1"}, "annotations": {"b": "2"}}}
-                ]
-            },
-        ),
-        (
-            [
-                patched(metadata={"labels": {"a": "1", "b": "1"}, "annotations": {"c": "1"}}),
-                patched(metadata={"labels": {"b": "2"}}),
-            ],
-            {"labels": {"a": "1", "b": "2"}, "annotations": {"c": "1"}},
-        ),
+        ([patched(replicated("node", spec=POD))],
+         {"podTemplateOverrides": [{"targetJobs": [{"name": "node"}], "spec": POD}]}),
+        ([patched(replicated("node", metadata={"labels": {"a": "1"}, "annotations": {"b": "2"}}))],
+         {"podTemplateOverrides": [{"targetJobs": [{"name": "node"}],
+         "metadata": {"labels": {"a": "1"}, "annotations": {"b": "2"}}}]}),
+        ([patched(metadata={"labels": {"a": "1", "b": "1"}, "annotations": {"c": "1"}}),
+         patched(metadata={"labels": {"b": "2"}})], {"labels": {"a": "1", "b": "2"}, "annotations": {"c": "1"}}),
         (
             [
                 patched(
@@ -115,7 +103,7 @@ def test_supported_specs_are_not_changed(release: str) -> None:
         ([{"manager": "a.b/c", "time": "2026-01-01T00:00:00Z", "trainingRuntimeSpec": {}}], {}),
     ],
     ids=["pod", "pod-metadata", "jobset-metadata", "order", "none", "empty", "bookkeeping"],
-)
+)  # fmt: skip
 def test_patches_become_overrides_in_2_1(patches: list[Any], wanted: dict[str, Any]) -> None:
     trainer = {"trainer": {"numNodes": 2}}
     assert adapted("2.1", job({**trainer, "runtimePatches": patches})) == {**job()["spec"], **trainer, **wanted}
@@ -136,9 +124,7 @@ GRACE = job({"runtimePatches": [patched(replicated("node", spec={"terminationGra
 SECURITY = job(
     {
         "runtimePatches": [
-            patched(
-                replicated("node", spec={"containers": [{"name": "s", "securityContext": {"runAsUser": 1}}]}),
-            )
+            patched(replicated("node", spec={"containers": [{"name": "s", "securityContext": {"runAsUser": 1}}]}))
         ]
     }
 )
@@ -153,30 +139,18 @@ SECURITY = job(
         ("2.3", GRACE, []),
         ("2.1", SECURITY, [f"{NODE}.spec.template.spec.containers[0].securityContext"]),
         ("2.2", SECURITY, []),
-        (
-            "2.1",
-            job({"runtimePatches": [patched({"name": "node", "template": {"metadata": {"labels": {"a": "1"}}}})]}),
-            [f"{NODE}.metadata.labels.a"],
-        ),
-        (
-            "2.1",
-            job({"runtimePatches": [patched(metadata={"labels": {"a": "1"}, "name": "x"})]}),
-            ["spec.runtimePatches[0].trainingRuntimeSpec.template.metadata.name"],
-        ),
+        ("2.1", job({"runtimePatches": [patched({"name": "node", "template": {"metadata": {"labels": {"a": "1"}}}})]}),
+         [f"{NODE}.metadata.labels.a"]),
+        ("2.1", job({"runtimePatches": [patched(metadata={"labels": {"a": "1"}, "name": "x"})]}),
+         ["spec.runtimePatches[0].trainingRuntimeSpec.template.metadata.name"]),
         ("2.3", job({"podTemplateOverrides": []}), ["spec.podTemplateOverrides"]),
         ("2.3", job({"labels": {"a": "1"}}), ["spec.labels"]),
-        (
-            "2.3",
-            job({"trainer": {"imag": "x", "env": [{"name": "A"}, {"nam": "B"}]}}),
-            ["spec.trainer.imag", "spec.trainer.env[1].nam"],
-        ),
-        (
-            "2.1",
-            job({"activeDeadlineSeconds": 5, "runtimePatches": GRACE["spec"]["runtimePatches"]}),
-            ["spec.activeDeadlineSeconds", f"{NODE}.spec.template.spec.terminationGracePeriodSeconds"],
-        ),
+        ("2.3", job({"trainer": {"imag": "x", "env": [{"name": "A"}, {"nam": "B"}]}}),
+         ["spec.trainer.imag", "spec.trainer.env[1].nam"]),
+        ("2.1", job({"activeDeadlineSeconds": 5, "runtimePatches": GRACE["spec"]["runtimePatches"]}),
+         ["spec.activeDeadlineSeconds", f"{NODE}.spec.template.spec.terminationGracePeriodSeconds"]),
     ],
-)
+)  # fmt: skip
 def test_unsupported_fields_are_reported_by_path(release: str, trainjob: dict[str, Any], wanted: list[str]) -> None:
     assert paths(release, trainjob) == wanted
 
@@ -229,21 +203,9 @@ def test_2_3_supports_every_field_of_a_spec() -> None:
         }
     )
     left_out = set(TrainJobSpec.model_fields) - spec.model_fields_set
-    assert left_out == {
-        "func",
-        "func_args",
-        "packages_to_install",
-        "pip_index_urls",
-        "torchtune",  # becomes command and args
-        "on_retry",  # annotations
-        "labels",
-        "annotations",
-        "owner_reference",  # metadata, like labels and annotations
-        "manifest",
-        "unattended",  # metadata, too
-        "unattended_after",
-        "stall_timeout",  # an annotation and a variable
-    }
+    others = {"func", "func_args", "packages_to_install", "pip_index_urls", "torchtune"}  # become command and args
+    metadata_fields = {"labels", "annotations", "owner_reference", "on_retry", "unattended", "unattended_after"}
+    assert left_out == {"manifest", "stall_timeout", *others, *metadata_fields}  # the second: annotation and variable
     trainjob = render(spec, "key", 1, "ns")
     assert adapted("2.3", trainjob) == trainjob["spec"]
 

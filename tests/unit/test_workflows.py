@@ -19,32 +19,17 @@ def job(labels: dict[str, str]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("labels", "run", "task", "name", "title"),
     [
-        (
-            AIRFLOW,
-            {"dag_id": "retrain", "run_id": "manual"},
-            {"dag_id": "retrain", "task_id": "train"},
-            "train",
-            "DAG retrain, run manual",
-        ),
-        (
-            AIRFLOW | {"map_index": "3"},
-            {"dag_id": "retrain", "run_id": "manual"},
-            {"dag_id": "retrain", "task_id": "train", "map_index": "3"},
-            "train [3]",
-            "DAG retrain, run manual",
-        ),
-        (
-            KFP,
-            {"pipeline/runid": "run-1"},
-            {"trainjob.dev/kfp-pipeline": "digits", "trainjob.dev/kfp-task": "train"},
-            "train",
-            "pipeline digits, run run-1",
-        ),
+        (AIRFLOW, {"dag_id": "retrain", "run_id": "manual"}, {"dag_id": "retrain", "task_id": "train"}, "train",
+         "DAG retrain, run manual"),
+        (AIRFLOW | {"map_index": "3"}, {"dag_id": "retrain", "run_id": "manual"},
+         {"dag_id": "retrain", "task_id": "train", "map_index": "3"}, "train [3]", "DAG retrain, run manual"),
+        (KFP, {"pipeline/runid": "run-1"}, {"trainjob.dev/kfp-pipeline": "digits", "trainjob.dev/kfp-task": "train"},
+         "train", "pipeline digits, run run-1"),
         ({"pipeline/runid": "run-1"}, {"pipeline/runid": "run-1"}, {}, "", "run run-1"),
         ({"team": "a", "map_index": "1"}, {}, {}, "", ""),
         ({"dag_id": "", "run_id": "x"}, {}, {}, "", "DAG , run x"),
     ],
-)
+)  # fmt: skip
 def test_labels(labels: dict[str, str], run: dict[str, str], task: dict[str, str], name: str, title: str) -> None:
     found = job(labels)
     assert (run_labels(found), task_labels(found), task_of(found), title_of(found)) == (run, task, name, title)
