@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import example, given, strategies as st
+from tests.unit.odd_objects import JSON
 
 from trainjob._diagnosis.rank_states import Process, RankState, states_of
 from trainjob._diagnosis.stragglers import (
@@ -51,7 +52,37 @@ def found(*spent: Spent, steps: int = STEPS) -> list[Straggler]:
     return compare(before, after, NODES)
 
 
-def test_the_rank_that_works_while_the_others_wait_for_it() -> None:
+FAST, SLOW = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
+HALF = {"all": 2.0, "waiting": 1.0}
+LOADS = {"all": 2.0, "waiting": 1.2, "loading": 0.1}
+DEVICE = {"all": 2.0, "device": 1.8}
+
+
+@pytest.mark.parametrize(
+    ("spent", "slow"),
+    [
+        ([FAST, FAST, {"all": 2.0, "waiting": 0.0}, FAST], [2]),
+        ([LOADS, {"all": 2.0, "waiting": 0.1, "loading": 1.5}, LOADS], [1]),
+        # Ranks that do not wait for each other are compared by their step time.
+        ([{"all": 1.0}, {"all": 1.0}, {"all": 1.8, "device": 1.2}], [2]),
+        # Rank 0 waits for its device to log the loss; the others queue their work, and are not slower: of ranks that
+        # wait for a device only the loading of data is compared.
+        ([DEVICE, {"all": 2.0}], []),
+        ([DEVICE | {"loading": 0.1}, {"all": 2.0, "device": 0.5, "loading": 1.4}], [1]),
+        # A straggler needs the factor, and has to cost something.
+        ([HALF, {"all": 2.0, "waiting": 2.0 - (FACTOR - 0.01)}, HALF], []),
+        ([HALF, {"all": 2.0, "waiting": 2.0 - (FACTOR + 0.01)}, HALF], [1]),
+        ([{"all": 10.0, "waiting": 9.5}] * 2 + [{"all": 10.0, "waiting": 10 - 0.5 - 10 * SHARE + 0.1}], []),
+        ([SLOW, SLOW, SLOW, FAST], []),  # most ranks cannot be stragglers
+        ([{"all": 1.0}], []),
+        ([*[FAST] * 700, SLOW, *[FAST] * 299], [700]),
+    ],
+)
+def test_a_rank_that_works_longer_than_the_others_is_a_straggler(spent: list[Spent], slow: list[int]) -> None:
+    assert [each.number for each in found(*spent)] == slow
+
+
+def test_a_straggler_in_words() -> None:
     fast = {"all": 2.0, "waiting": 1.1}
     (slow,) = found(fast, fast, {"all": 2.0, "waiting": 0.0}, fast)
     assert (slow.rank, slow.number, slow.node) == ("node-2", 2, "gpu-2")
@@ -59,54 +90,15 @@ def test_the_rank_that_works_while_the_others_wait_for_it() -> None:
         "node-2 on gpu-2 is slower than the other ranks: 2 s of work per step, the median is 900 ms. Ranks that wait "
         "for it lose 55% of each step."
     )
-
-
-def test_a_rank_that_loads_data_slowly() -> None:
-    fast = {"all": 2.0, "waiting": 1.2, "loading": 0.1}
-    (slow,) = found(fast, {"all": 2.0, "waiting": 0.1, "loading": 1.5}, fast)
-    assert slow.rank == "node-1"
-    assert str(slow).endswith(" It loads data for most of that.")
-
-
-def test_ranks_that_do_not_wait_for_each_other_are_compared_by_their_step_time() -> None:
+    (loads,) = found(LOADS, {"all": 2.0, "waiting": 0.1, "loading": 1.5}, LOADS)
+    assert str(loads).endswith(" It loads data for most of that.")
     (slow,) = found({"all": 1.0}, {"all": 1.0}, {"all": 1.8, "device": 1.2})
-    assert slow.rank == "node-2"
     assert slow.seconds == pytest.approx(1.8)
-
-
-def test_of_ranks_that_wait_for_a_device_only_the_loading_of_data_is_compared() -> None:
-    """Rank 0 waits for its device to log the loss; the others queue their work, and are not slower."""
-    assert found({"all": 2.0, "device": 1.8}, {"all": 2.0}) == []
-    (slow,) = found({"all": 2.0, "device": 1.8, "loading": 0.1}, {"all": 2.0, "device": 0.5, "loading": 1.4})
-    assert slow.rank == "node-1"
-
-
-@pytest.mark.parametrize(
-    ("own", "slower"),
-    [(FACTOR - 0.01, False), (FACTOR + 0.01, True)],
-)
-def test_a_straggler_needs_the_factor(own: float, slower: bool) -> None:
-    fast = {"all": 2.0, "waiting": 1.0}
-    assert bool(found(fast, {"all": 2.0, "waiting": 2.0 - own}, fast)) is slower
-
-
-def test_a_factor_that_costs_little_is_no_straggler() -> None:
-    fast = {"all": 10.0, "waiting": 9.5}
-    assert found(fast, fast, {"all": 10.0, "waiting": 10 - 0.5 - 10 * SHARE + 0.1}) == []
-
-
-def test_most_ranks_cannot_be_stragglers() -> None:
-    fast, slow = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
-    assert found(slow, slow, slow, fast) == []
 
 
 @pytest.mark.parametrize("steps", [0, 9])
 def test_too_few_steps_show_nothing(steps: int) -> None:
     assert found({"all": 1.0}, {"all": 9.0}, steps=steps) == []
-
-
-def test_one_rank_alone_is_no_straggler() -> None:
-    assert found({"all": 1.0}) == []
 
 
 def test_a_rank_that_has_restarted_is_not_compared() -> None:
@@ -137,14 +129,6 @@ def test_any_times_name_the_slowest_half_at_most(spent: list[dict[str, float]]) 
         assert "nan" not in str(each)
 
 
-def test_a_thousand_ranks_are_compared() -> None:
-    fast, slow = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
-    assert [each.number for each in found(*[fast] * 700, slow, *[fast] * 299)] == [700]
-
-
-FAST, SLOW = {"all": 2.0, "waiting": 1.5}, {"all": 2.0, "waiting": 0.1}
-
-
 def windows(*slow: bool) -> list[dict[Process, RankState]]:
     """Readings of three ranks; in each window between two of them, rank 1 is slow or not."""
     totals = [{"all": 0.0, "waiting": 0.0} for _ in range(3)]
@@ -157,18 +141,13 @@ def windows(*slow: bool) -> list[dict[Process, RankState]]:
     return found
 
 
-def test_a_rank_is_named_once_after_three_slow_windows_in_a_row() -> None:
-    watch = Stragglers()
-    named = [watch.take(each, NODES) for each in windows(*[True] * 6)]
-    assert [[each.rank for each in new] for new in named] == [[], [], [], ["node-1"], [], [], []]
-
-
 @given(st.lists(st.booleans(), max_size=30))
+@example([True] * 6)
 def test_a_rank_is_named_at_its_third_slow_window_in_a_row(slow: list[bool]) -> None:
     watch = Stragglers()
-    named = [number for number, each in enumerate(windows(*slow)) if watch.take(each, NODES)]
+    named = [[each.rank for each in watch.take(reading, NODES)] for reading in windows(*slow)]
     first = next((end for end in range(WINDOWS, len(slow) + 1) if all(slow[end - WINDOWS : end])), None)
-    assert named == ([] if first is None else [first])
+    assert named == [["node-1"] if number == first else [] for number in range(len(slow) + 1)]
 
 
 # ---------------------------------------------------------------- the annotation
@@ -189,13 +168,6 @@ def test_the_annotation_keeps_the_stragglers_that_cost_most() -> None:
     kept = stragglers_of(trainjob(text))
     assert [each.number for each in kept] == [3, 70, 7, 6, 5, 4, 2, 1]
     assert kept[0] == straggler(3, 99.0)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=6,
-)
 
 
 @given(
