@@ -132,20 +132,24 @@ class Failures:
 
 @pytest.fixture
 def run(airflow_home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a DAG by ``dag.test()``: real tasks, a real execution API, triggers in line."""
+    """Run a DAG by ``dag.test()``: real tasks, a real execution API, triggers in line.
 
-    def run(dag: DAG, **conf: Any) -> Ran:
+    With ``same_run=True`` all runs of a DAG have one run ID, and so their tasks the same keys.
+    """
+
+    def run(dag: DAG, *, same_run: bool = False, **conf: Any) -> Ran:
         from airflow.models.xcom import XComModel
         from airflow.utils.session import create_session
         from sqlalchemy import select
 
         failures = Failures()
+        when: Any = {"logical_date": LONG_AGO, "run_after": LONG_AGO}
         publish(dag)
         capfd.readouterr()
         for name in ("", "airflow.task", "airflow.task.operators", "trainjob_airflow"):
             caplog.set_level(logging.INFO, logger=name)
         with failures:
-            dag_run = dag.test(run_conf=conf or None)
+            dag_run = dag.test(run_conf=conf or None, **(when if same_run else {}))
         log = "".join(capfd.readouterr())
         with create_session() as session:
             rows = session.execute(select(XComModel).where(XComModel.run_id == dag_run.run_id)).scalars()
