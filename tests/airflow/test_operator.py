@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,15 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from tests.airflow.conftest import Run, jobs, python
 from tests.airflow.versions import since
 from tests.processes import wait_until
 
-from trainjob import JobRef, Phase, TrainJobClient, TrainJobSpec
-from trainjob._backends.base import Snapshot
-from trainjob._backends.local.backend import LocalBackend
+from trainjob import JobRef, TrainJobClient, TrainJobSpec
 from trainjob.errors import BackendUnavailable
-from trainjob.status import Blocker, observe
 from trainjob.verdicts import Category
 from trainjob_airflow.compat import TaskDeferralError
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
@@ -122,16 +117,6 @@ def test_a_failing_rank_is_named(run: Run, deferrable: bool) -> None:
     assert "[node-1] about to break" in ran.log, "while it ran"
 
 
-def test_failures_that_may_not_recur_are_retried(run: Run, home: Path) -> None:
-    suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    with DAG("retried") as dag:
-        step(code=suicide, retries=1, retry_delay=timedelta(0))
-    ran = run(dag)
-    assert isinstance(ran.errors["train"], TrainJobFailure)
-    assert not isinstance(ran.errors["train"], AirflowFailException)
-    assert [name[-2:] for name in jobs(home)] == ["-1", "-2"], "a name is never used twice"
-
-
 @both
 def test_execution_timeout_is_a_deadline(run: Run, home: Path, deferrable: bool) -> None:
     with DAG("late") as dag:
@@ -160,143 +145,6 @@ def test_the_timer_of_airflow_does_not_hide_the_timeout(run: Run, home: Path, mo
     assert isinstance(error, TrainJobTimeout)
     assert "did not end within execution_timeout; it was cancelled" in str(error)
     assert jobs(home) == []
-
-
-def test_a_timeout_can_keep_the_job(run: Run, home: Path) -> None:
-    with DAG("suspended") as dag:
-        step(
-            code=SLEEP, labels={"kueue.x-k8s.io/queue-name": "q"}, suspend=True, queue_timeout=0.5,
-            cancel_on_timeout=False,
-        )  # fmt: skip
-    ran = run(dag)
-    assert isinstance(ran.errors["train"], TrainJobTimeout)
-    assert "waiting for admission in queue q" in str(ran.errors["train"])
-    assert "it keeps running (cancel_on_timeout=False)" in ran.log
-    (name,) = jobs(home)
-    with TrainJobClient("local") as client:
-        client.cancel(client.find(name))
-
-
-@both
-def test_a_job_that_exceeds_its_run_timeout_is_cancelled(run: Run, home: Path, deferrable: bool) -> None:
-    with DAG("too-long") as dag:
-        step(code=SLEEP, run_timeout=1, deferrable=deferrable)
-    error = run(dag).errors["train"]
-    assert isinstance(error, TrainJobTimeout)
-    assert "it did not end within run_timeout of " in str(error)
-    assert jobs(home) == []
-
-
-@both
-def test_the_next_try_has_more_memory(run: Run, home: Path, deferrable: bool) -> None:
-    code = "import os\nif os.environ['MEMORY'] == '16Mi': raise MemoryError\nprint('memory', os.environ['MEMORY'])"
-    with DAG("grows") as dag:
-        step(
-            code=code,
-            env={"MEMORY": {"valueFrom": {"resourceFieldRef": {"resource": "limits.memory"}}}},
-            resources_per_node={"memory": "16Mi"},
-            on_retry={"out_of_memory": {"max_memory": "1Gi"}},
-            retries=1,
-            retry_delay=timedelta(0),
-            retry_user_errors=False,
-            deferrable=deferrable,
-        )
-    ran = run(dag)
-    assert ran.states == {"train": "success"}, ran.log
-    assert isinstance(ran.errors["train"], TrainJobFailure)
-    assert "can be retried: the next attempt changes memory 16Mi -> 24Mi" in ran.log
-    assert "on_retry changed this attempt: memory 16Mi -> 24Mi; because of out of memory" in ran.log
-    assert "memory 24Mi" in ran.log
-    assert [name[-2:] for name in jobs(home)] == ["-1", "-2"]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "deferrable",
-    [False, pytest.param(True, marks=since("3.1", "retries of deferred tasks that begin anew"))],
-    ids=["worker", "deferred"],
-)
-def test_the_next_try_goes_to_another_queue(run: Run, home: Path, deferrable: bool) -> None:
-    with DAG("queues") as dag:
-        step(
-            code=SLEEP,
-            labels={"kueue.x-k8s.io/queue-name": "main"},
-            suspend=True,
-            queue_timeout=0.5,
-            on_retry={"quota": {"queue": "backfill"}},
-            retries=1,
-            retry_delay=timedelta(0),
-            deferrable=deferrable,
-        )
-    ran = run(dag)
-    assert "waiting for admission in queue main" in ran.log
-    assert "the next try replaces it by a job with the changes of on_retry" in ran.log
-    assert "on_retry changed this attempt: queue main -> backfill" in ran.log
-    assert "waiting for admission in queue backfill" in str(ran.errors["train"])
-    assert "it was cancelled" in str(ran.errors["train"]), "no try follows"
-    with TrainJobClient("local") as client:
-        assert [observe(job).phase for job in client.list()] == [Phase.CANCELLED] * 2
-
-
-@both
-def test_fail_fast_fails_on_a_permanent_blocker(
-    run: Run, home: Path, deferrable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The local backend has no queues, so the test adds Kueue's answer to the snapshots of the job."""
-    blocker = Blocker("Inadmissible", "LocalQueue q doesn't exist", permanent=True)
-    watch = LocalBackend.watch
-
-    async def watched(backend: LocalBackend, ref: JobRef) -> AsyncGenerator[Snapshot]:
-        async with aclosing(watch(backend, ref)) as snapshots:
-            async for snapshot in snapshots:
-                yield replace(snapshot, blocker=blocker)
-
-    monkeypatch.setattr(LocalBackend, "watch", watched)
-    queued: dict[str, Any] = {"labels": {"kueue.x-k8s.io/queue-name": "q"}, "suspend": True}
-    with DAG("stuck") as dag:
-        step(code=SLEEP, fail_fast=True, retries=2, deferrable=deferrable, **queued)
-    ran = run(dag)
-    assert isinstance(ran.errors["train"], TrainJobFatal)
-    assert "waiting for admission in queue q: LocalQueue q doesn't exist; it was cancelled" in str(ran.errors["train"])
-    assert "LocalQueue q doesn't exist" in ran.log
-    assert jobs(home) == []
-
-
-@pytest.mark.parametrize(
-    ("code", "kind", "tries"),
-    [
-        ("raise ValueError('no labels')", TrainJobFailure, 2),
-        ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')", TrainJobFailure, 2),
-        ("import no_such_module", TrainJobFatal, 1),
-        ("import argparse; argparse.ArgumentParser().parse_args(['--nosuch'])", TrainJobFatal, 1),
-    ],
-    ids=["exception", "outage", "module", "argument"],
-)
-def test_failures_that_are_certain_to_repeat_are_not_retried(
-    run: Run, home: Path, code: str, kind: type[Exception], tries: int
-) -> None:
-    with DAG("retried") as dag:
-        step(code=code, retries=1, retry_delay=timedelta(0))
-    ran = run(dag)
-    assert type(ran.errors["train"]) is kind
-    assert len(jobs(home)) == tries
-    assert ("not retried: " in ran.log) == (tries == 1)
-
-
-@both
-def test_a_cancelled_job_fails_the_task(run: Run, deferrable: bool) -> None:
-    delete = """
-import os
-from pathlib import Path
-from trainjob import TrainJobClient
-with TrainJobClient("local") as client:
-    client.cancel(client.find(next(iter(client.list()))["metadata"]["name"]))
-"""
-    with DAG("deleted") as dag:
-        step(code=delete, deferrable=deferrable)
-    ran = run(dag)
-    assert "the job was cancelled with trainjob" in str(ran.errors["train"])
-    assert isinstance(ran.errors["train"], TrainJobFatal)
 
 
 def test_templates_reach_every_field(run: Run, home: Path) -> None:
@@ -393,24 +241,6 @@ def test_each_mapped_task_has_its_own_job(run: Run, home: Path, deferrable: bool
     assert ran.state == "success", ran.log[-3000:]
     assert [ran.xcoms[f"train[{i}]"]["metrics"]["n"] for i in (0, 1)] == [1.0, 2.0]
     assert len(jobs(home)) == 2
-
-
-def test_the_next_try_adopts_the_job_of_a_lost_worker(run: Run, home: Path) -> None:
-    """The first try dies between launch and result."""
-
-    class Dies(TrainJobOperator):
-        def _deliver(self, *_: Any) -> Any:
-            type(self)._deliver = TrainJobOperator._deliver  # type: ignore[method-assign]
-            raise AirflowException("the worker was lost")
-
-    with DAG("adopts") as dag:
-        Dies(task_id="train", runtime="trainjob-step", command=python(REPORT), retries=1, retry_delay=timedelta(0))
-    ran = run(dag)
-    assert ran.state == "success"
-    assert ran.xcoms["train"]["attempt"] == 1
-    assert len(jobs(home)) == 1
-    assert "(attempt 1)" in ran.log
-    assert "(attempt 1, adopted)" in ran.log
 
 
 @pytest.mark.parametrize("ends", ["Complete", "Failed"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,60 +20,76 @@ from tests.airflow.test_protocol import CRASHED, meanwhile
 from tests.airflow.test_triggers import UNATTENDED, Presence, waits
 from tests.airflow.versions import since
 
-from trainjob import JobRef, TrainJobClient, TrainJobFailed
+from trainjob import JobHung, JobRef, TrainJobClient, TrainJobFailed
 from trainjob._jobs.cancellation import give_up
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
 from trainjob_airflow.states import Wait, Wanted
 
 
-def job(code: str) -> str:
+def launched(code: str, **fields: Any) -> JobRef:
     with TrainJobClient("local") as client:
-        return client.launch({"runtime": "trainjob-step", "command": python(code)}, "launched-elsewhere").name
+        return client.launch({"runtime": "trainjob-step", "command": python(code), **fields}, "launched-elsewhere")
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        pytest.param(
-            {"mode": "reschedule"},
-            marks=since(
-                "3.1", "the time of the first reschedule as a time; 3.0.4 can give the sensor a text, and fails"
-            ),
-        ),
-        {"deferrable": True},
-    ],
-    ids=["poke", "reschedule", "deferrable"],
-)
-def test_waits_for_the_end(run: Run, how: dict[str, Any]) -> None:
+@since("3.1", "the time of the first reschedule as a time; 3.0.4 can give the sensor a text, and fails")
+def test_a_rescheduled_sensor_waits_for_the_end(run: Run) -> None:
     with DAG("waits") as dag:
         code = "import time; from trainjob.progress import report; time.sleep(2); report(metrics={'loss': 0.5})"
-        TrainJobSensor(task_id="wait", job=(name := job(code)), poke_interval=0.3, **how)
+        TrainJobSensor(task_id="wait", job=(ref := launched(code)).name, poke_interval=0.3, mode="reschedule")
     ran = run(dag)
     assert ran.state == "success", (ran.states, ran.errors, ran.log[:3000])
     assert "is Complete" in ran.log
-    assert (ran.xcoms["wait"]["name"], ran.xcoms["wait"]["metrics"]) == (name, {"loss": 0.5})
+    assert (ran.xcoms["wait"]["name"], ran.xcoms["wait"]["metrics"]) == (ref.name, {"loss": 0.5})
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
 def test_a_job_that_ends_in_another_phase_fails_the_sensor_at_once(run: Run, deferrable: bool) -> None:
     with DAG("otherwise") as dag:
         TrainJobSensor(
-            task_id="wait", job=job("import time; time.sleep(1); raise SystemExit(1)"), poke_interval=0.3,
+            task_id="wait", job=launched("import time; time.sleep(1); raise SystemExit(1)").name, poke_interval=0.3,
             deferrable=deferrable, retries=2,
         )  # fmt: skip
     assert isinstance(run(dag).errors["wait"], TrainJobFatal)
 
 
-def test_a_soft_failure_is_a_skip(run: Run) -> None:
-    name = job("raise SystemExit(1)")
+HANGS = "import time; from trainjob import progress; progress.step(); time.sleep(600)"
+
+
+@pytest.mark.parametrize(("code", "text"), [("raise SystemExit(1)", "is Failed"), (HANGS, "no rank has made progress")])
+def test_a_soft_failure_is_a_skip(run: Run, code: str, text: str) -> None:
+    ref = launched(code, stall_timeout=1)
     with DAG("soft") as dag:
         for deferrable in (False, True):
             TrainJobSensor(
-                task_id=f"wait_{deferrable}", job=name, poke_interval=0.3, soft_fail=True, deferrable=deferrable
+                task_id=f"wait_{deferrable}", job=ref.name, poke_interval=0.2, soft_fail=True, deferrable=deferrable
             )
-    assert set(run(dag).states.values()) == {"skipped"}
+    ran = run(dag)
+    assert ran.states == {"wait_False": "skipped", "wait_True": "skipped"}, ran.log
+    assert text in ran.log
+    with TrainJobClient() as client:
+        client.cancel(ref)
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_sensor_for_a_phase_before_the_end_waits_for_a_job_that_hangs(run: Run, deferrable: bool) -> None:
+    """Its launcher may suspend it then, for which this sensor waits."""
+    ref = launched(HANGS, stall_timeout=1)
+    with TrainJobClient("local") as client:
+
+        def suspend() -> None:
+            with pytest.raises(JobHung) as caught:
+                client.wait(ref)
+            diagnosis = caught.value.diagnosis
+            client.call(lambda: give_up(client.backend, ref, diagnosis))
+
+        with DAG("senses_suspension") as dag, ThreadPoolExecutor(1) as pool:
+            TrainJobSensor(task_id="wait", job=ref.name, phases="Suspended", poke_interval=0.2, deferrable=deferrable)
+            suspended = pool.submit(suspend)
+            ran = run(dag)
+            suspended.result()
+        client.cancel(ref)
+    assert ran.states == {"wait": "success"}, ran.log
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
@@ -105,7 +122,7 @@ def test_timeout(run: Run) -> None:
 
 
 def test_running_counts_as_reached_after_the_end(run: Run, home: Path) -> None:
-    name = job("")
+    name = launched("").name
     with TrainJobClient("local") as client:
         client.wait(client.find(name))
     with DAG("over") as dag:
@@ -120,11 +137,6 @@ def test_a_phase_that_does_not_exist(run: Run) -> None:
 
 
 # ---------------------------------------------------------------- a sensor is a waiter
-
-
-def launched(code: str, **fields: Any) -> JobRef:
-    with TrainJobClient("local") as client:
-        return client.launch({"runtime": "trainjob-step", "command": python(code), **fields}, "launched-elsewhere")
 
 
 @pytest.mark.parametrize("mode", ["poke", "reschedule"])

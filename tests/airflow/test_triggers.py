@@ -17,8 +17,11 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from tests.airflow.conftest import jobs, python, replaced
 from tests.airflow.versions import serde, since
 
+import trainjob
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, connect
 from trainjob._backends.credentials import Credentials
+from trainjob._backends.local.backend import LocalBackend
+from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.cancellation import cancel, give_up
 from trainjob._jobs.launching import launch
@@ -26,7 +29,7 @@ from trainjob._jobs.waiting import attend
 from trainjob._manifest.render import render
 from trainjob.errors import BackendUnavailable
 from trainjob.status import observe
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
+from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 from trainjob_airflow import events
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.training import Task, Training
@@ -354,8 +357,6 @@ def test_a_restarted_triggerer_continues(airflow_home: Path) -> None:
 
 
 def test_logs_that_fail_do_not_fail_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainjob._backends.local.backend import LocalBackend
-
     async def broken(*_: Any, **__: Any) -> AsyncIterator[Any]:
         raise OSError("no logs today")
         yield
@@ -458,6 +459,87 @@ def test_a_kill_stops_each_attempt_of_the_key(action: str) -> None:
     asyncio.run(scenario())
 
 
+# ---------------------------------------------------------------- crashes of ranks
+
+UNTIL_REPORTED = """
+import os, time
+for _ in range(1200):
+    if os.path.exists(os.environ["REPORTED"]):
+        break
+    time.sleep(0.05)
+"""
+CRASHED = {
+    "metadata": {
+        "name": "x-node-0-1",
+        "uid": "uid-1",
+        "labels": {"batch.kubernetes.io/job-completion-index": "1", "jobset.sigs.k8s.io/replicatedjob-name": "node"},
+    },
+    "status": {"containerStatuses": [{"name": "node", "lastState": {"terminated": {"exitCode": 3}}}]},
+}
+
+
+@pytest.fixture
+def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank crashes while its job keeps running, as on a cluster; a job of `UNTIL_REPORTED` ends afterwards."""
+    reported = tmp_path / "reported"
+    monkeypatch.setenv("REPORTED", str(reported))
+
+    async def crashes(backend: LocalBackend, ref: JobRef) -> AsyncIterator[Evidence]:
+        await until_running(backend, ref)
+        yield Evidence(None, [CRASHED], {"x-node-0-1": ["loading", "ValueError: the data is wrong"]})
+        reported.touch()  # the waiter has read the evidence and requests the next one
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(LocalBackend, "crashes", crashes)
+
+
+@pytest.mark.usefixtures("crashing")
+def test_a_trigger_sends_evidence_of_crashes_to_the_worker() -> None:
+    """A worker that resumes after the end of the job finds no pods."""
+
+    async def scenario() -> None:
+        backend, ref = await started(SLEEP, key="crashed")
+        event = await only_event(rebuilt(trigger_of(ref, fail_on_first_crash=True)))
+        assert (event["status"], event["retryable"]) == ("crashed", True)
+        assert unpack_diagnosis(event["diagnosis"]).log[-1] == "ValueError: the data is wrong"
+        await cancel(backend, ref)
+        _, ref = await started(UNTIL_REPORTED, key="ended")
+        event = await only_event(rebuilt(trigger_of(ref)))
+        assert event["status"] == "complete"
+        assert unpack_evidence(event["crash"]) is not None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("crashing")
+def test_triggers_of_one_process_share_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[LocalBackend] = []
+    closed: list[LocalBackend] = []
+
+    class Counted(LocalBackend):
+        async def aclose(self) -> None:
+            closed.append(self)
+
+    def connect(name: str | None = None, *, shared: bool = False, credentials: object = None) -> Backend:
+        assert shared, "on a cluster they would not share their watches"
+        opened.append(Counted())
+        return opened[-1]
+
+    async def scenario() -> None:
+        refs = [(await started(UNTIL_REPORTED, key=f"shared {n}"))[1] for n in range(3)]
+        monkeypatch.setattr(trainjob, "connect", connect, raising=False)
+        first = asyncio.create_task(only_event(trigger_of(refs[0])))
+        events = await asyncio.gather(*(only_event(trigger_of(ref)) for ref in refs[1:]))
+        events.append(await first)
+        assert [event["status"] for event in events] == ["complete"] * 3
+        assert len(opened) == 1
+        assert closed == opened
+        async with TrainJobHook().shared_backend() as again:
+            assert again is not opened[0]
+
+    asyncio.run(scenario())
+
+
 # ---------------------------------------------------------------- the trigger of a sensor
 
 
@@ -465,8 +547,6 @@ class Presence:
     """Records for which jobs a process waits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from trainjob._backends.local.backend import LocalBackend
-
         self.jobs: list[str] = []
         self.all: list[str] = []
         attend, leave = LocalBackend.attend, LocalBackend.leave

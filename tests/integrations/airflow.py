@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from tests.airflow.conftest import Run
 from tests.integrations.integration import Ended, Fields, Integration
+
+from trainjob import InvalidSpec
 
 
 class AirflowTask(Integration):
@@ -26,27 +29,44 @@ class AirflowTask(Integration):
     def train(self, spec: Fields, tries: int = 1, **options: Any) -> Ended:
         from trainjob_airflow.operators.trainjob import TrainJobOperator
 
-        return self.task(TrainJobOperator, tries, **spec, **options)
+        return self._task(TrainJobOperator, tries, **spec, **options)
 
-    def task(self, operator: type[Any], tries: int = 1, **arguments: Any) -> Ended:
+    def wait(self, job: str) -> Ended:
+        from trainjob_airflow.sensors.trainjob import TrainJobSensor
+
+        return self._task(TrainJobSensor, job=job, poke_interval=0.2, timeout=240)
+
+    def export(self, trained: Fields, target: str, **options: Any) -> Ended:
+        from trainjob_airflow.operators.data import ModelExportOperator
+
+        source = trained["outputs"]["model"]
+        ended = self._task(ModelExportOperator, source=source, target=target, metrics=trained, **options)
+        return replace(ended, result=ended.result.get("outputs", {}))
+
+    def tune(self, study: Fields, template: Fields) -> Ended:
+        from trainjob_airflow.operators.tuning import TrainJobTuningOperator
+
+        return self._task(TrainJobTuningOperator, study=study, **template)
+
+    def _task(self, operator: type[Any], tries: int = 1, **arguments: Any) -> Ended:
         """Run a task of this operator in a DAG of its own; it has the same run in each call."""
         from airflow.sdk import DAG
 
-        with DAG(self._dag_id) as dag:
-            operator(
-                task_id="work",
-                deferrable=self._deferrable,
-                retries=tries - 1,
-                retry_delay=timedelta(0),
-                **arguments,
-            )
+        given = {"deferrable": self._deferrable, "retries": tries - 1, "retry_delay": timedelta(0), **arguments}
+        try:
+            with DAG(self._dag_id) as dag:
+                operator(task_id="work", **given)
+        except InvalidSpec as refused:  # a literal is refused when the DAG file is parsed
+            return Ended(self.outcome(2), str(refused))
         ran = self._run(dag, same_run=True)
         error = ran.errors.get("work")
         if ran.states["work"] == "success":
             return Ended(0, result=ran.xcoms["work"], log=ran.log)
         return Ended(type(error), str(error), log=ran.log)
 
-    def outcome(self, code: int) -> object:
+    def outcome(self, code: int, *, certain: bool = False) -> object:
         from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
 
-        return {0: 0, 2: TrainJobFatal, 4: TrainJobTimeout, 5: TrainJobFatal}.get(code, TrainJobFailure)
+        if certain or code in (2, 5):
+            return TrainJobFatal
+        return {0: 0, 4: TrainJobTimeout}.get(code, TrainJobFailure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from tests.integrations.integration import Ended, Fields, Integration
 
 from trainjob.cli import program
 
-ON_A_CRASH = ("on_crash_action",)
 NO_OPTIONS = ("cancel_on_timeout", "retry_user_errors")
 """Options of other integrations: the command keeps a job that timed out, and each command is a new try."""
 
@@ -29,22 +29,34 @@ class CommandLine(Integration):
         words = ["run", str(self._spec), "--json", "--key", "work", *options_of(options)]
         log = ""
         for _ in range(tries):
-            code, out, err = self.command(*words)
-            log += err + "\n".join(map(_text, out))
-            if code == 0:
-                return Ended(0, result=out[-1], log=log)
-        return Ended(code, out[-1]["error"]["message"], log=log)
+            ended = self._command(*words)
+            log += ended.log
+            if ended.outcome == 0:
+                break
+        return replace(ended, log=log)
 
-    def command(self, *words: str) -> tuple[int, list[dict[str, Any]], str]:
-        """Run a command; return its exit code, the objects that it prints, and what it prints on stderr."""
+    def wait(self, job: str) -> Ended:
+        return self._command("wait", job, "--json")
+
+    def export(self, trained: Fields, target: str, **options: Any) -> Ended:
+        return self._command("export", trained["name"], "--target", target, "--json", *options_of(options))
+
+    def tune(self, study: Fields, template: Fields) -> Ended:
+        self._spec.write_text(yaml.safe_dump({**study, "template": dict(template)}))
+        return self._command("tune", str(self._spec), "--json", "--key", "work")
+
+    def _command(self, *words: str) -> Ended:
         self._output.readouterr()
         with pytest.raises(SystemExit) as left:
             program.main(words)
         out, err = self._output.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, [json.loads(line) for line in out.splitlines()], err
+        events = [json.loads(line) for line in out.splitlines()]
+        log = "\n".join([err, *map(_text, events)])
+        if left.value.code:
+            return Ended(left.value.code, events[-1]["error"]["message"], log=log)
+        return Ended(0, result=events[-1], log=log)
 
-    def outcome(self, code: int) -> int:
+    def outcome(self, code: int, *, certain: bool = False) -> int:
         return code
 
 
@@ -63,4 +75,4 @@ def _text(event: Fields) -> str:
     """An event as the log of other integrations has it."""
     if event.get("event") == "log":
         return f"[{event['rank']}] {event['text']}"
-    return "\n".join(str(value) for value in event.values())
+    return "\n".join(name if value is True else str(value) for name, value in event.items())

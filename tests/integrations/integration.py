@@ -32,16 +32,31 @@ class Integration(ABC):
 
     Attributes:
         name: Its name in the parameters of tests.
-        decides: Whether it decides about a job that it no longer waits for; otherwise its caller does.
     """
 
     name: str
-    decides = True
 
     @abstractmethod
     def train(self, spec: Fields, tries: int = 1, **options: Any) -> Ended:
         """Run the training of `spec`, with so many tries; report the last one, with the logs of all."""
 
     @abstractmethod
-    def outcome(self, code: int) -> object:
-        """What stands for an exit code of the command line in this integration."""
+    def wait(self, job: str) -> Ended:
+        """Wait for the end of a job that was launched elsewhere."""
+
+    @abstractmethod
+    def export(self, trained: Fields, target: str, **options: Any) -> Ended:
+        """Export the model of a training by the result that the integration returned, and register it."""
+
+    @abstractmethod
+    def tune(self, study: Fields, template: Fields) -> Ended:
+        """Run a study whose trials are jobs of the template."""
+
+    @abstractmethod
+    def outcome(self, code: int, *, certain: bool = False) -> object:
+        """What stands for an exit code of the command line in this integration.
+
+        Args:
+            code: The exit code.
+            certain: Whether a failure is certain to repeat, so that no retry follows.
+        """

@@ -28,9 +28,19 @@ class KfpStep(Integration):
 
         parameters = {name: value for name, value in spec.items() if name in TRAINING_ARGUMENTS}
         others = {name: value for name, value in spec.items() if name not in TRAINING_ARGUMENTS}
-        return self.step("train", tries, **parameters, spec=others, **options)
+        return self._step("train", tries, **parameters, spec=others, **options)
 
-    def step(self, component: str, tries: int = 1, **parameters: Any) -> Ended:
+    def wait(self, job: str) -> Ended:
+        return self._step("wait", job=job, run_id=RUN)
+
+    def export(self, trained: Fields, target: str, **options: Any) -> Ended:
+        source = trained["outputs"]["model"]
+        return self._step("export_model", source=source, target=target, metrics=trained, **options)
+
+    def tune(self, study: Fields, template: Fields) -> Ended:
+        return self._step("tune", study=study, **template)
+
+    def _step(self, component: str, tries: int = 1, **parameters: Any) -> Ended:
         """Run a component, again after each failure as KFP does with ``set_retry``."""
         log = ""
         for number in range(tries):
@@ -59,7 +69,7 @@ class KfpStep(Integration):
         outputs: dict[str, Any] = json.loads(written.read_text())["parameterValues"]
         return outputs
 
-    def outcome(self, code: int) -> int:
+    def outcome(self, code: int, *, certain: bool = False) -> int:
         return min(code, 1)
 
 
