@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from tests.airflow.conftest import ENVIRONMENT, jobs
-from tests.airflow.forks import WORKER as EXECUTION, Forked, Forks
+from tests.airflow.forks import WORKER as EXECUTION, airflow_forks
+from tests.forks import Forked, Warm
 from tests.processes import wait_until
 
 from trainjob import Phase, TrainJobClient
@@ -88,8 +89,8 @@ def dags(airflow_home: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def forks(airflow_home: Path) -> Iterator[Forks]:
-    with Forks(ENVIRONMENT, EXECUTION) as forks:
+def forks(airflow_home: Path) -> Iterator[Warm]:
+    with airflow_forks(ENVIRONMENT, EXECUTION) as forks:
         yield forks
 
 
@@ -97,7 +98,7 @@ Start = Callable[..., Forked]
 
 
 @pytest.fixture
-def start(forks: Forks, dags: Path, tmp_path: Path) -> Iterator[Start]:
+def start(forks: Warm, dags: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts a process that runs a DAG, and returns once its TrainJob runs."""
     begun: list[Forked] = []
 

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, Asset
 from tests.airflow.conftest import ENVIRONMENT, Run, jobs, python
-from tests.airflow.forks import WORKER as EXECUTION, Forked, Forks
+from tests.airflow.forks import WORKER as EXECUTION, airflow_forks
 from tests.airflow.test_killed import WORKER
 from tests.airflow.test_triggers import Triggerer, rebuilt
 from tests.airflow.versions import since
+from tests.forks import Forked, Warm
 from tests.processes import wait_until
 
 from trainjob import connect
@@ -249,15 +250,15 @@ with DAG("killed_study") as dag:
 
 
 @pytest.fixture(scope="module")
-def forks(airflow_home: Path) -> Iterator[Forks]:
-    with Forks(ENVIRONMENT, EXECUTION) as forks:
+def forks(airflow_home: Path) -> Iterator[Warm]:
+    with airflow_forks(ENVIRONMENT, EXECUTION) as forks:
         yield forks
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_second_worker_continues_the_study(
-    forks: Forks, airflow_home: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forks: Warm, airflow_home: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag = tmp_path / "flag"
     monkeypatch.setenv("FLAG", str(flag))

@@ -21,9 +21,10 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import psycopg2
-from tests.airflow.forks import SERVER, TRIGGERER, Forked, Forks
+from tests.airflow.forks import SERVER, TRIGGERER, airflow_forks
 from tests.airflow.templates import cached
 from tests.airflow.versions import AIRFLOW
+from tests.forks import Forked
 from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.processes import ComponentError, free_port, wait_until
 
@@ -84,7 +85,7 @@ class Airflow:
             "NO_COLOR": "1",
             **environment,
         }
-        self._forks = Forks(self.environment, SERVER, TRIGGERER)
+        self._forks = airflow_forks(self.environment, SERVER, TRIGGERER)
         self.parts = {name: self.program(name, name) for name in _PARTS}
         self.http = httpx.Client(base_url=self.url, timeout=120)  # on a busy machine
         self._left: set[int] = set()  # process groups whose main process was ended alone
