@@ -95,6 +95,29 @@ def airflow_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del os.environ[name]
 
 
+@pytest.fixture
+def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a triggerer, connections cannot be looked up."""
+    from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
+
+    async def none(self: TrainJobHook) -> Target:
+        return Target()
+
+    monkeypatch.setattr(TrainJobHook, "_aresolve", none)
+
+
+@pytest.fixture
+def no_job_is_left(home: Path) -> Iterator[None]:
+    """Cancel all jobs at the end."""
+    from trainjob import JobRef, TrainJobClient
+
+    yield
+    for folder in (home / "jobs").glob("[!.]*"):
+        with TrainJobClient("local", folder.name) as client:
+            for job in client.list():
+                client.cancel(JobRef.of(job))
+
+
 @dataclass
 class Ran:
     """The result of a DAG run."""

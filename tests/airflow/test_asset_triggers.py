@@ -12,8 +12,9 @@ from tests.airflow.conftest import python
 
 from trainjob import TrainJobClient
 from trainjob.registry import connect
-from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.triggers.assets import ModelVersionEventTrigger, TrainJobEventTrigger
+
+pytestmark = pytest.mark.usefixtures("no_connection")
 
 
 class Store:
@@ -29,14 +30,6 @@ class Store:
     async def aset(self, key: str, value: Any) -> None:
         self.values[key] = value
         self.stored.set()
-
-
-@pytest.fixture(autouse=True)
-def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def none(self: TrainJobHook) -> Target:
-        return Target()
-
-    monkeypatch.setattr(TrainJobHook, "_aresolve", none)
 
 
 def finish(key: str, code: str = "", **labels: str) -> str:

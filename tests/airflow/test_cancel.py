@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,19 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowSkipException
 from airflow.sdk import DAG, task, task_group
 from tests.airflow.conftest import Run, jobs, python
+from tests.airflow.tasks import phases
 from tests.processes import wait_until
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
 from trainjob._backends.local.backend import LocalBackend
 from trainjob.job import key_hash
-from trainjob.status import observe
 from trainjob_airflow.check import check_dags
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.identity import RUN_START
 from trainjob_airflow.operators.cancel import TrainJobCancelOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
+pytestmark = pytest.mark.usefixtures("no_job_is_left")
 SLEEP = "import time; time.sleep(600)"
 
 
@@ -32,20 +32,6 @@ def launched(task_id: str = "train", code: str = SLEEP, **arguments: Any) -> Tra
     return TrainJobOperator(
         task_id=task_id, runtime="trainjob-step", command=python(code), wait_for_completion=False, **arguments
     )
-
-
-def phases(namespace: str = "default") -> dict[str, Phase]:
-    with TrainJobClient("local", namespace) as client:
-        return {job["metadata"]["name"]: observe(job).phase for job in client.list()}
-
-
-@pytest.fixture(autouse=True)
-def no_job_is_left(home: Path) -> Iterator[None]:
-    yield
-    for namespace in ("default", "elsewhere"):
-        with TrainJobClient("local", namespace) as client:
-            for job in client.list():
-                client.cancel(JobRef.of(job))
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.airflow.conftest import ENVIRONMENT, jobs
 from tests.airflow.forks import WORKER as EXECUTION, airflow_forks
+from tests.airflow.tasks import WORKER
 from tests.forks import Forked, Warm
 from tests.processes import wait_until
 
@@ -53,24 +54,6 @@ def die(context, result):
 
 with DAG("killed_late") as dag:
     TrainJobOperator(task_id="train", runtime="trainjob-step", command=["true"], post_execute=die)
-"""
-
-# What ``airflow dags test`` does, for one run id: the second worker finds the first one's task instance.
-WORKER = """
-import sys
-from datetime import UTC, datetime
-from pathlib import Path
-from airflow.models.taskinstance import TaskInstance
-from airflow.utils.session import create_session
-from sqlalchemy import update
-from tests.airflow.versions import dag_bag
-
-folder, dag_id = sys.argv[1:]
-when = datetime(2026, 1, 2, tzinfo=UTC)
-dag = dag_bag(Path(folder)).dags[dag_id]
-with create_session() as session:  # as the scheduler does with the tasks of a lost worker
-    session.execute(update(TaskInstance).where(TaskInstance.dag_id == dag_id).values(state=None))
-print(dag.test(logical_date=when, run_after=when).state.value)
 """
 
 

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from airflow.sdk import DAG, Asset
 from tests.airflow.conftest import Run, python
+from tests.airflow.tasks import stored
 from tests.airflow.versions import older_than
 from tests.local.hanging import SLOW_RANK
 
@@ -32,16 +33,6 @@ REPORT = "from trainjob.progress import report; report(metrics={'loss': 0.5}, ou
 def connection(monkeypatch: pytest.MonkeyPatch) -> None:
     extra = {"backend": "local", **LINKS}
     monkeypatch.setenv("AIRFLOW_CONN_TRAINJOB_DEFAULT", json.dumps({"conn_type": "trainjob", "extra": extra}))
-
-
-def stored(run_id: str, table: str) -> dict[str, Any]:
-    """Rows of a run in a table of Airflow's database: key -> value."""
-    from airflow.utils.session import create_session
-    from sqlalchemy import text
-
-    with create_session() as session:
-        query = f"SELECT t.key, t.value FROM {table} t JOIN dag_run r ON r.id = t.dag_run_id WHERE r.run_id = :run"
-        return {key: json.loads(value) for key, value in session.execute(text(query), {"run": run_id})}
 
 
 @pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from airflow.sdk import DAG
 from tests.airflow.conftest import Run, python
-from tests.airflow.test_operator import FAIL_ON_RANK_1, REPORT, both, step
+from tests.airflow.tasks import FAIL_ON_RANK_1, REPORT, both, step
 from tests.airflow.versions import older_than
 
 from trainjob import LogLine, Observation, Phase

@@ -16,6 +16,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from tests.airflow.conftest import Run, jobs, python
+from tests.airflow.tasks import FAIL_ON_RANK_1, REPORT, SLEEP, both, step
 from tests.airflow.versions import since
 from tests.processes import wait_until
 
@@ -28,26 +29,6 @@ from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.running import RunningJob
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
-
-both = pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
-
-REPORT = """
-from trainjob.progress import report
-report(progress=100, metrics={'loss': 1 / 3, 'bad': 'nan', 'kind': 'x', 'steps': 7, 'stopped': True})
-report(outputs={'model': 'file:///m', 'promoted': False, 'shards': 3})
-"""
-FAIL_ON_RANK_1 = """
-import os, sys, time
-if os.environ["JAX_PROCESS_ID"] == "1":
-    print("about to break", flush=True)
-    sys.exit("the data is wrong")
-time.sleep(60)
-"""
-SLEEP = "import time; print('up', flush=True); time.sleep(60)"
-
-
-def step(task_id: str = "train", code: str = REPORT, **arguments: Any) -> TrainJobOperator:
-    return TrainJobOperator(task_id=task_id, **{"runtime": "trainjob-step", "command": python(code), **arguments})
 
 
 def types(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
@@ -194,21 +175,36 @@ def test_a_complete_spec_is_a_template_in_every_form(run: Run, airflow_home: Pat
     assert run(dag, n="seven").state == "success"
 
 
-def test_a_spec_that_is_invalid_after_rendering(run: Run, home: Path) -> None:
-    with DAG("wrong") as dag:
-        step(num_nodes="{{ dag_run.conf.n }}", env={"API_TOKEN": "{{ 'abc' }}"}, retries=2)
-    ran = run(dag, n="none")
-    assert isinstance(ran.errors["train"], TrainJobFatal)
-    assert "num_nodes: must be a whole number" in str(ran.errors["train"])
+# Task -> its arguments, and a text of its error.
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "connection": ({"trainjob_conn_id": "nosuch"}, "connection 'nosuch' does not exist: create it with type trainjob"),
+    "name": ({"env": {"A": "{{ nosuch.thing }}"}}, "the template of 'env' cannot be rendered: 'nosuch' is undefined"),
+    "syntax": ({"env": {"A": "{{ run_id"}}, "the template of 'env' cannot be rendered: unexpected end of template"),
+    "file": (
+        {"runtime": None, "command": None, "spec": "wrong.yaml"},
+        "the template wrong.yaml cannot be rendered: 'nosuch' is undefined",
+    ),
+    "number": ({"num_nodes": "{{ params.nodes }}"}, "num_nodes: must be a whole number"),
+    "runtime": ({"runtime": "nosuch"}, "runtime 'nosuch' does not exist on this machine"),
+}
+
+
+def test_a_try_that_cannot_succeed_is_the_last(run: Run, airflow_home: Path, home: Path) -> None:
+    (airflow_home / "dags" / "wrong.yaml").write_text("runtime: trainjob-step\ncommand: [echo, '{{ nosuch.thing }}']")
+    never: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(0)}
+    with DAG("wrong", params={"nodes": "many"}) as dag:
+        dag.fileloc = str(airflow_home / "dags" / "wrong.py")
+        for name, (fields, _) in WRONG.items():
+            step(name, **fields, **never)
+        mapped = TrainJobOperator.partial(task_id="mapped", runtime="trainjob-step", command=["true"], **never)
+        mapped.expand(env=[{"A": "{{ nosuch.thing }}"}])
+        TrainJobSensor(task_id="sensor", job="some", trainjob_conn_id="nosuch", deferrable=True, **never)
+    errors = run(dag).errors
+    texts = {name: text for name, (_, text) in WRONG.items()}
+    texts |= {"mapped": texts["name"], "sensor": texts["connection"]}
+    assert {name: text for name, text in texts.items() if text not in str(errors[name])} == {}
+    assert {type(error) for error in errors.values()} == {TrainJobFatal}
     assert jobs(home) == []
-
-
-def test_a_connection_that_does_not_exist(run: Run) -> None:
-    with DAG("unconnected") as dag:
-        step(trainjob_conn_id="nowhere", retries=2)
-    ran = run(dag)
-    assert isinstance(ran.errors["train"], TrainJobFatal)
-    assert "connection 'nowhere' does not exist" in str(ran.errors["train"])
 
 
 @both

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import pytest
 from airflow.sdk import DAG, task
 from tests.airflow.conftest import ROOT, Run, python
+from tests.airflow.tasks import stored
 from tests.airflow.versions import older_than, since
 from tests.processes import wait_until
 
@@ -386,8 +387,6 @@ def test_many_viewers_share_one_read(running: tuple[DAG, str, Path], get: Get, m
 
 
 def job_of(run_id: str) -> dict[str, Any]:
-    from tests.airflow.test_links import stored
-
     document: dict[str, Any] = stored(run_id, "xcom")[KEY]
     return document
 

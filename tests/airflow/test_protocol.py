@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +14,7 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowException
 from airflow.sdk import DAG, task
 from tests.airflow.conftest import LONG_AGO, Run, jobs, publish, python, replaced
-from tests.airflow.test_operator import SLEEP, both, step
-from tests.airflow.test_triggers import waits
+from tests.airflow.tasks import CRASHED, SLEEP, both, meanwhile, phases, step, waits
 from tests.processes import wait_until
 
 import trainjob as core
@@ -25,50 +23,13 @@ from trainjob._backends.local.backend import LocalBackend
 from trainjob._jobs.cancellation import give_up
 from trainjob._jobs.fencing import EarlierRanks
 from trainjob._manifest.render import render
-from trainjob.status import observe
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 from trainjob_airflow import identity
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.operators import base
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.running import RunningJob
 
-CRASHED = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 7", rank="node-0", exit_code=7)
-
-
-def phases() -> dict[str, Phase]:
-    with TrainJobClient("local") as client:
-        return {job["metadata"]["name"]: observe(job).phase for job in client.list()}
-
-
-@pytest.fixture(autouse=True)
-def no_job_is_left(home: Path) -> Iterator[None]:
-    yield
-    with TrainJobClient("local") as client:
-        for job in client.list():
-            client.cancel(JobRef.of(job))
-
-
-@contextmanager
-def meanwhile(act: Callable[[TrainJobClient, JobRef], None], seconds: float = 0.5) -> Iterator[None]:
-    """Call `act` some seconds after the only job runs."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            wait_until("a job runs", lambda: Phase.RUNNING in phases().values(), 60)
-            time.sleep(seconds)  # until it is waited for
-            with TrainJobClient("local") as client:
-                act(client, JobRef.of(client.list()[0]))
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield
-    thread.join()
-    assert not failed
+pytestmark = pytest.mark.usefixtures("no_job_is_left")
 
 
 # ---------------------------------------------------------------- the attempt that counts

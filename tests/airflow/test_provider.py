@@ -66,13 +66,17 @@ def test_the_ui_gets_the_form(airflow_home: Path) -> None:
 
     (form,) = [form for form in HookMetaService.hook_meta_data() if form.connection_type == "trainjob"]
     assert form.hook_name == "Kubeflow TrainJob"
-    assert form.standard_fields is not None
-    assert form.standard_fields.password is not None
-    assert form.standard_fields.password.title == "Bearer token"
-    assert form.standard_fields.url_schema is not None
-    assert form.standard_fields.url_schema.hidden
+    standard, fields = form.standard_fields, INFO["connection-types"][0]["conn-fields"]
+    assert standard is not None
+    assert standard.host is not None
+    assert standard.password is not None
+    assert (standard.host.title, standard.password.title) == ("API server", "Bearer token")
+    hidden = {name for name, each in standard.model_dump().items() if each and each["hidden"]}
+    assert hidden == {"port", "login", "url_schema"}
     assert form.extra_fields is not None
-    assert set(form.extra_fields) == set(INFO["connection-types"][0]["conn-fields"])
+    labels = {name: each["schema"]["title"] for name, each in form.extra_fields.items()}
+    assert labels == {name: each["label"] for name, each in fields.items()}
+    assert all(each["description"] for each in form.extra_fields.values()), "each field has a description"
 
 
 @pytest.mark.parametrize("what", ["extra-links", "task-decorators"])

@@ -16,8 +16,8 @@ from airflow.exceptions import AirflowRescheduleException
 from airflow.providers.common.compat.sdk import AirflowSensorTimeout
 from airflow.sdk import DAG
 from tests.airflow.conftest import Run, python, replaced
-from tests.airflow.test_protocol import CRASHED, meanwhile
-from tests.airflow.test_triggers import UNATTENDED, Presence, waits
+from tests.airflow.tasks import CRASHED, launched, meanwhile, waits
+from tests.airflow.triggers import UNATTENDED, Presence
 from tests.airflow.versions import since
 
 from trainjob import JobHung, JobRef, TrainJobClient, TrainJobFailed
@@ -25,11 +25,6 @@ from trainjob._jobs.cancellation import give_up
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
 from trainjob_airflow.states import Wait, Wanted
-
-
-def launched(code: str, **fields: Any) -> JobRef:
-    with TrainJobClient("local") as client:
-        return client.launch({"runtime": "trainjob-step", "command": python(code), **fields}, "launched-elsewhere")
 
 
 @since("3.1", "the time of the first reschedule as a time; 3.0.4 can give the sensor a text, and fails")

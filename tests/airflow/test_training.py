@@ -14,7 +14,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from tests.airflow.conftest import Run, python
-from tests.airflow.test_links import stored
+from tests.airflow.tasks import stored
 from tests.airflow.versions import since
 
 from trainjob import JobRef, Observation, Phase

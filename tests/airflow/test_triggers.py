@@ -7,15 +7,25 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import BaseTrigger
 from tests.airflow.conftest import jobs, python, replaced
-from tests.airflow.versions import serde, since
+from tests.airflow.tasks import SLEEP, waits
+from tests.airflow.triggers import (
+    UNATTENDED,
+    Presence,
+    Triggerer,
+    only_event,
+    rebuilt,
+    started,
+    trigger_of,
+    until_running,
+)
+from tests.airflow.versions import since
 
 import trainjob
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, connect
@@ -37,56 +47,7 @@ from trainjob_airflow.triggers.pause import PauseTrigger
 from trainjob_airflow.triggers.state import TrainJobStateTrigger
 from trainjob_airflow.triggers.trainjob import TrainJobTrigger
 
-SLEEP = "import time; print('up', flush=True); time.sleep(60)"
-
-
-@pytest.fixture(autouse=True)
-def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside a triggerer, connections cannot be looked up."""
-
-    async def none(self: TrainJobHook) -> Target:
-        return Target()
-
-    monkeypatch.setattr(TrainJobHook, "_aresolve", none)
-
-
-async def started(code: str, key: str = "k", **fields: Any) -> tuple[Backend, JobRef]:
-    backend = connect()
-    spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(code), **fields})
-    return backend, await launch(backend, spec, key, namespace="default")
-
-
-def trigger_of(ref: JobRef, **arguments: Any) -> TrainJobTrigger:
-    return TrainJobTrigger(
-        trainjob_conn_id="trainjob_default",
-        namespace=ref.namespace,
-        name=ref.name,
-        uid=ref.uid,
-        attempt=ref.attempt,
-        **{"key": "k", "tried": 1, **arguments},
-    )
-
-
-def rebuilt(trigger: BaseTrigger) -> BaseTrigger:
-    """The trigger as another process creates it: by class path and arguments in Airflow's encoding."""
-    path, arguments = trigger.serialize()
-    module, _, name = path.rpartition(".")
-    stored = json.loads(json.dumps(serde().serialize(arguments)))
-    again: BaseTrigger = getattr(import_module(module), name)(**cast(dict[str, Any], serde().deserialize(stored)))
-    return again
-
-
-async def only_event(trigger: BaseTrigger) -> dict[str, Any]:
-    found = [event async for event in trigger.run()]
-    assert len(found) == 1
-    payload: dict[str, Any] = found[0].payload
-    json.dumps(payload)
-    return payload
-
-
-async def until_running(backend: Backend, ref: JobRef) -> None:
-    while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.RUNNING:
-        await asyncio.sleep(0.02)
+pytestmark = pytest.mark.usefixtures("no_connection")
 
 
 REF = JobRef("ns", "train-abc-2", "uid-1", 2)
@@ -265,24 +226,6 @@ def test_waits_for_a_phase_of_a_job_that_does_not_exist_yet() -> None:
     asyncio.run(scenario())
 
 
-class Triggerer:
-    """Airflow's `TriggerRunner`, without its database."""
-
-    def __init__(self) -> None:
-        from airflow.jobs.triggerer_job_runner import TriggerRunner
-
-        self.runner: Any = TriggerRunner()  # type: ignore[no-untyped-call]
-
-    def start(self, trigger: BaseTrigger) -> asyncio.Task[None]:
-        trigger.timeout_after = None  # type: ignore[attr-defined]
-        self.runner.triggers[1] = {"task": None, "name": "t", "events": 0, "is_watcher": False}
-        return asyncio.create_task(self.runner.run_trigger(1, trigger))
-
-    @property
-    def events(self) -> list[TriggerEvent]:
-        return [entry.event if hasattr(entry, "event") else entry[1] for entry in self.runner.events]
-
-
 def test_on_kill_does_not_make_the_first_call_to_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first call, Airflow (3.3.2) starts its API in the triggerer; that may exceed the time of on_kill."""
     called = []
@@ -363,11 +306,6 @@ def test_logs_that_fail_do_not_fail_the_wait(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(LocalBackend, "logs", broken)
     assert asyncio.run(_ends("print(1)"))["status"] == "complete"
-
-
-def waits(tmp: Path) -> str:
-    """Code of a job that runs until the file exists."""
-    return f"import os, time\nprint('up', flush=True)\nwhile not os.path.exists({str(tmp)!r}): time.sleep(0.05)"
 
 
 def test_a_trigger_follows_to_the_attempt_that_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -543,27 +481,6 @@ def test_triggers_of_one_process_share_a_backend(monkeypatch: pytest.MonkeyPatch
 # ---------------------------------------------------------------- the trigger of a sensor
 
 
-class Presence:
-    """Records for which jobs a process waits."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.jobs: list[str] = []
-        self.all: list[str] = []
-        attend, leave = LocalBackend.attend, LocalBackend.leave
-
-        def attending(backend: LocalBackend, ref: JobRef) -> None:
-            self.jobs.append(ref.name)
-            self.all.append(ref.name)
-            attend(backend, ref)
-
-        def leaving(backend: LocalBackend, ref: JobRef, *, ended: bool) -> None:
-            self.jobs.remove(ref.name)
-            leave(backend, ref, ended=ended)
-
-        monkeypatch.setattr(LocalBackend, "attend", attending)
-        monkeypatch.setattr(LocalBackend, "leave", leaving)
-
-
 def state_trigger(ref: JobRef, *phases: str, **arguments: Any) -> BaseTrigger:
     return rebuilt(
         TrainJobStateTrigger(
@@ -596,9 +513,6 @@ def test_a_deferred_sensor_counts_as_waiting(tmp_path: Path, monkeypatch: pytest
         assert presence.jobs == []
 
     asyncio.run(scenario())
-
-
-UNATTENDED = {"metadata": {"annotations": {"trainjob.dev/cancelled": "unattended"}}, "spec": {"suspend": True}}
 
 
 def test_a_deferred_sensor_resumes_what_was_suspended_as_unattended(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 from airflow.sdk import DAG, Asset
 from tests.airflow.conftest import ENVIRONMENT, Run, jobs, python
 from tests.airflow.forks import WORKER as EXECUTION, airflow_forks
-from tests.airflow.test_killed import WORKER
-from tests.airflow.test_triggers import Triggerer, rebuilt
+from tests.airflow.tasks import WORKER
+from tests.airflow.triggers import Triggerer, rebuilt
 from tests.airflow.versions import since
 from tests.forks import Forked, Warm
 from tests.processes import wait_until
@@ -28,7 +28,7 @@ from trainjob.job import key_hash
 from trainjob.tuning.journal import journal_location, open_journal
 from trainjob.tuning.trial_jobs import find_trials
 from trainjob_airflow.exceptions import TrainJobFatal, TrainJobTimeout
-from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
+from trainjob_airflow.hooks.trainjob import Target
 from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.tuning import TrainJobTuningOperator
 from trainjob_airflow.study import bounded
@@ -293,16 +293,6 @@ def test_a_second_worker_continues_the_study(
         assert len(journal.all("ended")) == 4
     assert len(jobs(home)) == 4, "no trial has two jobs"
     assert set(running) <= set(jobs(home))
-
-
-@pytest.fixture
-def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside a triggerer, connections cannot be looked up."""
-
-    async def none(self: TrainJobHook) -> Target:
-        return Target()
-
-    monkeypatch.setattr(TrainJobHook, "_aresolve", none)
 
 
 def trigger_of(code: str, **fields: Any) -> TrainJobStudyTrigger:

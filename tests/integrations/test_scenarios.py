@@ -83,10 +83,13 @@ CRASHED = {
         ]
     },
 }
-CANCELS_ITSELF = """
+ENDS_ITSELF = """
+import sys, time
 from trainjob import TrainJobClient
 with TrainJobClient("local") as client:
-    client.cancel(client.list()[0]["metadata"]["name"])
+    ref = client.find(client.list()[0]["metadata"]["name"])
+    client.cancel(ref) if sys.argv[1] == "cancel" else client.call(lambda: client.backend.delete(ref))
+time.sleep(60)
 """
 WAITS = """
 import os, time
@@ -155,7 +158,16 @@ SCENARIOS = {
         python("pass", **QUEUED), {"queue_timeout": 1, "cancel_on_timeout": False}, code=4, left=("Queued",)
     ),
     "cancelled": Scenario(
-        python(CANCELS_ITSELF), code=5, messages=("the job was cancelled with trainjob",), left=("Cancelled",)
+        python(ENDS_ITSELF, args=["cancel"]),
+        code=5,
+        messages=("the job was cancelled with trainjob",),
+        left=("Cancelled",),
+    ),
+    "deleted": Scenario(
+        python(ENDS_ITSELF, args=["delete"]),
+        code=5,
+        messages=("the TrainJob was deleted before it finished",),
+        left=(),
     ),
     "more memory": Scenario(
         python(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cryptography.fernet import Fernet
@@ -13,6 +15,9 @@ from tests.airflow import templates
 from tests.airflow.system.airflow import Airflow
 from tests.airflow.system.training import Training
 from tests.postgresql import PROGRAMS, PostgreSQL
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 DAGS = Path(__file__).parent / "dags"
 AT_ONCE = 8  # tasks that start at once: each takes half a second of CPU, and heartbeats need some as well
@@ -76,3 +81,24 @@ def begin(airflow: Airflow, trainings: Path) -> Iterator[Callable[..., list[Trai
     yield begin
     for each in begun:
         each.clean()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(airflow: Airflow, browser: Browser) -> Iterator[Page]:
+    """A browser window."""
+    page = browser.new_page(base_url=airflow.url, viewport={"width": 1400, "height": 1000}, locale="en-US")
+    page.set_default_timeout(120_000)
+    page.goto("/auth/token/login")  # Airflow 3.1 forgets the page that a login interrupts
+    yield page
+    page.close()

@@ -12,7 +12,6 @@ from urllib.parse import quote
 import pytest
 from tests.airflow import templates
 from tests.airflow.system.airflow import Airflow
-from tests.airflow.system.test_ui import browser, page, picture
 from tests.airflow.versions import since
 from tests.processes import wait_until
 
@@ -22,7 +21,6 @@ from trainjob._backends.local.backend import LocalBackend
 if TYPE_CHECKING:
     from playwright.sync_api import FrameLocator, Page
 
-__all__ = ["browser", "page"]  # fixtures
 pytestmark = since("3.1.1", "tabs with pages of plugins")
 DAG = "pages"
 SECRET = "hf_PlantedSecretOfThePage1234567890ab"
@@ -95,7 +93,6 @@ def test_running_and_deferred_tasks_are_live(shown: Shown, page: Page) -> None:
         document = shown.document(task)
         assert (document["source"], document["notes"]) == ("live", [])
         assert len(document["history"]["loss"]) > 3
-        picture(page, f"page-{task}")
 
 
 def test_the_pages_of_ended_tasks(shown: Shown, page: Page) -> None:
@@ -106,7 +103,6 @@ def test_the_pages_of_ended_tasks(shown: Shown, page: Page) -> None:
     ):
         frame = shown.open(page, task)
         frame.get_by_text(text).first.wait_for()
-        picture(page, f"page-{task}")
         document = shown.document(task)
         assert document["source"] == "kept"
         assert document["history"]["loss"]
@@ -115,21 +111,10 @@ def test_the_pages_of_ended_tasks(shown: Shown, page: Page) -> None:
     assert shown.document("mapped", 0)["name"] != shown.document("mapped", 1)["name"]
 
 
-def test_light_dark_and_a_phone(shown: Shown, page: Page) -> None:
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        page.goto(shown.address("failed", "page"))
-        page.get_by_text("step 10 has no labels").first.wait_for()
-        picture(page, f"page-failed-{scheme}")
-    page.set_viewport_size({"width": 360, "height": 800})
-    picture(page, "page-failed-phone")
-
-
 def test_another_task_has_a_message(shown: Shown, page: Page) -> None:
     shown.airflow.until("success", DAG, shown.run, "other", seconds=120)
     frame = shown.open(page, "other")
     frame.get_by_text("This task has no TrainJob.").wait_for()
-    picture(page, "page-other")
 
 
 def test_the_page_of_the_run(shown: Shown, page: Page) -> None:
@@ -138,7 +123,6 @@ def test_the_page_of_the_run(shown: Shown, page: Page) -> None:
     frame = page.frame_locator("iframe[title=Trainings]")
     for task in UNMAPPED:
         frame.get_by_role("link", name=task, exact=True).first.wait_for()
-    picture(page, "page-run")
     frame.get_by_role("link", name="failed", exact=True).first.click()
     frame.get_by_text("step 10 has no labels").first.wait_for()
 
@@ -161,7 +145,6 @@ def test_the_page_outlives_the_job(shown: Shown, page: Page) -> None:
     frame = shown.open(page, "finished")
     frame.get_by_text("Complete").first.wait_for()
     frame.get_by_text("accuracy").first.wait_for()
-    picture(page, "page-of-a-deleted-job")
 
 
 @since("3.3", "writes of a trigger while its job runs")
@@ -194,7 +177,6 @@ def test_the_end_of_the_run(shown: Shown, page: Page) -> None:
         assert document["attempts"][0]["checkpoints"]
     frame = shown.open(page, "running")
     frame.get_by_text("Complete").first.wait_for()
-    picture(page, "page-complete")
     registered = wait_until(
         "the registered model is shown", lambda: shown.document("running")["lineage"]["registered"], 30, poll=1
     )
