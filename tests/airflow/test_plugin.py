@@ -24,6 +24,7 @@ from trainjob._backends.local.backend import LocalBackend
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.operators.tuning import TrainJobTuningOperator
 from trainjob_airflow.training import KEY
+from trainjob_airflow.web import live
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
@@ -171,51 +172,43 @@ def finished(run: Run) -> tuple[DAG, str]:
     return dag, ran.run_id
 
 
-def test_the_page_of_a_finished_task(finished: tuple[DAG, str], get: Get) -> None:
+def test_the_page_of_a_finished_task(finished: tuple[DAG, str], get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "connect", lambda *_, **__: pytest.fail("the page connects"))
     page = get(path_of(*finished))
     assert page.headers["content-type"].startswith("text/html")
     assert page.headers["cache-control"] == "no-store"
     assert "frame-ancestors 'self'" in page.headers["content-security-policy"]
+    assert "connect-src 'none'" in page.text, "the page of a finished task makes no request"
     document = document_in(page)
     assert (document["phase"], document["metrics"]["loss"], document["source"]) == ("Complete", 0.25, "kept")
     assert document["metrics"]["bad"] == "nan"
     assert "airflow" not in document
-    assert "connect-src 'none'" in page.text, "the page of a finished task makes no request"
+    placeholder = get(path_of(*finished, map_index="%7BMAP_INDEX%7D"))
+    assert document_in(placeholder)["phase"] == "Complete", "the task is not mapped"
 
 
-def test_a_finished_task_is_not_read_from_its_backend(
-    finished: tuple[DAG, str], get: Get, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trainjob_airflow.web import live
-
-    monkeypatch.setattr(live, "connect", lambda *_, **__: pytest.fail("the page connects"))
-    assert get(path_of(*finished)).status_code == 200
-
-
-def test_the_placeholder_of_the_map_index_means_not_mapped(finished: tuple[DAG, str], get: Get) -> None:
-    dag, run_id = finished
-    assert document_in(get(path_of(dag, run_id, map_index="%7BMAP_INDEX%7D")))["phase"] == "Complete"
-
-
-def test_the_page_of_a_failed_task(run: Run, get: Get) -> None:
-    with DAG("page_failed") as dag:
-        train("raise ValueError('the data is wrong')")
-    document = document_in(get(path_of(dag, run(dag).run_id)))
-    assert document["phase"] == "Failed"
-    assert "the data is wrong" in document["diagnosis"]["summary"]
-    assert document["diagnosis"]["log"]
-    assert document["notes"] == []
-
-
-def test_mapped_tasks_have_their_own_pages(run: Run, get: Get) -> None:
-    with DAG("page_mapped") as dag:
+def test_the_pages_of_a_run_and_its_tasks(run: Run, get: Get) -> None:
+    with DAG("page_run") as dag:
         code = "from trainjob.progress import report; import sys; report(metrics={'loss': float(sys.argv[1])})"
-        commands = [[*python(code), value] for value in ("1", "2")]
-        TrainJobOperator.partial(task_id="train", runtime="trainjob-step").expand(command=commands)
+        train() >> train("raise ValueError('the data is wrong')", "broken")
+        many = TrainJobOperator.partial(task_id="many", runtime="trainjob-step")
+        many.expand(command=[[*python(code), "1"], [*python(code), "2"]])
     run_id = run(dag).run_id
-    losses = [document_in(get(path_of(dag, run_id, map_index=index)))["metrics"]["loss"] for index in "01"]
-    assert losses == [1, 2]
-    assert get(path_of(dag, run_id, map_index="2")).status_code == 404
+    path = f"/dags/{dag.dag_id}/runs/{quote(run_id)}"
+    document = document_in(get(f"{path}/page"))
+    assert (document["kind"], document["title"]) == ("workflow", f"page_run, {run_id}")
+    shown = {each["task"]: each for each in document["trainings"]}
+    phases = {"train": "Complete", "broken": "Failed", "many [0]": "Complete", "many [1]": "Complete"}
+    assert {name: each["phase"] for name, each in shown.items()} == phases
+    assert get(f"{path}/document").json()["kind"] == "workflow"
+
+    pages = {name: document_in(get(each["href"].removeprefix("/trainjob"))) for name, each in shown.items()}
+    assert [pages[f"many [{index}]"]["metrics"]["loss"] for index in (0, 1)] == [1, 2]
+    assert get(path_of(dag, run_id, "many", map_index="2")).status_code == 404
+    failed = pages["broken"]
+    assert (failed["phase"], failed["notes"]) == ("Failed", [])
+    assert "the data is wrong" in failed["diagnosis"]["summary"]
+    assert failed["diagnosis"]["log"]
 
 
 def test_another_task_has_a_message(run: Run, get: Get) -> None:
@@ -281,7 +274,6 @@ def test_the_dag_of_the_address_is_authorized(finished: tuple[DAG, str], get: Ge
 @pytest.mark.timeout(300)
 def test_the_page_of_a_study(run: Run, get: Get, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainjob.tuning.journal import open_journal
-    from trainjob_airflow.web import live
 
     code = "import os, time\ntime.sleep(0 if os.path.exists(os.environ['FLAG']) else 60)\n" + FINISHED
     study = {"space": {"x": {"type": "float", "low": 0, "high": 1}}, "metric": "loss", "direction": "minimize"}
@@ -339,7 +331,7 @@ def running(run: Run, tmp_path: Path) -> Iterator[tuple[DAG, str, Path]]:
     flag.touch()
 
 
-def test_a_running_task_is_live(running: tuple[DAG, str, Path], get: Get) -> None:
+def test_a_running_task_is_live(running: tuple[DAG, str, Path], get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     dag, run_id, flag = running
     page = get(path_of(dag, run_id))
     assert "connect-src 'self'" in page.text
@@ -356,34 +348,26 @@ def test_a_running_task_is_live(running: tuple[DAG, str, Path], get: Get) -> Non
     assert len(later["history"]["loss"]) >= 2
     assert later["logs"][0]["text"] == "up"
     assert [each["text"] for each in get(path, rank="node-0").json()["logs"]] == ["up"]
-    flag.touch()
-    ended = wait_until("the end is shown", lambda: (d := shown())["phase"] == "Complete" and d, 30, poll=0.2)
-    assert ended["history"]["loss"]
 
+    hidden = get(path, "no-logs").json()
+    assert hidden["notes"] == ["Log lines are not shown: they need the permission to read task logs of this DAG."]
+    assert hidden["logs"] == get(path, "no-logs", rank="node-0").json()["logs"] == []
 
-def test_log_lines_need_the_permission_for_logs(running: tuple[DAG, str, Path], get: Get) -> None:
-    dag, run_id, _ = running
-    path = path_of(dag, run_id, what="document")
-    wait_until("lines are shown", lambda: get(path).json()["logs"], 30, poll=0.2)
-    document = get(path, "no-logs").json()
-    assert document["logs"] == []
-    assert document["notes"] == ["Log lines are not shown: they need the permission to read task logs of this DAG."]
-    assert get(path, "no-logs", rank="node-0").json()["logs"] == []
-
-
-def test_many_viewers_share_one_read(running: tuple[DAG, str, Path], get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    evidence = LocalBackend.get
+    read = LocalBackend.get
 
     async def counted(self: LocalBackend, namespace: str, name: str) -> Any:
         reads.append(name)
-        return await evidence(self, namespace, name)
+        return await read(self, namespace, name)
 
-    monkeypatch.setattr(LocalBackend, "get", counted)
-    dag, run_id, _ = running
-    for _ in range(20):
-        get(path_of(dag, run_id, what="document"))
-    assert 1 <= len(reads) < 10
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalBackend, "get", counted)
+        for _ in range(20):
+            shown()
+    assert len(reads) < 10, "many viewers share one read"
+    flag.touch()
+    ended = wait_until("the end is shown", lambda: (d := shown())["phase"] == "Complete" and d, 30, poll=0.2)
+    assert ended["history"]["loss"]
 
 
 def job_of(run_id: str) -> dict[str, Any]:
@@ -474,6 +458,7 @@ def test_comparison_and_lineage(run: Run, get: Get) -> None:
 
             code = f"from trainjob.progress import report; report(metrics={{'loss': {loss}}}, step=1)"
             initialize() >> train(code, inputs={"dataset": "s3://bucket/digits"}) >> export()
+            TrainJobOperator.partial(task_id="many", runtime="trainjob-step").expand(command=[["true"]])
         return made
 
     runs = [run(dag(loss, promoted)).run_id for loss, promoted in ((3, False), (2, True), (1, False), (0.5, True))]
@@ -486,35 +471,9 @@ def test_comparison_and_lineage(run: Run, get: Get) -> None:
     registered = document["lineage"]["registered"]
     assert (registered["model"], registered["version"], registered["alias"]) == ("digits", "1", "champion")
     assert document_in(get(path_of(dag(0, False), runs[0])))["compare"] == []
-
-
-def test_a_mapped_training_is_compared_with_the_same_index(run: Run, get: Get) -> None:
-    """The item of an index may be another one in each run, so the label names the index."""
-    with DAG("page_mapped") as dag:
-        TrainJobOperator.partial(task_id="train", runtime="trainjob-step").expand(command=[["true"]])
-    runs = [run(dag).run_id for _ in range(2)]
-    document = document_in(get(path_of(dag, runs[1], map_index="0")))
-    assert [each["label"] for each in document["compare"]] == ["previous run, index 0"]
-
-
-def test_the_page_of_a_run_has_all_trainings(run: Run, get: Get) -> None:
-    with DAG("page_run") as dag:
-        train() >> train("raise ValueError('no')", "broken")
-        TrainJobOperator.partial(task_id="many", runtime="trainjob-step").expand(command=[["true"], ["true"]])
-    run_id = run(dag).run_id
-    path = f"/dags/{dag.dag_id}/runs/{quote(run_id)}"
-    document = document_in(get(f"{path}/page"))
-    assert document["kind"] == "workflow"
-    assert document["title"] == f"page_run, {run_id}"
-    shown = {each["task"]: each for each in document["trainings"]}
-    assert {name: each["phase"] for name, each in shown.items()} == {
-        "train": "Complete",
-        "broken": "Failed",
-        "many [0]": "Complete",
-        "many [1]": "Complete",
-    }
-    assert document_in(get(shown["many [1]"]["href"].removeprefix("/trainjob")))["phase"] == "Complete"
-    assert get(f"{path}/document").json()["kind"] == "workflow"
+    # The item of an index may be another one in each run, so the label names the index.
+    mapped = document_in(get(path_of(dag(0, False), runs[1], "many", map_index="0")))
+    assert [each["label"] for each in mapped["compare"]] == ["previous run, index 0"]
 
 
 def test_a_custom_xcom_backend_is_called_only_if_that_is_allowed(
