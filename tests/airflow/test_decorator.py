@@ -15,41 +15,31 @@ def test_a_function_runs_as_the_training(run: Run) -> None:
     with DAG("decorated") as dag:
 
         @task
-        def epochs() -> int:
-            return 3
+        def rates() -> list[float]:
+            return [0.1, 0.2]
 
         @task.trainjob(runtime="trainjob-step", env={"SCALE": "{{ dag.dag_id }}"})
-        def train(epochs: int, rate: float = 0.5) -> None:
+        def train(
+            rate: float, ds: str | None = None, logical_date: str | None = None, run_id: str | None = None
+        ) -> None:
             import os
 
             from trainjob.progress import report
 
-            report(metrics={"product": epochs * rate}, outputs={"scale": os.environ["SCALE"]})
+            own = {"ds": str(ds), "when": str(logical_date), "run_id": str(run_id), "scale": os.environ["SCALE"]}
+            report(metrics={"rate": rate * 10}, outputs=own)
 
-        train(epochs())
-    ran = run(dag)
-    assert ran.state == "success"
-    assert ran.xcoms["train"]["metrics"] == {"product": 1.5}
-    assert ran.xcoms["train"]["outputs"] == {"scale": "decorated"}
-
-
-def test_a_function_gets_values_of_the_context(run: Run) -> None:
-    with DAG("context") as dag:
-
-        @task.trainjob(runtime="trainjob-step")
-        def train(
-            epochs: int, ds: str | None = None, run_id: str | None = None, logical_date: str | None = None
-        ) -> None:
-            from trainjob.progress import report
-
-            report(outputs={"ds": str(ds), "run_id": str(run_id), "when": str(logical_date), "epochs": epochs})
-
-        train(3, run_id="mine")
+        train.expand(rate=rates())
+        train.override(task_id="one")(0.5, run_id="mine")
     ran = run(dag)
     assert ran.state == "success", ran.log[-3000:]
-    outputs = ran.xcoms["train"]["outputs"]
-    assert outputs["ds"] == outputs["when"][:10] != "None"
-    assert (outputs["run_id"], outputs["epochs"]) == ("mine", 3)
+    tasks = ("train[0]", "train[1]", "one")
+    assert [ran.xcoms[name]["metrics"]["rate"] for name in tasks] == [1, 2, 5]
+    assert [ran.xcoms[name]["outputs"]["run_id"] for name in tasks] == [ran.run_id, ran.run_id, "mine"]
+    for name in tasks:
+        outputs = ran.xcoms[name]["outputs"]
+        assert outputs["ds"] == outputs["when"][:10] != "None"
+        assert outputs["scale"] == "decorated"
 
 
 @pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
@@ -104,23 +94,6 @@ def test_a_return_value_that_is_not_json_does_not_fail_the_training(run: Run) ->
     ran = run(dag)
     assert "the return value of train() is lost: it cannot be written as JSON: Object of type set" in ran.log
     assert ran.xcoms["train"]["attempt"] == 1
-
-
-def test_mapped(run: Run) -> None:
-    with DAG("mapped-function") as dag:
-
-        @task.trainjob(runtime="trainjob-step")
-        def train(rate: float) -> None:
-            from trainjob.progress import report
-
-            report(metrics={"rate": rate})
-
-        train.expand(rate=[0.1, 0.2])
-    ran = run(dag)
-    assert {name: xcom["metrics"] for name, xcom in ran.xcoms.items()} == {
-        "train[0]": {"rate": 0.1},
-        "train[1]": {"rate": 0.2},
-    }
 
 
 def test_invalid_functions_are_refused() -> None:

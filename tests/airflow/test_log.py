@@ -97,15 +97,6 @@ def test_the_first_error_is_why_the_training_failed(run: Run, deferrable: bool) 
     assert older_than("3.1") or errors[-1] == "Task failed with exception"
     assert "failed: node-1" in str(ran.errors["train"]), "callbacks get the name of the job, too"
     assert groups_of(ran.log), "no group is open"
-
-
-@both
-def test_a_failure_has_no_traceback_of_trainjob(run: Run, deferrable: bool) -> None:
-    code = "def load():\n    raise ValueError('no labels')\nload()"
-    with DAG("fails") as dag:
-        step(code=code, deferrable=deferrable)
-    ran = run(dag)
-    assert "in load" in ran.log, "the traceback of the training"
     modules = modules_of(ran.errors["train"])
     assert modules[0] == "airflow.sdk.execution_time.task_runner"
     assert {name.partition(".")[0] for name in modules} == {"airflow"}, "frames of Airflow are kept"

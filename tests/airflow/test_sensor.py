@@ -184,7 +184,8 @@ def test_a_sensor_resumes_what_was_suspended_as_unattended(run: Run, tmp_path: P
     assert "it was suspended because nobody waited for it; it is resumed" in ran.log
 
 
-def test_a_sensor_follows_to_the_attempt_that_counts(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_sensor_follows_to_the_attempt_that_counts(run: Run, tmp_path: Path, deferrable: bool) -> None:
     ref = launched(waits(tmp_path / "end"))
     made: list[JobRef] = []
 
@@ -194,7 +195,7 @@ def test_a_sensor_follows_to_the_attempt_that_counts(run: Run, tmp_path: Path) -
         (tmp_path / "end").touch()
 
     with DAG("follows") as dag:
-        TrainJobSensor(task_id="wait", job=ref.name, poke_interval=0.2)
+        TrainJobSensor(task_id="wait", job=ref.name, poke_interval=0.2, deferrable=deferrable)
     with meanwhile(replace, 2):
         ran = run(dag)
     assert ran.state == "success", ran.log[-3000:]
@@ -202,7 +203,10 @@ def test_a_sensor_follows_to_the_attempt_that_counts(run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given up", "deleted"])
-def test_a_wait_for_a_job_that_never_ends_otherwise_ends(run: Run, tmp_path: Path, given: bool) -> None:
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_wait_for_a_job_that_never_ends_otherwise_ends(
+    run: Run, tmp_path: Path, given: bool, deferrable: bool
+) -> None:
     ref = launched(waits(tmp_path / "end"))
 
     def end(client: TrainJobClient, ref: JobRef) -> None:
@@ -212,7 +216,7 @@ def test_a_wait_for_a_job_that_never_ends_otherwise_ends(run: Run, tmp_path: Pat
             client.call(lambda: client.backend.delete(ref))
 
     with DAG("ends") as dag:
-        TrainJobSensor(task_id="wait", job=ref.name, poke_interval=0.2, timeout=120)
+        TrainJobSensor(task_id="wait", job=ref.name, poke_interval=0.2, timeout=120, deferrable=deferrable)
     with meanwhile(end, 3):
         error = run(dag).errors["wait"]
     assert isinstance(error, TrainJobFatal)

@@ -13,10 +13,9 @@ from typing import Any, cast
 
 import pytest
 from airflow.triggers.base import BaseTrigger
-from tests.airflow.conftest import jobs, python, replaced
+from tests.airflow.conftest import jobs, python
 from tests.airflow.tasks import SLEEP, waits
 from tests.airflow.triggers import (
-    UNATTENDED,
     Presence,
     Triggerer,
     only_event,
@@ -33,13 +32,13 @@ from trainjob._backends.credentials import Credentials
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
 from trainjob._goodput.history import MetricHistory
-from trainjob._jobs.cancellation import cancel, give_up
+from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import attend
 from trainjob._manifest.render import render
 from trainjob.errors import BackendUnavailable
 from trainjob.status import observe
-from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
+from trainjob.verdicts import Evidence
 from trainjob_airflow import events
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.training import Task, Training
@@ -174,17 +173,6 @@ def test_a_deadline_is_an_event_and_leaves_the_job_to_the_worker() -> None:
     asyncio.run(scenario())
 
 
-def test_a_queue_timeout_is_an_event() -> None:
-    async def scenario() -> None:
-        backend, ref = await started(SLEEP, suspend=True, labels={"kueue.x-k8s.io/queue-name": "q"})
-        event = await only_event(trigger_of(ref, queue_timeout=0.2))
-        assert event["status"] == "timeout"
-        assert "was not admitted within queue_timeout" in event["message"]
-        await cancel(backend, ref)
-
-    asyncio.run(scenario())
-
-
 def test_errors_are_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(error: Exception) -> Callable[..., Any]:
         def backend(self: TrainJobHook) -> Backend:
@@ -306,43 +294,6 @@ def test_logs_that_fail_do_not_fail_the_wait(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(LocalBackend, "logs", broken)
     assert asyncio.run(_ends("print(1)"))["status"] == "complete"
-
-
-def test_a_trigger_follows_to_the_attempt_that_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One launcher of a key ends the attempt of another one: the task has the identity of the one that is left."""
-    caplog.set_level(logging.INFO, logger="tests.trigger")
-
-    async def scenario() -> None:
-        backend, ref = await started(waits(tmp_path / "end"))
-        trigger = cast(TrainJobTrigger, rebuilt(trigger_of(ref, key="k", tried=1)))
-        trigger._log = cast(Any, logging.getLogger("tests.trigger"))
-        waiting = asyncio.create_task(only_event(trigger))
-        await until_running(backend, ref)
-        other = await replaced(backend, ref)
-        while trigger.identity()["uid"] != other.uid:
-            await asyncio.sleep(0.05)
-        (tmp_path / "end").touch()
-        event = await waiting
-        assert (event["status"], event["name"], event["uid"]) == ("complete", other.name, other.uid)
-        assert (event["attempt"], event["followed"], event["key"]) == (2, True, "k")
-        assert caplog.text.count("[node-0] up") == 2, "the lines of both"
-
-    asyncio.run(scenario())
-
-
-def test_a_job_that_another_waiter_gives_up_is_an_event_with_its_diagnosis() -> None:
-    async def scenario() -> None:
-        backend, ref = await started(SLEEP)
-        waiting = asyncio.create_task(only_event(trigger_of(ref)))
-        await until_running(backend, ref)
-        why = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 7", rank="node-0", exit_code=7)
-        await give_up(backend, ref, why)
-        event = await waiting
-        assert (event["status"], event["message"]) == ("given_up", "node-0 exited with code 7")
-        assert event["diagnosis"]["exit_code"] == 7
-        await cancel(backend, ref)
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("action", ["cancel", "suspend"])
@@ -511,35 +462,5 @@ def test_a_deferred_sensor_counts_as_waiting(tmp_path: Path, monkeypatch: pytest
         assert (await waiting)["status"] == "reached"
         assert (await suspension)["status"] == "ended"
         assert presence.jobs == []
-
-    asyncio.run(scenario())
-
-
-def test_a_deferred_sensor_resumes_what_was_suspended_as_unattended(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        (tmp_path / "end").touch()
-        backend, ref = await started(waits(tmp_path / "end"), suspend=True, unattended="suspend")
-        await backend.patch(ref, UNATTENDED)
-        assert (await only_event(state_trigger(ref, "Suspended")))["status"] == "reached", "it leaves the job alone"
-        assert (await only_event(state_trigger(ref, condition="Complete")))["status"] == "reached"
-
-    asyncio.run(scenario())
-
-
-def test_a_deferred_sensor_follows_and_ends_when_the_job_is_given_up(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        backend, ref = await started(waits(tmp_path / "end"))
-        waiting = asyncio.create_task(only_event(state_trigger(ref, "Complete")))
-        await until_running(backend, ref)
-        await asyncio.sleep(0.3)
-        other = await replaced(backend, ref)
-        failing = asyncio.create_task(only_event(state_trigger(other, "Failed")))
-        await until_running(backend, other)
-        await asyncio.sleep(0.5)
-        await give_up(backend, other, Diagnosis(Category.USER_CODE, RetryVerdict.USER, "it has crashed"))
-        for event in (await waiting, await failing):
-            assert (event["status"], "it has crashed" in event["message"]) == ("ended", True), event
-            assert other.name in event["message"]
-        await cancel(backend, other)
 
     asyncio.run(scenario())

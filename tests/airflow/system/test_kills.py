@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 import pytest
-from tests.airflow.system.airflow import Airflow
 from tests.airflow.system.training import MODES, Training
 from tests.airflow.versions import older_than
 from tests.processes import wait_until
 
-from trainjob import Phase
 from trainjob.job import DELIVERED
-from trainjob.status import observe
 
-FATES = {
-    "failed": "cancel",
-    "success": "cancel",
-    "suspended": "suspend",
-    "kept": "keep",
-    "cleared": "cancel",
-    "again": "cancel",
-    "retried": "cancel",
-    "late": "late",
-}
+FATES = {"failed": "cancel", "suspended": "suspend", "kept": "keep", "cleared": "cancel", "again": "cancel"}
 """Fate -> kind of DAG."""
 if older_than("3.1"):  # a task that keeps its worker prevents others from starting, see conftest.py
-    FATES = {fate: kind for fate, kind in FATES.items() if fate in ("failed", "success")}
+    FATES = {"failed": "cancel"}
 
 Both = dict[str, list[Training]]
 """Fate -> a training with a waiting worker, and a deferred one."""
@@ -41,25 +26,14 @@ Both = dict[str, list[Training]]
 def runs(begin: Callable[..., list[Training]]) -> Both:
     """All trainings, started at once."""
     begun = iter(begin(*(f"{mode}_{kind}" for kind in FATES.values() for mode in MODES)))
-    runs = {fate: [next(begun), next(begun)] for fate in FATES}
-    for it in runs.get("retried", ()):
-        Path(f"{it.flag}.kill").touch()
-        it.flag.touch()
-    return runs
+    return {fate: [next(begun), next(begun)] for fate in FATES}
 
 
 def test_marked_by_a_person(runs: Both) -> None:
-    both = [*runs["failed"], *runs["success"]]
-    marked = dict[str, float]()
-    for state in ("failed", "success"):
-        for it in runs[state]:
-            it.mark(state)
-            marked[it.namespace] = time.time()
-    wait_until("the jobs are gone", lambda: not any(it.jobs for it in both), 60)
-    took = {it.namespace: cancelled_at(it) - marked[it.namespace] for it in both}
-    assert max(took.values()) < 30, took
-    for state in ("failed", "success"):
-        assert [it.state for it in runs[state]] == [state, state]
+    for it in runs["failed"]:
+        it.mark("failed")
+    wait_until("the jobs are gone", lambda: not any(it.jobs for it in runs["failed"]), 60)
+    assert [it.state for it in runs["failed"]] == ["failed", "failed"]
 
 
 def is_suspended(it: Training) -> bool:
@@ -69,13 +43,6 @@ def is_suspended(it: Training) -> bool:
 def is_acknowledged(it: Training) -> bool:
     with it.client() as client:
         return all(DELIVERED in job["metadata"]["annotations"] for job in client.list())
-
-
-def cancelled_at(it: Training) -> float:
-    """Time at which the job was cancelled."""
-    with it.client() as client:
-        ends = [now.finished for job in client.list() if (now := observe(job)).phase is Phase.CANCELLED]
-    return max(end.timestamp() for end in ends if end is not None)
 
 
 def keep(runs: Both) -> None:
@@ -148,24 +115,3 @@ def test_cleared_while_it_runs(done: dict[str, Future[None]]) -> None:
 
 def test_cleared_after_success(done: dict[str, Future[None]]) -> None:
     done["again"].result()
-
-
-def test_retried_after_the_job_failed(runs: Both, airflow: Airflow) -> None:
-    for it in runs.get("retried", ()):
-        it.finish()
-        assert sorted(it.phases.values()) == ["Complete", "Failed"], "the failed job is kept"
-        assert airflow.xcom(it.dag, it.run)["attempt"] == 2
-
-
-def test_execution_timeout(runs: Both, airflow: Airflow) -> None:
-    for it in runs["late"]:
-        airflow.until("failed", it.dag, it.run, seconds=150)
-        it.until_logged("did not end within execution_timeout; it was cancelled")
-        assert it.jobs == []
-        # A worker stops a second before Airflow's own timer, which would interrupt the cancelling. The trigger of a
-        # deferred task enforces the deadline; when Airflow then resumes the task is not tested.
-        began = datetime.fromisoformat(it.task["start_date"])
-        fired = it.logged_at("Trigger fired event")
-        over = fired or datetime.fromtimestamp(cancelled_at(it), UTC)
-        assert 40 - 1 <= (over - began).total_seconds() < 40 + 30
-    assert [bool(it.logged_at("Trigger fired event")) for it in runs["late"]] == [False, True]

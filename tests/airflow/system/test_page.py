@@ -15,9 +15,6 @@ from tests.airflow.system.airflow import Airflow
 from tests.airflow.versions import since
 from tests.processes import wait_until
 
-from trainjob import TrainJobClient
-from trainjob._backends.local.backend import LocalBackend
-
 if TYPE_CHECKING:
     from playwright.sync_api import FrameLocator, Page
 
@@ -55,13 +52,6 @@ class Shown:
         page.goto(f"/dags/{DAG}/runs/{quote(self.run, safe='')}/tasks/{task}{mapped}")
         page.get_by_role("link", name="Training", exact=True).click()
         return page.frame_locator("iframe[title=Training]")
-
-    def delete(self, task: str) -> None:
-        """Delete the job of a task, as ``ttlSecondsAfterFinished`` does."""
-        with TrainJobClient(LocalBackend(home=self.home), "pages") as client:
-            ref = client.find(self.kept(task)["name"])
-            client.call(lambda: client.backend.delete(ref))
-            wait_until("the job is deleted", lambda: client.get(ref) is None, 30)
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +101,6 @@ def test_the_pages_of_ended_tasks(shown: Shown, page: Page) -> None:
     assert shown.document("mapped", 0)["name"] != shown.document("mapped", 1)["name"]
 
 
-def test_another_task_has_a_message(shown: Shown, page: Page) -> None:
-    shown.airflow.until("success", DAG, shown.run, "other", seconds=120)
-    frame = shown.open(page, "other")
-    frame.get_by_text("This task has no TrainJob.").wait_for()
-
-
 def test_the_page_of_the_run(shown: Shown, page: Page) -> None:
     page.goto(f"/dags/{DAG}/runs/{quote(shown.run, safe='')}")
     page.get_by_role("link", name="Trainings", exact=True).click()
@@ -138,13 +122,6 @@ def test_no_page_and_no_xcom_has_the_secrets(shown: Shown) -> None:
         ):
             assert SECRET not in text
             assert "http" in text
-
-
-def test_the_page_outlives_the_job(shown: Shown, page: Page) -> None:
-    shown.delete("finished")
-    frame = shown.open(page, "finished")
-    frame.get_by_text("Complete").first.wait_for()
-    frame.get_by_text("accuracy").first.wait_for()
 
 
 @since("3.3", "writes of a trigger while its job runs")

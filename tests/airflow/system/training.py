@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +94,6 @@ class Training:
 
         with self.airflow.explained(self.dag, self.run):
             wait_until(f"{text!r} is in the log of {self.namespace}", logged, 240, poll=1, ignore=httpx.HTTPError)
-
-    def logged_at(self, event: str) -> datetime | None:
-        """Time of the first such event in the log of the first try."""
-        entries = self.airflow.log_entries(self.dag, self.run)
-        times = [str(each["timestamp"]) for each in entries if each["event"] == event]
-        return datetime.fromisoformat(times[0]) if times else None
 
     def until_up(self, attempt: int | None = None) -> None:
         """Wait until the job runs and the task waits for it."""
