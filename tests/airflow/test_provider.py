@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from tests.airflow.conftest import ROOT
-from tests.airflow.versions import dag_bag, dag_serialization, since
+from tests.airflow.versions import dag_serialization, since
 
 from trainjob_airflow.get_provider_info import get_provider_info
 from trainjob_airflow.operators.data import ModelExportOperator, ModelInitializerOperator
@@ -117,15 +116,6 @@ def test_triggers_do_not_import_the_core_either(airflow_home: Path) -> None:
     extra = new_modules("trainjob_airflow.triggers.trainjob", after=("airflow.triggers.base",))
     assert "trainjob_airflow.triggers.trainjob" in extra
     assert not {name for name in extra if name.split(".")[0] == "trainjob"}
-
-
-def test_dags_survive_serialization(airflow_home: Path) -> None:
-    bag = dag_bag(ROOT / "dags_examples" / "airflow" / "retrain_digits.py")
-    assert bag.import_errors == {}
-    stored = json.loads(json.dumps(dag_serialization().to_dict(bag.dags["retrain_digits"])))
-    again = dag_serialization().from_dict(stored)
-    assert set(again.task_ids) == {"initialize_dataset", "initialize_model", "train", "evaluate_model", "export_model"}
-    assert again.task_dict["train"].upstream_task_ids == {"initialize_dataset", "initialize_model"}
 
 
 def test_a_spec_object_survives_serialization() -> None:

@@ -152,11 +152,9 @@ def test_a_sensor_counts_as_waiting(run: Run, tmp_path: Path, monkeypatch: pytes
         return found
 
     def closed(self: TrainJobSensor) -> None:
-        before = time.monotonic()
         close(self)
         if mode == "reschedule" and len(seen) == 1:
             (tmp_path / "end").touch()
-            assert time.monotonic() - before > 1.5, "until the record is written"
             assert presence.all == [ref.name]
 
     monkeypatch.setattr(TrainJobSensor, "poke", poked)
