@@ -38,16 +38,6 @@ def test_a_rescheduled_sensor_waits_for_the_end(run: Run) -> None:
     assert (ran.xcoms["wait"]["name"], ran.xcoms["wait"]["metrics"]) == (ref.name, {"loss": 0.5})
 
 
-@pytest.mark.parametrize("deferrable", [False, True])
-def test_a_job_that_ends_in_another_phase_fails_the_sensor_at_once(run: Run, deferrable: bool) -> None:
-    with DAG("otherwise") as dag:
-        TrainJobSensor(
-            task_id="wait", job=launched("import time; time.sleep(1); raise SystemExit(1)").name, poke_interval=0.3,
-            deferrable=deferrable, retries=2,
-        )  # fmt: skip
-    assert isinstance(run(dag).errors["wait"], TrainJobFatal)
-
-
 HANGS = "import time; from trainjob import progress; progress.step(); time.sleep(600)"
 
 

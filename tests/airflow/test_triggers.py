@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 from airflow.triggers.base import BaseTrigger
-from tests.airflow.conftest import jobs, python
+from tests.airflow.conftest import python
 from tests.airflow.tasks import SLEEP, waits
 from tests.airflow.triggers import (
     Presence,
@@ -106,17 +106,6 @@ async def _ends(code: str) -> dict[str, Any]:
     trigger = rebuilt(trigger_of(ref))
     trigger._log = cast(Any, logging.getLogger("tests.trigger"))  # structlog's loggers bypass caplog
     return await only_event(trigger)
-
-
-def test_reports_the_end_and_logs_the_lines_of_all_ranks(caplog: pytest.LogCaptureFixture, home: Path) -> None:
-    caplog.set_level(logging.INFO, logger="tests.trigger")
-    event = asyncio.run(_ends("print('hello'); print('bye')"))
-    assert event["status"] == "complete"
-    assert event["final"]["phase"] == "Complete"
-    assert event["name"] == jobs(home)[0]
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines.index("[node-0] hello") < lines.index("[node-0] bye") < len(lines)
-    assert asyncio.run(_ends("raise SystemExit(3)"))["status"] == "failed"
 
 
 def test_the_event_has_the_phases_for_the_goodput(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,22 +325,22 @@ def test_the_next_run_adopts_a_job_that_was_kept(
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome", "message", "left"),
+    ("program", "code", "certain", "message", "left"),
     [
-        (REPORTS, 0, "", "Complete"),
-        ("raise SystemExit(3)", 1, "launched-elsewhere-", "Failed"),
-        (HANGS, 1, "no rank has made progress for 1s: node-0 makes no step in read_forever()", "Running"),
+        (REPORTS, 0, False, "", "Complete"),
+        ("raise SystemExit(3)", 1, True, "launched-elsewhere-", "Failed"),
+        (HANGS, 1, False, "no rank has made progress for 1s: node-0 makes no step in read_forever()", "Running"),
     ],
     ids=["completes", "fails", "hangs"],
 )
 def test_a_wait_ends_with_the_job_and_does_not_change_it(
-    integration: Integration, code: str, outcome: int, message: str, left: str
+    integration: Integration, program: str, code: int, certain: bool, message: str, left: str
 ) -> None:
     with TrainJobClient() as client:
-        ref = client.launch(python(code, stall_timeout=1), "launched-elsewhere")
+        ref = client.launch(python(program, stall_timeout=1), "launched-elsewhere")
     ended = integration.wait(ref.name)
-    assert bool(ended.outcome) == bool(outcome), ended
+    assert ended.outcome == integration.outcome(code, certain=certain), ended
     assert message in ended.message
-    if not outcome:
+    if not code:
         assert (ended.result["uid"], ended.result["metrics"]["steps"]) == (ref.uid, 7)
     assert phases() == [left]
