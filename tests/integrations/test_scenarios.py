@@ -17,6 +17,7 @@ from tests.processes import wait_until
 from trainjob import JobRef, Phase, TrainJobClient
 from trainjob._backends.base import Snapshot
 from trainjob._backends.local.backend import LocalBackend
+from trainjob._manifest.attempts import given_up
 from trainjob.status import QUEUE_LABEL, Blocker, observe
 from trainjob.verdicts import Evidence
 
@@ -35,6 +36,7 @@ class Scenario:
         certain: Whether the failure is certain to repeat.
         messages: Parts of the error.
         log: Parts of the log.
+        task_log: Parts of the log of an Airflow task.
         result: Entries of the result.
         left: Phases of the jobs, by attempt.
         kept: The same for integrations that leave it to their callers what becomes of a job.
@@ -47,6 +49,7 @@ class Scenario:
     certain: bool = False
     messages: tuple[str, ...] = ()
     log: tuple[str, ...] = ()
+    task_log: tuple[str, ...] = ()
     result: Fields = field(default_factory=dict)
     left: tuple[str, ...] = ("Complete",)
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -135,6 +138,7 @@ SCENARIOS = {
         python(HANGS, stall_timeout=1),
         code=1,
         messages=("no rank has made progress for 1s: node-0 makes no step in read_forever()", "category: hang"),
+        task_log=("was suspended",),
         left=("Suspended",),
         kept={"client": ("Running",)},
     ),
@@ -155,7 +159,11 @@ SCENARIOS = {
         kept={"client": ("Queued",), "cli": ("Queued",)},
     ),
     "timeout that keeps the job": Scenario(
-        python("pass", **QUEUED), {"queue_timeout": 1, "cancel_on_timeout": False}, code=4, left=("Queued",)
+        python("pass", **QUEUED),
+        {"queue_timeout": 1, "cancel_on_timeout": False},
+        code=4,
+        task_log=("it keeps running (cancel_on_timeout=False)",),
+        left=("Queued",),
     ),
     "cancelled": Scenario(
         python(ENDS_ITSELF, args=["cancel"]),
@@ -195,6 +203,7 @@ SCENARIOS = {
             "waiting for admission in queue main",
             "on_retry changed this attempt: queue main -> backfill",
         ),
+        task_log=("the next try replaces it by a job with the changes of on_retry", "it was cancelled"),
         left=("Cancelled", "Cancelled"),
         kept={"client": ("Cancelled", "Queued"), "cli": ("Cancelled", "Queued")},
     ),
@@ -227,12 +236,16 @@ def check(integration: Integration, scenario: Scenario) -> None:
     ended = integration.train(scenario.spec, scenario.tries, **scenario.options)
     assert ended.outcome == integration.outcome(scenario.code, certain=scenario.certain), (ended, ended.log)
     assert [text for text in scenario.messages if text not in ended.message] == [], ended.message
-    assert [text for text in scenario.log if text not in ended.log] == [], ended.log
+    logged = scenario.log + (scenario.task_log if integration.name in ("worker", "deferred") else ())
+    assert [text for text in logged if text not in ended.log] == [], ended.log
     assert {name: typed(ended.result[name]) for name in scenario.result} == {
         name: typed(value) for name, value in scenario.result.items()
     }
     left = list(scenario.kept.get(integration.name, scenario.left))
     wait_until(f"the jobs are {left}", lambda: phases() == left, 60)  # ranks take their time to end
+    with TrainJobClient() as client:
+        suspended = [job for job in client.list() if observe(job).phase is Phase.SUSPENDED]
+    assert all(given_up(job) for job in suspended), "the object keeps the reason: its pods are gone"
 
 
 def typed(value: object) -> str:
@@ -271,12 +284,26 @@ A_CRASH = ("node-1 exited with code 3", "  | ValueError: the data is wrong", "ca
 
 
 @pytest.mark.usefixtures("crashes")
-@pytest.mark.parametrize(("action", "left"), [("suspend", ["Suspended"]), ("cancel", []), ("keep", ["Running"])])
-def test_the_first_crash_fails_the_training(integration: Integration, action: str, left: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("action", "outcome", "left"),
+    [("suspend", ("was suspended",), ["Suspended"]), ("cancel", ("was deleted",), []), ("keep", (), ["Running"])],
+    ids=["suspend", "cancel", "keep"],
+)
+def test_the_first_crash_fails_the_training(
+    integration: Integration, action: str, outcome: tuple[str, ...], left: list[str]
+) -> None:
     options = {"fail_on_first_crash": True, "on_crash_action": action}
     check(
         integration,
-        Scenario(python(HANGS), options, code=1, messages=A_CRASH, left=tuple(left), kept={"client": ("Running",)}),
+        Scenario(
+            python(HANGS),
+            options,
+            code=1,
+            messages=A_CRASH,
+            task_log=outcome,
+            left=tuple(left),
+            kept={"client": ("Running",)},
+        ),
     )
 
 
@@ -300,7 +327,15 @@ def test_fail_fast_fails_on_a_permanent_blocker(integration: Integration, monkey
     options = {"fail_fast": True}
     check(
         integration,
-        Scenario(python("pass", **QUEUED), options, code=2, messages=messages, left=("Cancelled",), kept=kept),
+        Scenario(
+            python("pass", **QUEUED),
+            options,
+            code=2,
+            messages=messages,
+            task_log=("it was cancelled",),
+            left=("Cancelled",),
+            kept=kept,
+        ),
     )
 
 
