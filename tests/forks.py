@@ -280,3 +280,4 @@ if __name__ == "__main__":
     if sys.argv[2]:
         _function(sys.argv[2])()
     _serve(socket.socket(fileno=int(sys.argv[1])))
+    os._exit(0)  # threads of imported modules do not matter
