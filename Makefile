@@ -122,7 +122,7 @@ ifdef TESTS
 else
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
 		"lint test-unit test-docs test-simulation test-stores test-registry" \
-		"test-airflow test-kfp test-contract test-local"
+		"test-airflow test-integrations test-kfp test-contract test-local"
 	@$(REPORT)
 endif
 
@@ -142,7 +142,7 @@ ifdef TESTS
 else
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
 		"test-cluster test-cluster-restarts" \
-		"test-airflow test-kfp test-containers test-page" \
+		"test-airflow test-integrations test-kfp test-containers test-page" \
 		"test-unit test-registry test-stores test-local test-oci test-docs"
 	@$(REPORT)
 endif

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.model_registry import FakeRegistry
 from tests.integrations.integration import Fields, Integration
-from tests.registry.fake import FakeRegistry
 
 from trainjob.data.evaluate import evaluate
 from trainjob.registry import connect

@@ -21,7 +21,7 @@ from tests.postgresql import PROGRAMS
 from tests.processes import wait_until
 from tests.testcluster.access import RULES, TRAINER
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import annotation
+from tests.testcluster.nodes import variable
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -57,7 +57,7 @@ def airflow(own_cluster: Cluster, ended_token: str, tmp_path_factory: pytest.Tem
     until_finished["metadata"] = {"name": "until-finished", "labels": until_finished["metadata"].get("labels", {})}
     (job,) = until_finished["spec"]["template"]["spec"]["replicatedJobs"]
     pod = job["template"]["spec"]["template"]
-    pod["metadata"] = {**pod.get("metadata", {}), "annotations": {annotation("run"): "never"}}
+    pod["metadata"] = {**pod.get("metadata", {}), "annotations": {variable("run"): "never"}}
     own_cluster.add_runtime(until_finished)
 
     directory = tmp_path_factory.mktemp("complete-airflow")
