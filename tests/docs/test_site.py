@@ -106,7 +106,8 @@ def test_the_page_has_every_label_and_annotation() -> None:
         ("KFP SDK and backend", "constraints/main.txt", r"^kfp==([\d.]+)"),
         ("KFP SDK and backend", "constraints/kfp-oldest.txt", r"^kfp==([\d.]+)"),
         ("MLflow", "constraints/main.txt", r"^mlflow==([\d.]+)"),
-        ("Kubeflow Model Registry", "constraints/registry.txt", r"^model-registry==([\d.]+)"),
+        ("Kubeflow Model Registry", "constraints/registry-v1.txt", r"^model-registry==([\d.]+)"),
+        ("Kubeflow Model Registry", "constraints/registry-v1alpha3.txt", r"^model-registry==([\d.]+)"),
         ("KServe storage initializer", "constraints/peers.txt", r"^kserve-storage==([\d.]+)"),
     ],
 )

@@ -186,7 +186,7 @@ def _is_attended(facts: Facts, process: Process, entry: Entry, number: int) -> b
     adopted = launch.uid == entry.uid and launch.end is not None and not refused
     if created and entry.at - created[-1].at <= UNATTENDED_SECONDS:
         return True
-    if adopted and launch.end is not None and entry.at - log[launch.end - 1].at <= ADOPTED_SECONDS:
+    if adopted and launch.end is not None and entry.at - log[launch.end - 1].at < ADOPTED_SECONDS:
         return True
     writes = [each for each in own if each.changes("leases")]
     if writes and entry.at - _renewed(writes[-1]) <= UNATTENDED_SECONDS:
