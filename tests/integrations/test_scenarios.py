@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.integrations.integration import Fields, Integration
+from tests.objects import ended, pod
 from tests.processes import wait_until
 
 from trainjob import JobRef, Phase, TrainJobClient
@@ -28,10 +29,12 @@ def python(code: str, **fields: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Scenario:
-    """
+    """A training, and how it ends.
+
     Attributes:
         spec: What runs.
         options: Arguments of the operator, the component, the command or `TrainJobClient.wait`.
+        tries: How often it may run.
         code: The exit code of the command line; other integrations have something that stands for it.
         certain: Whether the failure is certain to repeat.
         messages: Parts of the error.
@@ -74,18 +77,7 @@ progress.step()
 def read_forever(): time.sleep(600)
 read_forever()
 """
-CRASHED = {
-    "metadata": {
-        "name": "x-node-0-1",
-        "uid": "uid-1",
-        "labels": {"batch.kubernetes.io/job-completion-index": "1", "jobset.sigs.k8s.io/replicatedjob-name": "node"},
-    },
-    "status": {
-        "containerStatuses": [
-            {"name": "node", "lastState": {"terminated": {"exitCode": 3, "finishedAt": "2026-11-21T10:00:10Z"}}}
-        ]
-    },
-}
+CRASHED = pod(1, last=ended(3))
 ENDS_ITSELF = """
 import sys, time
 from trainjob import TrainJobClient
@@ -268,7 +260,7 @@ def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank crashes while its job keeps running; its job ends (`WAITS`) once the waiter knows it."""
     flag = tmp_path / "flag"
     monkeypatch.setenv("FLAG", str(flag))
-    evidence = Evidence(None, [CRASHED], {"x-node-0-1": ["loading", "ValueError: the data is wrong"]})
+    evidence = Evidence(None, [CRASHED], {CRASHED["metadata"]["name"]: ["loading", "ValueError: the data is wrong"]})
 
     async def crashes(backend: LocalBackend, ref: JobRef) -> AsyncGenerator[Evidence]:
         while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.RUNNING:
