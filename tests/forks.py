@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -212,6 +213,8 @@ def _become(connection: socket.socket) -> None:
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         code = _ended(lambda: _call(target, argv))
     finally:
+        # As an interpreter does before the exit functions, which wait for the processes of pools.
+        threading._shutdown()  # type: ignore[attr-defined]  # private, and so not in the stubs
         atexit._run_exitfuncs()
         for output in (sys.stdout, sys.stderr):
             with suppress(OSError):
