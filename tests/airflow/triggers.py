@@ -64,10 +64,10 @@ class Triggerer:
     def __init__(self) -> None:
         from airflow.jobs.triggerer_job_runner import TriggerRunner
 
-        self.runner: Any = TriggerRunner()  # type: ignore[no-untyped-call]
+        self.runner: Any = TriggerRunner()  # type: ignore[no-untyped-call]  # Airflow has no types here
 
     def start(self, trigger: BaseTrigger) -> asyncio.Task[None]:
-        trigger.timeout_after = None  # type: ignore[attr-defined]
+        trigger.timeout_after = None  # type: ignore[attr-defined]  # as the triggerer sets it
         self.runner.triggers[1] = {"task": None, "name": "t", "events": 0, "is_watcher": False}
         return asyncio.create_task(self.runner.run_trigger(1, trigger))
 

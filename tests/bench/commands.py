@@ -70,7 +70,7 @@ def commands(output: Output, home: Path, runs: int, jobs: int) -> None:
         "trainjob registry show on SQLite": [PROGRAM, "registry", "show", "digits", "1", "--registry", registry],
     }.items():
         before = os.times()
-        seconds = timed(lambda command=command: _run(command, environment), runs)  # type: ignore[misc]
+        seconds = timed(lambda command=command: _run(command, environment), runs)  # type: ignore[misc]  # bound now
         used = os.times().children_user + os.times().children_system - before.children_user - before.children_system
         output.emit(f"{name}: time", median(seconds), "s")
         output.emit(f"{name}: CPU", used / runs, "s")

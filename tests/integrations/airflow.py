@@ -49,7 +49,7 @@ class AirflowTask(Integration):
         return self._task(TrainJobTuningOperator, study=study, **template)
 
     def _task(self, operator: type[Any], tries: int = 1, **arguments: Any) -> Ended:
-        """Run a task of this operator in a DAG of its own; it has the same run in each call."""
+        """Run a task of this operator in a separate DAG, in the same run in each call."""
         from airflow.sdk import DAG
 
         given = {"deferrable": self._deferrable, "retries": tries - 1, "retry_delay": timedelta(0), **arguments}

@@ -1,12 +1,17 @@
-"""Fixtures of unit tests: the command line program, and a cluster that it is connected to."""
+"""Fixtures of unit tests: the command line program, a cluster that it is connected to, and folders to copy."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 from tests.fakes.kube.direct import DirectBackend
+from tests.trees import tree
+from tests.unit.copied import FILES
 from tests.unit.program import Program, exit_of
+
+from trainjob.data import copy
 
 
 @pytest.fixture
@@ -28,3 +33,23 @@ def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crashes are reported one by one, and a log without lines is complete at once."""
     monkeypatch.setattr("trainjob._backends.kubernetes.pod_informer._GROUP_SECONDS", 0.01)
     monkeypatch.setattr("trainjob._backends.kubernetes.pods._EMPTY_SECONDS", 0.01)
+
+
+# ---------------------------------------------------------------- copies between folders
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tree(tmp_path / "source", FILES)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "target"
+
+
+@pytest.fixture
+def first(source: Path, tmp_path: Path) -> Path:
+    """A copy of the source, which has a manifest."""
+    copy(str(source), str(tmp_path / "first"))
+    return tmp_path / "first"

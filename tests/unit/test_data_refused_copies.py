@@ -10,31 +10,10 @@ from typing import Any
 
 import pytest
 from tests.trees import files, tree
+from tests.unit.copied import FILES, LEFT
 
-from trainjob.data import copy, file_manifest, read_manifest
+from trainjob.data import copy, read_manifest
 from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, DataError, SourceNotFound, UnsafePath
-
-LEFT = {".trainjob/lock", file_manifest.MARK}
-FILES = {"a.txt": b"one", "sub/b.bin": bytes(range(256)) * 9000, "sub/deep/c": b"", "ünï cödé %20": b"x"}
-SIZE = sum(map(len, FILES.values()))
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return tree(tmp_path / "source", FILES)
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "target"
-
-
-@pytest.fixture
-def first(source: Path, tmp_path: Path) -> Path:
-    """A copy of the source, which has a manifest."""
-    copy(str(source), str(tmp_path / "first"))
-    return tmp_path / "first"
-
 
 WHOLE = gzip.compress(os.urandom(300_000)) + gzip.compress(bytes(5_000_000)) + bytes(512)
 CUT = {"end": WHOLE[:-520], "middle": WHOLE[:200_000], "nothing": b"", "text": b"no gzip at all", "more": WHOLE + b"x"}

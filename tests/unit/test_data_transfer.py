@@ -14,34 +14,13 @@ from typing import Any
 
 import pytest
 from tests.trees import files, tree
+from tests.unit.copied import FILES, SIZE
 from tests.unit.measured import COPY, peak
 
 from trainjob.data import copy, file_manifest, read_manifest, transfer
 from trainjob.data.stores.files import FileStore
 from trainjob.data.transfer import scan
 from trainjob.errors import ChecksumMismatch, CorruptData, UnsafePath
-
-LEFT = {".trainjob/lock", file_manifest.MARK}
-FILES = {"a.txt": b"one", "sub/b.bin": bytes(range(256)) * 9000, "sub/deep/c": b"", "ünï cödé %20": b"x"}
-SIZE = sum(map(len, FILES.values()))
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return tree(tmp_path / "source", FILES)
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "target"
-
-
-@pytest.fixture
-def first(source: Path, tmp_path: Path) -> Path:
-    """A copy of the source, which has a manifest."""
-    copy(str(source), str(tmp_path / "first"))
-    return tmp_path / "first"
-
 
 # ---------------------------------------------------------------- what a copy has
 

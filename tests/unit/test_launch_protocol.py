@@ -276,7 +276,7 @@ def check_obeyed(error: object) -> None:
 async def test_a_cancel_beside_a_launch_in_each_order(action: Any, switches: int) -> None:
     for schedule in orders(24, switches):
         backend = DirectBackend()
-        launched, _ = await schedule.run(backend, lambda b=backend: launch(b), cancelling(backend, action))  # type: ignore[misc]
+        launched, _ = await schedule.run(backend, lambda b=backend: launch(b), cancelling(backend, action))  # type: ignore[misc]  # bound now
         (record,) = await cancels(backend)
         for ref in running(backend):
             assert int(annotations_of(backend, ref)[LAUNCHED]) >= record.version, schedule

@@ -309,7 +309,7 @@ async def test_a_resume_that_is_refused_is_reported_once(backend: DirectBackend)
     for percent in range(3):
         tried = backend.requests.count("PATCH trainjobs")
         backend.status(ref, trainerStatus={"progressPercentage": percent})
-        await waits.until(lambda tried=tried: backend.requests.count("PATCH trainjobs") > tried)  # type: ignore[misc]
+        await waits.until(lambda tried=tried: backend.requests.count("PATCH trainjobs") > tried)  # type: ignore[misc]  # bound now
     backend.end(ref)
     await waits.result()
     assert waits.notices == [

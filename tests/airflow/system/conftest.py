@@ -87,7 +87,7 @@ def begin(airflow: Airflow, trainings: Path) -> Iterator[Callable[..., list[Trai
 def browser() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
-        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
+        pytest.fail("Chromium is not installed (Debian: apt-get install chromium)")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:

@@ -202,7 +202,7 @@ class ClusterRun:
 def cluster_run(airflow: Airflow, trainings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRun]:
     """A real API server, with valid and invalid tokens and a client key."""
     if missing := build.missing("control-plane"):  # building takes a quarter of an hour, too long for this tier
-        pytest.skip(f"not built here: {', '.join(each.name for each in missing)} (make cluster-programs)")
+        pytest.fail(f"not built here: {', '.join(each.name for each in missing)} (make cluster-programs)")
     planted, folder = Planted(airflow, trainings), tmp_path_factory.mktemp("cluster_run")
     with Cluster(folder / "cluster", controllers=False) as cluster:
         files = {"ca_file": str(folder / "ca.crt"), "backend": "kubernetes"}
