@@ -1,7 +1,8 @@
 """A Kubeflow Model Registry for tests: an HTTP server in this process, on a free port.
 
-The real registry is written in Go and needs MySQL or PostgreSQL. `tests.registry.test_fake` checks with two official
-clients that this one behaves as they expect.
+The real registry is written in Go, cannot be installed as a package, and needs MySQL or PostgreSQL.
+`tests.registry.test_fake` checks that this one replies as the real one did (`tests.registry.recorder`), and that two
+official clients see what they expect.
 
 ::
 
@@ -190,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = do_PATCH = _serve  # noqa: N815 - as BaseHTTPRequestHandler has it
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - as BaseHTTPRequestHandler has it
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as BaseHTTPRequestHandler has it
         pass

@@ -1,8 +1,9 @@
 """How a Kubeflow Model Registry handles requests, without HTTP; `tests.fakes.model_registry` serves it.
 
-It follows the server's Go source (kubeflow/hub bd07139, 2026-04-29): one table for models and versions and one for
-artifacts, names that are unique with their parent's id before them, external ids that are unique in their table,
-look-ups by name with an unescaped LIKE, custom properties replaced as a whole, integers of 32 bits.
+It follows the server (kubeflow/hub bd07139, 2026-04-29), whose replies tests/registry/recorded.jsonl has: one table for
+models and versions and one for artifacts, names that are unique with their parent's id before them, external ids that
+are unique in their table, look-ups by name with an unescaped LIKE, custom properties replaced as a whole, integers of
+32 bits, model artifacts whose state is unknown after a change of ``model_artifacts`` that does not name it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, ClassVar
+from uuid import uuid4
 
 Json = dict[str, Any]
 Query = Mapping[str, str]
@@ -59,6 +61,10 @@ _VALUES |= {
 _CONDITION = re.compile(r"""\s*(?:(\w+)|`([^`]+)`)\s*(=|!=|LIKE)\s*(?:"([^"]*)"|'([^']*)')\s*""", re.IGNORECASE)
 
 
+def _kind(artifact: Json) -> str:
+    return str(artifact.get("artifactType", "")).replace("-", " ")
+
+
 class Refused(Exception):
     """An error response."""
 
@@ -67,7 +73,10 @@ class Refused(Exception):
         super().__init__(message)
 
     def body(self) -> Json:
-        return {"code": HTTPStatus(self.status).phrase, "message": str(self)}
+        if self.status == 405 or "page not found" in str(self):
+            return {}
+        status = HTTPStatus.BAD_REQUEST if self.status == 422 else HTTPStatus(self.status)
+        return {"code": status.phrase, "message": str(self)}
 
 
 @dataclass
@@ -80,8 +89,8 @@ class _Row:
 
     @property
     def json(self) -> Json:
-        empty: tuple[object, ...] = (None, {}, "")
-        return {"id": str(self.id), **{key: value for key, value in self.value.items() if value not in empty}}
+        given = {key: value for key, value in self.value.items() if value not in (None, "")}
+        return {"id": str(self.id), "customProperties": {}, **given}
 
 
 @dataclass
@@ -117,34 +126,34 @@ class Store:
         segments = path.strip("/").split("/")
         one = self.KINDS.get(segments[0].removesuffix("s"))
         if one is None or len(segments) > 3:
-            raise Refused(404, "page not found")
+            raise Refused(404, "404 page not found\n")
         many = segments[0].endswith("s")
         match (method, many, segments[1:]):
             case ("GET", False, []):
                 return 200, self._find(one, query)
             case ("GET", True, []):
-                return 200, self._list(self._of(one), query, None)
+                ignored = {"filterQuery"} if one == "model artifact" else set()
+                return 200, self._list(self._of(one), {key: query[key] for key in query.keys() - ignored})
             case ("GET", True, [number]):
                 return 200, self._get(one, number).json
             case ("GET", True, [number, "versions"]) if one == "registered model":
                 self._id(number)
-                return 200, self._list(self._of("model version", number), query, number)
+                return 200, self._list(self._of("model version", number), query)
             case ("GET", True, [number, "artifacts"]) if one == "model version":
-                return 200, self._list(self._of("artifact", number), query, number)
-            case ("POST", True, []) if body is not None and one != "artifact":
-                return 201, self._create(one, body, body.get("registeredModelId"))
-            case ("POST", True, [number, "versions"]) if body is not None:
-                return 201, self._create("model version", {**body, "registeredModelId": number}, number)
+                return 200, self._list(self._of("artifact", number), query)
+            case ("POST", True, []) if body is not None:
+                return 201, self._create(_kind(body) if one == "artifact" else one, body, body.get("registeredModelId"))
+            case ("POST", True, [_, "versions"]) if body is not None:
+                return 201, self._create("model version", body, body.get("registeredModelId"))
             case ("POST", True, [number, "artifacts"]) if body is not None:
                 self._get("model version", number)
-                kind = str(body.get("artifactType", "")).replace("-", " ")
                 if body.get("id"):
-                    return 200, self._change(kind, str(body["id"]), body)
-                return 201, self._create(kind, body, number)
+                    return 200, self._change(_kind(body), str(body["id"]), body)
+                return 201, self._create(_kind(body), body, number)
             case ("PATCH", True, [number]) if body is not None:
-                kind = self._get(one, number).kind
-                return 200, self._change(kind, number, body)
-        raise Refused(405, "method not allowed")
+                unknown = {"state": "UNKNOWN"} if one == "model artifact" else {}
+                return 200, self._change(self._get(one, number).kind, number, unknown | body)
+        raise Refused(405, "")
 
     # --- reading
 
@@ -165,34 +174,35 @@ class Store:
         for row in self._of(kind):
             if row.id == wanted:
                 return row
-        raise Refused(404, f"no {kind} found for id {number}: not found")
+        raise Refused(404, f"no {'artifact' if kind.endswith('artifact') else kind} found for id {number}: not found")
 
     def _find(self, kind: str, query: Query) -> Json:
         name, external, parent = (query.get(key) or None for key in ("name", "externalId", "parentResourceId"))
         child = kind != "registered model"
+        if child and parent is not None:
+            self._id(parent)
         if external is None and (name is None or (child and parent is None)):
-            raise Refused(400, "invalid parameters call, supply either name or externalId: bad request")
+            needed = "(name and parentResourceId), or" if child else "name or"
+            raise Refused(400, f"invalid parameters call, supply either {needed} externalId: bad request")
         rows = self._of(kind, parent)
         if name is not None:
             pattern = f"{parent}:{name}" if kind == "model version" else f"%:{name}" if child else name
             rows = [row for row in rows if self._like(row.stored, pattern)]
         else:
             rows = [row for row in rows if self._same(row.value.get("externalId"), external)]
-        criteria = f"{kind}s found for name={name or ''}, externalId={external or ''}: not found"
+        of = f"parentResourceId={parent or ''}, " if child else ""
+        criteria = f"{kind}s found for name={name or ''}, {of}externalId={external or ''}: not found"
         if len(rows) != 1:
             raise Refused(404, f"{'multiple' if rows else 'no'} {criteria}")
         return rows[0].json
 
-    def _list(self, rows: list[_Row], query: Query, parent: str | None) -> Json:
-        del parent
+    def _list(self, rows: list[_Row], query: Query) -> Json:
         if self.filters:
             if (wanted := query.get("artifactType")) is not None:
                 if wanted.replace("-", " ") not in (*_FIELDS, "dataset artifact", "metric", "parameter"):
                     raise Refused(400, f"invalid artifact type {wanted}: bad request")
                 rows = [row for row in rows if row.value.get("artifactType") == wanted]
             if condition := query.get("filterQuery"):
-                if not re.fullmatch(r"[\x20-\x7e]*", condition):
-                    raise Refused(400, "invalid filterQuery: bad request")
                 rows = [row for row in rows if self._fits(row, condition)]
         times = {"CREATE_TIME": "createTimeSinceEpoch", "LAST_UPDATE_TIME": "lastUpdateTimeSinceEpoch"}
         by = times.get(query.get("orderBy", ""))
@@ -246,20 +256,20 @@ class Store:
             raise Refused(400, f"invalid artifact type {kind!r}: bad request")
         child = kind != "registered model"
         self._check(kind, body, {"name", "registeredModelId"} if kind == "model version" else {"name"})
-        if not body.get("name") and not kind.endswith("artifact"):
-            raise Refused(422, "required field 'name' is zero value.")
-        if kind == "model version":
-            self._get("registered model", str(parent or ""))
+        for required in () if kind.endswith("artifact") else ("name", *(["registeredModelId"] if child else [])):
+            if not body.get(required):
+                raise Refused(422, f"required field '{required}' is zero value.")
+        name = body.get("name") or str(uuid4())
         table = self._table(kind)
-        stored = f"{parent}:{body['name']}" if child else body["name"]
+        stored = f"{parent or uuid4()}:{name}" if child else name
         if len(stored) > 255 or len(body.get("externalId") or "") > 255:
             raise Refused(500, f"error saving {kind}: value too long for type character varying(255)")
         for row in table:
             if row.kind == kind and self._same(row.stored, stored):
-                raise Refused(409, f"{kind} with name {body['name']} already exists: conflict")
+                raise Refused(409, f"{kind} with name {name} already exists: conflict")
         self._check_unique(kind, body, None)
         now = str(time.time_ns() // 1_000_000)
-        initial = {"state": "UNKNOWN" if kind.endswith("artifact") else "LIVE"}
+        initial = {"name": name} if kind.endswith("artifact") else {"state": "LIVE"}
         times = {"createTimeSinceEpoch": now, "lastUpdateTimeSinceEpoch": now}
         more = {"artifactType": kind.replace(" ", "-")} if kind.endswith("artifact") else {}
         number = 1 + max((row.id for row in table), default=0)
@@ -282,7 +292,8 @@ class Store:
             row is not own and self._same(row.value.get("externalId"), external) for row in self._table(kind)
         ):
             # The server reports the wrong cause.
-            raise Refused(409, f"{kind} with name {body.get('name')} already exists: conflict")
+            name = own.value["name"] if own else body.get("name")
+            raise Refused(409, f"{kind} with name {name} already exists: conflict")
         names = list(body.get("customProperties") or {})
         if self.mysql and len({name.casefold() for name in names}) < len(names):
             raise Refused(409, f"{kind} with name {body.get('name')} already exists: conflict")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -86,6 +87,8 @@ def registry_uri(request: pytest.FixtureRequest) -> str:
         case "mlflow-memory":
             request.getfixturevalue("memory_mlflow")
             return "mlflow+http://memory"
+    if url := os.environ.get("TRAINJOB_TEST_MODEL_REGISTRY"):  # of a real server, see tests.registry.recorder
+        return f"kubeflow+{url}"
     return f"kubeflow+{request.getfixturevalue('fake').url}"
 
 

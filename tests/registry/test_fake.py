@@ -1,4 +1,4 @@
-"""The fake Kubeflow Model Registry, as the official clients see it."""
+"""The fake Kubeflow Model Registry: as the real server, and as the official clients see it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.model_registry import FakeRegistry
+from tests.registry import recorder
 
 from trainjob.registry import connect
 
@@ -29,6 +30,12 @@ def _official(version: str, url: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+def test_it_replies_as_the_real_server() -> None:
+    with FakeRegistry(("v1alpha3",)) as fake:
+        answered = list(recorder.replies(fake.url, "v1alpha3"))
+    assert answered == recorder.read()
 
 
 @pytest.mark.full
