@@ -254,7 +254,7 @@ docs: .venv-docs/stamp ## build the documentation into site/; fails on a broken 
 
 .PHONY: bench
 bench: $(VENV)/test.stamp .venv-bench/stamp .venv-oci/stamp ## measurements, one JSON object a line
-	@for name in commands diagnosis oci page triggerer tuning waiting; do $(BIN)/python -m tests.bench.$$name || exit 1; done
+	@for name in commands oci triggerer tuning waiting; do $(BIN)/python -m tests.bench.$$name || exit 1; done
 
 # ---------------------------------------------------------------- release
 

@@ -44,7 +44,7 @@ def main() -> None:
     if shutil.which(PROGRAM) is None:
         raise SystemExit(f"{PROGRAM} is not installed")
     output = Output("oci")
-    clients = {"trainjob": sys.executable} | ({} if arguments.no_peer else {"oras": str(environment_of("oci"))})
+    clients = {"trainjob": sys.executable} | ({} if arguments.no_peer else {"oras": environment_of("oci")})
     found: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="trainjob-bench-") as directory:
         model, target = Path(directory, "model"), Path(directory, "pulled")

@@ -4,14 +4,13 @@
 
 A real ``airflow triggerer`` on PostgreSQL: with this provider and TrainJobs, of which some complete one after the other
 and the others fail within a second; then with Jobs in a separate environment (``make .venv-bench/stamp``), on the same
-API server of the test cluster. That runs without controllers: the driver, a separate process, writes the status that
-Trainer and the Job controller would write. clients/deferred.py writes rows of deferred tasks with Airflow's models, one
-after the other as tasks do; both triggers have the default arguments of their operators.
+API server of the test cluster, which runs without controllers. clients/deferred.py writes rows of deferred tasks with
+Airflow's models, one after the other as tasks do; both triggers have the default arguments of their operators.
 
-Latency runs from the answer to the PATCH that ends a job to the timestamp of the line "Trigger fired event", which
-Airflow writes to the task's log after a trigger has yielded its event. Requests are counted in the API server's audit
-log; memory, CPU time and connections are the kernel's figures of all processes of the triggerer; the warnings are
-Airflow's, about a loop blocked for 0.2 s.
+Latency runs from the commit of a TrainJob's end, or from the answer to the PATCH that ends a Job, to the timestamp of
+the line "Trigger fired event", which Airflow writes to the task's log after a trigger has yielded its event. Requests
+are counted in the API server's audit log; memory, CPU time and connections are the kernel's figures of all processes of
+the triggerer; the warnings are Airflow's, about a loop blocked for 0.2 s.
 """
 
 from __future__ import annotations
@@ -24,18 +23,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 from tests.airflow.system.airflow import Airflow
-from tests.bench.figures import ROOT, ApiServer, Output, api_server, cpu, environment_of, settle
+from tests.bench.figures import ROOT, Output, cpu, environment_of, settle
+from tests.bench.server import ApiServer, api_server, now
 from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.processes import Component, wait_until
-from tests.testcluster.access import TRAINER
 
 from trainjob._backends.credentials import Credentials
 from trainjob_airflow.hooks.trainjob import Target
@@ -62,23 +63,15 @@ class Deferred:
         run: Id of the DAG and its run; also the namespace of the jobs.
         python: Python of the triggerer's environment.
         classpath: Class path of the triggers.
-        finish: Command of the driver that ends the jobs.
+        end: Ends the jobs; returns name -> Unix time.
         jobs: Name of a job -> arguments of its trigger.
     """
 
     run: str
     python: str
     classpath: str
-    finish: str
+    end: Callable[[], dict[str, float]]
     jobs: dict[str, dict[str, Any]]
-
-
-@dataclass
-class Figures:
-    """The figures of one triggerer. Latencies in ms, memory in MB."""
-
-    latency: list[float] = field(default_factory=list)
-    numbers: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 def processes(component: Component) -> list[psutil.Process]:
@@ -108,53 +101,47 @@ def defer(server: ApiServer, airflow: Airflow, it: Deferred) -> None:
     subprocess.run([*command, *arguments], input=rows, env=environment, cwd=ROOT, text=True, check=True)
 
 
-def measure(server: ApiServer, airflow: Airflow, it: Deferred, quiet: float) -> Figures:
-    figures, number = Figures(), len(it.jobs)
+def measure(
+    server: ApiServer, airflow: Airflow, it: Deferred, quiet: float
+) -> tuple[list[float], dict[tuple[str, str], float]]:
+    """Latencies in ms; name and unit of each other figure -> its value."""
+    number = len(it.jobs)
     command = [it.python, "-m", "airflow", "triggerer", "--skip-serve-logs"]
     component = Component(f"{it.run}-triggerer", command, airflow.directory, airflow.environment)
+
+    def all_wait() -> bool:
+        # Airflow writes the first line of a log, and a trigger that has read its job the second.
+        return sum(path.read_bytes().count(b"\n") > 1 for path in logs(airflow, it.run)) == number
+
     component.start()
     try:
         wait_until("the triggerer has a runner", lambda: len(processes(component)) > 1, 300, among=[component])
         settle(lambda: processes(component))
         idle, began = memory(component), time.time()
         defer(server, airflow, it)
-        # Airflow writes the first line of a log, and a trigger that has read its job the second.
-        wait_until(
-            "all wait",
-            lambda: sum(path.read_bytes().count(b"\n") > 1 for path in logs(airflow, it.run)) == number,
-            600,
-            among=[component],
-            poll=2,
-        )
-        figures.numbers["from the first row to the last running trigger", "s"] = time.time() - began
+        wait_until("all wait", all_wait, 600, among=[component], poll=2)
+        waiting = time.time()
         settle(lambda: processes(component))
         quiet_from, used = time.time(), cpu(processes(component))
         time.sleep(quiet)
         used, seconds = cpu(processes(component)) - used, time.time() - quiet_from
-        requests = server.requests(quiet_from, quiet_from + seconds)
-        figures.numbers |= {
-            ("API requests until all wait", ""): server.requests(began, quiet_from),
-            ("API requests while nothing happens", "1/s"): requests / seconds,
-            ("connections to the API server", ""): server.connections(processes(component)),
-            ("CPU of the triggerer while nothing happens, of one core", "%"): 100 * used / seconds,
-            ("memory above the idle triggerer, RSS", "MB"): memory(component) - idle,
-        }
-        ends = (
-            server.store(it.run, "failed", 0.95, list(it.jobs))
-            if it.finish == "failed"
-            else (server.drive(it.run, it.finish, RATE, list(it.jobs)))
-        )
+        connections, above = server.connections(processes(component)), memory(component) - idle
+        ended = it.end()
         wait_until("all have fired", lambda: len(fired(airflow, it.run, component)) == number, 600, poll=3)
-        blocked = [float(found) for found in BLOCKED.findall(component.log.read_text(errors="replace"))]
-        figures.numbers["warnings of a blocked loop", ""] = len(blocked)
-        figures.numbers["longest time for which it was blocked", "s"] = max(blocked, default=0.0)
-        seen = fired(airflow, it.run, component)
     finally:
         component.kill()
+    blocked = [float(found) for found in BLOCKED.findall(component.log.read_text(errors="replace"))]
     names = list(it.jobs)
-    answered = {name: float(at[-1]) for name, *at in (line.split("\t") for line in ends)}
-    figures.latency = [(at - answered[names[index]]) * 1000 for index, at in seen.items()]
-    return figures
+    return [(at - ended[names[index]]) * 1000 for index, at in fired(airflow, it.run, component).items()], {
+        ("from the first row to the last running trigger", "s"): waiting - began,
+        ("API requests until all wait", ""): server.requests(began, quiet_from),
+        ("API requests while nothing happens", "1/s"): server.requests(quiet_from, quiet_from + seconds) / seconds,
+        ("connections to the API server", ""): connections,
+        ("CPU of the triggerer while nothing happens, of one core", "%"): 100 * used / seconds,
+        ("memory above the idle triggerer, RSS", "MB"): above,
+        ("warnings of a blocked loop", ""): len(blocked),
+        ("longest time for which it was blocked", "s"): max(blocked, default=0.0),
+    }
 
 
 def memory(component: Component) -> float:
@@ -165,18 +152,18 @@ def memory(component: Component) -> float:
     return found
 
 
-def trainjobs(server: ApiServer, run: str, number: int, finish: str) -> Deferred:
-    names = server.create(run, number)
-    uids = {
-        job["metadata"]["name"]: job["metadata"]["uid"] for job in server.cluster.api.find(TRAINER, "TrainJob", run)
-    }
+def trainjobs(server: ApiServer, run: str, number: int, **end: Any) -> Deferred:
+    created = server.create(run, number)
     target = Target("kubernetes", None, Credentials(kubeconfig=str(server.kubeconfig))).as_json()
     common = {"trainjob_conn_id": "trainjob_default", "namespace": run, "attempt": 1, "tried": 1, "target": target}
-    jobs = {name: common | {"key": name, "name": name, "uid": uids[name]} for name in names}
-    return Deferred(run, sys.executable, "trainjob_airflow.triggers.trainjob.TrainJobTrigger", finish, jobs)
+    found = {job["metadata"]["name"]: job["metadata"]["uid"] for job in created}
+    jobs = {name: common | {"key": name, "name": name, "uid": uid} for name, uid in found.items()}
+    trigger = "trainjob_airflow.triggers.trainjob.TrainJobTrigger"
+    return Deferred(run, sys.executable, trigger, lambda: server.store(run, list(jobs), **end), jobs)
 
 
-def kubernetes_jobs(server: ApiServer, number: int, python: Path) -> Deferred:
+def kubernetes_jobs(server: ApiServer, number: int, python: str) -> Deferred:
+    """Jobs as KubernetesJobOperator creates them, which end by what the Job controller writes."""
     common = {
         "job_namespace": "jobs",
         "pod_names": [],
@@ -184,9 +171,30 @@ def kubernetes_jobs(server: ApiServer, number: int, python: Path) -> Deferred:
         "base_container_name": "base",
         "kubernetes_conn_id": "kubernetes_default",
     }
-    jobs = {name: common | {"job_name": name} for name in server.create("jobs", number, "create-jobs")}
+    pod = {"restartPolicy": "Never", "containers": [{"name": "base", "image": "train", "command": ["true"]}]}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": pod}}}
+    names = [
+        each["metadata"]["name"]
+        for each in server.create("jobs", number, lambda name: job | {"metadata": {"name": name, "namespace": "jobs"}})
+    ]
+
+    def end() -> dict[str, float]:
+        api, began = server.cluster.api, time.monotonic()
+
+        def complete(index: int) -> tuple[str, float]:
+            time.sleep(max(0.0, began + index / RATE - time.monotonic()))
+            at = {"lastProbeTime": now(), "lastTransitionTime": now(), "reason": "CompletionsReached", "status": "True"}
+            conditions = [{"type": kind, **at} for kind in ("SuccessCriteriaMet", "Complete")]
+            status = {"startTime": now(), "completionTime": now(), "succeeded": 1, "conditions": conditions}
+            path = api.path("batch/v1", "Job", "jobs", names[index]) + "/status"
+            api.request("PATCH", path, {"status": status}, content_type="application/merge-patch+json")
+            return names[index], time.time()
+
+        with ThreadPoolExecutor(16) as pool:
+            return dict(pool.map(complete, range(number)))
+
     trigger = "airflow.providers.cncf.kubernetes.triggers.job.KubernetesJobTrigger"
-    return Deferred("jobs", str(python), trigger, "finish-jobs", jobs)
+    return Deferred("jobs", python, trigger, end, {name: common | {"job_name": name} for name in names})
 
 
 def main() -> None:
@@ -199,19 +207,23 @@ def main() -> None:
     if not PROGRAMS:
         raise SystemExit("PostgreSQL is not installed")
     environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    late: list[float] = []
+    peer: dict[tuple[str, str], float] = {}
     with tempfile.TemporaryDirectory() as temporary, api_server() as server:
         folder = Path(temporary)
         with Database(folder / "airflow", folder / "dags", environment, PostgreSQL()) as airflow:
-            ours = measure(server, airflow, trainjobs(server, "ours", number, "finish"), quiet)
-            failed = measure(server, airflow, trainjobs(server, "failed", number, "failed"), 1)
-            peer = Figures()
+            completing = trainjobs(server, "ours", number, state="Complete", rate=RATE)
+            latency, ours = measure(server, airflow, completing, quiet)
+            failing = trainjobs(server, "failed", number, state="Failed", rate=number, at_once=20)
+            failed_latency, failed = measure(server, airflow, failing, 1)
             if not arguments.no_peer:
-                peer = measure(server, airflow, kubernetes_jobs(server, number, environment_of("bench")), quiet)
-    for (metric, unit), value in ours.numbers.items():
-        output.emit(f"{number} jobs: {metric}", value, unit, peer.numbers.get((metric, unit)))
-    output.spread(f"{number} jobs: completion to trigger event", ours.latency, "ms", peer.latency)
-    output.spread(f"{number} jobs that fail within a second: failure to trigger event", failed.latency, "ms")
-    for (metric, unit), value in failed.numbers.items():
+                jobs = kubernetes_jobs(server, number, environment_of("bench"))
+                late, peer = measure(server, airflow, jobs, quiet)
+    for (metric, unit), value in ours.items():
+        output.emit(f"{number} jobs: {metric}", value, unit, peer.get((metric, unit)))
+    output.spread(f"{number} jobs: completion to trigger event", latency, "ms", late)
+    output.spread(f"{number} jobs that fail within a second: failure to trigger event", failed_latency, "ms")
+    for (metric, unit), value in failed.items():
         if "blocked" in metric:
             output.emit(f"{number} jobs that fail within a second: {metric}", value, unit)
 

@@ -2,72 +2,46 @@
 
 ``python -m tests.bench.waiting [--jobs N]... [--quiet-seconds S]``
 
-Starts the test cluster's etcd and API server, without controllers: the driver, a separate process, writes the status
-that Trainer would write. Each client waits for N jobs in a separate namespace, one client after the other:
-``trainjob wait NAME...``, with a ticker on its event loop (clients/ours.py), and two others (clients/peers.py).
+Starts the test cluster's etcd and API server, without controllers. ``trainjob wait NAME...`` waits for N jobs in a
+separate namespace, and for up to 1,000 jobs another process that requests each job every 2 s (clients/poll.py).
 
-Latency runs from the answer to the PATCH that sets ``Complete``, which confirms that it is stored, to the waiter's
-notification. It is negative if the waiter was notified before the writer; the time from the moment before the PATCH was
-sent includes the work of the API server, which no waiter can avoid, and is an upper bound.
-
-Every other job runs, the rest has not started: the client requests the reason from time to time. If 1,000 jobs have to
-end within a second, clients/store.py writes that into etcd, as a second API server would: a single one takes 5 ms of
-CPU for each PATCH. Latency then runs from the commit.
+Every other job runs, the rest has not started: the client requests the reason from time to time. Up to 1,000 jobs end
+one after the other, 40 a second; of more, 1,000 end within a second. Their ends are written into etcd, as a second API
+server would. Latency runs from the commit to the waiter's notification.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
 import psutil
-from tests.bench.figures import ROOT, ApiServer, Output, api_server, settle
+from tests.bench.figures import ROOT, Output, settle
+from tests.bench.server import ApiServer, api_server
 from tests.processes import wait_until
 
-AGENTS = {"ours": "trainjob/", "watch": "watch", "poll": "poll"}
-PEER_JOBS = 1000  # 10,000 jobs polled would be 5,000 requests per second
-BURST = 1000
-
-
-@dataclass
-class Figures:
-    """The figures of one client. Latencies in ms, memory in MB; stalls in ms and ms of CPU."""
-
-    after_answer: list[float] = field(default_factory=list)
-    after_sending: list[float] = field(default_factory=list)
-    first_requests: int = 0
-    requests_per_second: float = 0.0
-    connections: int = 0
-    rss: float = 0.0
-    stalls: dict[str, tuple[float, float]] = field(default_factory=dict)
+PROGRAM = str(Path(sys.executable).parent / "trainjob")
+CLIENTS = {"trainjob/": ("watch", 60), "poll": ("get", 4)}
+"""User agent of each client -> the request by which it waits, and after how many seconds it is quiet at the latest."""
+BURST = 1000  # also the most jobs that are polled: 10,000 would be 5,000 requests per second
 
 
 class Waiter:
     """A running client, and when it has seen its jobs end."""
 
-    def __init__(self, command: Sequence[str], names: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self.seen: dict[str, float] = {}
         self.began = time.time()
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._popen = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         self.process = psutil.Process(self._popen.pid)
-        assert self._popen.stdin is not None
-        self._popen.stdin.write("\n".join(names) + "\n")
-        self._popen.stdin.close()
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -85,82 +59,55 @@ class Waiter:
 
 @contextmanager
 def waiting(server: ApiServer, client: str, namespace: str, names: Sequence[str]) -> Iterator[Waiter]:
-    settings = {"KUBECONFIG": str(server.kubeconfig), "TRAINJOB_NAMESPACE": namespace, "TRAINJOB_BACKEND": "kubernetes"}
-    ours = ["tests.bench.clients.ours", str(ticks(server))]
-    command = ours if client == "ours" else ["tests.bench.clients.peers", client, *server.waiter, namespace]
-    waiter = Waiter(command, names, settings)
+    settings = {"TRAINJOB_NAMESPACE": namespace, "TRAINJOB_BACKEND": "kubernetes"}
+    # The name of one job, twice, is waited for like many.
+    command = [PROGRAM, "wait", *names, names[0]]
+    if client == "poll":
+        command = [sys.executable, "-m", "tests.bench.clients.poll", str(server.kubeconfig), namespace, *names]
+    waiter = Waiter(command, {**os.environ, **settings, "KUBECONFIG": str(server.kubeconfig)})
+    verb, seconds = CLIENTS[client]
     try:
-        verb = "get" if client == "poll" else "watch"
-        wait_until("it waits", lambda: server.requests(waiter.began, time.time(), AGENTS[client], verb), 60, poll=0.5)
-        settle(lambda: [waiter.process], 4 if client == "poll" else 60)
+        wait_until("it waits", lambda: server.requests(waiter.began, time.time(), client, verb), 60, poll=0.5)
+        settle(lambda: [waiter.process], seconds)
         yield waiter
     finally:
         waiter.stop()
 
 
-def ticks(server: ApiServer) -> Path:
-    return server.cluster.directory / "ticks"
-
-
-def stall(server: ApiServer, since: float, until: float) -> tuple[float, float]:
-    """The longest delay of the ticker by the event loop, and the maximum CPU time between ticks."""
-    found = [tuple(map(float, line.split("\t"))) for line in ticks(server).read_text().splitlines()]
-    late, used = (max((tick[i] for tick in found if since <= tick[0] <= until), default=0.0) * 1000 for i in (1, 2))
-    return late, used
-
-
-def measure(server: ApiServer, client: str, number: int, quiet: float) -> Figures:
-    figures, namespace = Figures(), f"{client}-{number}"
-    names = server.create(namespace, number)
-    server.store(namespace, "running", 0, names[::2])
+def measure(
+    server: ApiServer, client: str, number: int, quiet: float
+) -> tuple[list[float], dict[tuple[str, str], float]]:
+    """Latencies in ms; name and unit of each other figure -> its value."""
+    namespace = f"{client.strip('/')}-{number}"
+    names = [job["metadata"]["name"] for job in server.create(namespace, number)]
+    server.store(namespace, names[::2], "Running", at_once=20)
     with waiting(server, client, namespace, names) as waiter:
         quiet_from = time.time()
         time.sleep(quiet)
         quiet_until = time.time()
-        figures.rss = waiter.process.memory_info().rss / 1e6
-        figures.connections = server.connections([waiter.process])
-        ended = server.end(namespace, names, BURST)
+        memory = waiter.process.memory_info().rss / 1e6
+        connections = server.connections([waiter.process])
+        ending = random.sample(names, min(number, BURST))
+        rate, at_once = (1050, 20) if number > BURST else (40, 1)
+        ended = server.store(namespace, ending, "Complete", rate=rate, at_once=at_once)
         wait_until("all ends are seen", lambda: waiter.seen.keys() >= ended.keys(), 60, poll=0.1)
-    figures.after_sending = [(waiter.seen[name] - sent) * 1000 for name, (sent, _) in ended.items()]
-    figures.after_answer = [(waiter.seen[name] - answered) * 1000 for name, (_, answered) in ended.items()]
-    figures.first_requests = server.requests(waiter.began, quiet_from, AGENTS[client])
-    figures.requests_per_second = server.requests(quiet_from, quiet_until, AGENTS[client]) / (quiet_until - quiet_from)
-    if client == "ours":
-        began = min(sent for sent, _ in ended.values())
-        figures.stalls["it begins"] = stall(server, waiter.began, quiet_from)
-        figures.stalls["jobs end"] = stall(server, began, max(waiter.seen.values()) + 0.1)
-    return figures
-
-
-def report(output: Output, number: int, ours: Figures, peers: dict[str, Figures]) -> None:
-    for name, peer in {"": None, **{f", beside {name}": peer for name, peer in peers.items()}}.items():
-
-        def emit(metric: str, of: str, unit: str, name: str = name, peer: Figures | None = peer) -> None:
-            value, other = getattr(ours, of), getattr(peer, of, None)
-            if isinstance(value, list):
-                output.spread(f"{number} jobs: {metric}{name}", value, unit, other or ())
-            else:
-                output.emit(f"{number} jobs: {metric}{name}", value, unit, other)
-
-        emit("condition to waiter", "after_answer", "ms")
-        emit("sending of the condition to waiter", "after_sending", "ms")
-        emit("requests while nothing happens", "requests_per_second", "1/s")
-        emit("requests until it waits", "first_requests", "")
-        emit("connections", "connections", "")
-        emit("memory, RSS", "rss", "MB")
-    for when, (late, used) in ours.stalls.items():
-        output.emit(f"{number} jobs: longest stall of the event loop while {when}", late, "ms")
-        output.emit(f"{number} jobs: most CPU time of the event loop between two ticks while {when}", used, "ms")
+    requests = server.requests(quiet_from, quiet_until, client)
+    return [(waiter.seen[name] - at) * 1000 for name, at in ended.items()], {
+        ("requests while nothing happens", "1/s"): requests / (quiet_until - quiet_from),
+        ("requests until it waits", ""): server.requests(waiter.began, quiet_from, client),
+        ("connections", ""): connections,
+        ("memory, RSS", "MB"): memory,
+    }
 
 
 def requests_of_a_launch(server: ApiServer) -> int:
     """Count the requests of ``trainjob run --detach`` with a generated key."""
     began = time.time()
     words = ["run", "--detach", "--backend", "kubernetes", "-n", "default", "--runtime", "torch-distributed"]
-    command = [str(Path(sys.executable).parent / "trainjob"), *words, "--", "train.py"]
     environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig)}
+    command = [PROGRAM, *words, "--", "train.py"]
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-    return server.requests(began, time.time(), AGENTS["ours"])
+    return server.requests(began, time.time(), "trainjob/")
 
 
 def main() -> None:
@@ -173,9 +120,12 @@ def main() -> None:
         output.emit("API server", ", ".join(f"{name} {version}" for name, version in server.cluster.versions().items()))
         output.emit("requests of one launch", requests_of_a_launch(server))
         for number in arguments.jobs or (1, 100, 1000, 10_000):
-            among = ("watch", "poll") if 1 < number <= PEER_JOBS else ()
-            peers = {name: measure(server, name, number, min(arguments.quiet_seconds, 5)) for name in among}
-            report(output, number, measure(server, "ours", number, arguments.quiet_seconds), peers)
+            latency, ours = measure(server, "trainjob/", number, arguments.quiet_seconds)
+            quiet = min(arguments.quiet_seconds, 5)
+            late, peer = measure(server, "poll", number, quiet) if 1 < number <= BURST else ([], {})
+            output.spread(f"{number} jobs: end to waiter", latency, "ms", late)
+            for (metric, unit), value in ours.items():
+                output.emit(f"{number} jobs: {metric}", value, unit, peer.get((metric, unit)))
 
 
 if __name__ == "__main__":
