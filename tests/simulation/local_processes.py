@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from tests.simulation.shrinking import fewer
 
 
 class Killed(BaseException):
@@ -413,20 +414,7 @@ def shrink(worlds: Worlds, seed: int, kind: str, actions: int = 40) -> list[str]
         return kind in run(worlds, seed, shorter).violations
 
     assert broken(script), f"the script of seed {seed} does not repeat its schedule"
-    parts = 2
-    while len(script) >= 2:
-        size = max(1, len(script) // parts)
-        shorter = next(
-            (rest for begin in range(0, len(script), size) if broken(rest := script[:begin] + script[begin + size :])),
-            None,
-        )
-        if shorter is not None:
-            script, parts = shorter, max(parts - 1, 2)
-        elif size == 1:
-            break
-        else:
-            parts = min(len(script), parts * 2)
-    return script
+    return fewer(script, broken)
 
 
 def explore(

@@ -13,6 +13,7 @@ from tests.simulation.facts import Facts, Moment
 from tests.simulation.processes import load
 from tests.simulation.properties import violations
 from tests.simulation.settings import LAUNCHERS, Settings
+from tests.simulation.shrinking import fewer
 from tests.simulation.variations import Variation, parsed
 from tests.simulation.virtual import Unsettled
 from tests.simulation.world import World
@@ -154,27 +155,10 @@ def shrink(outcome: Outcome, kind: str) -> str | None:
 
     if not violates(settings, actions):
         return None
-    actions = _fewer(actions, lambda fewer: violates(settings, fewer))
+    actions = fewer(actions, lambda some: violates(settings, some))
     for each in fields(Settings):
         simpler = settings.with_default(each.name)
         if simpler != settings and violates(simpler, actions):
             settings = simpler
-    actions = _fewer(actions, lambda fewer: violates(settings, fewer))
+    actions = fewer(actions, lambda some: violates(settings, some))
     return script_of(settings, mix, actions)
-
-
-def _fewer(actions: list[str], violates: Callable[[list[str]], bool]) -> list[str]:
-    """Remove as many actions as possible: first halves, then smaller parts (delta debugging)."""
-    parts = 2
-    while len(actions) >= 2:
-        size = max(1, len(actions) // parts)
-        for start in range(0, len(actions), size):
-            fewer = actions[:start] + actions[start + size :]
-            if violates(fewer):
-                actions, parts = fewer, max(parts - 1, 2)
-                break
-        else:
-            if size == 1:
-                break
-            parts = min(len(actions), parts * 2)
-    return actions
