@@ -131,11 +131,6 @@ class Process:
         return self.is_living and self.stage in ("launch", "ranks")
 
     @property
-    def is_launcher(self) -> bool:
-        """Whether it launches a job."""
-        return self.kind in LAUNCHERS
-
-    @property
     def action(self) -> CancelAction:
         """What a stop does with the jobs."""
         return "suspend" if self.option == "suspend" else "cancel"
