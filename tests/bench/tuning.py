@@ -82,8 +82,7 @@ class Search:
 
 
 def searches(output: Output, client: TrainJobClient, home: Path, epoch_seconds: float, **size: int) -> None:
-    command = [sys.executable, str(SCRIPT), "--data", str(DATA), "--epochs", str(EPOCHS)]
-    command += ["--epoch-seconds", str(epoch_seconds)]
+    command = [sys.executable, str(SCRIPT), str(DATA), str(EPOCHS), str(epoch_seconds)]
     sampler = {"name": "random", "seed": 1}
     everything = Search(client, home, "random", command, sampler=sampler, **size)
     asha = Search(client, home, "asha", command, sampler=sampler, pruner=ASHA, **size)

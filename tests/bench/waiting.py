@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from subprocess import Popen
 
 import psutil
 from tests.bench.figures import ROOT, Output, settle
@@ -34,44 +34,26 @@ CLIENTS = {"trainjob/": ("watch", 60), "poll": ("get", 4)}
 BURST = 1000  # also the most jobs that are polled: 10,000 would be 5,000 requests per second
 
 
-class Waiter:
-    """A running client, and when it has seen its jobs end."""
-
-    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        self.seen: dict[str, float] = {}
-        self.began = time.time()
-        self._popen = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-        self.process = psutil.Process(self._popen.pid)
-        self._reader = Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._popen.stdout is not None
-        for line in self._popen.stdout:
-            name, seen = line.split("\t")
-            self.seen[name] = float(seen)
-
-    def stop(self) -> None:
-        self._popen.terminate()
-        self._popen.wait(30)
-        self._reader.join(10)
-
-
 @contextmanager
-def waiting(server: ApiServer, client: str, namespace: str, names: Sequence[str]) -> Iterator[Waiter]:
-    settings = {"TRAINJOB_NAMESPACE": namespace, "TRAINJOB_BACKEND": "kubernetes"}
+def waiting(
+    server: ApiServer, client: str, namespace: str, names: Sequence[str]
+) -> Iterator[tuple[Popen[bytes], Path]]:
+    """A running client, and the file with a line for each end that it has seen."""
+    seen = server.cluster.directory / f"{namespace}.seen"
+    settings = {"TRAINJOB_NAMESPACE": namespace, "TRAINJOB_BACKEND": "kubernetes", "KUBECONFIG": str(server.kubeconfig)}
     # The name of one job, twice, is waited for like many.
     command = [PROGRAM, "wait", *names, names[0]]
     if client == "poll":
         command = [sys.executable, "-m", "tests.bench.clients.poll", str(server.kubeconfig), namespace, *names]
-    waiter = Waiter(command, {**os.environ, **settings, "KUBECONFIG": str(server.kubeconfig)})
     verb, seconds = CLIENTS[client]
-    try:
-        wait_until("it waits", lambda: server.requests(waiter.began, time.time(), client, verb), 60, poll=0.5)
-        settle(lambda: [waiter.process], seconds)
-        yield waiter
-    finally:
-        waiter.stop()
+    began = time.time()
+    with seen.open("wb") as output, Popen(command, cwd=ROOT, env={**os.environ, **settings}, stdout=output) as process:
+        try:
+            wait_until("it waits", lambda: server.requests(began, time.time(), client, verb), 60, poll=0.5)
+            settle(lambda: [psutil.Process(process.pid)], seconds)
+            yield process, seen
+        finally:
+            process.terminate()
 
 
 def measure(
@@ -81,23 +63,31 @@ def measure(
     namespace = f"{client.strip('/')}-{number}"
     names = [job["metadata"]["name"] for job in server.create(namespace, number)]
     server.store(namespace, names[::2], "Running", at_once=20)
-    with waiting(server, client, namespace, names) as waiter:
+    began = time.time()
+    with waiting(server, client, namespace, names) as (process, output):
         quiet_from = time.time()
         time.sleep(quiet)
         quiet_until = time.time()
-        memory = waiter.process.memory_info().rss / 1e6
-        connections = server.connections([waiter.process])
+        running = psutil.Process(process.pid)
+        memory, connections = running.memory_info().rss / 1e6, server.connections([running])
         ending = random.sample(names, min(number, BURST))
         rate, at_once = (1050, 20) if number > BURST else (40, 1)
         ended = server.store(namespace, ending, "Complete", rate=rate, at_once=at_once)
-        wait_until("all ends are seen", lambda: waiter.seen.keys() >= ended.keys(), 60, poll=0.1)
+        wait_until("all ends are seen", lambda: _times(output).keys() >= ended.keys(), 60, poll=0.5)
+    seen = _times(output)
     requests = server.requests(quiet_from, quiet_until, client)
-    return [(waiter.seen[name] - at) * 1000 for name, at in ended.items()], {
+    return [(seen[name] - at) * 1000 for name, at in ended.items()], {
         ("requests while nothing happens", "1/s"): requests / (quiet_until - quiet_from),
-        ("requests until it waits", ""): server.requests(waiter.began, quiet_from, client),
+        ("requests until it waits", ""): server.requests(began, quiet_from, client),
         ("connections", ""): connections,
         ("memory, RSS", "MB"): memory,
     }
+
+
+def _times(output: Path) -> dict[str, float]:
+    """Name of a job -> Unix time at which its end was seen."""
+    lines = output.read_text().rpartition("\n")[0].splitlines()
+    return {name: float(seen) for name, seen in (line.split("\t") for line in lines)}
 
 
 def requests_of_a_launch(server: ApiServer) -> int:
