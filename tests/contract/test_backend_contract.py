@@ -517,10 +517,24 @@ async def test_logs_of_all_ranks_are_ordered(shell: Harness) -> None:
     assert len(only) == 3
 
 
-async def test_follow_streams_from_the_first_to_the_last_line(shell: Harness) -> None:
-    ref = await shell.run("sleep 0.3; echo one; sleep 0.3; echo two >&2; sleep 0.3; echo three")
-    lines = await collected(shell.backend.logs(ref, follow=True))
-    assert [line.text for line in lines] == ["one", "two", "three"]
+@pytest.mark.parametrize(
+    ("script", "follow", "texts"),
+    [
+        ("sleep 0.3; echo one; sleep 0.3; echo two >&2; sleep 0.3; echo three", True, ["one", "two", "three"]),
+        (
+            r"printf '\377\376ab\n10%%\r20%%\r\n\n\tz\033[1m\nno end'",
+            False,
+            ["\ufffd\ufffdab", "20%", "", "\tz\x1b[1m", "no end"],
+        ),
+        (r"head -c 16384 /dev/zero | tr '\0' x", False, ["x" * 16384]),
+    ],
+    ids=["both streams, followed", "invalid bytes and control characters", "a line without its end"],
+)
+async def test_logs_have_the_lines_of_a_rank(shell: Harness, script: str, follow: bool, texts: list[str]) -> None:
+    ref = await shell.run(script)
+    if not follow:
+        await ended(shell, ref)
+    assert [line.text for line in await collected(shell.backend.logs(ref, follow=follow))] == texts
 
 
 async def test_follow_streams_while_the_job_runs(shell: Harness) -> None:
@@ -590,13 +604,6 @@ async def test_a_long_log_is_read_completely(shell: Harness) -> None:
     assert [line.time for line in lines] == sorted(line.time for line in lines)
 
 
-async def test_logs_decode_invalid_bytes_and_control_characters(shell: Harness) -> None:
-    ref = await shell.run(r"printf '\377\376ab\n10%%\r20%%\r\n\n\tz\033[1m\nno end'")
-    await ended(shell, ref)
-    texts = [line.text for line in await collected(shell.backend.logs(ref))]
-    assert texts == ["\ufffd\ufffdab", "20%", "", "\tz\x1b[1m", "no end"]
-
-
 async def test_a_progress_bar_without_a_final_newline_becomes_a_line(shell: Harness) -> None:
     ref = await shell.run(r"echo begun; printf '\r10%%'; printf '\r20%%\r30%%'")
     await ended(shell, ref)
@@ -604,12 +611,6 @@ async def test_a_progress_bar_without_a_final_newline_becomes_a_line(shell: Harn
     assert [(line.text, line.transient) for line in lines] == [("begun", False), ("30%", False)]
     followed = await collected(shell.backend.logs(ref, follow=True))
     assert [line for line in followed if not line.transient] == lines
-
-
-async def test_logs_return_an_unterminated_line(shell: Harness) -> None:
-    ref = await shell.run(r"head -c 16384 /dev/zero | tr '\0' x")
-    await ended(shell, ref)
-    assert [len(line.text) for line in await collected(shell.backend.logs(ref))] == [16384]
 
 
 async def test_logs_split_a_line_of_a_megabyte(shell: Harness) -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +16,7 @@ from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.registry import mlflow_server
 from tests.warm import PYTHON, Warm
 
+from trainjob.cli import main
 from trainjob.registry import Registry, connect
 
 _T = TypeVar("_T")
@@ -107,24 +109,23 @@ def on(*kinds: str) -> pytest.MarkDecorator:
 def at_once(*actions: Callable[[], _T]) -> list[_T]:
     """Return the results of these actions, started at the same instant, each in a separate thread."""
     start = threading.Barrier(len(actions))
-    results: list[_T | BaseException | None] = [None] * len(actions)
 
-    def run(number: int) -> None:
-        try:
-            start.wait(60)
-            results[number] = actions[number]()
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            results[number] = error
+    def run(action: Callable[[], _T]) -> _T:
+        start.wait(60)
+        return action()
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(actions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    done: list[_T] = []
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-        assert result is not None, "a thread hangs"
-        done.append(result)
-    return done
+    with ThreadPoolExecutor(len(actions)) as threads:
+        return list(threads.map(run, actions, timeout=120))
+
+
+@pytest.fixture
+def trainjob(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line with these words; return its exit code, stdout and stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main([*words])
+        out, err = capsys.readouterr()
+        return int(str(left.value.code)), out, err
+
+    return run

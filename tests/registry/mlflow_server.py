@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import signal
 import socket
@@ -19,17 +18,13 @@ import pytest
 
 @contextmanager
 def running(folder: Path, database: str = "", host: str = "127.0.0.1") -> Iterator[str]:
-    """Yield the URL of a started server; skip the test if the server is not installed.
+    """Yield the URL of a started server.
 
     Args:
         folder: Directory for its files.
         database: URL of its database; by default a SQLite file in ``folder``.
         host: Address on which it listens.
     """
-    try:
-        importlib.metadata.version("mlflow")  # mlflow-skinny is not enough: it has no server
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the MLflow server is not installed: pip install mlflow")
     process, url = _start(folder, database or f"sqlite:///{folder}/mlflow.db", host)
     try:
         yield url

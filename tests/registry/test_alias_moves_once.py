@@ -21,7 +21,7 @@ from trainjob.registry.mlflow import MlflowRegistry
 
 DIGEST = "sha256:" + "a" * 64
 
-each_registry = on("mlflow-file", "mlflow-server", "kubeflow")
+each_registry = on("mlflow-file", "mlflow-memory", "kubeflow")
 
 
 @pytest.fixture
@@ -50,15 +50,13 @@ class Killed(BaseException):
 class Writes:
     """Counts the writes of a registry's client, and kills it before one of them."""
 
-    def __init__(self, registry: Registry, monkeypatch: pytest.MonkeyPatch, *, memory: bool) -> None:
+    def __init__(self, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
         if isinstance(registry, KubeflowRegistry):
             self._trap(monkeypatch, "trainjob.registry.rest.Session.patch")
-            return
-        assert isinstance(registry, MlflowRegistry)
-        server = "tests.fakes.mlflow.MemoryMlflow" if memory else "mlflow.MlflowClient"
-        for method in ("set_model_version_tag", "set_registered_model_alias"):
-            self._trap(monkeypatch, f"{server}.{method}")
+        else:
+            self._trap(monkeypatch, "tests.fakes.mlflow.MemoryMlflow.set_model_version_tag")
+            self._trap(monkeypatch, "tests.fakes.mlflow.MemoryMlflow.set_registered_model_alias")
 
     def _trap(self, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
         module, owner, method = path.rsplit(".", 2)
@@ -85,7 +83,6 @@ class Writes:
         return False
 
 
-@pytest.mark.full
 @each_registry
 def test_a_retry_does_not_move_the_alias_back(registry: Registry, name: str) -> None:
     assert registry.promote(name, "2", alias="champion", once=True).promoted
@@ -127,14 +124,14 @@ def test_a_version_that_has_never_held_the_alias_is_promoted_later(
     assert holder(registry, name) == "3"
 
 
-@on("mlflow-file", "mlflow-memory", "kubeflow")
+@on("mlflow-memory", "kubeflow")
 @pytest.mark.parametrize("metric", [None, "acc"])
 @pytest.mark.parametrize("later", ["nothing", "another export", "a person"])
 def test_a_promotion_that_was_killed_at_any_write(
     registry: Registry, registry_uri: str, metric: str | None, later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The retry completes it, or leaves the alias where another one has moved it."""
-    writes = Writes(registry, monkeypatch, memory=registry_uri == "mlflow+http://memory")
+    writes = Writes(registry, monkeypatch)
 
     for after in range(6):
         model = f"killed {after}"
@@ -179,35 +176,6 @@ def test_the_alias_was_removed_by_a_person(database: Path) -> None:
     again = registry.promote("m", "1", alias="champion", once=True)
     assert (again.promoted, again.previous) == (False, None)
     assert again.reason == "'champion' stays: this export has moved it before, and no version holds it now"
-
-
-def test_of_two_tries_at_once_the_frozen_one_gives_the_alias_back(
-    mlflow_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A try that is frozen right before it moves the alias, on a server, which cannot compare and set."""
-    registry = MlflowRegistry(mlflow_url)
-    name = f"once {random.getrandbits(40):x}"
-    for number in "123":
-        registry.register(name, f"s3://b/{number}", export_id=number, digest=DIGEST)
-
-    def others() -> None:
-        other = MlflowRegistry(mlflow_url)
-        for version in "123":
-            assert other.promote(name, version, alias="champion", once=True).promoted
-
-    frozen = MlflowRegistry(mlflow_url)
-    waiting = [others]
-    original = frozen._set_alias
-
-    def move(*arguments: Any) -> None:
-        if waiting:
-            waiting.pop()()
-        original(*arguments)
-
-    monkeypatch.setattr(frozen, "_set_alias", move)
-    late = frozen.promote(name, "1", alias="champion", once=True)
-    assert holder(registry, name) == "3"
-    assert (late.promoted, late.reason) == (False, "'champion' moved to version 3 at the same time, and stays there")
 
 
 @on("mlflow-file", "kubeflow")

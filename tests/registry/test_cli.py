@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.model_registry import FakeRegistry, Fault
 
-from trainjob.cli import main
 from trainjob.data.transfer import copy
 
 DIGEST = "sha256:" + "a" * 64
@@ -30,22 +30,16 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def trainjob(capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(["registry", *words])
-        out, err = capsys.readouterr()
-        return int(str(left.value.code)), out, err
-
-    return run
+def registry(trainjob: Any) -> Any:
+    return partial(trainjob, "registry")
 
 
-def test_register_promote_list_and_show(uri: str, trainjob: Any, tmp_path: Path) -> None:
+def test_register_promote_list_and_show(uri: str, registry: Any, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(b"1")
     held = copy(str(tmp_path / "model"), str(tmp_path / "stored"))
     registered = ("register", "digits", f"{tmp_path}/stored", "--metric", "acc=0.8", "--tag", "who=ada")
-    code, out, err = trainjob(*registered, "--json")
+    code, out, err = registry(*registered, "--json")
     assert (code, err) == (0, "")
     first = json.loads(out)
     assert first["created"] > 1e9
@@ -55,51 +49,51 @@ def test_register_promote_list_and_show(uri: str, trainjob: Any, tmp_path: Path)
         "name": "digits", "version": "1", "uri": f"file://{tmp_path}/stored", "digest": held.digest,
         "metrics": {"acc": 0.8}, "aliases": [],
     }  # fmt: skip
-    assert json.loads(trainjob(*registered, "--json")[1]) == first
+    assert json.loads(registry(*registered, "--json")[1]) == first
     other = ("--digest", "A" * 64, "--export-id", "b", "--metric", "acc=0.7")
-    assert "digits 2" in trainjob("register", "digits", "pvc://claim/m", *other)[1]
+    assert "digits 2" in registry("register", "digits", "pvc://claim/m", *other)[1]
     better = ("--alias", "champion", "--metric", "acc")
-    assert "dry run: no version held 'champion'" in trainjob("promote", "digits", "1", *better, "--dry-run")[1]
-    assert json.loads(trainjob("promote", "digits", "1", *better, "--json")[1])["promoted"]
-    code, out, _ = trainjob("promote", "digits", "latest", *better)
+    assert "dry run: no version held 'champion'" in registry("promote", "digits", "1", *better, "--dry-run")[1]
+    assert json.loads(registry("promote", "digits", "1", *better, "--json")[1])["promoted"]
+    code, out, _ = registry("promote", "digits", "latest", *better)
     assert (code, "'champion' stays" in out) == (0, True)
-    verdict = json.loads(trainjob("promote", "digits", "2", *better, "--mode", "min", "--dry-run", "--json")[1])
+    verdict = json.loads(registry("promote", "digits", "2", *better, "--mode", "min", "--dry-run", "--json")[1])
     reason = verdict.pop("reason")
     assert verdict == {"name": "digits", "alias": "champion", "promoted": True, "previous": "1", "dry_run": True}
     assert "'champion' moves" in reason
-    code, out, _ = trainjob("list", "digits")
+    code, out, _ = registry("list", "digits")
     head, one, two = (line.split() for line in out.splitlines())
     assert head == ["VERSION", "ALIASES", "METRICS", "CREATED", "URI"]
     assert one == ["1", "champion", "acc", "0.8", one[4], f"file://{tmp_path}/stored"]
     assert two == ["2", "acc", "0.7", two[3], "pvc://claim/m"]
-    assert [each["version"] for each in json.loads(trainjob("list", "digits", "--json")[1])["versions"]] == ["1", "2"]
-    assert trainjob("list", "none")[1].split() == head
-    code, out, _ = trainjob("show", "digits", "champion", "--registry", uri)
+    assert [each["version"] for each in json.loads(registry("list", "digits", "--json")[1])["versions"]] == ["1", "2"]
+    assert registry("list", "none")[1].split() == head
+    code, out, _ = registry("show", "digits", "champion", "--registry", uri)
     shown = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert (shown["uri"], shown["who"], shown["aliases"]) == (f"file://{tmp_path}/stored", "ada", "champion")
-    assert json.loads(trainjob("show", "digits", "2", "--json")[1])["digest"] == DIGEST
+    assert json.loads(registry("show", "digits", "2", "--json")[1])["digest"] == DIGEST
 
 
 @pytest.mark.usefixtures("uri")
-def test_the_verdict_of_each_version_is_shown(trainjob: Any) -> None:
+def test_the_verdict_of_each_version_is_shown(registry: Any) -> None:
     def register(number: int, **tags: str) -> None:
         words = [word for name, text in tags.items() for word in ("--tag", f"trainjob.evaluation.{name}={text}")]
-        trainjob("register", "digits", f"s3://b/{number}", "--digest", "a" * 64, "--metric", "acc=0.8", *words)
+        registry("register", "digits", f"s3://b/{number}", "--digest", "a" * 64, "--metric", "acc=0.8", *words)
 
     register(1, digest="sha256:1", passed="true", rule="metrics.acc.min", reason="acc is 0.8; at least 0.5")
     register(2, digest="sha256:2", passed="false", rule="metrics.acc.min", reason="acc is 0.8; at least 0.9")
     register(3, digest="sha256:3")
     register(4)
-    head, *rows = (line.split() for line in trainjob("list", "digits")[1].splitlines())
+    head, *rows = (line.split() for line in registry("list", "digits")[1].splitlines())
     assert head == ["VERSION", "ALIASES", "GATE", "METRICS", "CREATED", "URI"]
     assert [row[1] for row in rows] == ["passed", "failed", "none", "acc"]
-    lines = [trainjob("show", "digits", str(number))[1].splitlines() for number in range(1, 5)]
+    lines = [registry("show", "digits", str(number))[1].splitlines() for number in range(1, 5)]
     shown = [dict(line.split(maxsplit=1) for line in each) for each in lines]
     assert shown[1]["gate"] == "failed: metrics.acc.min: acc is 0.8; at least 0.9"
     assert shown[1]["trainjob.evaluation.digest"] == "sha256:2"
     assert "trainjob.evaluation.passed" not in shown[1]
     assert [each.get("gate", "")[:6] for each in shown] == ["passed", "failed", "none", ""]
-    tags = json.loads(trainjob("show", "digits", "2", "--json")[1])["tags"]
+    tags = json.loads(registry("show", "digits", "2", "--json")[1])["tags"]
     assert tags["trainjob.evaluation.passed"] == "false"
 
 
@@ -127,25 +121,25 @@ def test_the_verdict_of_each_version_is_shown(trainjob: Any) -> None:
     ],
 )
 @pytest.mark.usefixtures("uri")
-def test_errors(trainjob: Any, words: tuple[str, ...], code: int, expected: str) -> None:
-    left, out, err = trainjob(*words)
+def test_errors(registry: Any, words: tuple[str, ...], code: int, expected: str) -> None:
+    left, out, err = registry(*words)
     assert (left, out) == (code, "")
     assert expected in err
     assert "hunter2" not in err
-    left, out, _ = trainjob(*words, "--json")
+    left, out, _ = registry(*words, "--json")
     error = json.loads(out)["error"]
     assert (left, error["exit_code"]) == (code, code)
     assert expected in error["message"]
 
 
-def test_an_outage_and_a_conflict(trainjob: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_and_a_conflict(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.registry.rest.sleep", lambda _: None)
     with FakeRegistry() as fake:
         where = ("--registry", f"kubeflow+{fake.url}")
-        assert trainjob("register", "m", "s3://b/1", "--digest", DIGEST, *where)[0] == 0
-        code, _, err = trainjob("register", "m", "s3://b/1", "--digest", "b" * 64, *where)
+        assert registry("register", "m", "s3://b/1", "--digest", DIGEST, *where)[0] == 0
+        code, _, err = registry("register", "m", "s3://b/1", "--digest", "b" * 64, *where)
         assert (code, "new export_id" in err) == (2, True)
         fake.fault = lambda _: Fault(503)
-        code, out, _ = trainjob("list", "m", "--json", *where)
+        code, out, _ = registry("list", "m", "--json", *where)
     assert (code, json.loads(out)["error"]["type"]) == (3, "RegistryUnavailable")
     assert json.loads(out)["error"]["retry"] == "infrastructure"

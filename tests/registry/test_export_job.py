@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from mlflow import MlflowClient
 from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient
-from trainjob.cli import main
 from trainjob.data import file_manifest
 from trainjob.data.evaluate import evaluate
 from trainjob.errors import ConfigurationError, NotFound
@@ -64,14 +64,8 @@ def trained(registry: Registry, tmp_path: Path) -> JobRef:
 
 
 @pytest.fixture
-def export(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(["export", *words])
-        out, err = capsys.readouterr()
-        return int(str(left.value.code)), out, err
-
-    return run
+def export(trainjob: Any) -> Any:
+    return partial(trainjob, "export")
 
 
 def test_the_model_of_a_job_is_exported_with_metrics_and_provenance(

@@ -6,7 +6,6 @@ import random
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from tests.trees import model
 
 from trainjob.data import export
 from trainjob.errors import ConfigurationError, RegistryUnavailable
-from trainjob.registry import Promotion, connect
+from trainjob.registry import connect
 from trainjob.registry.alias_claims import Claim
-from trainjob.registry.mlflow import MlflowRegistry
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -76,87 +74,3 @@ def test_a_server_that_stops_answering(monkeypatch: pytest.MonkeyPatch) -> None:
         silent = connect(f"http://127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(RegistryUnavailable):
             silent.resolve("m", "1")
-
-
-# ---------------------------------------------------------------- concurrent promotions
-
-
-@pytest.fixture
-def name(mlflow_url: str) -> str:
-    """A model with versions of accuracy 0.5, which is champion, 0.7 and 0.9."""
-    name = f"race {random.getrandbits(40):x}"
-    registry = MlflowRegistry(mlflow_url)
-    for number, accuracy in enumerate((0.5, 0.7, 0.9), 1):
-        registry.register(name, f"s3://b/{number}", export_id=str(number), digest=DIGEST, metrics={"acc": accuracy})
-    promote(registry, name, 1)
-    return name
-
-
-def promote(registry: MlflowRegistry, name: str, version: int, metric: str | None = "acc") -> Promotion:
-    return registry.promote(name, str(version), alias="champion", metric=metric)
-
-
-def interrupted(url: str, method: str, action: Callable[[], Any]) -> MlflowRegistry:
-    """A registry that runs ``action`` before the first call of one of its methods."""
-    registry = MlflowRegistry(url)
-    original = getattr(registry, method)
-    left = [action]
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        if left:
-            left.pop()()
-        return original(*arguments, **options)
-
-    setattr(registry, method, call)
-    return registry
-
-
-@pytest.mark.parametrize(("slow", "quick"), [(2, 3), (3, 2)])
-@pytest.mark.parametrize("moment", ["_set_alias", "_settled"])
-def test_the_best_version_holds_the_alias_in_any_order(
-    mlflow_url: str, name: str, slow: int, quick: int, moment: str
-) -> None:
-    others: list[Promotion] = []
-    registry = interrupted(mlflow_url, moment, lambda: others.append(promote(MlflowRegistry(mlflow_url), name, quick)))
-    verdict = promote(registry, name, slow)
-    assert registry.resolve(name, "champion").version == "3"
-    assert (verdict.promoted, verdict.previous) == (slow == 3, "1")
-    if slow == 2:
-        assert others[0].promoted
-        assert "moved to version 3 at the same time" in verdict.reason
-
-
-def test_the_retry_of_a_promotion_killed_before_its_check_moves_the_alias_back(mlflow_url: str, name: str) -> None:
-    def die(*_: object, **__: object) -> Any:
-        raise KeyboardInterrupt
-
-    other = interrupted(mlflow_url, "_set_alias", lambda: promote(MlflowRegistry(mlflow_url), name, 3))
-    other._settled = die  # type: ignore[method-assign]  # the process ends here
-    with pytest.raises(KeyboardInterrupt):
-        promote(other, name, 2)
-    registry = MlflowRegistry(mlflow_url)
-    assert registry.resolve(name, "champion").version == "2", "the worse one came last"
-    assert not promote(registry, name, 2).promoted
-    assert registry.resolve(name, "champion").version == "3"
-
-
-def test_an_alias_moved_by_a_person_at_the_same_moment_stays(mlflow_url: str, name: str) -> None:
-    registry = MlflowRegistry(mlflow_url)
-
-    def move() -> None:
-        registry._client.set_registered_model_alias(name, "champion", "2")
-
-    verdict = promote(interrupted(mlflow_url, "_settled", move), name, 3)
-    assert not verdict.promoted
-    assert "moved to version 2" in verdict.reason
-    assert registry.resolve(name, "champion").version == "2"
-
-
-def test_without_a_metric_the_last_promotion_holds_the_alias(mlflow_url: str, name: str) -> None:
-    others: list[Promotion] = []
-    registry = interrupted(
-        mlflow_url, "_settled", lambda: others.append(promote(MlflowRegistry(mlflow_url), name, 2, None))
-    )
-    verdict = promote(registry, name, 3, None)
-    assert (verdict.promoted, others[0].promoted) == (False, True)
-    assert registry.resolve(name, "champion").version == "2"

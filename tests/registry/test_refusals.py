@@ -13,7 +13,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 from tests.fakes.model_registry import FakeRegistry, Fault
 from tests.registry.conftest import on
-from tests.trees import model
+from tests.trees import files, model
 
 from trainjob.data import export
 from trainjob.data.options import Export
@@ -35,6 +35,14 @@ BY_ALL: list[tuple[dict[str, Any], str]] = [
     ({"name": "m\ud800"}, r"is not a valid model name"),
     ({"metrics": {"a//b": 1}}, r"is not a valid name of a metric"),
     ({"metrics": {"a/": 1}}, r"is not a valid name of a metric"),
+    ({"alias": "v1"}, r"is not a valid alias"),
+    ({"metric": "acc"}, r"requires an alias"),
+    ({"alias": "champion", "metric": "acc"}, r"the metrics given are"),
+    ({"alias": "champion", "mode": "best"}, r"mode"),
+    ({"alias": "champion", "min_improvement": 0.1}, r"requires a metric"),
+    ({"alias": "champion", "metric": "acc", "metrics": {"acc": 1}, "min_improvement": -0.1}, r"at least 0"),
+    ({"provenance": {"x": object()}}, r"provenance"),
+    ({"export_id": ""}, r"export_id"),
     ({"export_id": "a\0b"}, r"NUL"),
     ({"export_id": "a\ud800b"}, r"a lone surrogate"),
 ]
@@ -100,8 +108,10 @@ def test_other_content_or_target_of_a_registered_export_is_refused(
     source, target = model(tmp_path / "out"), tmp_path / "models"
     first = export(source, str(target), name="refused", export_id="a", registry=registry_uri)
     assert refused(source, registry_uri, f"was exported to {first.uri} as version 1", RegistryConflict)
+    other, before = model(tmp_path / "other", 1), files(target)
+    assert refused(other, registry_uri, "use a new export_id", RegistryConflict, target=str(target))
+    assert files(target) == before
     shutil.rmtree(target)
-    other = model(tmp_path / "other", 1)
     assert refused(other, registry_uri, "use a new export_id", RegistryConflict, target=str(target))
     assert not target.exists()
     assert export(source, str(target), name="refused", export_id="a", registry=registry_uri) == first

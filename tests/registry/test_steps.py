@@ -58,24 +58,20 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def changed(folder: Path) -> dict[Path, int]:
-    """When each file was changed."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-
-
 # ---------------------------------------------------------------- every registry
 
 
 @on("mlflow-file", "mlflow-server", "kubeflow")
 def test_export_and_back(registry_uri: str, target: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {"name": "digits", "alias": "champion", "metric": "acc", "registry": registry_uri}
+    options |= {"min_improvement": 0.01}
     source, into = "models:/digits@champion", str(tmp_path / "in")
     with pytest.raises(ModelNotFound):
         initialize(source, into, registry=registry_uri)
     first = export(model(tmp_path / "out", 1), target, export_id="a", metrics={"acc": 0.8}, **options)
     again = export(model(tmp_path / "out", 1), target, export_id="a", metrics={"acc": 0.8}, **options)
     assert (again.version, again.uri, again.digest, again.promoted) == ("1", first.uri, first.digest, True)
-    worse = export(model(tmp_path / "out", 2), target, export_id="b", metrics={"acc": 0.7}, **options)
+    worse = export(model(tmp_path / "out", 2), target, export_id="b", metrics={"acc": 0.805}, **options)
     assert (worse.version, worse.promoted) == ("2", False)
     got = initialize(source, into, registry=registry_uri)
     assert (got.version, got.digest, got.source) == ("1", first.digest, source)
@@ -170,13 +166,6 @@ def test_a_missing_champion_is_an_error_or_a_fresh_start(file_registry: Registry
         initialize(str(tmp_path), str(tmp_path / "in"), if_missing="fresh")
 
 
-def test_an_initialized_model_can_be_exported(file_registry: Registry, tmp_path: Path) -> None:
-    export(model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a", alias="champion")
-    got = initialize("models:/m@champion", str(tmp_path / "in"))
-    again = export(got.uri, str(tmp_path / "models"), name="m", export_id="b")
-    assert (again.digest, again.version) == (got.digest, "2")
-
-
 # ---------------------------------------------------------------- export
 
 
@@ -202,70 +191,6 @@ def test_an_export_is_described(file_registry: Registry, tmp_path: Path) -> None
     ]  # fmt: skip
     assert built["internalParameters"]["trainjob"]["uid"] == "u"
     assert "# digits" in (local(done.uri) / file_manifest.CARD).read_text()
-
-
-def test_export_twice_gives_one_version(file_registry: Registry, tmp_path: Path) -> None:
-    source, target = model(tmp_path / "out"), str(tmp_path / "models")
-    options: dict[str, Any] = {"name": "m", "export_id": "a"}
-    first = export(source, target, **options)
-    before = changed(tmp_path / "models")
-    assert export(source, target, **options) == first
-    assert changed(tmp_path / "models") == before
-    assert len(file_registry.list("m")) == 1
-
-
-def test_other_content_under_the_same_id_is_a_conflict(file_registry: Registry, tmp_path: Path) -> None:
-    target = str(tmp_path / "models")
-    options: dict[str, Any] = {"name": "m", "export_id": "a"}
-    first = export(model(tmp_path / "out"), target, **options)
-    with pytest.raises(RegistryConflict, match="new export_id"):
-        export(model(tmp_path / "out", 1), target, **options)
-    held = read_manifest(first.uri)
-    assert held is not None
-    assert held.digest == first.digest
-    shutil.rmtree(target)
-    with pytest.raises(RegistryConflict):
-        export(str(tmp_path / "out"), target, **options)
-    assert len(file_registry.list("m")) == 1
-
-
-def test_only_a_better_version_is_promoted(file_registry: Registry, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"name": "m", "alias": "champion", "metric": "acc", "min_improvement": 0.01}
-
-    def run(number: int, accuracy: float) -> tuple[str, bool]:
-        source, target = model(tmp_path / "out", number), str(tmp_path / "models")
-        done = export(source, target, export_id=str(number), metrics={"acc": accuracy}, **options)
-        return done.version, done.promoted
-
-    assert [run(1, 0.9), run(2, 0.905)] == [("1", True), ("2", False)]
-    assert [run(3, 0.95), run(1, 0.9)] == [("3", True), ("1", False)]
-    assert file_registry.resolve("m", "champion").version == "3"
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"name": "a/b"},
-        {"export_id": ""},
-        {"alias": "v1"},
-        {"metric": "acc"},
-        {"alias": "champion", "metric": "acc"},
-        {"alias": "champion", "mode": "best"},
-        {"alias": "champion", "min_improvement": 0.1},
-        {"alias": "champion", "metric": "acc", "metrics": {"acc": 1}, "min_improvement": -0.1},
-        {"metrics": {"a\n": 1}},
-        {"provenance": {"x": object()}},
-        {"registry": "ftp://x"},
-    ],
-    ids=" ".join,
-)
-def test_export_refuses_invalid_options_before_it_copies(
-    file_registry: Registry, tmp_path: Path, bad: dict[str, Any]
-) -> None:
-    options: dict[str, Any] = {"name": "m", "export_id": "a"} | bad
-    with pytest.raises(ConfigurationError):
-        export(model(tmp_path / "out"), str(tmp_path / "models"), **options)
-    assert not (tmp_path / "models").exists()
 
 
 def test_a_pickle_or_a_file_named_as_provenance_is_refused(file_registry: Registry, tmp_path: Path) -> None:
