@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.fakes.faults import Proxy
 from tests.oci.registry import PROGRAM, Server, registry
-from tests.trees import tree
+from tests.trees import files, tree
 
 from trainjob._support import retrying
+from trainjob.data import copy
+from trainjob.data.file_manifest import ContentManifest
 
 MEBI = 1024 * 1024
 
@@ -70,3 +74,46 @@ def content() -> dict[str, bytes]:
 @pytest.fixture
 def source(tmp_path: Path, content: dict[str, bytes]) -> Path:
     return tree(tmp_path / "source", content)
+
+
+@dataclass
+class Repository:
+    """A repository behind a proxy, and the model that tests push to it.
+
+    Attributes:
+        at: Its location without a tag.
+        source: Directory of the model.
+        content: Files of the model.
+        folder: Where pulls go.
+    """
+
+    at: str
+    source: Path
+    content: dict[str, bytes]
+    folder: Path
+
+    @property
+    def uri(self) -> str:
+        """The location of its first tag."""
+        return f"{self.at}:1"
+
+    def push(self, to: str = ":1") -> ContentManifest:
+        """Push the model to this tag, or with a path to another repository."""
+        return copy(str(self.source), f"{self.at}{to}")
+
+    def pulled(self, tag: str = ":1", *, digest: str | None = None) -> dict[str, bytes]:
+        """The files of a pull into an empty directory."""
+        target = Path(tempfile.mkdtemp(dir=self.folder))
+        copy(f"{self.at}{tag}", str(target), digest=digest)
+        return files(target)
+
+
+@pytest.fixture
+def at(name: str, source: Path, content: dict[str, bytes], tmp_path: Path) -> Callable[[str], Repository]:
+    """The repository of this test at a host."""
+    return lambda host: Repository(f"oci://{host}/{name}", source, content, tmp_path)
+
+
+@pytest.fixture
+def repository(proxy: Proxy, at: Callable[[str], Repository]) -> Repository:
+    return at(proxy.host)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import ssl
 import subprocess
@@ -13,7 +12,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,6 +20,7 @@ import jwt
 import pytest
 import yaml
 from tests.certificates import Authority, Pair
+from tests.fakes.scripted import Answer, Asked, ScriptedServer, as_json
 from tests.processes import free_port
 from tests.serving import serving
 
@@ -121,34 +120,25 @@ class TokenServer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                query = parse_qs(urlsplit(self.path).query)
-                given = base64.b64decode(self.headers.get("authorization", "").removeprefix("Basic ")).decode()
-                user, _, password = given.partition(":")
-                self.answer("GET", user, owner.users.get(user, "\0") == password, query.get("scope", []))
-
-            def do_POST(self) -> None:
-                form = parse_qs(self.rfile.read(int(self.headers["content-length"])).decode())
-                known = form["refresh_token"][0] in owner.users.values() and form["grant_type"] == ["refresh_token"]
-                self.answer("POST", "identity", known, form["scope"][0].split())
-
-            def answer(self, method: str, user: str, known: bool, scopes: list[str]) -> None:
-                owner.requests.append({"method": method, "user": user, "scopes": scopes})
-                status = owner.failures.pop(0) if owner.failures else 200 if known else 401
-                body = json.dumps({"token": owner.token(user, scopes), "expires_in": owner.seconds}).encode()
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(body if status == 200 else b"{}")
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
-            self.url = f"http://127.0.0.1:{server.server_port}/token"
+        with serving(ScriptedServer(self._answer)) as server:
+            self.url = f"{server.url}/token"
             yield
+
+    def _answer(self, asked: Asked) -> Answer:
+        if asked.method == "GET":
+            given = base64.b64decode(asked.headers.get("authorization", "").removeprefix("Basic ")).decode()
+            user, _, password = given.partition(":")
+            known = self.users.get(user, "\0") == password
+            scopes = parse_qs(urlsplit(asked.path).query).get("scope", [])
+        else:
+            form, user = parse_qs(asked.body.decode()), "identity"
+            known = form["refresh_token"][0] in self.users.values() and form["grant_type"] == ["refresh_token"]
+            scopes = form["scope"][0].split()
+        self.requests.append({"method": asked.method, "user": user, "scopes": scopes})
+        status = self.failures.pop(0) if self.failures else 200 if known else 401
+        if status != 200:
+            return as_json({}, status)
+        return as_json({"token": self.token(user, scopes), "expires_in": self.seconds})
 
     def token(self, user: str, scopes: list[str]) -> str:
         access = []

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from tests.certificates import Authority
 from tests.fakes.faults import Fault, Kind, Proxy, Seen
-from tests.oci.conftest import MEBI
+from tests.oci.conftest import MEBI, Repository
 from tests.oci.registry import Server, TokenServer, hashed, needs_registry, registry
-from tests.trees import files, tree
+from tests.trees import tree
 
 from trainjob._support import retrying
 from trainjob.data import copy
@@ -60,6 +60,7 @@ def guarded(tokens: TokenServer, authority: Authority, tmp_path: Path) -> Iterat
 
 
 Authenticate = Callable[..., None]
+At = Callable[[str], Repository]
 
 
 @pytest.fixture
@@ -75,66 +76,49 @@ def authenticate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authenticat
 
 
 def test_basic_authentication_is_refused_without_the_right_password(
-    basic: Server, name: str, source: Path, authenticate: Authenticate
+    basic: Server, at: At, authenticate: Authenticate
 ) -> None:
     """`tests/stores` has the copies with it."""
-    uri = basic.uri(f"{name}:1")
+    repository = at(basic.host)
     with pytest.raises(ConfigurationError, match="no credential for it was found"):
-        copy(str(source), uri)
+        repository.push()
     authenticate(basic.host, "wrong-password")
     with pytest.raises(ConfigurationError, match="check the permissions") as caught:
-        copy(str(source), uri)
+        repository.push()
     assert "wrong-password" not in str(caught.value)
     authenticate(basic.host)
-    assert copy(str(source), uri).digest == scan(uri).digest
+    assert repository.push().digest == scan(repository.uri).digest
 
 
-def test_token_authentication(
-    guarded: Server,
-    tokens: TokenServer,
-    name: str,
-    source: Path,
-    content: dict[str, bytes],
-    tmp_path: Path,
-    authenticate: Authenticate,
-) -> None:
-    uri = guarded.uri(f"{name}:1")
+def test_token_authentication(guarded: Server, tokens: TokenServer, at: At, authenticate: Authenticate) -> None:
+    repository = at(guarded.host)
+    name = repository.at.rpartition("/")[2]
     with pytest.raises(ConfigurationError, match="no credential"):
-        copy(str(source), uri)
+        repository.push()
     authenticate(guarded.host)
     tokens.failures += [503, 429]
-    copy(str(source), uri)
-    copy(uri, str(tmp_path / "back"))
-    assert files(tmp_path / "back") == content
-    copy(uri, guarded.uri(f"{name}/b:1"))
+    repository.push()
+    assert repository.pulled() == repository.content
+    copy(repository.uri, f"{repository.at}/b:1")
     scopes = {tuple(each["scopes"]) for each in tokens.requests}
     assert (f"repository:{name}/b:pull,push", f"repository:{name}:pull") in scopes
     tokens.granted = frozenset({"pull"})
     with pytest.raises(ConfigurationError, match=f"denied access .*{name}:pull,push.* check the permissions"):
-        copy(str(source), guarded.uri(f"{name}:2"))
+        repository.push(":2")
 
 
-def test_an_identity_token(
-    guarded: Server, tokens: TokenServer, name: str, source: Path, authenticate: Authenticate
-) -> None:
+def test_an_identity_token(guarded: Server, tokens: TokenServer, at: At, authenticate: Authenticate) -> None:
     authenticate(guarded.host, identitytoken=PASSWORD)
-    copy(str(source), guarded.uri(f"{name}:1"))
+    at(guarded.host).push()
     assert {each["method"] for each in tokens.requests} == {"POST"}
 
 
 def test_tokens_that_the_server_considers_expired(
-    guarded: Server,
-    tokens: TokenServer,
-    name: str,
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    content: dict[str, bytes],
-    authenticate: Authenticate,
+    guarded: Server, tokens: TokenServer, at: At, authenticate: Authenticate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With different clocks the server considers tokens expired that the client considers valid."""
     authenticate(guarded.host)
-    real = tokens.token
+    real, repository = tokens.token, at(guarded.host)
     given = 0
 
     def token(user: str, scopes: list[str]) -> str:
@@ -148,21 +132,13 @@ def test_tokens_that_the_server_considers_expired(
             tokens.seconds = 60
 
     monkeypatch.setattr(tokens, "token", token)
-    copy(str(source), guarded.uri(f"{name}:1"))
-    copy(guarded.uri(f"{name}:1"), str(tmp_path / "back"))
-    assert files(tmp_path / "back") == content
+    repository.push()
+    assert repository.pulled() == repository.content
     assert given > 3
 
 
 def test_requests_refused_once_are_sent_again_with_a_new_token(
-    guarded: Server,
-    tokens: TokenServer,
-    name: str,
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    content: dict[str, bytes],
-    authenticate: Authenticate,
+    guarded: Server, tokens: TokenServer, at: At, authenticate: Authenticate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nearly each request is refused once after its body was sent, with a token that another request had used."""
     monkeypatch.setattr(uploads, "PART", 2 * MEBI)
@@ -184,10 +160,9 @@ def test_requests_refused_once_are_sent_again_with_a_new_token(
     proxy = Proxy(guarded.host, plan)
     with proxy.running():
         authenticate(proxy.host)
-        uri = f"oci://{proxy.host}/{name}:1"
-        copy(str(source), uri)
-        copy(uri, str(tmp_path / "back"))
-    assert files(tmp_path / "back") == content
+        repository = at(proxy.host)
+        repository.push()
+        assert repository.pulled() == repository.content
     refused = [each.method for each in proxy.injected]
     assert set(refused) == {"GET", "HEAD", "POST", "PATCH", "PUT"}
     # Of 5 and 3 parts; fewer if a part of one file is the first request with a token renewed for the other.
@@ -195,19 +170,13 @@ def test_requests_refused_once_are_sent_again_with_a_new_token(
 
 
 def test_no_log_or_url_contains_a_secret(
-    guarded: Server,
-    tokens: TokenServer,
-    name: str,
-    source: Path,
-    caplog: pytest.LogCaptureFixture,
-    authenticate: Authenticate,
+    guarded: Server, at: At, caplog: pytest.LogCaptureFixture, authenticate: Authenticate
 ) -> None:
-    authenticate(guarded.host)
     caplog.set_level(logging.DEBUG)
     proxy = Proxy(guarded.host)
     with proxy.running():
         authenticate(proxy.host)
-        copy(str(source), f"oci://{proxy.host}/{name}:1")
+        at(proxy.host).push()
     logged = caplog.text + "".join(each.target for each in proxy.requests)
     assert PASSWORD not in logged
     assert base64.b64encode(f"somebody:{PASSWORD}".encode()).decode() not in logged
@@ -215,42 +184,31 @@ def test_no_log_or_url_contains_a_secret(
     assert "_state" not in caplog.text  # of an upload's URL, which permits writing to the upload
 
 
-def test_certificates(
-    authority: Authority,
-    name: str,
-    source: Path,
-    content: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_certificates(authority: Authority, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = authority.issue("registry", addresses=["127.0.0.1"])
     with registry(tmp_path / "tls", tls=pair, authority=authority) as server:
-        uri = server.uri(f"{name}:1")
+        repository = at(server.host)
         with pytest.raises(ConfigurationError, match="SSL_CERT_FILE"):
-            copy(str(source), uri)
+            repository.push()
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-        copy(str(source), uri)
-        copy(uri, str(tmp_path / "back"))
-        assert files(tmp_path / "back") == content
+        repository.push()
+        assert repository.pulled() == repository.content
 
 
-def test_plain_http_requires_this_machine_or_a_setting(
-    server: Server, name: str, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_http_requires_this_machine_or_a_setting(server: Server, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
     # As if this machine's name were the name of another host.
     monkeypatch.setattr(client, "_loopback", lambda _: False)
     monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, failures=1))
     with pytest.raises(StoreUnavailable, match=r"SSL|TLS|ssl"):
-        copy(str(source), server.uri(f"{name}:1"))
+        at(server.host).push()
     monkeypatch.setenv("TRAINJOB_OCI_PLAIN_HTTP", f"other:5000, {server.host}")
-    copy(str(source), server.uri(f"{name}:1"))
+    at(server.host).push()
 
 
 def test_no_password_is_sent_to_a_token_server_without_tls(
     authority: Authority,
     tokens: TokenServer,
-    name: str,
-    source: Path,
+    at: At,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     authenticate: Authenticate,
@@ -261,11 +219,11 @@ def test_no_password_is_sent_to_a_token_server_without_tls(
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
         authenticate(server.host)
         with pytest.raises(ConfigurationError, match="has no https URL"):
-            copy(str(source), server.uri(f"{name}:1"))
+            at(server.host).push()
     assert tokens.requests == []
 
 
-def test_an_unreachable_registry(name: str, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_registry(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "TRANSFER", partial(retrying.TRANSFER, failures=2))
     with pytest.raises(StoreUnavailable, match="ConnectError"):
-        copy(str(source), f"oci://127.0.0.1:1/{name}:1")
+        at("127.0.0.1:1").push()

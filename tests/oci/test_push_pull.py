@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.fakes.faults import Proxy
-from tests.oci.conftest import MEBI
+from tests.oci.conftest import MEBI, Repository
 from tests.oci.registry import Server, needs_skopeo
 from tests.trees import files, tree
 
@@ -31,98 +31,83 @@ def get(server: Server, name: str, rest: str, kind: str = "application/vnd.oci.i
     return httpx.get(f"http://{server.host}/v2/{name}/{rest}", headers={"accept": kind}).json()
 
 
-def test_a_push_is_pulled_by_its_other_tag_and_its_digest(
-    server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
-) -> None:
-    uri = server.uri(f"{name}:1")
+def test_a_push_is_pulled_by_its_other_tag_and_its_digest(repository: Repository) -> None:
     lines: list[str] = []
-    pushed = copy(str(source), uri, progress=lines.append)
+    pushed = copy(str(repository.source), repository.uri, progress=lines.append)
     assert any("100 %" in line for line in lines)
-    for number, at in enumerate((f"{uri}-modelpack", OciStore(parse_store(uri)).resolved().uri)):
-        assert copy(at, str(tmp_path / str(number)), digest=pushed.digest).digest == pushed.digest
-        assert files(tmp_path / str(number)) == content
+    for tag in (":1-modelpack", f"@{digest_of(repository.uri)}"):
+        assert repository.pulled(tag, digest=pushed.digest) == repository.content
 
 
-def test_the_same_content_is_the_same_image(
-    server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
-) -> None:
-    other = tree(tmp_path / "elsewhere", dict(reversed(content.items())))
+def test_the_same_content_is_the_same_image(repository: Repository, tmp_path: Path) -> None:
+    other = tree(tmp_path / "elsewhere", dict(reversed(repository.content.items())))
     for path in other.rglob("*"):
         os.utime(path, (1, 1))
         path.chmod(0o700)
-    copy(str(source), server.uri(f"{name}/a:1"))
-    copy(str(other), server.uri(f"{name}/b:x"))
+    repository.push("/a:1")
+    copy(str(other), f"{repository.at}/b:x")
     # From a source with a manifest, in one pass instead of two.
-    copy(server.uri(f"{name}/a:1"), str(tmp_path / "back"))
-    copy(str(tmp_path / "back"), server.uri(f"{name}/c:1"))
-    assert len({digest_of(server.uri(f"{name}/{each}")) for each in ("a:1", "b:x", "c:1")}) == 1
+    copy(f"{repository.at}/a:1", str(tmp_path / "back"))
+    copy(str(tmp_path / "back"), f"{repository.at}/c:1")
+    assert len({digest_of(f"{repository.at}/{each}") for each in ("a:1", "b:x", "c:1")}) == 1
 
 
-def test_pulling_again_transfers_nothing(proxy: Proxy, name: str, tmp_path: Path) -> None:
+def test_pulling_again_transfers_nothing(proxy: Proxy, repository: Repository, tmp_path: Path) -> None:
     """Although the registry has many files in one layer."""
     many = {f"{number}.bin": os.urandom(300_000) for number in range(30)}
-    uri = f"oci://{proxy.host}/{name}:1"
-    copy(str(tree(tmp_path / "many", many)), uri)
+    copy(str(tree(tmp_path / "many", many)), repository.uri)
     proxy.requests.clear()
-    copy(uri, str(tmp_path / "back"))
+    copy(repository.uri, str(tmp_path / "back"))
     # Once to check the layer, and then each file.
     assert sum(each.received for each in proxy.requests) < 2.1 * sum(map(len, many.values()))
     proxy.requests.clear()
-    copy(uri, str(tmp_path / "back"))
+    copy(repository.uri, str(tmp_path / "back"))
     assert sum(each.received for each in proxy.requests) < 20_000
     assert files(tmp_path / "back") == many
 
 
-def test_another_tag_transfers_manifests_only(proxy: Proxy, name: str, source: Path) -> None:
-    copy(str(source), f"oci://{proxy.host}/{name}:1")
+def test_another_tag_transfers_manifests_only(proxy: Proxy, repository: Repository) -> None:
+    repository.push()
     proxy.requests.clear()
-    copy(str(source), f"oci://{proxy.host}/{name}:2")
-    puts = proxy.seen("PUT")
-    assert [each.target.rpartition("/")[2] for each in puts] == ["2-modelpack", "2"]
+    repository.push(":2")
+    assert [each.target.rpartition("/")[2] for each in proxy.seen("PUT")] == ["2-modelpack", "2"]
     assert proxy.seen("POST") == proxy.seen("PATCH") == []
 
 
-def test_one_changed_file_is_one_layer(
-    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
-) -> None:
-    uri = f"oci://{proxy.host}/{name}:1"
-    copy(str(source), uri)
-    changed = content | {"sub/dir/model-00002-of-00002.safetensors": b"x" * (3 * MEBI)}
+def test_one_changed_file_is_one_layer(proxy: Proxy, repository: Repository, tmp_path: Path) -> None:
+    repository.push()
+    changed = repository.content | {"sub/dir/model-00002-of-00002.safetensors": b"x" * (3 * MEBI)}
     proxy.requests.clear()
-    copy(str(tree(tmp_path / "changed", changed)), uri)
+    copy(str(tree(tmp_path / "changed", changed)), repository.uri)
     assert 3 * MEBI < proxy.sent < 3 * MEBI + 30_000
-    copy(uri, str(tmp_path / "back"))
-    assert files(tmp_path / "back") == changed
+    assert repository.pulled() == changed
 
 
 def test_a_source_with_a_manifest_is_compared_file_by_file(
-    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
+    proxy: Proxy, repository: Repository, tmp_path: Path
 ) -> None:
     """Files that the image's manifest lists are not even read, large or small."""
-    uri = f"oci://{proxy.host}/{name}:1"
-    copy(str(source), str(tmp_path / "whole"))
-    copy(str(tmp_path / "whole"), uri)
-    changed = content | {"config.json": b'{"changed": true}'}
+    copy(str(repository.source), str(tmp_path / "whole"))
+    copy(str(tmp_path / "whole"), repository.uri)
+    changed = repository.content | {"config.json": b'{"changed": true}'}
     copy(str(tree(tmp_path / "changed", changed)), str(tmp_path / "whole2"))
     proxy.requests.clear()
-    copy(str(tmp_path / "whole2"), uri)
+    copy(str(tmp_path / "whole2"), repository.uri)
     assert proxy.sent < 200_000
-    copy(uri, str(tmp_path / "back"))
-    assert files(tmp_path / "back") == changed
+    assert repository.pulled() == changed
 
 
-def test_the_tag_is_put_last(proxy: Proxy, name: str, source: Path) -> None:
-    copy(str(source), f"oci://{proxy.host}/{name}:1")
-    assert proxy.requests[-1].method == "PUT"
-    assert proxy.requests[-1].target == f"/v2/{name}/manifests/1"
+def test_the_tag_is_put_last(proxy: Proxy, repository: Repository, name: str) -> None:
+    repository.push()
+    assert (proxy.requests[-1].method, proxy.requests[-1].target) == ("PUT", f"/v2/{name}/manifests/1")
     written = [each for each in proxy.requests if each.method in ("POST", "PATCH", "PUT")]
     tags = [each.target.rpartition("/")[2] for each in written if "/manifests/" in each.target]
     assert tags[-2:] == ["1-modelpack", "1"]
     assert all(tag.startswith("sha256:") for tag in tags[:-2])
 
 
-def test_manifests_and_layers_of_a_push(server: Server, name: str, source: Path, content: dict[str, bytes]) -> None:
-    manifest = copy(str(source), server.uri(f"{name}:1"))
+def test_manifests_and_layers_of_a_push(server: Server, name: str, repository: Repository) -> None:
+    manifest = repository.push()
     index = get(server, name, "manifests/1")
     assert index["annotations"]["dev.trainjob.content.digest"] == manifest.digest
     image, _, model = (
@@ -138,80 +123,73 @@ def test_manifests_and_layers_of_a_push(server: Server, name: str, source: Path,
 
 
 def test_large_blobs_are_uploaded_in_parts(
-    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    proxy: Proxy, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "PART", 2 * MEBI)
-    copy(str(source), f"oci://{proxy.host}/{name}:1")
-    ranges = sorted(each.headers["content-range"] for each in proxy.seen("PATCH"))
-    assert len(ranges) == 5 + 3
+    repository.push()
+    assert len([each.headers["content-range"] for each in proxy.seen("PATCH")]) == 5 + 3
     assert {each.status for each in proxy.seen("PATCH")} == {202}
-    copy(f"oci://{proxy.host}/{name}:1", str(tmp_path / "back"))
-    assert files(tmp_path / "back") == content
+    assert repository.pulled() == repository.content
 
 
-def test_copy_between_repositories_of_one_registry(
-    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_copy_between_repositories_of_one_registry(proxy: Proxy, repository: Repository) -> None:
     """The registry mounts the layers; they are read once, to be checked."""
-    pushed = copy(str(source), f"oci://{proxy.host}/{name}/a:1")
+    one, two = f"{repository.at}/a:1", f"{repository.at}/b:1"
+    pushed = repository.push("/a:1")
     proxy.requests.clear()
-    copied = copy(f"oci://{proxy.host}/{name}/a:1", f"oci://{proxy.host}/{name}/b:1")
-    assert copied.digest == pushed.digest
+    assert copy(one, two).digest == pushed.digest
     assert [each.status for each in proxy.seen("POST", "mount=")][:2] == [201, 201]
     assert proxy.seen("PATCH") == []
     # Bundles of small files are packed again, mostly tokenizer.model; the rest are manifests.
-    assert proxy.sent < len(content["tokenizer.model"]) + 40_000
-    assert digest_of(f"oci://{proxy.host}/{name}/a:1") == digest_of(f"oci://{proxy.host}/{name}/b:1")
-    copy(f"oci://{proxy.host}/{name}/b:1", str(tmp_path / "back"))
-    assert files(tmp_path / "back") == content
+    assert proxy.sent < len(repository.content["tokenizer.model"]) + 40_000
+    assert digest_of(one) == digest_of(two)
+    assert repository.pulled("/b:1") == repository.content
 
 
-def test_copy_from_another_registry(
-    server: Server, name: str, source: Path, proxy: Proxy, tmp_path: Path, content: dict[str, bytes]
-) -> None:
+def test_copy_from_another_registry(server: Server, name: str, proxy: Proxy, repository: Repository) -> None:
     """Layers of another host cannot be mounted: they are sent while they are read, once."""
-    copy(str(source), server.uri(f"{name}/a:1"))
-    copy(server.uri(f"{name}/a:1"), f"oci://{proxy.host}/{name}/b:1")
+    there, here = server.uri(f"{name}/a:1"), f"{repository.at}/b:1"
+    copy(str(repository.source), there)
+    copy(there, here)
     assert proxy.seen("POST", "mount=") == []
     assert sum(each.sent for each in proxy.seen("PATCH")) > 14 * MEBI
-    assert digest_of(server.uri(f"{name}/a:1")) == digest_of(server.uri(f"{name}/b:1"))
+    assert digest_of(there) == digest_of(here)
     proxy.requests.clear()
-    copy(server.uri(f"{name}/a:1"), f"oci://{proxy.host}/{name}/b:1")
+    copy(there, here)
     assert proxy.sent == 0
 
 
-def test_missing_sources_and_invalid_targets(server: Server, name: str, source: Path, tmp_path: Path) -> None:
-    for uri in (server.uri(f"{name}:none"), server.uri(f"{name}@sha256:{'0' * 64}")):
+def test_missing_sources_and_invalid_targets(repository: Repository, tmp_path: Path) -> None:
+    source, digest = str(repository.source), f"{repository.at}@sha256:{'0' * 64}"
+    for uri in (f"{repository.at}:none", digest):
         assert read_manifest(uri) is None
         with pytest.raises(SourceNotFound):
             copy(uri, str(tmp_path / "x"))
-    with pytest.raises(ConfigurationError, match="has no tag"):
-        copy(str(source), server.uri(name))
-    with pytest.raises(ConfigurationError, match="cannot be written"):
-        copy(str(source), server.uri(f"{name}@sha256:{'0' * 64}"))
-    with pytest.raises(ConfigurationError, match="overlaps"):
-        copy(server.uri(f"{name}:1"), server.uri(f"{name}:1"))
+    for here, to, words in (
+        (source, repository.at, "has no tag"),
+        (source, digest, "cannot be written"),
+        (repository.uri, repository.uri, "overlaps"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            copy(here, to)
 
 
-def test_a_tag_that_moves_is_read_as_it_was_listed(
-    server: Server, name: str, source: Path, tmp_path: Path, content: dict[str, bytes]
-) -> None:
-    uri = server.uri(f"{name}:1")
-    copy(str(source), uri)
-    store = OciStore(parse_store(uri))
+def test_a_tag_that_moves_is_read_as_it_was_listed(repository: Repository, tmp_path: Path) -> None:
+    repository.push()
+    store = OciStore(parse_store(repository.uri))
     listed = {entry.path: entry for entry in store.list()}
-    copy(str(tree(tmp_path / "other", {"config.json": b"other"})), uri)
-    assert b"".join(store.read("config.json", etag=listed["config.json"].etag)) == content["config.json"]
-    assert [entry.path for entry in OciStore(parse_store(uri)).list()] == ["config.json", "MANIFEST.json"]
+    copy(str(tree(tmp_path / "other", {"config.json": b"other"})), repository.uri)
+    read = b"".join(store.read("config.json", etag=listed["config.json"].etag))
+    assert read == repository.content["config.json"]
+    assert [entry.path for entry in OciStore(parse_store(repository.uri)).list()] == ["config.json", "MANIFEST.json"]
 
 
 # ---------------------------------------------------------------- referrers
 
 
-def test_attachments(server: Server, proxy: Proxy, name: str, source: Path) -> None:
-    uri = f"oci://{proxy.host}/{name}:1"
-    copy(str(source), uri)
-    location = parse_store(uri)
+def test_attachments(server: Server, proxy: Proxy, name: str, repository: Repository) -> None:
+    repository.push()
+    location = parse_store(repository.uri)
     first = attach(location, "provenance.json", b'{"a": 1}')
     signature = "application/vnd.dev.sigstore.bundle.v0.3+json"
     attach(location, "model.sig", b"bundle", signature)
@@ -221,23 +199,20 @@ def test_attachments(server: Server, proxy: Proxy, name: str, source: Path) -> N
     assert attached(location) == {"provenance.json": b'{"a": 1}'}
     assert attached(location, signature) == {"model.sig": b"bundle"}
     # docker-registry has no referrers API: the fallback tag, as other clients look for it.
-    index = get(server, name, f"manifests/{digest_of(uri).replace(':', '-')}")
+    index = get(server, name, f"manifests/{digest_of(repository.uri).replace(':', '-')}")
     assert [entry["artifactType"] for entry in index["manifests"]] == ["application/vnd.in-toto+json", signature]
     subject = get(server, name, f"manifests/{first}", "application/vnd.oci.image.manifest.v1+json")["subject"]
-    assert subject["digest"] == digest_of(uri)
+    assert subject["digest"] == digest_of(repository.uri)
     with pytest.raises(SourceNotFound):
-        attach(parse_store(server.uri(f"{name}:none")), "x", b"")
+        attach(parse_store(f"{repository.at}:none"), "x", b"")
 
 
-def test_sidecars_are_attached_and_change_no_digest(server: Server, name: str, source: Path) -> None:
-    copy(str(source), server.uri(f"{name}/a:1"))
-    copy(
-        str(source), server.uri(f"{name}/b:1"), sidecars=lambda manifest: {"provenance.json": manifest.digest.encode()}
-    )
-    assert digest_of(server.uri(f"{name}/a:1")) == digest_of(server.uri(f"{name}/b:1"))
-    held = read_manifest(server.uri(f"{name}/b:1"))
-    assert held is not None
-    assert attached(parse_store(server.uri(f"{name}/b:1"))) == {"provenance.json": held.digest.encode()}
+def test_sidecars_are_attached_and_change_no_digest(repository: Repository) -> None:
+    one, two = f"{repository.at}/a:1", f"{repository.at}/b:1"
+    pushed = repository.push("/a:1")
+    copy(str(repository.source), two, sidecars=lambda manifest: {"provenance.json": manifest.digest.encode()})
+    assert digest_of(one) == digest_of(two)
+    assert attached(parse_store(two)) == {"provenance.json": pushed.digest.encode()}
 
 
 # ---------------------------------------------------------------- skopeo
@@ -250,38 +225,36 @@ def skopeo(*arguments: str) -> str:
 
 
 @needs_skopeo
-def test_skopeo_reads_a_push(
-    server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
-) -> None:
-    copy(str(source), server.uri(f"{name}:1"))
+def test_skopeo_reads_a_push(server: Server, name: str, repository: Repository, tmp_path: Path) -> None:
+    repository.push()
     image = f"docker://{server.host}/{name}:1"
     inspected = json.loads(skopeo("inspect", "--tls-verify=false", image))
-    assert inspected["Digest"] == digest_of(server.uri(f"{name}:1"))
+    assert inspected["Digest"] == digest_of(repository.uri)
     assert (inspected["Os"], len(inspected["Layers"])) == ("linux", 7)
     # Copying checks every digest, and for the image's layers those of their content as well.
     skopeo("copy", "--src-tls-verify=false", "--all", image, f"oci:{tmp_path}/layout:1")
     skopeo("copy", "--src-tls-verify=false", image, f"dir:{tmp_path}/dir")
     manifest = json.loads((tmp_path / "dir/manifest.json").read_bytes())
     for layer in manifest["layers"]:
-        subprocess.run(
-            ["tar", "-xf", tmp_path / "dir" / layer["digest"].removeprefix("sha256:"), "-C", tmp_path], check=True
-        )
-    assert files(tmp_path / "models") == content
+        archive = tmp_path / "dir" / layer["digest"].removeprefix("sha256:")
+        subprocess.run(["tar", "-xf", archive, "-C", tmp_path], check=True)
+    assert files(tmp_path / "models") == repository.content
 
 
 @needs_skopeo
 @pytest.mark.parametrize("pack", [False, True])
 def test_a_push_of_skopeo_is_read(
-    server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, pack: bool
+    server: Server, name: str, repository: Repository, tmp_path: Path, pack: bool
 ) -> None:
     """The image of one platform, in Docker's format, or compressed with gzip."""
-    copy(str(source), server.uri(f"{name}:1"))
+    other = f"{repository.at}:other"
+    repository.push()
     form = ["--dest-compress", "--format=oci"] if pack else ["--format=v2s2"]
     between = f"dir:{tmp_path}/between"
     skopeo("copy", "--src-tls-verify=false", *form, f"docker://{server.host}/{name}:1", between)
     skopeo("copy", "--dest-tls-verify=false", between, f"docker://{server.host}/{name}:other")
-    copy(server.uri(f"{name}:other"), str(tmp_path / "back"))
-    assert files(tmp_path / "back") == content
+    copy(other, str(tmp_path / "back"))
+    assert files(tmp_path / "back") == repository.content
     # Push over it: the layers of another program are packed again.
-    copy(str(tmp_path / "back"), server.uri(f"{name}:other"))
-    assert scan(server.uri(f"{name}:other")).digest == scan(str(source)).digest
+    copy(str(tmp_path / "back"), other)
+    assert scan(other).digest == scan(str(repository.source)).digest
