@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import HTTPServer
@@ -25,6 +26,14 @@ class EndsConnections(ThreadingMixIn, HTTPServer):
     def shutdown_request(self, request: Any) -> None:
         self.__dict__["_connections"].discard(request)
         super().shutdown_request(request)
+
+    def settle(self) -> None:
+        """Wait until no client is connected and every request is finished."""
+        deadline = time.monotonic() + 10
+        time.sleep(0.005)  # for a connection that is not accepted yet
+        while self.__dict__.get("_connections"):
+            assert time.monotonic() < deadline, "a connection does not end"
+            time.sleep(0.001)
 
     def server_close(self) -> None:
         for request in list(self.__dict__.get("_connections", ())):

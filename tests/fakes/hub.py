@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import http.server
 import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from tests.fakes.settling import Settling
+import pytest
+from tests.fakes.scripted import Answer, AnsweringServer, Asked, as_json, faulty, span
+from tests.serving import serving
 
 LFS = (".bin", ".safetensors", ".gz")
 """Suffixes in the repositories' .gitattributes."""
@@ -50,19 +52,11 @@ class Repo:
         return self.branches.get(revision) or (revision if revision in self.commits else None)
 
 
-class Hub(Settling, http.server.HTTPServer):
-    """The server. ``fault`` is called before every response; its result replaces the response.
-
-    ``{"status": 503, "headers": {...}}`` sends that, ``{"cut": 100}`` ends a body after that many bytes,
-    ``{"lost": True}`` serves the request and closes the connection without a response, ``{"stall": True}`` sends
-    nothing and closes it later.
-    """
-
-    daemon_threads = False
-    request_queue_size = 64
+class Hub(AnsweringServer):
+    """The server. ``fault`` is called before every response; its result replaces the response (`faulty`)."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(self._reply)
         self.repos: dict[str, Repo] = {}
         self.blobs: dict[str, bytes] = {}
         self.parts: dict[tuple[str, int], bytes] = {}
@@ -75,12 +69,7 @@ class Hub(Settling, http.server.HTTPServer):
         self.part_size: int | None = None
         self.fault: Callable[[str, str, int], dict[str, Any]] = lambda method, path, count: {}
         self.lock = threading.Lock()
-        self.stalled = threading.Event()
         self.sent = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
     def repo(self, name: str, **files: bytes) -> Repo:
         """A repository with one commit of files whose names have no dots."""
@@ -92,222 +81,179 @@ class Hub(Settling, http.server.HTTPServer):
         """Count the requests that match."""
         return sum(re.search(pattern, each) is not None for each in self.requests)
 
+    def _reply(self, asked: Asked) -> Answer:
+        path, _, query = asked.path.partition("?")
+        with self.lock:
+            self.requests.append(f"{asked.method} {unquote(path)}")
+            self.tokens.append(asked.headers.get("Authorization", ""))
+            self.counts[self.requests[-1]] += 1
+            fault = self.fault(asked.method, unquote(path), self.counts[self.requests[-1]])
+        if "status" in fault:
+            fault = {"body": b"{}", **fault}
+        return faulty(fault, lambda: self._routed(asked, path, query), self.stalled)
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a response is two packets; like real servers, do not wait between them
-    timeout = 5  # of an idle connection, so that no test hangs
-    server: Hub
-    fault: dict[str, Any]
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-    def _any(self) -> None:
-        path, _, query = self.path.partition("?")
-        body = self._body()
-        hub = self.server
-        with hub.lock:
-            hub.requests.append(f"{self.command} {unquote(path)}")
-            hub.tokens.append(self.headers.get("Authorization", ""))
-            hub.counts[hub.requests[-1]] += 1
-            self.fault = hub.fault(self.command, unquote(path), hub.counts[hub.requests[-1]])
-        if "stall" in self.fault:
-            hub.stalled.wait(20)
-            self.close_connection = True
-            return
-        if "status" in self.fault:
-            self._send(self.fault["status"], self.fault.get("body", b"{}"), self.fault.get("headers", {}))
-            return
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if hub.needs_token and not path.startswith(("/cdn/", "/put/")) and token != hub.needs_token:
-            self._error(401, "RepoNotFound" if path.startswith("/api") else "GatedRepo")
-            return
+    def _routed(self, asked: Asked, path: str, query: str) -> Answer:
+        token = asked.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.needs_token and not path.startswith(("/cdn/", "/put/")) and token != self.needs_token:
+            return _error(401, "RepoNotFound" if path.startswith("/api") else "GatedRepo")
         for method, pattern, action in _ROUTES:
             match = re.fullmatch(pattern, path)
-            if match and method == {"HEAD": "GET"}.get(self.command, self.command):
-                action(self, {**match.groupdict(), "query": query}, body)
-                return
-        self._error(404, "")
+            if match and method == {"HEAD": "GET"}.get(asked.method, asked.method):
+                try:
+                    return action(self, {**match.groupdict(), "query": query}, asked)
+                except _Missing as missing:
+                    return _error(404, str(missing))
+        return _error(404, "")
 
-    do_GET = do_POST = do_PUT = do_HEAD = _any  # noqa: N815 - names of http.server
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            data = b""
-            while size := int(self.rfile.readline(), 16):
-                data += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return data
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-    def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        if self.fault.get("lost"):
-            self.close_connection = True
-            return
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        cut = body[: self.fault.get("cut", len(body))]
-        if self.command != "HEAD":
-            self.wfile.write(cut)
-        if cut != body:
-            self.close_connection = True
-
-    def _json(self, value: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
-
-    def _error(self, status: int, code: str) -> None:
-        self._json({"error": code}, status, {"X-Error-Code": code, "X-Error-Message": code} if code else {})
-
-    def _found(self, at: dict[str, str]) -> tuple[Repo, str] | None:
-        """The repository and the commit; otherwise send an error and return None."""
+    def _found(self, at: dict[str, str]) -> tuple[Repo, str]:
+        """The repository and the commit."""
         prefix = {"datasets": "datasets/", "spaces": "spaces/"}.get(at.get("kind") or "", "")
-        repo = self.server.repos.get(prefix + at["repo"])
+        repo = self.repos.get(prefix + at["repo"])
         if repo is None:
-            self._error(404, "RepoNotFound")
-            return None
+            raise _Missing("RepoNotFound")
         commit = repo.at(unquote(at.get("revision") or "main"))
         if commit is None:
-            self._error(404, "RevisionNotFound")
-            return None
+            raise _Missing("RevisionNotFound")
         return repo, commit
 
     # ------------------------------------------------------------ reading
 
-    def _info(self, at: dict[str, str], body: bytes) -> None:
-        if found := self._found(at):
-            self._json({"id": at["repo"], "sha": found[1], "private": found[0].private, "tags": [], "siblings": []})
+    def _info(self, at: dict[str, str], asked: Asked) -> Answer:
+        repo, commit = self._found(at)
+        return as_json({"id": at["repo"], "sha": commit, "private": repo.private, "tags": [], "siblings": []})
 
-    def _tree(self, at: dict[str, str], body: bytes) -> None:
-        if not (found := self._found(at)):
-            return
+    def _tree(self, at: dict[str, str], asked: Asked) -> Answer:
+        found = self._found(at)
         items = [_item(path, data) for path, data in sorted(found[0].commits[found[1]].items())]
         cursor = int(parse_qs(at["query"]).get("cursor", ["0"])[0])
         headers = {}
         if cursor + 1000 < len(items):  # the Hub's page size
-            link = f"{self.server.url}{self.path.partition('?')[0]}?recursive=True&cursor={cursor + 1000}"
+            link = f"{self.url}{asked.path.partition('?')[0]}?recursive=True&cursor={cursor + 1000}"
             headers = {"Link": f'<{link}>; rel="next"'}
-        self._json(items[cursor : cursor + 1000], headers=headers)
+        return as_json(items[cursor : cursor + 1000], headers=headers)
 
-    def _file(self, at: dict[str, str], body: bytes) -> None:
-        if not (found := self._found(at)):
-            return
+    def _file(self, at: dict[str, str], asked: Asked) -> Answer:
+        found = self._found(at)
         data = found[0].commits[found[1]].get(unquote(at["path"]))
         if data is None:
-            self._error(404, "EntryNotFound")
-            return
+            return _error(404, "EntryNotFound")
         item = _item(unquote(at["path"]), data)
         headers = {"X-Repo-Commit": found[1], "Accept-Ranges": "bytes"}
         if "lfs" in item:
-            self.server.blobs.setdefault(item["lfs"]["oid"], data)
+            self.blobs.setdefault(item["lfs"]["oid"], data)
             headers |= {"X-Linked-Etag": f'"{item["lfs"]["oid"]}"', "X-Linked-Size": str(len(data))}
-            place = f"{self.server.cdn}/cdn/{item['lfs']['oid']}"
-            self._send(302, b"", {**headers, "Location": place})
-            return
-        self._ranged(data, {**headers, "ETag": f'"{item["oid"]}"'})
+            place = f"{self.cdn}/cdn/{item['lfs']['oid']}"
+            return Answer(302, b"", {**headers, "Location": place})
+        return self._ranged(asked, data, {**headers, "ETag": f'"{item["oid"]}"'})
 
-    def _cdn(self, at: dict[str, str], body: bytes) -> None:
-        self._ranged(self.server.blobs[at["oid"]], {"ETag": '"of-the-cdn"'})
+    def _cdn(self, at: dict[str, str], asked: Asked) -> Answer:
+        return self._ranged(asked, self.blobs[at["oid"]], {"ETag": '"of-the-cdn"'})
 
-    def _ranged(self, data: bytes, headers: dict[str, str]) -> None:
-        span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if span is None:
-            self.server.sent += len(data)
-            self._send(200, data, headers)
-            return
-        start, end = int(span[1]), min(int(span[2] or len(data) - 1), len(data) - 1)
-        if start >= len(data):
-            self._send(416, b"", {**headers, "Content-Range": f"bytes */{len(data)}"})
-            return
-        self.server.sent += end + 1 - start
-        self._send(206, data[start : end + 1], {**headers, "Content-Range": f"bytes {start}-{end}/{len(data)}"})
+    def _ranged(self, asked: Asked, data: bytes, headers: dict[str, str]) -> Answer:
+        status, body, own = span(data, asked.headers.get("Range", ""))
+        self.sent += len(body)
+        return Answer(status, body, {**headers, **own})
 
     # ------------------------------------------------------------ writing
 
-    def _create(self, at: dict[str, str], body: bytes) -> None:
-        asked = json.loads(body)
-        prefix = {"dataset": "datasets/", "space": "spaces/"}.get(asked.get("type", "model"), "")
-        name = f"{prefix}{asked['organization']}/{asked['name']}"
-        if name in self.server.repos:
-            self._json({"error": "exists", "url": f"{self.server.url}/{name}"}, 409)
-            return
-        self.server.repo(name).private = asked.get("private", asked.get("visibility") == "private")
-        self._json({"url": f"{self.server.url}/{name}"})
+    def _create(self, at: dict[str, str], asked: Asked) -> Answer:
+        given = json.loads(asked.body)
+        prefix = {"dataset": "datasets/", "space": "spaces/"}.get(given.get("type", "model"), "")
+        name = f"{prefix}{given['organization']}/{given['name']}"
+        if name in self.repos:
+            return as_json({"error": "exists", "url": f"{self.url}/{name}"}, 409)
+        self.repo(name).private = given.get("private", given.get("visibility") == "private")
+        return as_json({"url": f"{self.url}/{name}"})
 
-    def _branch(self, at: dict[str, str], body: bytes) -> None:
-        if found := self._found({**at, "revision": "main"}):
-            found[0].branches[unquote(at["branch"])] = found[1]
-            self._json({})
+    def _branch(self, at: dict[str, str], asked: Asked) -> Answer:
+        repo, commit = self._found({**at, "revision": "main"})
+        repo.branches[unquote(at["branch"])] = commit
+        return as_json({})
 
-    def _preupload(self, at: dict[str, str], body: bytes) -> None:
-        if not (found := self._found(at)):
-            return
+    def _preupload(self, at: dict[str, str], asked: Asked) -> Answer:
+        found = self._found(at)
         files = []
-        for each in json.loads(body)["files"]:
+        for each in json.loads(asked.body)["files"]:
             large = each["path"].endswith(LFS) or each["size"] > 5_000_000
             ignored = each["path"] in found[0].ignored
             files.append({"path": each["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": ignored})
-        self._json({"files": files})
+        return as_json({"files": files})
 
-    def _batch(self, at: dict[str, str], body: bytes) -> None:
+    def _batch(self, at: dict[str, str], asked: Asked) -> Answer:
         objects = []
-        for each in json.loads(body)["objects"]:
+        for each in json.loads(asked.body)["objects"]:
             oid, size, answer = each["oid"], each["size"], dict(each)
-            if oid not in self.server.blobs:
-                place = f"{self.server.url}/put/{oid}"
+            if oid not in self.blobs:
+                place = f"{self.url}/put/{oid}"
                 upload: dict[str, Any] = {"href": place}
-                step = self.server.part_size
+                step = self.part_size
                 if step and size > step:
                     header = {f"{n + 1:05}": f"{place}/{n + 1}" for n in range(-(-size // step))}
                     upload = {"href": f"{place}/complete", "header": {"chunk_size": str(step), **header}}
-                answer["actions"] = {"upload": upload, "verify": {"href": f"{self.server.url}/verify"}}
+                answer["actions"] = {"upload": upload, "verify": {"href": f"{self.url}/verify"}}
             objects.append(answer)
-        self._json({"transfer": "basic", "objects": objects})
+        return as_json({"transfer": "basic", "objects": objects})
 
-    def _put(self, at: dict[str, str], body: bytes) -> None:
+    def _put(self, at: dict[str, str], asked: Asked) -> Answer:
         if at["part"]:
-            self.server.parts[at["oid"], int(at["part"])] = body
-            self._send(200, b"", {"ETag": hashlib.md5(body).hexdigest()})
-        else:
-            self._keep(at["oid"], body)
+            self.parts[at["oid"], int(at["part"])] = asked.body
+            return Answer(200, b"", {"ETag": hashlib.md5(asked.body).hexdigest()})
+        return self._keep(at["oid"], asked.body)
 
-    def _complete(self, at: dict[str, str], body: bytes) -> None:
-        numbers = [part["partNumber"] for part in json.loads(body)["parts"]]
-        self._keep(at["oid"], b"".join(self.server.parts[at["oid"], number] for number in numbers))
+    def _complete(self, at: dict[str, str], asked: Asked) -> Answer:
+        numbers = [part["partNumber"] for part in json.loads(asked.body)["parts"]]
+        return self._keep(at["oid"], b"".join(self.parts[at["oid"], number] for number in numbers))
 
-    def _keep(self, oid: str, data: bytes) -> None:
+    def _keep(self, oid: str, data: bytes) -> Answer:
         if hashlib.sha256(data).hexdigest() != oid:
-            self._send(400, b"{}")
-            return
-        self.server.blobs[oid] = data
-        self._send(200)
+            return Answer(400, b"{}")
+        self.blobs[oid] = data
+        return Answer()
 
-    def _verify(self, at: dict[str, str], body: bytes) -> None:
-        self._json({})
+    def _verify(self, at: dict[str, str], asked: Asked) -> Answer:
+        return as_json({})
 
-    def _commit(self, at: dict[str, str], body: bytes) -> None:
-        if not (found := self._found(at)):
-            return
+    def _commit(self, at: dict[str, str], asked: Asked) -> Answer:
+        found = self._found(at)
         repo, head = found
         files = dict(repo.commits[head])
-        lines = [json.loads(line) for line in body.splitlines()]
+        lines = [json.loads(line) for line in asked.body.splitlines()]
         for line in lines:
             value = line["value"]
             if line["key"] == "header" and value.get("parentCommit", head) != head:
-                self._json({"error": "A commit has happened since"}, 412)
-                return
+                return as_json({"error": "A commit has happened since"}, 412)
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
-                files[value["path"]] = self.server.blobs[value["oid"]]
+                files[value["path"]] = self.blobs[value["oid"]]
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
         oid = repo.commit(files, unquote(at["revision"]))
-        self._json({"success": True, "commitOid": oid, "commitUrl": f"{self.server.url}/{at['repo']}/commit/{oid}"})
+        return as_json({"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{at['repo']}/commit/{oid}"})
+
+
+class _Missing(Exception):
+    """A repository or revision does not exist; its text is the Hub's code."""
+
+
+def _error(status: int, code: str) -> Answer:
+    headers = {"X-Error-Code": code, "X-Error-Message": code} if code else {}
+    return as_json({"error": code}, status, headers)
+
+
+@contextmanager
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub whose URL is in the environment, without a token, pauses between retries and the Xet protocol."""
+    from huggingface_hub import close_session, constants
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    close_session()
+    with serving(Hub()) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+        close_session()
 
 
 @lru_cache(maxsize=100_000)
@@ -319,18 +265,18 @@ def _item(path: str, data: bytes) -> dict[str, Any]:
     return item
 
 
-_ROUTES: list[tuple[str, str, Callable[[_Handler, dict[str, str], bytes], None]]] = [
-    ("GET", _API, _Handler._info),
-    ("GET", _API + r"/revision/(?P<revision>[^/]+)", _Handler._info),
-    ("GET", _API + r"/tree/(?P<revision>[^/]+)", _Handler._tree),
-    ("GET", rf"/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", _Handler._file),
-    ("GET", r"/cdn/(?P<oid>\w+)", _Handler._cdn),
-    ("POST", r"/api/repos/create", _Handler._create),
-    ("POST", _API + r"/branch/(?P<branch>[^/]+)", _Handler._branch),
-    ("POST", _API + r"/preupload/(?P<revision>[^/]+)", _Handler._preupload),
-    ("POST", rf"/{_REPO}\.git/info/lfs/objects/batch", _Handler._batch),
-    ("PUT", r"/put/(?P<oid>\w+)(?:/(?P<part>\d+))?", _Handler._put),
-    ("POST", r"/put/(?P<oid>\w+)/complete", _Handler._complete),
-    ("POST", r"/verify", _Handler._verify),
-    ("POST", _API + r"/commit/(?P<revision>[^/]+)", _Handler._commit),
+_ROUTES: list[tuple[str, str, Callable[[Hub, dict[str, str], Asked], Answer]]] = [
+    ("GET", _API, Hub._info),
+    ("GET", _API + r"/revision/(?P<revision>[^/]+)", Hub._info),
+    ("GET", _API + r"/tree/(?P<revision>[^/]+)", Hub._tree),
+    ("GET", rf"/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Hub._file),
+    ("GET", r"/cdn/(?P<oid>\w+)", Hub._cdn),
+    ("POST", r"/api/repos/create", Hub._create),
+    ("POST", _API + r"/branch/(?P<branch>[^/]+)", Hub._branch),
+    ("POST", _API + r"/preupload/(?P<revision>[^/]+)", Hub._preupload),
+    ("POST", rf"/{_REPO}\.git/info/lfs/objects/batch", Hub._batch),
+    ("PUT", r"/put/(?P<oid>\w+)(?:/(?P<part>\d+))?", Hub._put),
+    ("POST", r"/put/(?P<oid>\w+)/complete", Hub._complete),
+    ("POST", r"/verify", Hub._verify),
+    ("POST", _API + r"/commit/(?P<revision>[^/]+)", Hub._commit),
 ]

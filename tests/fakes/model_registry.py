@@ -17,13 +17,13 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from tests.fakes.model_registry_store import Json, Refused, Store
-from tests.fakes.settling import Settling
+from tests.serving import EndsConnections
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,13 @@ class FakeRegistry:
                 return error.status, error.body()
 
 
-class _Server(Settling, HTTPServer):
+class _Server(EndsConnections):
     registry: FakeRegistry
     daemon_threads = True
     request_queue_size = 64
+
+    def handle_error(self, *_: Any) -> None:
+        """Ignore clients that disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
