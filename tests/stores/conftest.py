@@ -56,6 +56,23 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def own_bucket(seaweedfs: SeaweedFS, request: pytest.FixtureRequest) -> Any:
+    """A bucket of this module: SeaweedFS has not enough volumes for one of each test."""
+    made = seaweedfs.resource.Bucket(Path(request.node.name).stem.removeprefix("test_") + "-bucket")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def bucket(own_bucket: Any, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """boto3's object of a bucket that is empty at first; the environment has its server and keys."""
+    for name, value in seaweedfs.environment().items():
+        monkeypatch.setenv(name, value)
+    yield own_bucket
+    own_bucket.objects.all().delete()
+
+
 @pytest.fixture(scope="session")
 def open_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with _registry(tmp_path_factory.mktemp("registry")) as running:
@@ -103,12 +120,8 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hub]:
-    from huggingface_hub import close_session
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    with serving(fake_hub.Hub()) as running:
+    with fake_hub.served(monkeypatch) as running:
         yield running
-        close_session()
 
 
 @pytest.fixture(scope="session")

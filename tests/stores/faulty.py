@@ -133,17 +133,9 @@ def faulty_store(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
     monkeypatch.setattr("trainjob.data.stores.clouds.STALL", "1s")
     monkeypatch.setattr("trainjob.data.stores.web._TIMEOUT", 1.0)
     if scheme == "hf":
-        from huggingface_hub import close_session, constants
-
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr("trainjob.data.stores.huggingface._SILENCE", 0.3)
-        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        close_session()
-        with serving(fake_hub.Hub()) as hub:
-            monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with fake_hub.served(monkeypatch) as hub:
             yield FaultyHub(hub)
-            close_session()
         return
     with serving(fake_clouds.Clouds()) as server:
         account = {"gcs_base_url": server.url, "disable_oauth": True, "client_email": "", "private_key": ""}

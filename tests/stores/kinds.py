@@ -101,19 +101,15 @@ class Filer(S3):
         return f"http://{self.proxy.host}/buckets/{self.bucket}/{name}"
 
 
-class Web(Store):
+class Web(Files):
     """A directory that Python's HTTP server serves by HTTPS, without ranges and entity tags."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        super().__init__(None)
-        self._folder, self._url = folder, url
+        super().__init__(folder)
+        self._url = url
 
     def uri(self, name: str) -> str:
         return f"{self._url}/{name}"
-
-    def put(self, name: str, given: Mapping[str, bytes]) -> str:
-        tree(self._folder / name, given)
-        return self.uri(name)
 
 
 class Oci(Store):

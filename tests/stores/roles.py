@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.server
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
+from tests.fakes import scripted
 from tests.serving import serving
 
 Answer = Callable[[str, str, Mapping[str, str]], Any]
@@ -22,25 +22,13 @@ Answer = Callable[[str, str, Mapping[str, str]], Any]
 def answering(answer: Answer) -> Iterator[str]:
     """Run a server with these answers; yield its URL."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        timeout = 5  # of an idle connection, so that no test hangs
+    def reply(asked: scripted.Asked) -> scripted.Answer:
+        found = answer(asked.method, asked.path, {name.lower(): value for name, value in asked.headers.items()})
+        body = found.encode() if isinstance(found, str) else json.dumps(found).encode()
+        return scripted.Answer(404 if found is None else 200, body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            response = answer(self.command, self.path, {key.lower(): value for key, value in self.headers.items()})
-            body = response.encode() if isinstance(response, str) else json.dumps(response).encode()
-            self.send_response(404 if response is None else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_PUT = do_GET  # noqa: N815 - a name of http.server
-
-    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
-        yield f"http://127.0.0.1:{server.server_port}"
+    with serving(scripted.ScriptedServer(reply)) as server:
+        yield server.url
 
 
 class Issuer:

@@ -255,7 +255,7 @@ def test_long_names(store: FaultyStore, target: Path, tmp_path: Path) -> None:
     assert (target / "d" / longest).read_bytes() == b"y"
     for name in (f"{longest}x", "/".join(["d" * 200] * 25)):
         store.put({name: b"x"})
-        with pytest.raises(UnsafePath, match="too long"):
+        with pytest.raises(UnsafePath, match="too long for this file system; rename or exclude the file"):
             copy(store.uri(), str(tmp_path / "t2"))
         assert read_manifest(str(tmp_path / "t2")) is None
         assert scan(store.uri()).files[0].path == name

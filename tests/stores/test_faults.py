@@ -31,25 +31,14 @@ SHA256 = hashlib.sha256(BIG).hexdigest()
 
 
 @pytest.fixture
-def proxy(seaweedfs: SeaweedFS, start_proxy: Callable[[str], Proxy]) -> Proxy:
-    return start_proxy(seaweedfs.endpoint)
-
-
-@pytest.fixture(scope="module")
-def own_bucket(seaweedfs: SeaweedFS) -> Any:
-    made = seaweedfs.resource.Bucket("faults")
-    made.create()
-    return made
-
-
-@pytest.fixture
-def bucket(seaweedfs: SeaweedFS, own_bucket: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A bucket that is empty at first, read and written through the proxy, without retries of obstore."""
-    for variable, value in {**seaweedfs.environment(), "AWS_ENDPOINT_URL": f"http://{proxy.host}"}.items():
-        monkeypatch.setenv(variable, value)
+def proxy(
+    seaweedfs: SeaweedFS, start_proxy: Callable[[str], Proxy], bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> Proxy:
+    """A proxy through which the bucket is read and written, without retries of obstore."""
+    proxy = start_proxy(seaweedfs.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{proxy.host}")
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
-    yield own_bucket
-    own_bucket.objects.all().delete()
+    return proxy
 
 
 @pytest.fixture(params=["alone", "by ranges"])
