@@ -13,17 +13,16 @@ official clients see what they expect.
 from __future__ import annotations
 
 import json
-import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.certificates import Pair
 from tests.fakes.model_registry_store import Json, Refused, Store
-from tests.serving import EndsConnections
+from tests.fakes.scripted import Answer, AnsweringServer, Asked, as_json
+from tests.serving import serving
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class FakeRegistry:
         versions: Served versions of the API.
         token: Required bearer token; empty: none.
         store: Its database.
-        tls: TLS context with a certificate for the host; None: without TLS.
+        pair: Certificate for the host, and its key; None: without TLS.
         host: Address to listen on.
 
     Attributes:
@@ -81,40 +80,29 @@ class FakeRegistry:
         *,
         token: str = "",
         store: Store | None = None,
-        tls: ssl.SSLContext | None = None,
+        pair: Pair | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         self.host = host
         self.versions = versions
         self.token = token
-        self.tls = tls
+        self.pair = pair
         self.store = store or Store()
         self.requests: list[Request] = []
         self.fault: Callable[[Request], Fault | None] = lambda _: None
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        self._server = _Server((self.host, 0), _Handler)
-        self._server.registry = self
-        if self.tls:
-            # The thread of each connection performs the TLS handshake.
-            self._server.socket = self.tls.wrap_socket(
-                self._server.socket, server_side=True, do_handshake_on_connect=False
-            )
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self._thread.start()
+        self._running = serving(AnsweringServer(self._reply, self.pair, host=self.host))
+        self._server = self._running.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def __exit__(self, *error: Any) -> None:
+        self._running.__exit__(*error)
 
     @property
     def url(self) -> str:
-        return f"http{'s' if self.tls else ''}://{self.host}:{self._server.server_address[1]}"
+        return self._server.url
 
     def settle(self) -> None:
         """Wait until no client is connected any more."""
@@ -146,55 +134,18 @@ class FakeRegistry:
             except Refused as error:
                 return error.status, error.body()
 
-
-class _Server(EndsConnections):
-    registry: FakeRegistry
-    daemon_threads = True
-    request_queue_size = 64
-
-    def handle_error(self, *_: Any) -> None:
-        """Ignore clients that disconnected."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    protocol_version = "HTTP/1.1"
-    timeout = 60
-    wbufsize = 1 << 16  # head and body in one segment: else a client's delayed acknowledgement costs 40 ms
-
-    def _serve(self) -> None:
-        fake = self.server.registry
-        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-        parts = urlsplit(self.path)
-        prefix, _, rest = parts.path.removeprefix("/api/model_registry/").partition("/")
-        request = Request(
-            self.command,
-            rest,
-            dict(parse_qsl(parts.query, keep_blank_values=True)),
-            json.loads(raw) if raw else None,
-            self.headers.get("Authorization", ""),
-            prefix,
-        )
-        fake.requests.append(request)
-        fault = fake.fault(request)
+    def _reply(self, asked: Asked) -> Answer:
+        parts, raw = urlsplit(asked.path), asked.body.decode()
+        version, _, path = parts.path.removeprefix("/api/model_registry/").partition("/")
+        query, body = dict(parse_qsl(parts.query, keep_blank_values=True)), json.loads(raw) if raw else None
+        request = Request(asked.method, path, query, body, asked.headers.get("Authorization", ""), version)
+        self.requests.append(request)
+        fault = self.fault(request)
         if fault is None or fault.done:
-            status, body = fake.answer(request)
+            status, value = self.answer(request)
             if "\0" in raw or "\\u0000" in raw:
-                status, body = 400, {"code": "Bad Request", "message": "Request body contains null bytes"}
-            text, headers = json.dumps(body), {"Content-Type": "application/json; charset=UTF-8"}
-        if fault is not None:
-            if fault.cut:
-                self.close_connection = True
-                return
-            status, text, headers = fault.status, fault.body, {"Content-Type": "application/json", **fault.headers}
-        data = text.encode()
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - as BaseHTTPRequestHandler has it
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as BaseHTTPRequestHandler has it
-        pass
+                status, value = 400, {"code": "Bad Request", "message": "Request body contains null bytes"}
+        if fault is None:
+            return as_json(value, status)
+        headers = {"Content-Type": "application/json", **fault.headers}
+        return Answer(0 if fault.cut else fault.status, fault.body.encode(), headers)

@@ -91,9 +91,9 @@ class AnsweringServer(EndsConnections):
     daemon_threads = False
     request_queue_size = 64
 
-    def __init__(self, answer: Callable[[Asked], Answer], pair: Pair | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.answer = answer
+    def __init__(self, answer: Callable[[Asked], Answer], pair: Pair | None = None, *, host: str = "127.0.0.1") -> None:
+        super().__init__((host, 0), _Handler)
+        self.answer, self.host = answer, host
         self.stalled = threading.Event()
         self.scheme = "http"
         if pair is not None:
@@ -108,7 +108,7 @@ class AnsweringServer(EndsConnections):
 
     @property
     def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.server_port}"
+        return f"{self.scheme}://{self.host}:{self.server_port}"
 
     def add(self, asked: Asked) -> None:
         """Called with each request before it is answered."""

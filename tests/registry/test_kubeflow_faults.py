@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -329,12 +328,10 @@ def test_ports_are_those_of_the_official_client(given: str, used: str) -> None:
 def test_tls_and_the_token_of_the_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     pair = authority.issue("registry", addresses=["127.0.0.1"])
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(pair.certificate, pair.key)
     pod = tmp_path / "pod"
     pod.mkdir()
     (pod / "token").write_text("hunter2")
-    with FakeRegistry(token="hunter2", tls=tls) as fake:
+    with FakeRegistry(token="hunter2", pair=pair) as fake:
         with pytest.raises(ConfigurationError, match="not trusted; set KUBEFLOW_REGISTRY_CA_FILE"):
             register(fake)
         (pod / "ca.crt").write_bytes(authority.certificate.read_bytes())
