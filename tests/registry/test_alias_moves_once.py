@@ -54,9 +54,11 @@ class Writes:
         self.left: int | None = None
         if isinstance(registry, KubeflowRegistry):
             self._trap(monkeypatch, "trainjob.registry.rest.Session.patch")
-        else:
-            self._trap(monkeypatch, "tests.fakes.mlflow.MemoryMlflow.set_model_version_tag")
-            self._trap(monkeypatch, "tests.fakes.mlflow.MemoryMlflow.set_registered_model_alias")
+            return
+        assert isinstance(registry, MlflowRegistry)
+        client = "mlflow.MlflowClient" if registry._database else "tests.fakes.mlflow.MemoryMlflow"
+        for method in ("set_model_version_tag", "set_registered_model_alias"):
+            self._trap(monkeypatch, f"{client}.{method}")
 
     def _trap(self, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
         module, owner, method = path.rsplit(".", 2)
@@ -124,7 +126,7 @@ def test_a_version_that_has_never_held_the_alias_is_promoted_later(
     assert holder(registry, name) == "3"
 
 
-@on("mlflow-memory", "kubeflow")
+@each_registry
 @pytest.mark.parametrize("metric", [None, "acc"])
 @pytest.mark.parametrize("later", ["nothing", "another export", "a person"])
 def test_a_promotion_that_was_killed_at_any_write(
