@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from tests.fakes.model_registry import FakeRegistry
 from tests.keys import PEM, key_pair
 from tests.trees import files, tree
@@ -22,7 +22,7 @@ from trainjob.data import copy, export, file_manifest, initialize, read_manifest
 from trainjob.data.__main__ import main
 from trainjob.data.signing import signer
 from trainjob.data.stores.files import FileStore
-from trainjob.errors import ChecksumMismatch, ConfigurationError, RegistryConflict
+from trainjob.errors import ChecksumMismatch, ConfigurationError
 
 
 @pytest.fixture
@@ -265,19 +265,11 @@ def test_a_changed_payload_invalidates_the_signature(tmp_path: Path, keys: tuple
         initialize(str(tmp_path / "evil"), str(tmp_path / "in"), verify_key=keys[1])
 
 
-def test_an_export_is_signed_once(tmp_path: Path, keys: tuple[str, str]) -> None:
-    source = _model(tmp_path / "out")
-    folder = _export(source, tmp_path / "models", sign=keys[0])
-    before = (folder / "model.sig").read_bytes()
-    assert _export(source, tmp_path / "models", sign=keys[0]) == folder
-    assert (folder / "model.sig").read_bytes() == before
-    _export(source, tmp_path / "models", export_id="b")
-    with pytest.raises(RegistryConflict, match="without a signature"):
-        _export(source, tmp_path / "models", export_id="b", sign=keys[0])
-    (Path(source) / "model.sig").write_bytes(b"{}")
+def test_a_signature_of_the_author_is_a_file_and_no_place_for_another(tmp_path: Path, keys: tuple[str, str]) -> None:
+    source = _model(tmp_path / "out", more={"model.sig": b"{}"})
     with pytest.raises(ConfigurationError, match=r"the export writes model\.sig"):
-        _export(source, tmp_path / "models", export_id="c", sign=keys[0])
-    assert (_export(source, tmp_path / "models", export_id="c") / "model.sig").read_bytes() == b"{}"
+        _export(source, tmp_path / "models", sign=keys[0])
+    assert (_export(source, tmp_path / "models") / "model.sig").read_bytes() == b"{}"
 
 
 def _stored(path: Path, key: Any, encryption: Any) -> str:
@@ -292,7 +284,7 @@ def test_keys_must_be_paths_of_valid_keys(
     source, private, public = _model(tmp_path / "out"), Path(keys[0]).read_text(), Path(keys[1]).read_text()
     key = serialization.load_pem_private_key(private.encode(), None)
     locked = _stored(tmp_path / "locked.key", key, serialization.BestAvailableEncryption(b"x"))
-    other = _stored(tmp_path / "rsa.key", rsa.generate_private_key(65537, 2048), serialization.NoEncryption())
+    other = _stored(tmp_path / "ed25519.key", ed25519.Ed25519PrivateKey.generate(), serialization.NoEncryption())
     missing = str(tmp_path / "none")
     for wrong in (private, missing, str(tmp_path), keys[1], locked, other):
         with pytest.raises(ConfigurationError) as raised:

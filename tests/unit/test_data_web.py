@@ -21,11 +21,10 @@ from tests.fakes.scripted import Answer, Asked, ScriptedServer
 from tests.serving import serving
 
 from trainjob._support import retrying
-from trainjob.data import copy, initialize, ranges, read_manifest
+from trainjob.data import copy, initialize, read_manifest
 from trainjob.data.locations import parse_store
 from trainjob.data.stores import trust
-from trainjob.data.stores.base import WritableStore
-from trainjob.data.stores.opening import open_store, open_writable
+from trainjob.data.stores.opening import open_writable
 from trainjob.data.stores.web import Web as Client
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 
@@ -99,15 +98,6 @@ def test_connections_are_reused_by_all_threads(web: Web) -> None:
     assert len({asked.client for asked in web.asked}) == 32
 
 
-def test_copy_of_a_file_verifies_its_digest(web: Web, tmp_path: Path) -> None:
-    manifest = copy(f"{web.url}/dir/good.csv", str(tmp_path / "t"), digest=SHA256)
-    assert (tmp_path / "t/good.csv").read_bytes() == BIG
-    assert copy(f"{web.url}/dir/good.csv", str(tmp_path / "t")) == manifest
-    copy(f"{web.url}/query.csv?download=1", str(tmp_path / "q"))
-    assert (tmp_path / "q/query.csv").read_bytes() == b"download=1"
-    assert copy(f"{web.url}/empty", str(tmp_path / "e")).size == 0
-
-
 @pytest.mark.parametrize(
     ("path", "error", "words"),
     [
@@ -126,11 +116,7 @@ def test_error_statuses_are_mapped(web: Web, tmp_path: Path, path: str, error: t
     assert len(web.asked) <= 30
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-def test_retries_of_cut_responses_are_limited(
-    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
-) -> None:
-    monkeypatch.setattr(ranges, "PART", 1_000_000 if parallel else 100_000_000)
+def test_retries_of_cut_responses_are_limited(web: Web, tmp_path: Path) -> None:
     web.faults = lambda number, span: {} if span == "bytes=0-0" else {"cut": 0}
     with pytest.raises(StoreUnavailable, match="cut"):
         copy(f"{web.url}/x", str(tmp_path / "t"))
@@ -138,12 +124,9 @@ def test_retries_of_cut_responses_are_limited(
     assert len(web.asked) < 60
 
 
-@pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("supported", [False, True])
-def test_download_resumes_after_a_cut(
-    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supported: bool, parallel: bool
-) -> None:
-    monkeypatch.setattr(ranges, "PART", 1_000_000 if parallel else 100_000_000)
+def test_download_resumes_after_a_cut(web: Web, tmp_path: Path, supported: bool) -> None:
+    """`tests/stores` has the same for large files, which are read by several ranges."""
     web.ranges = supported
     web.faults = lambda number, span: {"cut": 5_000_000 if number > 1 else 2_500_000} if number in (1, 2) else {}
     copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
@@ -171,47 +154,29 @@ def test_retry_after_is_obeyed(
     assert all(seconds <= pause <= seconds + 1 for pause in pauses)
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-def test_a_file_that_changes_is_rejected(
-    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
+@pytest.mark.parametrize(
+    ("tag", "ranges", "fault", "error", "words"),
+    [
+        ("", True, {"cut": 5_000_000}, StoreUnavailable, "cut"),
+        ('"1"', True, {"whole": "*"}, ConfigurationError, "does not report the size"),  # RFC 9110, 14.4
+        ('"1"', False, {"chunks": [BIG]}, ConfigurationError, "does not report the size"),
+    ],
+    ids=["cut without an ETag", "range of an unknown size", "chunks"],
+)
+def test_a_file_that_cannot_be_resumed_or_measured_is_rejected(
+    web: Web, tmp_path: Path, tag: str, ranges: bool, fault: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    monkeypatch.setattr(ranges, "PART", 1_000_000 if parallel else 100_000_000)
-    web.tag = lambda number: '"1"' if number < 3 else '"2"'
-    web.faults = lambda number, span: {"cut": 500_000} if number in (1, 2) else {}
-    with pytest.raises(CorruptData, match="changed"):
-        copy(f"{web.url}/x", str(tmp_path / "t"))
-    assert len(web.asked) < 20, "not retried"
-    assert not (tmp_path / "t/x").exists()
-
-
-def test_a_cut_file_without_an_etag_is_not_resumed(web: Web, tmp_path: Path) -> None:
-    web.tag = lambda _: ""
-    web.faults = lambda number, span: {"cut": 5_000_000} if number == 1 else {}
-    with pytest.raises(StoreUnavailable, match="cut"):
+    web.tag, web.ranges = lambda _: tag, ranges
+    web.faults = lambda number, span: dict(fault) if number == 1 or "cut" not in fault else {}
+    with pytest.raises(error, match=words):
         copy(f"{web.url}/x", str(tmp_path / "t"))
 
 
-def test_a_file_of_unknown_size_is_rejected(web: Web, tmp_path: Path) -> None:
-    web.faults = lambda number, span: {"whole": "*"}  # RFC 9110, 14.4
-    with pytest.raises(ConfigurationError, match="does not report the size"):
-        copy(f"{web.url}/x", str(tmp_path / "t"))
-    web.ranges = False
-    web.faults = lambda number, span: {"chunks": [BIG]}
-    with pytest.raises(ConfigurationError, match="does not report the size"):
-        copy(f"{web.url}/x", str(tmp_path / "t"))
-
-
-def test_an_unreachable_server_is_reported_without_the_query(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="cannot be reached"):
-        copy("http://127.0.0.1:1/x?secret=1", str(tmp_path / "t"))
-
-
-def test_a_read_only_target_is_rejected_before_the_source_is_read(web: Web, tmp_path: Path) -> None:
+def test_a_web_server_can_only_be_read(web: Web, tmp_path: Path) -> None:
     for act in (copy, initialize):
         with pytest.raises(ConfigurationError, match="https:// can only be read") as refused:
             act(str(tmp_path / "missing"), WEB)
         assert WEB in str(refused.value)
-    assert not isinstance(open_store(parse_store(WEB)), WritableStore)
     with pytest.raises(ConfigurationError, match="https:// can only be read"):
         open_writable(parse_store(WEB))
     with pytest.raises(CorruptData):
