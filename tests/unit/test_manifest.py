@@ -25,27 +25,20 @@ def rendered(key: str = "key", attempt: int = 1, **fields: Any) -> dict[str, Any
 ATTEMPTS = st.one_of(st.integers(1, 999), st.integers(1000, 10**20 - 1))
 
 
-@given(KEYS, ATTEMPTS)
-def test_names_and_labels_are_valid_in_kubernetes(key: str, attempt: int) -> None:
-    name = job_name(key, attempt)
-    assert RFC_1035.fullmatch(name)
-    assert len(name) <= 33
-    assert len(f"{name}-dataset-initializer-0-0-abcde") <= 63  # JobSet's webhook
-    assert re.fullmatch(rf"[a-z].*-{key_hash(key)}-{attempt}", name)
-    assert name == job_name(key, attempt)
-    for value in labels_of(key).values():
-        assert LABEL.fullmatch(value)
-
-
-@given(st.lists(st.tuples(KEYS, ATTEMPTS), unique=True, min_size=2))
-def test_names_are_distinct(work: list[tuple[str, int]]) -> None:
-    assert len({job_name(key, attempt) for key, attempt in work}) == len(work)
-
-
-@given(KEYS, KEYS)
-def test_key_hashes_are_distinct(one: str, other: str) -> None:
-    assert (key_hash(one) == key_hash(other)) == (one == other)
-    assert re.fullmatch(r"[a-z0-9]{10}", key_hash(one))
+@given(st.lists(st.tuples(KEYS, ATTEMPTS), unique=True, min_size=1))
+def test_names_and_labels_are_distinct_and_valid_in_kubernetes(work: list[tuple[str, int]]) -> None:
+    names = [job_name(key, attempt) for key, attempt in work]
+    assert len(set(names)) == len(work)
+    assert len({key_hash(key) for key, _ in work}) == len({key for key, _ in work})
+    for name, (key, attempt) in zip(names, work, strict=True):
+        assert RFC_1035.fullmatch(name)
+        assert len(name) <= 33
+        assert len(f"{name}-dataset-initializer-0-0-abcde") <= 63  # JobSet's webhook
+        assert re.fullmatch(rf"[a-z].*-[a-z0-9]{{10}}-{attempt}", name)
+        assert f"-{key_hash(key)}-" in name
+        assert name == job_name(key, attempt)
+        for value in labels_of(key).values():
+            assert LABEL.fullmatch(value)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +64,20 @@ def test_names_contain_the_last_part_of_the_key(key: str, attempt: int, begins: 
     assert job_name(key, attempt) == f"{begins}{key_hash(key)}-{attempt}"
 
 
-def test_names_do_not_change_between_versions() -> None:
-    """After an upgrade, running jobs must still be found."""
+def test_names_and_hashes_do_not_change_between_versions() -> None:
+    """After an upgrade, running jobs must still be found, and belong to their keys."""
     assert job_name("airflow/prod/retrain/scheduled__2026-01-31/train", 2) == "train-kusxgt73oi-2"
+    assert spec_hash(rendered()) == "31ab4e7f71ed3a05e1a26d73f5f2caebe36a988b20809f8196d5046f4b0b2571"
+    beyond_ascii = rendered(env={"CITY": "Zürich"}, args=["日本"])
+    assert spec_hash(beyond_ascii) == "946dade30dc7d2e81a9695cd39c9dd5963f849a54d287b7d422e00a6823782a2"
 
 
-@pytest.mark.parametrize("attempt", [0, -1])
-def test_attempts_out_of_range_are_rejected(attempt: int) -> None:
-    with pytest.raises(ValueError, match="is less than 1"):
-        job_name("k", attempt)
+def test_an_attempt_below_1_and_a_spec_without_a_runtime_are_rejected() -> None:
+    for attempt in (0, -1):
+        with pytest.raises(ValueError, match="is less than 1"):
+            job_name("k", attempt)
+    with pytest.raises(InvalidSpec, match="runtime: is missing"):
+        render(TrainJobSpec(), "k", 1, "ns")
 
 
 def test_all_fields_are_rendered() -> None:
@@ -129,11 +127,6 @@ def test_all_fields_are_rendered() -> None:
     }
 
 
-def test_render_rejects_a_spec_without_a_runtime() -> None:
-    with pytest.raises(InvalidSpec, match="runtime: is missing"):
-        render(TrainJobSpec(), "k", 1, "ns")
-
-
 def test_job_ref_is_read_from_an_object() -> None:
     job = rendered("k", 7)
     job["metadata"]["uid"] = "u"
@@ -168,7 +161,7 @@ def test_hash_does_not_depend_on_serialization(fields: dict[str, Any]) -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", first)
     for again in (
         parsed(json.loads(spec.model_dump_json(exclude_defaults=True))),
-        parsed(spec.model_dump(by_alias=True)),
+        parsed(spec.model_dump(by_alias=True)),  # with each default
         parsed(dict(reversed(fields.items()))),
     ):
         assert spec_hash(render(again, "another key", 2, "elsewhere")) == first
@@ -180,22 +173,9 @@ def test_hash_differs_between_specs(one: dict[str, Any], other: dict[str, Any]) 
     assert (hashes[0] == hashes[1]) == (parsed(one) == parsed(other))
 
 
-def test_the_hash_does_not_change_between_versions() -> None:
-    """After an upgrade, a running job must still belong to its key."""
-    assert spec_hash(rendered()) == "31ab4e7f71ed3a05e1a26d73f5f2caebe36a988b20809f8196d5046f4b0b2571"
-    beyond_ascii = rendered(env={"CITY": "Zürich"}, args=["日本"])
-    assert spec_hash(beyond_ascii) == "946dade30dc7d2e81a9695cd39c9dd5963f849a54d287b7d422e00a6823782a2"
-
-
-def test_an_explicit_default_does_not_change_the_hash() -> None:
-    plain = rendered()
-    written = rendered(suspend=False, args=[], runtime={"name": "torch-distributed", "kind": "ClusterTrainingRuntime"})
-    assert spec_hash(plain) == spec_hash(written)
-
-
 def test_a_foreign_object_has_no_hash() -> None:
-    assert spec_hash({"metadata": {}}) == ""
-    assert spec_hash({"metadata": {"annotations": None}}) == ""
+    for metadata in ({}, {"annotations": None}):
+        assert spec_hash({"metadata": metadata}) == ""
 
 
 RESOURCES = '{"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}'
@@ -226,26 +206,20 @@ def test_differences_are_listed_by_path(wanted: dict[str, Any], present: dict[st
 
 
 def test_additions_of_the_cluster_are_ignored() -> None:
-    wanted = rendered()
-    present = rendered()
+    spec = TrainJobSpec.parse(TRAIN)
+    wanted, present = (render(spec, "k", 1, "ns") for _ in range(2))
     present["spec"] |= {"suspend": True, "managedBy": "x", "runtimePatches": [{"manager": "kueue.x-k8s.io/manager"}]}
     present["spec"]["runtimeRef"]["more"] = 1
     assert differences(wanted, present) == []
-
-
-def test_rendering_does_not_change_the_spec() -> None:
-    """A caller may change the returned object."""
-    spec = TrainJobSpec.parse(TRAIN)
-    render(spec, "k", 1, "ns")["metadata"]["labels"]["x"] = "y"
-    assert "x" not in render(spec, "k", 1, "ns")["metadata"]["labels"]
+    present["metadata"]["labels"]["x"] = "y"
+    assert render(spec, "k", 1, "ns") == wanted, "a caller may change the returned object"
 
 
 # ---------------------------------------------------------------- checkpoints
 
 
-def checkpoint(key: str = "a/work", attempt: int = 1, *, at: str) -> str:
-    trainjob = rendered(key, attempt, checkpoints=at)
-    (variable,) = trainjob["spec"]["trainer"]["env"]
+def checkpoint(at: str) -> str:
+    (variable,) = rendered("a/work", checkpoints=at)["spec"]["trainer"]["env"]
     assert variable["name"] == "TRAINJOB_CHECKPOINT"
     return str(variable["value"])
 
@@ -264,34 +238,22 @@ def test_checkpoint_directories_are_below_the_given_location(at: str, handed: st
     assert checkpoint(at=at) == handed.format(hash=key_hash("a/work"), asked=digest(rendered()["spec"]))
 
 
-def test_checkpoint_directories_do_not_depend_on_the_attempt() -> None:
-    assert checkpoint(attempt=1, at="s3://b") == checkpoint(attempt=2, at="s3://b")
-    assert checkpoint(attempt=1, at="s3://b") == checkpoint(attempt=10_000, at="s3://b")
-    assert checkpoint("a/work", at="s3://b") != checkpoint("b/work", at="s3://b")
-    assert "TRAINJOB_CHECKPOINT" not in str(rendered())
-
-
 def test_checkpoint_volume_is_added_to_the_patches_of_a_spec() -> None:
+    """On each step that trains: Trainer's MPI runtimes also train in the launcher's pod."""
     own = {"manager": "example.com/team", "trainingRuntimeSpec": {"template": {"metadata": {"labels": {"a": "b"}}}}}
-    first, second = rendered(checkpoints="pvc://claim/x", runtime_patches=[own])["spec"]["runtimePatches"]
+    spec = {"runtime": "deepspeed-distributed", "checkpoints": "pvc://claim/x", "runtime_patches": [own]}
+    first, second = rendered(**spec)["spec"]["runtimePatches"]
     assert first == own
-    (job,) = second["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    pod = job["template"]["spec"]["template"]["spec"]
+    node, launcher = second["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert (node["name"], launcher["name"]) == ("node", "launcher")
+    assert node["template"] == launcher["template"]
+    pod = node["template"]["spec"]["template"]["spec"]
     (volume,), (container,) = pod["volumes"], pod["containers"]
     assert volume["persistentVolumeClaim"] == {"claimName": "claim"}
     (mount,) = container["volumeMounts"]
     assert mount["name"] == volume["name"]
     assert checkpoint(at="pvc://claim/x").startswith(f"{mount['mountPath']}/x/")
     assert "runtimePatches" not in rendered(checkpoints="s3://b")["spec"]
-
-
-def test_checkpoint_volume_is_mounted_on_every_mpi_node() -> None:
-    """Trainer's MPI runtimes also train in the launcher's pod."""
-    spec = TrainJobSpec.parse({"runtime": "deepspeed-distributed", "checkpoints": "pvc://claim/x"})
-    (patch,) = render(spec, "a/work", 1, "ns")["spec"]["runtimePatches"]
-    jobs = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    assert [job["name"] for job in jobs] == ["node", "launcher"]
-    assert jobs[0]["template"] == jobs[1]["template"]
 
 
 def test_the_owner_reference_is_optional_and_complete() -> None:

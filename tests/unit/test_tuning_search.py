@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -63,6 +64,31 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+async def interrupted(world: World, condition: Callable[[], bool], **fields: Any) -> None:
+    """Call `tune`, and cancel the call when the condition holds."""
+    task = asyncio.create_task(world.tune(**fields))
+    await until(condition)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def at(request: str, action: Callable[[], object], number: int = 1) -> Callable[[str], None]:
+    """A hook that acts before a request: the one of that name and number."""
+    numbers = itertools.count(1)
+
+    def before(name: str) -> None:
+        if name == request and next(numbers) == number:
+            action()
+
+    return before
+
+
+def once(count: int) -> list[tuple[str, int]]:
+    """The first attempt of each of these trials."""
+    return [(str(number), 1) for number in range(count)]
+
+
 async def killed(world: World, dies_at: int, **fields: Any) -> bool:
     """Whether a launcher was killed at its request of that number; raises what else it raises."""
     launcher = world.launcher(dies_at)
@@ -105,12 +131,6 @@ async def test_a_study_runs(world: World) -> None:
 # ---------------------------------------------------------------- kills
 
 
-async def _undisturbed(**fields: Any) -> StudyResult:
-    world = World()
-    async with world.trainings.training():
-        return await world.tune(**fields)
-
-
 @pytest.mark.full
 async def test_a_kill_at_any_request_loses_and_doubles_no_trial() -> None:
     """The launcher dies before and after each of its requests to the cluster and to the journal."""
@@ -119,7 +139,9 @@ async def test_a_kill_at_any_request_loses_and_doubles_no_trial() -> None:
         "parallel": 1,
         "sampler": {"seed": 5, "options": {"n_startup_trials": 1}},
     }
-    undisturbed = await _undisturbed(**fields)
+    world = World()
+    async with world.trainings.training():
+        undisturbed = await world.tune(**fields)
     kills = 0
     for dies_at in range(1, 200):
         each = World()
@@ -130,7 +152,7 @@ async def test_a_kill_at_any_request_loses_and_doubles_no_trial() -> None:
             result = await each.tune(**fields)
         assert [trial.parameters for trial in result.trials] == [trial.parameters for trial in undisturbed.trials]
         assert [trial.value for trial in result.trials] == [trial.value for trial in undisturbed.trials]
-        assert sorted(each.trainings.started) == [("0", 1), ("1", 1), ("2", 1)], f"killed at request {dies_at}"
+        assert sorted(each.trainings.started) == once(3), f"killed at request {dies_at}"
     assert kills > 30
 
 
@@ -152,24 +174,20 @@ async def test_a_kill_while_pruning_leaves_no_job_running() -> None:
                 await each.tune(**fields)
         state = each.state()
         assert {trial.state for trial in state.trials} == {"pruned"}
-        assert each.trainings.started == [("0", 1), ("1", 1)], f"killed at request {dies_at}"
+        assert each.trainings.started == once(2), f"killed at request {dies_at}"
         assert not [job for job in each.backend.jobs.values() if not observe(job).phase.terminal], dies_at
     assert kills > 20
 
 
 async def test_a_result_that_a_person_fetched_is_not_trained_again(world: World) -> None:
     """The launcher dies while the trial runs; somebody waits for the trial's job, which marks it as delivered."""
-    launcher = world.launcher()
-    task = asyncio.create_task(world.tune(launcher, max_trials=1))
-    await until(lambda: len(world.trainings.started) > 0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await interrupted(world, lambda: len(world.trainings.started) > 0, max_trials=1)
     await until(lambda: len(world.trainings.ended) > 0)
     (job,) = world.jobs(0)
     await mark_delivered(world.backend, JobRef.of(job))
     result = await world.tune(max_trials=1)
     assert result.best.state == "complete"
-    assert world.trainings.started == [("0", 1)]
+    assert world.trainings.started == once(1)
 
 
 # ---------------------------------------------------------------- two launchers
@@ -180,7 +198,12 @@ async def test_two_launchers_at_once_are_one_study(world: World) -> None:
     assert [trial.parameters for trial in first.trials] == [trial.parameters for trial in second.trials]
     assert [trial.value for trial in first.trials] == [trial.value for trial in second.trials]
     assert {trial.state for trial in (*first.trials, *second.trials)} == {"complete"}
-    assert sorted(world.trainings.started) == sorted((str(number), 1) for number in range(8))
+    assert sorted(world.trainings.started) == once(8)
+
+
+def pruned_by_another(world: World) -> None:
+    pruned = Trial(0, {}, "pruned", 1.0, "worse than other trials").as_dict()
+    MemoryJournal(world.files).create("ended/00000", pruned)
 
 
 @pytest.mark.usefixtures("endless")
@@ -190,8 +213,7 @@ async def test_an_outcome_of_another_launcher_ends_the_wait(world: World, monkey
     world.trainings.metric = lambda values, step: 1.0
     task = asyncio.create_task(world.tune(max_trials=1))
     await until(lambda: len(world.trainings.started) > 0)
-    pruned = Trial(0, {}, "pruned", 1.0, "worse than other trials").as_dict()
-    MemoryJournal(world.files).create("ended/00000", pruned)
+    pruned_by_another(world)
     with pytest.raises(StudyFailed):
         await asyncio.wait_for(task, 5)
     assert world.jobs(0) == []
@@ -200,26 +222,15 @@ async def test_an_outcome_of_another_launcher_ends_the_wait(world: World, monkey
 async def test_a_trial_that_another_launcher_pruned_meanwhile_is_not_launched_again(world: World) -> None:
     """The other launcher prunes the trial and cancels its job just before this one would adopt the job."""
     launcher = world.launcher()
-
-    def before(name: str) -> None:
-        if name == "POST trainjobs" and launcher.journal.files.get("asked/00000"):
-            pruned = Trial(0, {}, "pruned", 1.0, "worse than other trials").as_dict()
-            launcher.journal.create("ended/00000", pruned)
-
-    launcher.before = before
+    launcher.before = at("POST trainjobs", lambda: pruned_by_another(world))
     with pytest.raises(StudyFailed):
         await world.tune(launcher, max_trials=1)
     assert world.jobs(0) == []
 
 
 async def test_the_sampler_takes_the_parameters_of_another_launcher(world: World) -> None:
-    launcher = world.launcher()
-
-    def before(name: str) -> None:
-        if name == "create asked/00001":
-            world.files.setdefault("asked/00001", '{"parameters": {"x": -1.5, "n": 3}}')
-
-    launcher.journal.before = before
+    launcher, theirs = world.launcher(), '{"parameters": {"x": -1.5, "n": 3}}'
+    launcher.journal.before = at("create asked/00001", lambda: world.files.setdefault("asked/00001", theirs))
     fields: dict[str, Any] = {"parallel": 1, "sampler": {"seed": 5, "options": {"n_startup_trials": 1}}}
     result = await world.tune(launcher, **fields)
     assert result.trials[1].parameters == {"x": -1.5, "n": 3}
@@ -270,18 +281,20 @@ async def test_a_changed_study_is_refused_with_a_diff(world: World, change: dict
     assert "use another key" in str(caught.value)
 
 
-@pytest.mark.parametrize("error", [Rejected("exceeded quota"), BackendUnavailable("no route")])
-async def test_an_error_of_a_launch_loses_no_running_trial(world: World, error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("failing", "number", "error"),
+    [
+        ("POST trainjobs", 3, Rejected("exceeded quota")),
+        ("POST trainjobs", 3, BackendUnavailable("no route")),
+        ("create ended/00001", 1, StoreUnavailable("no answer")),
+    ],
+)
+async def test_an_error_of_a_request_loses_no_trial(world: World, failing: str, number: int, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
     launcher = world.launcher()
-    creates = 0
-
-    def before(name: str) -> None:
-        nonlocal creates
-        creates += name == "POST trainjobs"
-        if name == "POST trainjobs" and creates == 3:
-            raise error
-
-    launcher.before = before
+    launcher.before = launcher.journal.before = at(failing, fail, number)
     with pytest.raises(type(error)):
         await world.tune(launcher, max_trials=6)
     state = world.state()
@@ -291,39 +304,7 @@ async def test_an_error_of_a_launch_loses_no_running_trial(world: World, error: 
     assert not state.ended
     result = await world.tune(max_trials=6)
     assert [trial.state for trial in result.trials] == ["complete"] * 6
-    assert sorted(world.trainings.started) == sorted((str(number), 1) for number in range(6))
-
-
-async def test_an_outage_of_the_journal_loses_no_trial(world: World) -> None:
-    launcher = world.launcher()
-
-    def before(name: str) -> None:
-        if name == "create ended/00001":
-            raise StoreUnavailable("no answer")
-
-    launcher.journal.before = before
-    with pytest.raises(StoreUnavailable):
-        await world.tune(launcher, max_trials=6)
-    result = await world.tune(max_trials=6)
-    assert [trial.state for trial in result.trials] == ["complete"] * 6
-    assert sorted(world.trainings.started) == sorted((str(number), 1) for number in range(6))
-
-
-@pytest.mark.usefixtures("endless")
-async def test_a_job_that_cannot_be_cancelled_is_cancelled_later(world: World) -> None:
-    world.trainings.metric = lambda values, step: 1.0
-    launcher = world.launcher()
-    failures = [BackendUnavailable("no route")]
-
-    def before(name: str) -> None:
-        if name == "GET trainjobs" and failures:
-            raise failures.pop()
-
-    launcher.before = before
-    with pytest.raises(StudyFailed):
-        await world.tune(launcher, max_trials=1, pruner={"name": "threshold", "options": {"upper": 0.0}})
-    assert not failures
-    assert world.backend.jobs == {}
+    assert sorted(world.trainings.started) == once(6)
 
 
 @pytest.mark.full
@@ -355,12 +336,7 @@ async def test_no_attempt_follows_the_last_one_that_fails_while_a_launcher_start
     await asyncio.gather(first, return_exceptions=True)
     last = max(map(JobRef.of, world.jobs(0)), key=lambda ref: ref.attempt)
     launcher = world.launcher()
-
-    def before(name: str) -> None:
-        if name == "LIST leases" and not observe(world.backend.job(last)).phase.terminal:
-            world.backend.end(last, 143)
-
-    launcher.before = before
+    launcher.before = at("LIST leases", lambda: world.backend.end(last, 143))
     async with asyncio.timeout(10):  # a third attempt would train for hours
         with pytest.raises(StudyFailed, match=rf"trial 0 of job {last.name}: .*SIGTERM"):
             await world.tune(launcher, max_trials=1, retries=1)
@@ -391,26 +367,19 @@ async def test_a_trial_whose_rank_crashed_is_cancelled(world: World, monkeypatch
 
 
 async def test_a_cancelled_call_leaves_the_trials_running_and_the_next_one_continues(world: World) -> None:
-    task = asyncio.create_task(world.tune(max_trials=6))
-    await until(lambda: len(world.trainings.ended) >= 2)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await interrupted(world, lambda: len(world.trainings.ended) >= 2, max_trials=6)
     assert world.backend.jobs
     result = await world.tune(max_trials=6)
     assert [trial.state for trial in result.trials] == ["complete"] * 6
-    assert sorted(world.trainings.started) == sorted((str(number), 1) for number in range(6))
+    assert sorted(world.trainings.started) == once(6)
 
 
 async def test_cancelled_trials_run_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
-    task = asyncio.create_task(world.tune(max_trials=3))
-    await until(lambda: len(world.trainings.started) >= 2)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert await cancel_trials(world.backend, "study", namespace="ns") == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
+        await interrupted(world, lambda: len(world.trainings.started) >= 2, max_trials=3)
+        assert await cancel_trials(world.backend, "study", namespace="ns") == 2
     assert world.backend.jobs == {}
-    monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 3)
     result = await world.tune(max_trials=3)
     assert [trial.state for trial in result.trials] == ["complete"] * 3
 
@@ -419,41 +388,35 @@ async def test_a_launch_that_was_under_way_at_the_end_leaves_no_job(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second trial's request is on its way while the first trial reaches the value."""
-    launcher = world.launcher()
-    original = Launcher.create
+    create, train = Launcher.create, Trainings._train
 
     async def slow(self: Launcher, job: Any, *, dry_run: bool = False) -> Any:
-        stored = await original(self, job, dry_run=dry_run)
+        stored = await create(self, job, dry_run=dry_run)
         if stored["metadata"]["labels"][TRIAL] == "1":
             await asyncio.sleep(0.3)
         return stored
 
+    def only_the_first(self: Trainings, job: dict[str, Any]) -> None:
+        if job["metadata"]["labels"][TRIAL] == "0":
+            train(self, job)
+
     monkeypatch.setattr(Launcher, "create", slow)
-    monkeypatch.setattr(Trainings, "_train", _only_the_first(Trainings._train))
-    result = await world.tune(launcher, max_trials=2, stop_at=1000.0)
+    monkeypatch.setattr(Trainings, "_train", only_the_first)
+    result = await world.tune(max_trials=2, stop_at=1000.0)
     assert [trial.state for trial in result.trials] == ["complete", "stopped"]
     assert [observe(job).phase.terminal for job in world.backend.jobs.values()] == [True]
 
 
-def _only_the_first(train: Any) -> Any:
-    def call(self: Trainings, job: dict[str, Any]) -> None:
-        if job["metadata"]["labels"][TRIAL] == "0":
-            train(self, job)
-
-    return call
-
-
 @pytest.mark.usefixtures("endless")
 async def test_the_job_of_a_launch_that_was_on_its_way_is_cancelled_too(world: World) -> None:
-    created = asyncio.create_task(_create_later(world))
+    async def create_later() -> None:
+        await asyncio.sleep(0.2)
+        await world.backend.create(render(TEMPLATE, "study/3", 1, "ns"))
+
+    created = asyncio.create_task(create_later())
     assert await cancel_trials(world.backend, "study", namespace="ns", launching=[3]) == 1
     await created
     assert world.backend.jobs == {}
-
-
-async def _create_later(world: World) -> None:
-    await asyncio.sleep(0.2)
-    await world.backend.create(render(TEMPLATE, "study/3", 1, "ns"))
 
 
 async def test_a_trial_whose_key_is_cancelled_during_its_launch_fails(
@@ -483,11 +446,20 @@ async def test_a_trial_that_is_launched_again_has_no_job_meanwhile(world: World)
 
 
 @pytest.mark.usefixtures("endless")
-async def test_pruned_trials_leave_no_records_of_their_cancel(world: World) -> None:
-    """On a cluster a record is a Lease, which is kept for an hour."""
+@pytest.mark.parametrize("failures", [[], [BackendUnavailable("no route")]], ids=["at once", "after an error"])
+async def test_pruned_trials_leave_neither_jobs_nor_records(world: World, failures: list[Exception]) -> None:
+    """On a cluster the record of a cancel is a Lease, which is kept for an hour."""
+
+    def fail() -> None:
+        if left:
+            raise left.pop()
+
     world.trainings.metric = lambda values, step: 1.0
+    launcher, left = world.launcher(), list(failures)
+    launcher.before = at("GET trainjobs", fail)
     with pytest.raises(StudyFailed):
-        await world.tune(max_trials=4, pruner={"name": "threshold", "options": {"upper": 0.0}})
+        await world.tune(launcher, max_trials=4, pruner={"name": "threshold", "options": {"upper": 0.0}})
+    assert not left
     assert world.backend.jobs == {}
     assert world.backend.cancelled == []
 
