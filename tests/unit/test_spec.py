@@ -104,8 +104,13 @@ def test_forms_of_fields_are_rendered(fields: dict[str, Any], path: str, expecte
     assert value == expected
 
 
-def test_unset_fields_are_not_sent() -> None:
+def test_unset_fields_and_empty_values_are_not_sent() -> None:
     assert set(body()) == {"runtimeRef", "trainer"}
+    assert body(env={"A": "", "B": "b"}, outputs={"c": ""})["trainer"]["env"] == [
+        {"name": "TRAINJOB_OUTPUT_C"},
+        {"name": "A"},
+        {"name": "B", "value": "b"},
+    ]
 
 
 def test_runtime_patches_are_rendered() -> None:
@@ -239,28 +244,31 @@ def test_env_patches_of_trainers_containers_are_rejected(container: str) -> None
     assert "use env" in found["runtime_patches[0].replicated_jobs[0].containers[0].env"]
 
 
+def test_secrets_in_any_part_of_a_patch_are_rejected() -> None:
+    secret = patch(volumes=[{"name": "v", "csi": {"options": "password=hunter2"}}])
+    (job,) = secret["training_runtime_spec"]["template"]["spec"]["replicated_jobs"]
+    job["template"]["spec"]["template"]["metadata"] = {"annotations": {"note": TOKEN}}
+    where = "runtime_patches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template."
+    found = problems(TRAIN, runtime_patches=[secret])
+    assert {f"{where}metadata.annotations.note", f"{where}spec.volumes[0].csi.options"} <= found.keys()
+
+
 POD = "runtime_patches[0].training_runtime_spec.template.spec.replicated_jobs[0].template.spec.template.spec"
+BAD_PATCH = patch(
+    {"name": "side", "imagee": "i", "env": {"HF_TOKEN": "x"}, "volumeMounts": [{}]},
+    manager="me",
+    nodeSelectors={},
+    volumes=[{"name": "a", "persistentVolumeClam": {}}, {"emptyDir": {}}],
+    tolerations=[{"operater": "Exists"}, {"value": "x"}],
+    affinity={"nodeAfinity": {}},
+)
 AT_ONCE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "unknown fields, a bad value, a reserved name and a secret": (
-        {
-            "runtime": "x",
-            "numNode": 2,
-            "trainer_image": 3,
-            "env": {"A": {"bad": 1}, "B": 2, "PET_NNODES": "2", "HF_TOKEN": "x"},
-            "args": ["--token=abc", 0.1],
-            "func_args": {"a": 1},
-        },
-        {
-            "numNode": "did you mean num_nodes?",
-            "trainer_image": "did you mean image?",
-            "env.A.bad": "no such field",
-            "env.B": "write '2'",
-            "env.PET_NNODES": "torch",
-            "env.HF_TOKEN": "secret",
-            "args[0]": "secret",
-            "args[1]": "must be text, not float",
-            "func_args": "needs func",
-        },
+        {"runtime": "x", "numNode": 2, "trainer_image": 3, "args": ["--token=abc", 0.1], "func_args": {"a": 1},
+         "env": {"A": {"bad": 1}, "B": 2, "PET_NNODES": "2", "HF_TOKEN": "x"}},
+        {"numNode": "did you mean num_nodes?", "trainer_image": "did you mean image?", "env.A.bad": "no such field",
+         "env.B": "write '2'", "env.PET_NNODES": "torch", "env.HF_TOKEN": "secret", "args[0]": "secret",
+         "args[1]": "must be text, not float", "func_args": "needs func"},
     ),
     "resources": (
         {"runtime": "x", "resources_per_node": {"cpu": "4x", "GPU": "many", "memory": "1Gi"}, "labels": {"a b": ""}},
@@ -268,124 +276,71 @@ AT_ONCE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "misspelled parts of resources": (
         {"runtime": "x", "resources_per_node": {"request": {"cpu": 1}, "limits": {"cpu": "a", "memory": "b"}}},
-        {
-            "resources_per_node.request": "did you mean requests?",
-            "resources_per_node.limits.cpu": "'a'",
-            "resources_per_node.limits.memory": "'b'",
-        },
+        {"resources_per_node.request": "did you mean requests?", "resources_per_node.limits.cpu": "'a'",
+         "resources_per_node.limits.memory": "'b'"},
     ),
     "initializers": (
-        {
-            "runtime": "x",
-            "initializer": {
-                "datset": "hf://a/b",
-                "dataset": {"storage": "x", "accessTokn": "y"},
-                "model": {"storageUri": "hf://a/b", "region": "eu", "numDataNodes": 1, "env": {"ACCESS_TOKEN": "x"}},
-            },
-        },
-        {
-            "initializer.datset": "did you mean dataset?",
-            "initializer.dataset.storage": "did you mean storage_uri?",
-            "initializer.dataset.accessTokn": "did you mean access_token?",
-            "initializer.model.numDataNodes": "greater than or equal to 2",
-            "initializer.model.region": "hf://",
-            "initializer.model.env.ACCESS_TOKEN": "secret",
-        },
+        {"runtime": "x", "initializer": {
+            "datset": "hf://a/b", "dataset": {"storage": "x", "accessTokn": "y"},
+            "model": {"storageUri": "hf://a/b", "region": "eu", "numDataNodes": 1, "env": {"ACCESS_TOKEN": "x"}},
+        }},
+        {"initializer.datset": "did you mean dataset?",
+         "initializer.dataset.storage": "did you mean storage_uri?",
+         "initializer.dataset.accessTokn": "did you mean access_token?",
+         "initializer.model.numDataNodes": "greater than or equal to 2",
+         "initializer.model.region": "hf://", "initializer.model.env.ACCESS_TOKEN": "secret"},
     ),
     "patches": (
-        {
-            "runtime": "x",
-            "runtime_patches": [
-                patch(
-                    {"name": "side", "imagee": "i", "env": {"HF_TOKEN": "x"}, "volumeMounts": [{}]},
-                    manager="me",
-                    nodeSelectors={},
-                    volumes=[{"name": "a", "persistentVolumeClam": {}}, {"emptyDir": {}}],
-                    tolerations=[{"operater": "Exists"}, {"value": "x"}],
-                    affinity={"nodeAfinity": {}},
-                )
-            ],
-        },
-        {
-            "runtime_patches[0].manager": "domain-prefixed",
-            f"{POD}.nodeSelectors": "did you mean node_selector?",
-            f"{POD}.volumes[0]": "did you mean persistentVolumeClaim?",
-            f"{POD}.volumes[1]": "needs a name",
-            f"{POD}.tolerations[0].operater": "did you mean operator?",
-            f"{POD}.tolerations[1]": "without a key",
-            f"{POD}.affinity.nodeAfinity": "did you mean nodeAffinity?",
-            f"{POD}.containers[0].imagee": "no such field",
-            f"{POD}.containers[0].volumeMounts[0].name": "is missing",
-            f"{POD}.containers[0].volumeMounts[0].mount_path": "is missing",
-            "runtime_patches[0].replicated_jobs[0].containers[0].env.HF_TOKEN": "secret",
-        },
+        {"runtime": "x", "runtime_patches": [BAD_PATCH]},
+        {"runtime_patches[0].manager": "domain-prefixed",
+         f"{POD}.nodeSelectors": "did you mean node_selector?",
+         f"{POD}.volumes[0]": "did you mean persistentVolumeClaim?",
+         f"{POD}.volumes[1]": "needs a name",
+         f"{POD}.tolerations[0].operater": "did you mean operator?",
+         f"{POD}.tolerations[1]": "without a key",
+         f"{POD}.affinity.nodeAfinity": "did you mean nodeAffinity?",
+         f"{POD}.containers[0].imagee": "no such field",
+         f"{POD}.containers[0].volumeMounts[0].name": "is missing",
+         f"{POD}.containers[0].volumeMounts[0].mount_path": "is missing",
+         "runtime_patches[0].replicated_jobs[0].containers[0].env.HF_TOKEN": "secret"},
     ),
     "torchtune": (
         {"runtime": "x", "torchtune": {"batchSize": 0, "peftConfig": {"loraRanc": 3}}, "command": ["x"]},
-        {
-            "torchtune.batchSize": "greater than or equal to 1",
-            "torchtune.peftConfig.loraRanc": "did you mean lora_rank?",
-            "torchtune": "cannot be combined",
-        },
+        {"torchtune.batchSize": "greater than or equal to 1", "torchtune": "cannot be combined",
+         "torchtune.peftConfig.loraRanc": "did you mean lora_rank?"},
     ),
     "env as a list": (
         {"runtime": "x", "env": [{"name": "A", "value": 1}, {"value": "x"}, "B=1", {"name": "HF_TOKEN", "value": "x"}]},
         {"env.A": "write '1'", "env[1]": "needs a name", "env[2]": "needs a name", "env.HF_TOKEN": "secret"},
     ),
     "sources of env": (
-        {
-            "runtime": "x",
-            "env": {
-                "A": {"valueFrom": {"secretKeyRef": {"name": "S_", "keyy": "k"}}},
-                "B": {"secretKeyReff": {"name": "s", "key": "k"}},
-                "A B": "1",
-            },
-        },
-        {
-            "env.A.secretKeyRef.name": "is not a valid name",
-            "env.A.secretKeyRef.keyy": "did you mean key?",
-            "env.B.secretKeyReff": "did you mean secretKeyRef?",
-            "env.A B": "not a name",
-        },
+        {"runtime": "x", "env": {"A": {"valueFrom": {"secretKeyRef": {"name": "S_", "keyy": "k"}}},
+                                 "B": {"secretKeyReff": {"name": "s", "key": "k"}}, "A B": "1"}},
+        {"env.A.secretKeyRef.name": "is not a valid name", "env.A.secretKeyRef.keyy": "did you mean key?",
+         "env.B.secretKeyReff": "did you mean secretKeyRef?", "env.A B": "not a name"},
     ),
     "a name in both spellings": (
         {"runtime": "x", "numNodes": 0, "num_nodes": 2},
         {"numNodes": "greater than or equal to 1", "num_nodes": "remove num_nodes or numNodes"},
     ),
     "a misspelled runtime": (
-        {"runtim": "x", "labels": {"a": 1}},
-        {"runtim": "did you mean runtime?", "labels.a": "'1'"},
+        {"runtim": "x", "labels": {"a": 1}}, {"runtim": "did you mean runtime?", "labels.a": "'1'"},
     ),
     "a bad runtime": ({"runtime": {"name": "X_"}, "func": 3, "func_args": {"a": 1}}, {"runtime.name": "", "func": ""}),
     "a manifest": (
-        {
-            **MANIFEST,
-            "specs": {},
-            "statu": {},
-            "metadata": {"labels": {1: "x"}},
-            "spec": {"runtimeRef": "x", "trainer": {"command": "x", "env": [3, {"name": "HF_TOKEN", "value": "x"}]}},
-        },
-        {
-            "manifest.specs": "did you mean spec?",
-            "manifest.statu": "is not a field",
-            "manifest.spec.runtimeRef": "must be a mapping",
-            "manifest.spec.trainer.command": "must be a list",
-            "manifest.spec.trainer.env[0]": "needs a name",
-            "manifest.spec.trainer.env.HF_TOKEN": "secret",
-        },
+        {**MANIFEST, "specs": {}, "statu": {}, "metadata": {"labels": {1: "x"}},
+         "spec": {"runtimeRef": "x", "trainer": {"command": "x", "env": [3, {"name": "HF_TOKEN", "value": "x"}]}}},
+        {"manifest.specs": "did you mean spec?", "manifest.statu": "is not a field",
+         "manifest.spec.runtimeRef": "must be a mapping", "manifest.spec.trainer.command": "must be a list",
+         "manifest.spec.trainer.env[0]": "needs a name", "manifest.spec.trainer.env.HF_TOKEN": "secret"},
     ),
     "a manifest beside fields": (
-        {
-            "manifest": {**MANIFEST, "spec": {"initializer": {"x": 3}, "trainer": {"command": ["tune", "run"]}}},
-            "args": [],
-        },
-        {
-            "args": "cannot be combined",
-            "manifest.spec.initializer.x": "must be a mapping",
-            "manifest.spec.runtimeRef.name": "is missing",
-        },
+        {"manifest": {**MANIFEST, "spec": {"initializer": {"x": 3}, "trainer": {"command": ["tune", "run"]}}},
+         "args": []},
+        {"args": "cannot be combined", "manifest.spec.initializer.x": "must be a mapping",
+         "manifest.spec.runtimeRef.name": "is missing"},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", AT_ONCE)
@@ -417,33 +372,24 @@ def test_invalid_sources_are_rejected(source: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "path"),
     [
-        ({"env": {"HF_TOKEN": "x"}}, "env.HF_TOKEN"),
         ({"env": {"AWS_SECRET_ACCESS_KEY": "x"}}, "env.AWS_SECRET_ACCESS_KEY"),
-        ({"env": {"db_password": "x"}}, "env.db_password"),
-        ({"env": {"WANDB_API_KEY": "x"}}, "env.WANDB_API_KEY"),
         ({"env": {"HARMLESS": TOKEN}}, "env.HARMLESS"),
         ({"env": {"DB": "postgres://me:pw@host/db"}}, "env.DB"),
-        ({"env": {"PEM": "-----BEGIN RSA PRIVATE KEY-----\nx"}}, "env.PEM"),
-        ({"args": [f"--x={TOKEN}"]}, "args[0]"),
+        ({"env": {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE"}}, "env.AWS_ACCESS_KEY_ID"),
+        ({"env": {"SETUP": "export AWS_SECRET_ACCESS_KEY=hunter2"}}, "env.SETUP"),
         ({"args": ["--token=abc"]}, "args[0]"),
         ({"args": ["train", "--api-key", "abc"]}, "args[2]"),
         ({"command": ["sh", "-c", f"curl -H 'Authorization: {TOKEN}'"]}, "command[2]"),
-        ({"initializer": {"dataset": "https://me:pw@host/x"}}, "initializer.dataset.storage_uri"),
-        ({"initializer": {"model": {"storage_uri": "hf://a/b", "env": {"ACCESS_TOKEN": "x"}}}},
-         "initializer.model.env.ACCESS_TOKEN"),
-        ({"inputs": {"data": "https://me:pw@host/x"}}, "inputs.data"),
-        ({"outputs": {"model": f"https://host/x?t={TOKEN}"}}, "outputs.model"),
-        ({"env": {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE"}}, "env.AWS_ACCESS_KEY_ID"),
-        ({"env": {"URL": "https://a.blob.core.windows.net/c?se=1&sig=a1B2a1B2a1B2a1B2%3D"}}, "env.URL"),
-        ({"env": {"SETUP": "export AWS_SECRET_ACCESS_KEY=hunter2"}}, "env.SETUP"),
-        ({"command": ["sh", "-c", "AWS_SECRET_ACCESS_KEY=hunter2 python train.py"]}, "command[2]"),
         ({"command": ["env", "DB_PASSWORD=hunter2", "python"]}, "command[1]"),
         ({"command": ["sh", "-c"], "args": ["mysql --password hunter2"]}, "args[0]"),
         ({"command": ["curl", "-u", "me:hunter2", "https://host"]}, "command[2]"),
         ({"command": ["wandb", "login", "0123456789abcdef0123456789abcdef01234567"]}, "command[2]"),
         ({"command": ["python3", "-c", "login(token='hunter2')"]}, "command[2]"),
-        ({"args": ["--url=https://b.s3.amazonaws.com/k?X-Amz-Signature=a1B2a1B2a1B2a1B2a1B2"]}, "args[0]"),
+        ({"initializer": {"dataset": "https://me:pw@host/x"}}, "initializer.dataset.storage_uri"),
+        ({"initializer": {"model": {"storage_uri": "hf://a/b", "env": {"ACCESS_TOKEN": "x"}}}},
+         "initializer.model.env.ACCESS_TOKEN"),
         ({"inputs": {"data": "https://a.blob.core.windows.net/c?sig=a1B2a1B2a1B2a1B2%3D"}}, "inputs.data"),
+        ({"outputs": {"model": f"https://host/x?t={TOKEN}"}}, "outputs.model"),
         ({"checkpoints": "https://host/x?X-Goog-Signature=a1B2a1B2a1B2a1B2a1B2"}, "checkpoints"),
         ({"annotations": {"example.com/note": "password=hunter2"}}, "annotations.example.com/note"),
         ({"annotations": {"example.com/db-password": "hunter2"}}, "annotations.example.com/db-password"),
@@ -451,42 +397,28 @@ def test_invalid_sources_are_rejected(source: Any, text: str) -> None:
     ],
 )  # fmt: skip
 def test_literal_secrets_are_rejected(fields: dict[str, Any], path: str) -> None:
+    """In each field; `test_masking` has the forms of secrets."""
     assert "secret" in problems(TRAIN, **fields)[path].lower() or "credential" in problems(TRAIN, **fields)[path]
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"env": {"TOKENIZERS_PARALLELISM": "false"}},
-        {"env": {"MAX_TOKENS": "4096"}},
+        {"env": {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "4096", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}},
         {"env": {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE"}},
-        {
-            "env": {
-                "HF_TOKEN_PATH": "/secrets/token",
-                "KEYTAB_FILE": "/x",
-                "PASSWORD_FILE": "/y",
-                "TOKEN_URL": "https://x",
-            }
-        },
+        {"env": {"HF_TOKEN_PATH": "/secrets/token", "KEYTAB_FILE": "/x", "TOKEN_URL": "https://x"}},
         {"env": {"HF_TOKEN": ""}},
-        {"env": {"HF_TOKEN": "$(FROM_ELSEWHERE)"}},
-        {"env": {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}},
-        {"env": {"SORT_KEY": "name", "MONKEY": "x", "TURNKEY": "y"}},
+        {"env": {"HF_TOKEN": "$(FROM_ELSEWHERE)", "AWS_ACCESS_KEY_ID": "$(AWS_ACCESS_KEY_ID)"}},
         {"args": ["--token=$(HF_TOKEN)"]},
         {"args": ["--token", "$(HF_TOKEN)"]},
         {"args": ["--pad-token=<pad>", "--mask_token", "[MASK]", "--use-token=true"]},
         {"args": ["--max-tokens=512", "--tokenizer=bert", "--key=id"]},
         {"args": ["--token", "--verbose"]},
-        {"inputs": {"data": "s3://bucket/token/password"}},
-        {"inputs": {"data": "https://host:8443/a@b:c"}},
-        {"env": {"GOOGLE_APPLICATION_CREDENTIALS": "/secrets/key.json"}},
-        {"env": {"AWS_ACCESS_KEY_ID": "$(AWS_ACCESS_KEY_ID)"}},
-        {"command": ["sh", "-c", "HF_TOKEN=$(cat /run/token) python train.py --pad-token '<pad>'"]},
+        {"inputs": {"data": "s3://bucket/token/password", "other": "https://host:8443/a@b:c"}},
         {"command": ["python3", "-c", "import os; login(token=os.environ['HF_TOKEN'], user='me')"]},
         {"command": ["docker", "run", "-u", "1000:1000", "image"]},
         {"annotations": {"vault.hashicorp.com/agent-inject-secret-db-password": "database/creds/x"}},
         {"annotations": {"note": "password: see the vault", "commit": "3f786850e387550fdab836ed7e6dc881de23001b"}},
-        {"env": {"IMAGE": "host/x@sha256:9b74c9897bac770ffc029102a200c5de6a1d2f3b4c5d6e7f8091a2b3c4d5e6f7"}},
     ],
 )
 def test_text_that_resembles_a_secret_is_accepted(fields: dict[str, Any]) -> None:
@@ -502,16 +434,6 @@ def test_the_error_suggests_a_secret_key_ref() -> None:
     found = problems(TRAIN, command=["sh", "-c", "PASSWORD=hunter2 run"], annotations={"password": "hunter2"})
     assert "secretKeyRef and write $(NAME)" in found["command[2]"]
     assert "hunter2" not in str(found)
-
-
-@pytest.mark.parametrize("value", ["password=hunter2", TOKEN])
-def test_secrets_in_any_part_of_a_patch_are_rejected(value: str) -> None:
-    secret = patch(volumes=[{"name": "v", "csi": {"options": value}}])
-    (job,) = secret["training_runtime_spec"]["template"]["spec"]["replicated_jobs"]
-    job["template"]["spec"]["template"]["metadata"] = {"annotations": {"note": value}}
-    where = "runtime_patches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template."
-    found = problems(TRAIN, runtime_patches=[secret])
-    assert {f"{where}metadata.annotations.note", f"{where}spec.volumes[0].csi.options"} <= found.keys()
 
 
 def test_a_literal_secret_in_a_function_is_rejected() -> None:
@@ -584,39 +506,14 @@ def test_problems_of_a_complete_manifest_are_reported(manifest: dict[str, Any], 
     assert text in found[path], found
 
 
-@pytest.mark.parametrize(
-    ("amount", "canonical"),
-    [
-        ("0.5", "500m"),
-        (".25", "250m"),
-        ("1000m", "1"),
-        ("1500m", "1500m"),
-        ("4", "4"),
-        ("2000", "2k"),
-        ("0", "0"),
-        ("0m", "0"),
-        ("16Gi", "16Gi"),
-        ("1024Mi", "1Gi"),
-        ("1000Ki", "1000Ki"),
-        ("1.5Gi", "1536Mi"),
-        ("0.5Ki", "512"),
-        ("1000M", "1G"),
-        ("1e3", "1e3"),
-    ],
+QUANTITIES = (
+    "0.5=500m .25=250m 1000m=1 1500m=1500m 4=4 2000=2k 0=0 0m=0 16Gi=16Gi 1024Mi=1Gi 1000Ki=1000Ki 1.5Gi=1536Mi"
+    " 0.5Ki=512 1000M=1G 1e3=1e3"
 )
+
+
+@pytest.mark.parametrize(("amount", "canonical"), [each.split("=") for each in QUANTITIES.split()])
 def test_quantities_are_sent_in_canonical_form(amount: str, canonical: str) -> None:
     """Responses of Kubernetes 1.36. With any other spelling, Kueue could not start the job (`env_api`)."""
-    spec = TrainJobSpec.parse(
-        {"runtime": "r", "command": ["x"], "resources_per_node": {"requests": {"memory": amount}}}
-    )
-    trainer = render(spec, "key", 1, "ns")["spec"]["trainer"]
+    trainer = body(resources_per_node={"requests": {"memory": amount}})["trainer"]
     assert trainer["resourcesPerNode"] == {"requests": {"memory": canonical}}, "without empty limits"
-
-
-def test_empty_values_are_omitted() -> None:
-    spec = TrainJobSpec.parse({"runtime": "r", "command": ["x"], "env": {"A": "", "B": "b"}, "outputs": {"c": ""}})
-    assert render(spec, "key", 1, "ns")["spec"]["trainer"]["env"] == [
-        {"name": "TRAINJOB_OUTPUT_C"},
-        {"name": "A"},
-        {"name": "B", "value": "b"},
-    ]

@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,17 @@ def parts(func: object, **fields: Any) -> list[str]:
     return [expand(word, {"HOME": "/expanded"}) for word in (*trainer["command"], *trainer["args"])]
 
 
-def run(func: object, environment: Mapping[str, str] | None = None, **fields: Any) -> str:
-    """Output of a node that runs `func`."""
+def node(func: object, environment: Mapping[str, str] | None = None, **fields: Any) -> subprocess.CompletedProcess[str]:
+    """A node that has run `func`."""
     command = [sys.executable if word == "python" else word for word in parts(func, **fields)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    return ended
+
+
+def run(func: object, environment: Mapping[str, str] | None = None, **fields: Any) -> str:
+    """Output of a node that runs `func`."""
+    return node(func, environment, **fields).stdout
 
 
 @given(st.text(alphabet=st.one_of(st.sampled_from("$()A\\`'\""), st.characters(exclude_categories=["Cs"]))))
@@ -75,12 +79,10 @@ def show(text: str, times: int = 1, *, more: dict[str, Any] | None = None) -> No
     print(json.dumps([text * times, more, "$5.00 `x` \\ $(HOME) $$"]))
 
 
-def test_a_function_runs_with_special_characters_in_arguments() -> None:
+def test_special_characters_in_arguments_and_lines_of_strings_arrive_unchanged() -> None:
     output = run(show, func_args={"text": SPECIAL_CHARACTERS, "times": 2, "more": {"a": [1, None, True]}})
     assert json.loads(output) == [SPECIAL_CHARACTERS * 2, {"a": [1, None, True]}, "$5.00 `x` \\ $(HOME) $$"]
 
-
-def test_a_nested_function_keeps_its_multiline_strings() -> None:
     def nested() -> None:
         text = """
 left
@@ -104,24 +106,21 @@ def give(value: Any, report: bool = False) -> Any:
 def message(tmp_path: Path, func: object, environment: Mapping[str, str] | None = None, **fields: Any) -> Report | None:
     """Report of a rank that runs `func`."""
     path = tmp_path / "termination-log"
-    path.touch()
-    run(func, {**os.environ, "TRAINJOB_TERMINATION_LOG": str(path), **(environment or {})}, **fields)
+    path.write_text("")
+    node(func, {**os.environ, "TRAINJOB_TERMINATION_LOG": str(path), **(environment or {})}, **fields)
     return progress.read(path.read_text())
 
 
-@pytest.mark.parametrize(
-    "value", [0, False, "", [], "é\n$(HOME)", 0.1, {"a": [1, None, {"b": True}]}, [1, "x"]], ids=repr
-)
-@pytest.mark.parametrize("report", [False, True], ids=["alone", "with a report"])
+VALUES = (0, False, "", [], "é\n$(HOME)", 0.1, {"a": [1, None, {"b": True}]}, [1, "x"])
+
+
+@pytest.mark.parametrize(("value", "report"), [*((value, False) for value in VALUES), (0, True), ([1, "x"], True)])
 def test_the_return_value_is_reported(tmp_path: Path, value: object, report: bool) -> None:
     reported = message(tmp_path, give, func_args={"value": value, "report": report})
     assert reported is not None
     assert json.dumps(reported.returned) == json.dumps(value), "0 is not False"
     expected = (50, {"loss": 0.5}, {"model": "file:///m"}) if report else (None, {}, {})
     assert (reported.progress, reported.metrics, reported.outputs) == expected
-
-
-def test_none_is_not_reported(tmp_path: Path) -> None:
     assert message(tmp_path, give, func_args={"value": None}) is None
 
 
@@ -134,9 +133,9 @@ def test_only_rank_0_reports_and_only_its_value_counts(tmp_path: Path, variable:
     reported = message(tmp_path, give, {variable: "0"}, func_args={"value": 7})
     assert reported is not None
     assert reported.returned == 7
-    # For processes of torchrun, RANK counts, not the index of the node.
-    (tmp_path / "termination-log").write_text("")
-    assert message(tmp_path, give, {"RANK": "3", "JOB_COMPLETION_INDEX": "0"}, func_args={"value": 7}) is None
+    if variable == "RANK":  # counts for processes of torchrun, not the index of the node
+        environment = {"RANK": "3", "JOB_COMPLETION_INDEX": "0"}
+        assert message(tmp_path, give, environment, func_args={"value": 7}) is None
 
 
 def without_the_package() -> dict[str, str]:
@@ -200,23 +199,20 @@ def test_scalars_of_libraries_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("float('nan')", "the return value of train() is lost: it cannot be written as JSON: Out of range float"),
-        ("[train]", "the return value of train() is lost: it cannot be written as JSON: Object of type function"),
-        ("'x' * 5000", "the return value of train() is lost: it is too large: it has 5002 bytes of JSON; "),
+        ("float('nan')", "it cannot be written as JSON: Out of range float"),
+        ("[train]", "it cannot be written as JSON: Object of type function"),
+        ("'x' * 5000", "it is too large: it has 5002 bytes of JSON; "),
     ],
 )
 def test_a_value_that_cannot_be_reported_does_not_fail_the_function(
     tmp_path: Path, value: str, reason: str, report: bool
 ) -> None:
     before = "    from trainjob.progress import report\n    report(progress=5)\n" if report else ""
-    source = f"def train():\n{before}    return {value}\n"
-    command = [sys.executable if word == "python" else word for word in parts({"name": "train", "source": source})]
     path = tmp_path / "termination-log"
     path.touch()
-    environment = {**os.environ, "TRAINJOB_TERMINATION_LOG": str(path)}
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    assert ended.returncode == 0
-    assert reason in ended.stderr.splitlines()[-1]
+    source = f"def train():\n{before}    return {value}\n"
+    ended = node({"name": "train", "source": source}, {**os.environ, "TRAINJOB_TERMINATION_LOG": str(path)})
+    assert f"the return value of train() is lost: {reason}" in ended.stderr.splitlines()[-1]
     if "5000" in value:
         assert "of 4096 bytes are free in the termination message of rank 0; write it to a file" in ended.stderr
     assert (reported := progress.read(path.read_text())) is None or reported.returned is None
@@ -289,7 +285,7 @@ def test_launcher_depends_on_the_plugin_of_the_runtime(
     assert run(decorated, environment).split() == [*started_by, "plain"]
 
 
-def closing() -> Callable[[], None]:
+def uses_a_name_around_it() -> Callable[[], None]:
     secret_sauce = 3
 
     def train() -> None:
@@ -320,7 +316,7 @@ def uses_a_keyword_default(*, limit: int = LIMIT) -> None:
 @pytest.mark.parametrize(
     ("function", "names"),
     [
-        (closing(), "secret_sauce"),
+        (uses_a_name_around_it(), "secret_sauce"),
         (uses_a_global, "LIMIT, math"),
         (uses_a_global_further_in, "LIMIT"),
         (uses_a_default, "LIMIT"),
@@ -357,7 +353,7 @@ def test_only_plain_functions_are_accepted(function: object) -> None:
 
 def test_functions_without_a_file_are_rejected() -> None:
     namespace: dict[str, Any] = {}
-    exec(textwrap.dedent("def typed():\n    pass\n"), namespace)
+    exec("def typed():\n    pass\n", namespace)
     with pytest.raises(InvalidSpec, match=r"source of typed\(\) cannot be read.*write the function to a file"):
         TrainJobSpec.parse({"runtime": "r", "func": namespace["typed"]})
 

@@ -38,47 +38,17 @@ def problems(source: Any = TUNE, **fields: Any) -> dict[str, str]:
          ["loss=torchtune.modules.loss.CEWithChunkedOutputLoss"]),
         ({"peft_config": {}}, LORA),
         ({"peftConfig": {"loraAttnModules": ["k_proj"]}}, ["model.lora_attn_modules=[k_proj]"]),
-        (
-            {
-                "peft_config": {
-                    "apply_lora_to_mlp": True,
-                    "apply_lora_to_output": False,
-                    "lora_rank": 8,
-                    "lora_alpha": 16,
-                    "lora_dropout": 0.1,
-                    "use_dora": True,
-                }
-            },
-            [
-                "model.apply_lora_to_mlp=True",
-                "model.apply_lora_to_output=False",
-                "model.lora_rank=8",
-                "model.lora_alpha=16",
-                "model.lora_dropout=0.1",
-                "model.use_dora=True",
-                *LORA,
-            ],
-        ),
+        ({"peft_config": {"apply_lora_to_mlp": True, "apply_lora_to_output": False, "lora_rank": 8, "lora_alpha": 16,
+                          "lora_dropout": 0.1, "use_dora": True}},
+         ["model.apply_lora_to_mlp=True", "model.apply_lora_to_output=False", "model.lora_rank=8",
+          "model.lora_alpha=16", "model.lora_dropout=0.1", "model.use_dora=True", *LORA]),
         ({"dataset_preprocess_config": {}}, ["dataset=torchtune.datasets.instruct_dataset"]),
-        (
-            {
-                "dataset_preprocess_config": {
-                    "source": "parquet",
-                    "split": "train[:10%]",
-                    "train_on_input": False,
-                    "new_system_prompt": "Answer briefly.",
-                    "column_map": {"input": "question", "output": "answer"},
-                }
-            },
-            [
-                "dataset=torchtune.datasets.instruct_dataset",
-                "dataset.source=parquet",
-                "dataset.split=train[:10%]",
-                "dataset.train_on_input=False",
-                "dataset.new_system_prompt=Answer briefly.",
-                "dataset.column_map={'input': 'question', 'output': 'answer'}",
-            ],
-        ),
+        ({"dataset_preprocess_config": {"source": "parquet", "split": "train[:10%]", "train_on_input": False,
+                                        "new_system_prompt": "Answer briefly.",
+                                        "column_map": {"input": "question", "output": "answer"}}},
+         ["dataset=torchtune.datasets.instruct_dataset", "dataset.source=parquet", "dataset.split=train[:10%]",
+          "dataset.train_on_input=False", "dataset.new_system_prompt=Answer briefly.",
+          "dataset.column_map={'input': 'question', 'output': 'answer'}"]),
     ],
 )  # fmt: skip
 def test_configuration_becomes_arguments(config: dict[str, Any], args: list[str]) -> None:
