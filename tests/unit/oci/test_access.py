@@ -38,6 +38,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def _auths(entries: dict[str, Any]) -> bytes:
+    return json.dumps({"auths": entries}).encode()
+
+
 def _write(path: Path, **value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
@@ -46,15 +50,11 @@ def _write(path: Path, **value: Any) -> None:
 def test_credential_files_are_searched_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find(HOST) is None
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "run"))
-    _write(folder / "run/containers/auth.json", auths={HOST: _auth("podman", "1")})
-    assert find(HOST) == Credential("podman", "1")
-    _write(folder / ".dockerconfigjson", auths={HOST: _auth("secret", "1")})
-    assert find(HOST) == Credential("secret", "1")
-    _write(folder / "config.json", auths={HOST: _auth("docker", "1:2")})
-    assert find(HOST) == Credential("docker", "1:2")
-    _write(folder / "other.json", auths={HOST: _auth("named", "1")})
-    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(folder / "other.json"))
-    assert find(HOST) == Credential("named", "1")
+    for path in ("run/containers/auth.json", ".dockerconfigjson", "config.json", "other.json"):
+        if path == "other.json":
+            monkeypatch.setenv("REGISTRY_AUTH_FILE", str(folder / path))
+        _write(folder / path, auths={HOST: _auth(path, "1:2")})
+        assert find(HOST) == Credential(path, "1:2"), "before the earlier ones"
     for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG"):
         monkeypatch.delenv(name)
     _write(folder / "home/.docker/config.json", auths={HOST: _auth("home", "1")})
@@ -93,23 +93,23 @@ def test_the_entry_of_the_longest_matching_key_is_used(
     assert find(*repository.split()) == expected
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"auths"', "hunter2"])
-def test_invalid_credential_files_are_rejected(folder: Path, text: str) -> None:
-    (folder / "config.json").write_text(text)
-    with pytest.raises(ConfigurationError, match="is not a JSON object") as caught:
-        find(HOST)
-    assert "hunter2" not in str(caught.value)
-    (folder / "config.json").write_bytes(b"\xff")
-    with pytest.raises(ConfigurationError, match="not text"):
-        find(HOST)
+BASE64 = base64.b64encode(b"hunter2").decode()
 
 
-@pytest.mark.parametrize("auth", ["hunter2", base64.b64encode(b"hunter2").decode(), "!!!"])
-def test_errors_do_not_contain_an_invalid_entry(folder: Path, auth: str) -> None:
-    _write(folder / "config.json", auths={HOST: {"auth": auth}})
-    with pytest.raises(ConfigurationError, match="base64 of user:password") as caught:
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        *((data, "is not a JSON object") for data in (b"", b"[]", b'{"auths"', b"hunter2")),
+        (b"\xff", "not text"),
+        *((_auths({HOST: {"auth": each}}), "base64 of user:password") for each in ("hunter2", BASE64, "!!!")),
+    ],
+)
+def test_invalid_credential_files_are_rejected_without_their_content(folder: Path, data: bytes, words: str) -> None:
+    (folder / "config.json").write_bytes(data)
+    with pytest.raises(ConfigurationError, match=words) as caught:
         find(HOST)
-    assert auth not in str(caught.value)
+    for secret in ("hunter2", BASE64, "!!!"):
+        assert secret not in str(caught.value)
 
 
 def _helper(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: str = "test") -> None:
@@ -123,15 +123,16 @@ def _helper(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: st
 HOST_AS_USER = """read host; echo "{\\"Username\\":\\"$host\\",\\"Secret\\":\\"s\\"}" """
 
 
-@pytest.mark.parametrize("config", [{"credHelpers": {HOST: "test"}}, {"credsStore": "test"}])
 @pytest.mark.parametrize(
-    ("script", "expected"),
+    ("config", "script", "expected"),
     [
-        (HOST_AS_USER, Credential(HOST, "s")),
-        ("""cat >/dev/null; echo '{"Username":"<token>","Secret":"s"}' """, Credential("", "", "s")),
-        ("cat >/dev/null; echo credentials not found in native keychain; exit 1", None),
+        ({"credHelpers": {HOST: "test"}}, HOST_AS_USER, Credential(HOST, "s")),
+        ({"credsStore": "test"}, HOST_AS_USER, Credential(HOST, "s")),
+        ({"credsStore": "test"}, """cat >/dev/null; echo '{"Username":"<token>","Secret":"s"}' """,
+         Credential("", "", "s")),
+        ({"credsStore": "test"}, "cat >/dev/null; echo credentials not found in native keychain; exit 1", None),
     ],
-)
+)  # fmt: skip
 def test_credential_helpers_are_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], script: str, expected: Credential | None
 ) -> None:
@@ -217,14 +218,10 @@ def _access(server: Server) -> Access:
     return Access(HOST, server, lambda url: url.startswith("https://"))
 
 
-def test_credentials_are_not_sent_before_a_challenge(folder: Path) -> None:
-    _write(folder / "config.json", auths={HOST: _auth("u", "hunter2")})
-    assert _access(Server()).header(SCOPES) is None
-
-
 def test_basic_credentials_are_sent_after_a_challenge(folder: Path) -> None:
     _write(folder / "config.json", auths={HOST: _auth("u", "hunter2")})
     access = _access(Server())
+    assert access.header(SCOPES) is None
     access.challenged('Basic realm="x"', SCOPES, None)
     header = access.header(SCOPES)
     assert header == "Basic " + _auth("u", "hunter2")["auth"]
@@ -281,27 +278,28 @@ def test_expired_tokens_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(server.asked) == 3
 
 
-def test_unusable_challenges_and_tokens_are_rejected(folder: Path) -> None:
-    _write(folder / "config.json", auths={HOST: _auth("u", "hunter2")})
-    server = Server()
-    access = _access(server)
+def test_unusable_challenges_are_rejected(folder: Path) -> None:
+    access = _access(server := Server())
     with pytest.raises(ConfigurationError, match="unsupported authentication scheme"):
         access.challenged("Negotiate", SCOPES, None)
     access.challenged('Bearer realm="http://auth.example/token"', SCOPES, None)
     with pytest.raises(ConfigurationError, match="has no https URL"):
         access.header(SCOPES)
     assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(None, "denied access"), ([], "no token"), ({"token": 5}, "no token"), ({"token": "a\r\nb"}, "no token")],
+)
+def test_unusable_tokens_are_rejected(folder: Path, answer: Any, words: str) -> None:
+    _write(folder / "config.json", auths={HOST: _auth("u", "hunter2")})
+    access = _access(server := Server())
     access.challenged(BEARER, SCOPES, None)
-    for answer, words in (
-        (None, "denied access"),
-        ([], "no token"),
-        ({"token": 5}, "no token"),
-        ({"token": "a\r\nb"}, "no token"),
-    ):
-        server.answer = answer
-        with pytest.raises(ConfigurationError, match=words) as caught:
-            access.header(SCOPES)
-        assert "hunter2" not in str(caught.value)
+    server.answer = answer
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        access.header(SCOPES)
+    assert "hunter2" not in str(caught.value)
 
 
 # ---------------------------------------------------------------- retries
@@ -321,8 +319,8 @@ def test_retries_are_limited_and_obey_retry_after(
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
     backoff = retrying.TRANSFER(total=total)
-    pause(backoff, "it", Interrupted("busy", 9))
-    pause(backoff, "it", Interrupted("busy", 10_000))
+    for asked in (9, 10_000):
+        pause(backoff, "it", Interrupted("busy", asked))
     assert 9 <= waits[0] <= 10
     assert 3600 <= waits[1] <= 3602
     most = total if progress else backoff.failures

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import random
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -32,7 +31,7 @@ from trainjob.errors import (
     UnsafePath,
 )
 
-RAW = "application/vnd.cncf.model.weight.v1.raw"
+RAW, NAME = "application/vnd.cncf.model.weight.v1.raw", "org.cncf.model.filepath"
 Blob = tuple[bytes, str, dict[str, str]]
 """Content, media type and annotations of a layer."""
 LARGE = random.Random(1).randbytes(9_000_000)
@@ -41,6 +40,13 @@ LARGE = random.Random(1).randbytes(9_000_000)
 @pytest.fixture
 def repository() -> MemoryRepository:
     return MemoryRepository()
+
+
+def read(*layers: bytes | Blob, **fields: Any) -> dict[str, bytes]:
+    """The files of an image with these layers."""
+    repository = MemoryRepository()
+    image(repository, layers, "1", **fields)
+    return read_all(repository, "1")
 
 
 @pytest.fixture(params=["default", "large", "many stretches"])
@@ -54,7 +60,7 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("size")
-def test_images_of_other_tools_are_read(repository: MemoryRepository) -> None:
+def test_images_of_other_tools_are_read() -> None:
     base = packed(
         entry("bin", kind=tarfile.DIRTYPE),
         entry("bin/sh", b"#!"),
@@ -67,15 +73,9 @@ def test_images_of_other_tools_are_read(repository: MemoryRepository) -> None:
         entry("models/ünï", b"u"),
         form=tarfile.GNU_FORMAT,
     )
-    image(repository, [base, several, zipped(files(c=b"c", d=b"d" * 200_000)), files(large=LARGE)], "1")
-    assert read_all(repository, "1") == {
-        "sub/a.bin": b"a" * 70_000,
-        "long/" * 40 + "b": b"b",
-        "ünï": b"u",
-        "c": b"c",
-        "d": b"d" * 200_000,
-        "large": LARGE,
-    }
+    expected = {"sub/a.bin": b"a" * 70_000, "long/" * 40 + "b": b"b", "ünï": b"u"}
+    expected |= {"c": b"c", "d": b"d" * 200_000, "large": LARGE}
+    assert read(base, several, zipped(files(c=b"c", d=b"d" * 200_000)), files(large=LARGE)) == expected
 
 
 @pytest.mark.usefixtures("size")
@@ -136,62 +136,62 @@ def test_failed_stretches_are_read_again(repository: MemoryRepository, monkeypat
     assert b"".join(loaded.read("a", 0, None)) == LARGE[:5000]
 
 
-def test_later_layers_override_and_whiteouts_remove(repository: MemoryRepository) -> None:
-    below = {"a": b"old", "sub/b": b"b", "sub/bb": b"bb", "opaque/x": b"x"}
-    above = {"a": b"new", "sub/.wh.b": b"", "opaque/.wh..wh..opq": b"", "opaque/y": b"y"}
-    image(repository, [files(**below), files(**above)], "1")
-    assert read_all(repository, "1") == {"a": b"new", "sub/bb": b"bb", "opaque/y": b"y"}
+LOWER, UPPER = packed(entry("models/a", b"old"), entry("models/sub/b", b"b")), packed(entry("models/c", b"c"))
+WHITEOUTS = (".wh.models", ".wh..wh..opq", "./.wh.models", "models/.wh..wh..opq")
+BESIDE = packed(entry("etc/.wh.models"), entry("models.old/.wh..wh..opq"), entry(".wh.mod"))
+LINKS = packed(
+    entry("models/blobs/1", b"one"),
+    entry("models/snap/a", kind=tarfile.SYMTYPE, target="../blobs/1"),
+    entry("models/snap/b", kind=tarfile.SYMTYPE, target="a"),
+    entry("models/c", kind=tarfile.SYMTYPE, target="/models/blobs/1"),
+    entry("models/d", kind=tarfile.LNKTYPE, target="models/blobs/1"),
+)
 
 
-@pytest.mark.parametrize("gone", [".wh.models", ".wh..wh..opq", "./.wh.models", "models/.wh..wh..opq"])
-def test_whiteouts_remove_the_complete_model(repository: MemoryRepository, gone: str) -> None:
-    """Like `rm -rf /models` in a Dockerfile, followed by another COPY."""
-    lower, upper = packed(entry("models/a", b"old"), entry("models/sub/b", b"b")), packed(entry("models/c", b"c"))
-    image(repository, [lower, packed(entry(gone)), upper], "1")
-    assert read_all(repository, "1") == {"c": b"c"}
-    beside = packed(entry("etc/.wh.models"), entry("models.old/.wh..wh..opq"), entry(".wh.mod"))
-    image(repository, [lower, beside, upper], "2")
-    assert read_all(repository, "2") == {"a": b"old", "sub/b": b"b", "c": b"c"}
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (
+            [
+                files(**{"a": b"old", "sub/b": b"b", "sub/bb": b"bb", "opaque/x": b"x"}),
+                files(**{"a": b"new", "sub/.wh.b": b"", "opaque/.wh..wh..opq": b"", "opaque/y": b"y"}),
+            ],
+            {"a": b"new", "sub/bb": b"bb", "opaque/y": b"y"},
+        ),
+        # Like `rm -rf /models` in a Dockerfile, followed by another COPY.
+        *(([LOWER, packed(entry(gone)), UPPER], {"c": b"c"}) for gone in WHITEOUTS),
+        ([LOWER, BESIDE, UPPER], {"a": b"old", "sub/b": b"b", "c": b"c"}),
+        ([LINKS], dict.fromkeys(("blobs/1", "snap/a", "snap/b", "c", "d"), b"one")),
+    ],
+    ids=["whiteouts of files", *WHITEOUTS, "whiteouts of others", "links"],
+)
+def test_later_layers_override_whiteouts_remove_and_links_are_followed(
+    layers: list[bytes], expected: dict[str, bytes]
+) -> None:
+    assert read(*layers) == expected
 
 
-def test_layers_of_all_media_types_are_read(repository: MemoryRepository) -> None:
+def test_layers_of_all_media_types_are_read() -> None:
     oci = [f"application/vnd.oci.image.layer.{kind}v1.tar" for kind in ("", "nondistributable.")]
     docker = [f"application/vnd.docker.image.rootfs.{kind}diff.tar" for kind in ("", "foreign.")]
-    kinds = [*oci, *docker, *(f"{kind}+gzip" for kind in oci), *(f"{kind}.gzip" for kind in docker)]
-    there = {f"f{number}": kind.encode() for number, kind in enumerate(kinds)}
-    layers = [files(**{name: content}) for name, content in there.items()]
-    packed_layers: list[Blob] = [
-        (gzip.compress(layer) if kind.endswith("gzip") else layer, kind, {})
-        for layer, kind in zip(layers, kinds, strict=True)
-    ]
-    image(repository, packed_layers, "1")
-    assert read_all(repository, "1") == there
+    zips = [*(f"{kind}+gzip" for kind in oci), *(f"{kind}.gzip" for kind in docker)]
+    there = {f"f{number}": kind.encode() for number, kind in enumerate([*oci, *docker, *zips])}
+    tars_ = [files(**{name: content}) for name, content in there.items()]
+    layers: list[Blob] = [(tar, kind, {}) for tar, kind in zip(tars_, [*oci, *docker], strict=False)]
+    layers += [(gzip.compress(tar), kind, {}) for tar, kind in zip(tars_[4:], zips, strict=True)]
+    assert read(*layers) == there
 
 
-def test_links_inside_the_model_are_followed(repository: MemoryRepository) -> None:
-    layer = packed(
-        entry("models/blobs/1", b"one"),
-        entry("models/snap/a", kind=tarfile.SYMTYPE, target="../blobs/1"),
-        entry("models/snap/b", kind=tarfile.SYMTYPE, target="a"),
-        entry("models/c", kind=tarfile.SYMTYPE, target="/models/blobs/1"),
-        entry("models/d", kind=tarfile.LNKTYPE, target="models/blobs/1"),
-    )
-    image(repository, [layer], "1")
-    assert read_all(repository, "1") == dict.fromkeys(("blobs/1", "snap/a", "snap/b", "c", "d"), b"one")
-
-
-def test_model_packs_of_other_tools_are_read(repository: MemoryRepository) -> None:
-    name = "org.cncf.model.filepath"
-    layers = [
-        (LARGE, RAW, {name: "sub/model.safetensors"}),
-        (packed(entry("config.json", b"{}")), MODEL_LAYER.format(kind="weight.config"), {name: "config.json"}),
+def test_model_packs_of_other_tools_are_read() -> None:
+    layers: list[Blob] = [
+        (LARGE, RAW, {NAME: "sub/model.safetensors"}),
+        (packed(entry("config.json", b"{}")), MODEL_LAYER.format(kind="weight.config"), {NAME: "config.json"}),
         (gzip.compress(packed(entry("README.md", b"#"))), MODEL_LAYER.format(kind="doc") + "+gzip", {}),
         (b"file", "application/octet-stream", {"org.opencontainers.image.title": "oras.bin"}),
         (b"else", "application/vnd.example.unknown", {}),
     ]
-    image(repository, layers, "1", artifactType=MODEL)
     there = {"sub/model.safetensors": LARGE, "config.json": b"{}", "README.md": b"#", "oras.bin": b"file"}
-    assert read_all(repository, "1") == there
+    assert read(*layers, artifactType=MODEL) == there
 
 
 def test_index_selects_the_image_of_this_platform(repository: MemoryRepository) -> None:
@@ -239,34 +239,32 @@ def link(kind: bytes, target: str) -> tuple[tarfile.TarInfo, bytes]:
     ],
 )
 @pytest.mark.parametrize("pack", [False, True])
-def test_unsafe_archives_are_rejected(
-    repository: MemoryRepository, bad: tuple[tarfile.TarInfo, bytes], words: str, pack: bool
-) -> None:
+def test_unsafe_archives_are_rejected(bad: tuple[tarfile.TarInfo, bytes], words: str, pack: bool) -> None:
     layer = packed(entry("models/a", b"a"), bad)
-    image(repository, [zipped(layer) if pack else layer], "1")
     with pytest.raises(UnsafePath, match=words):
-        load(repository, "1")
+        read(zipped(layer) if pack else layer)
 
 
-@pytest.mark.parametrize("target", ["../x", "/x", "..", "a/../../x"])
-def test_links_out_of_a_model_pack_are_rejected(repository: MemoryRepository, target: str) -> None:
+def pack_link(target: str) -> Blob:
     layer = packed(entry("a", b"a"), entry("b", kind=tarfile.SYMTYPE, target=target))
-    image(repository, [(layer, MODEL_LAYER.format(kind="weight"), {})], "1", artifactType=MODEL)
-    with pytest.raises(UnsafePath):
-        load(repository, "1")
+    return layer, MODEL_LAYER.format(kind="weight"), {}
 
 
-def test_a_raw_layer_needs_a_safe_name(repository: MemoryRepository) -> None:
-    named, twice = (b"x", RAW, {"org.cncf.model.filepath": "../x"}), (b"x", RAW, {"org.cncf.model.filepath": "x"})
-    cases: list[tuple[list[Blob], type[Exception], str]] = [
-        ([named], UnsafePath, "segment"),
+TWICE = (b"x", RAW, {NAME: "x"})
+
+
+@pytest.mark.parametrize(
+    ("layers", "error", "words"),
+    [
+        *(([pack_link(target)], UnsafePath, "leads out") for target in ("../x", "/x", "..", "a/../../x")),
+        ([(b"x", RAW, {NAME: "../x"})], UnsafePath, "segment"),
         ([(b"x", RAW, {})], CorruptData, "without a name"),
-        ([twice, twice], UnsafePath, "second time"),
-    ]
-    for number, (layers, error, words) in enumerate(cases):
-        image(repository, layers, str(number), artifactType=MODEL)
-        with pytest.raises(error, match=words):
-            load(repository, str(number))
+        ([TWICE, TWICE], UnsafePath, "second time"),
+    ],
+)
+def test_unsafe_model_packs_are_rejected(layers: list[Blob], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        read(*layers, artifactType=MODEL)
 
 
 OCI, DOCKER = "application/vnd.oci.image.layer.v1.tar+", "application/vnd.docker.image.rootfs.diff.tar."
@@ -284,10 +282,9 @@ UNSUPPORTED = (f"{OCI}zstd", f"{OCI}gzip+encrypted", f"{DOCKER}zstd", "applicati
         *(((b"x", kind, {}), ConfigurationError) for kind in UNSUPPORTED),
     ],
 )
-def test_invalid_layers_are_rejected(repository: MemoryRepository, layer: bytes | Blob, error: type[DataError]) -> None:
-    image(repository, [layer], "1")
+def test_invalid_layers_are_rejected(layer: bytes | Blob, error: type[DataError]) -> None:
     with pytest.raises(error):
-        read_all(repository, "1")
+        read(layer)
 
 
 @pytest.mark.usefixtures("size")
@@ -296,12 +293,10 @@ def test_invalid_layers_are_rejected(repository: MemoryRepository, layer: bytes 
 def test_layers_with_a_wrong_digest_are_rejected(
     repository: MemoryRepository, pack: bool, more: dict[str, bytes]
 ) -> None:
-    layer = files(a=LARGE[:50_000], **more)
-    wrong = files(a=LARGE[1:50_001], **more)
+    layer, wrong = (files(a=LARGE[at : at + 50_000], **more) for at in (0, 1))
     image(repository, [zipped(layer) if pack else layer], "1")
-    for digest, data in repository.blobs.items():
-        if data == (zipped(layer)[0] if pack else layer):
-            repository.blobs[digest] = zipped(wrong)[0] if pack else wrong
+    (digest,) = (name for name, data in repository.blobs.items() if len(data) > 2)
+    repository.blobs[digest] = zipped(wrong)[0] if pack else wrong
     with pytest.raises((ChecksumMismatch, CorruptData)):
         read_all(repository, "1")
 
@@ -394,8 +389,8 @@ def test_gzip_files_are_read_from_any_offset(parts: list[bytes], piece: int, sta
 
 
 def test_reads_inside_a_gzip_start_at_a_checkpoint() -> None:
-    plain = LARGE * 8
-    data = gzip.compress(plain, 1)
+    plain = LARGE * 4
+    data = gzip.compress(plain, 0)
     asked: list[int] = []
 
     def opened(at: int) -> Iterator[bytes]:
@@ -404,17 +399,15 @@ def test_reads_inside_a_gzip_start_at_a_checkpoint() -> None:
 
     gunzip = Gunzip(opened, "it")
     assert sum(map(len, gunzip.read(0, opened(0)))) == len(plain)
-    assert next(gunzip.read(60_000_000))[:1000] == plain[60_000_000:60_001_000]
-    assert asked[-1] > 50_000_000
+    assert next(gunzip.read(30_000_000))[:1000] == plain[30_000_000:30_001_000]
+    assert asked[-1] > 20_000_000
     assert len(gunzip._checkpoints) <= 64
 
 
 def test_decompressed_chunks_are_limited() -> None:
-    packer = zlib.compressobj(9, wbits=31)
-    data = packer.compress(bytes(100_000_000)) + packer.flush()
+    data = gzip.compress(bytes(20_000_000))
     sizes = [len(chunk) for chunk in Gunzip(lambda at: iter((data[at:],)), "it").read(0)]
-    assert (sum(sizes), max(sizes)) == (100_000_000, 1024 * 1024)
-    assert hashlib.sha256(data).digest()
+    assert (sum(sizes), max(sizes)) == (20_000_000, 1024 * 1024)
 
 
 def test_size_of_documents_is_limited() -> None:
