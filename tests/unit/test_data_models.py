@@ -154,7 +154,7 @@ def check_agreement(data: bytes) -> None:
         assert parameters == sum(math.prod(tensor["shape"]) for tensor in tensors.values())
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(_mutated())
 def test_check_agrees_with_the_library(data: bytes) -> None:
     check_agreement(data)

@@ -76,7 +76,9 @@ def _run(*arguments: str) -> int:
     return ended.value.code
 
 
-def test_copy_prints_digest_and_target(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_prints_digest_and_target_or_json(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert _run(str(source), str(tmp_path / "t")) == 0
     printed = capsys.readouterr()
     manifest = read_manifest(str(tmp_path / "t"))
@@ -85,13 +87,10 @@ def test_copy_prints_digest_and_target(source: Path, tmp_path: Path, capsys: pyt
     assert "copied 100 %" in printed.err
     assert _run(str(tmp_path / "t"), str(tmp_path / "t2"), "--digest", manifest.digest, "-q") == 0
     assert capsys.readouterr().err == ""
-
-
-def test_copy_with_patterns_prints_json(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     patterns = ("--include", "*.csv", "--include", "b*", "--exclude", "sub/*")
-    assert _run("--json", str(source), str(tmp_path / "t"), *patterns) == 0
+    assert _run("--json", str(source), str(tmp_path / "t3"), *patterns) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["files"], answer["bytes"], answer["uri"]) == (1, 4, (tmp_path / "t").as_uri())
+    assert (answer["files"], answer["bytes"], answer["uri"]) == (1, 4, (tmp_path / "t3").as_uri())
 
 
 @pytest.mark.parametrize(
@@ -227,9 +226,8 @@ def test_an_empty_storage_uri_downloads_nothing(
 def test_program_without_arguments_reads_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tree(tmp_path / "source", {"a.csv": b"1", "b.log": b"2"})
     monkeypatch.setitem(trainer.TARGETS, "dataset", str(tmp_path / "workspace/dataset"))
-    monkeypatch.setenv("STORAGE_URI", source.as_uri())
-    monkeypatch.setenv("IGNORE_PATTERNS", "*.log")
-    monkeypatch.setenv("HOSTNAME", "train-x-dataset-initializer-0-0")
+    for name, value in ({"STORAGE_URI": source.as_uri(), "IGNORE_PATTERNS": "*.log"} | POD).items():
+        monkeypatch.setenv(name, value)
     assert main([]) == 0
     assert {path.name for path in (tmp_path / "workspace/dataset").iterdir()} == {"a.csv", "MANIFEST.json"}
     monkeypatch.setenv("HOSTNAME", "odd")

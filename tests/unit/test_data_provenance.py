@@ -200,9 +200,10 @@ def test_values_that_are_not_json_are_rejected() -> None:
 
 
 def test_locations_are_kept_without_credentials() -> None:
-    lake = "abfss://{}container@account.dfs.core.windows.net/data"
-    kept = ["s3://bucket/a?b#c@d", "az://container/a?b#c@d", lake.format(""), "hf://datasets/org/digits@v1/a#b"]
-    kept += ["oci://registry.example/team/digits@sha256:" + "0" * 64, "model-registry://digits@champion"]
+    lake = "abfss://{}@account.dfs.core.windows.net/data"
+    kept = ["s3://bucket/a?b#c@d", "az://container/a?b#c@d", lake.format("container")]
+    kept += ["hf://datasets/org/digits@v1/a#b", "oci://registry.example/team/digits@sha256:" + "0" * 64]
+    kept += ["model-registry://digits@champion"]
     assert public({"datasets": kept}) == {"datasets": kept}
-    (shown,) = public({"datasets": [lake.replace("container", "").format("me:hunter2-hunter2")]})["datasets"]
+    (shown,) = public({"datasets": [lake.format("me:hunter2-hunter2")]})["datasets"]
     assert shown == "abfss://account.dfs.core.windows.net/data"

@@ -102,17 +102,14 @@ def test_a_job_is_a_span_with_its_segments_as_children(recorded: Recorded) -> No
 
 
 def test_metrics_sum_the_time_by_activity(recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
-    telemetry.record_goodput(REF, HALF)
-    telemetry.record_goodput(REF, HALF)
-    telemetry.record_goodput(REF, replace(HALF, phase=Phase.FAILED))
+    for each in (HALF, HALF, replace(HALF, phase=Phase.FAILED)):
+        telemetry.record_goodput(REF, each)
     spent = {
         (each.attributes["trainjob.activity"], each.attributes["trainjob.phase"]): each.value
         for each in recorded.points("trainjob.activity.seconds")
     }
-    once = {"queued": 30, "starting": 20, "training": 50}
-    assert spent == {
-        (name, kind): seconds * number for name, seconds in once.items() for kind, number in COUNTS.items()
-    }
+    complete = {("queued", "Complete"): 60, ("starting", "Complete"): 40, ("training", "Complete"): 100}
+    assert spent == complete | {(name, "Failed"): seconds / 2 for (name, _), seconds in complete.items()}
     ratios = {each.attributes["trainjob.phase"]: each for each in recorded.points("trainjob.goodput.ratio")}
     assert (ratios["Complete"].count, ratios["Complete"].sum) == (2, 1.0)
     assert ratios["Complete"].explicit_bounds[4] == 0.5

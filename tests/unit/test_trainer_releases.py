@@ -112,9 +112,8 @@ def test_patches_become_overrides_in_2_1(patches: list[Any], wanted: dict[str, A
 def test_explicit_2_1_overrides_come_before_patches() -> None:
     own = {"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": {"a": "1"}}}
     patches = [patched(replicated("node", spec={"nodeSelector": {"a": "2"}}), metadata={"labels": {"b": "2"}})]
-    spec = adapted(
-        "2.1", job({"podTemplateOverrides": [own], "labels": {"a": "1", "b": "1"}, "runtimePatches": patches})
-    )
+    given = {"podTemplateOverrides": [own], "labels": {"a": "1", "b": "1"}, "runtimePatches": patches}
+    spec = adapted("2.1", job(given))
     assert [each["spec"]["nodeSelector"]["a"] for each in spec["podTemplateOverrides"]] == ["1", "2"]
     assert spec["labels"] == {"a": "1", "b": "2"}
 
@@ -165,6 +164,15 @@ def test_problem_lists_supported_fields_and_an_alternative() -> None:
     assert deadline.instead == "leave it out and wait with run_timeout, or upgrade Kubeflow Trainer"
 
 
+EVERY: dict[str, Any] = {
+    "runtime": {"name": "r", "kind": "TrainingRuntime"}, "image": "i", "command": ["a"], "args": ["b"],
+    "env": {"A": "1", "B": {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}},
+    "num_nodes": 2, "num_proc_per_node": 2, "resources_per_node": {"cpu": 1, "memory": "1Gi", "gpu": 1},
+    "suspend": True, "active_deadline_seconds": 5, "managed_by": "kueue.x-k8s.io/multikueue",
+    "inputs": {"dataset": "s3://a"}, "outputs": {"model": "s3://b"}, "checkpoints": "pvc://claim/path",
+}  # fmt: skip
+
+
 def test_2_3_supports_every_field_of_a_spec() -> None:
     """A spec without a `manifest` never causes a problem on 2.3."""
     pod = {
@@ -177,31 +185,11 @@ def test_2_3_supports_every_field_of_a_spec() -> None:
         "terminationGracePeriodSeconds": 5,
     }
     metadata = {"labels": {"a": "1"}, "annotations": {"b": "2"}}
-    node = {
-        "name": "node",
-        "template": {"metadata": metadata, "spec": {"template": {"metadata": metadata, "spec": pod}}},
-    }
+    node = replicated("node", metadata=metadata, spec=pod)
+    node["template"]["metadata"] = metadata
     source = {"storage_uri": "hf://org/x", "env": {"A": "1"}, "secret_ref": {"name": "s"}}
-    spec = TrainJobSpec.parse(
-        {
-            "runtime": {"name": "r", "kind": "TrainingRuntime"},
-            "image": "i",
-            "command": ["a"],
-            "args": ["b"],
-            "env": {"A": "1", "B": {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}},
-            "num_nodes": 2,
-            "num_proc_per_node": 2,
-            "resources_per_node": {"cpu": 1, "memory": "1Gi", "gpu": 1},
-            "initializer": {"dataset": source, "model": source},
-            "runtime_patches": [patched(node, metadata=metadata)],
-            "suspend": True,
-            "active_deadline_seconds": 5,
-            "managed_by": "kueue.x-k8s.io/multikueue",
-            "inputs": {"dataset": "s3://a"},
-            "outputs": {"model": "s3://b"},
-            "checkpoints": "pvc://claim/path",
-        }
-    )
+    more = {"initializer": {"dataset": source, "model": source}, "runtime_patches": [patched(node, metadata=metadata)]}
+    spec = TrainJobSpec.parse(EVERY | more)
     left_out = set(TrainJobSpec.model_fields) - spec.model_fields_set
     others = {"func", "func_args", "packages_to_install", "pip_index_urls", "torchtune"}  # become command and args
     metadata_fields = {"labels", "annotations", "owner_reference", "on_retry", "unattended", "unattended_after"}

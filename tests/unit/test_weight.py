@@ -5,17 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = (
-    "rich",
-    "pygments",
-    "kubernetes",
-    "jinja2",
-    "mlflow",
-    "obstore",
-    "huggingface_hub",
-    "requests",
-    "pydantic_settings",
-)
+import pytest
+
+HEAVY = ("rich", "pygments", "kubernetes", "jinja2", "mlflow", "obstore", "huggingface_hub", "requests")
+HEAVY += ("pydantic_settings",)
 
 PROGRAM = f"""
 import sys
@@ -32,16 +25,12 @@ def test_a_waiter_imports_no_heavy_package() -> None:
     assert printed(PROGRAM) == "[]"
 
 
-def test_httpx_works_and_its_command_line_can_be_imported() -> None:
-    program = (
-        "import trainjob._backends.kubernetes.client, httpx; httpx.Client().close(); import httpx._main; print('yes')"
-    )
-    assert printed(program) == "yes"
+HTTPX = "import trainjob._backends.kubernetes.client, httpx; httpx.Client().close(); import httpx._main; print('yes')"
+BEFORE = "import httpx; main = httpx.main; from trainjob._backends.kubernetes.lean_httpx import httpx as ours; "
 
 
-def test_an_already_imported_httpx_is_used() -> None:
-    program = (
-        "import httpx; main = httpx.main; from trainjob._backends.kubernetes.lean_httpx import httpx as ours; "
-        "print(ours is httpx and httpx.main is main)"
-    )
-    assert printed(program) == "True"
+@pytest.mark.parametrize(
+    ("program", "output"), [(HTTPX, "yes"), (BEFORE + "print(ours is httpx and httpx.main is main)", "True")]
+)
+def test_httpx_works_whether_it_was_imported_before_or_not(program: str, output: str) -> None:
+    assert printed(program) == output
