@@ -1,7 +1,6 @@
 """A Hugging Face Hub in this process: the parts of its API that the real client uses to read and write repositories.
 
-Every test uses it through huggingface-hub itself; `test_fake.py` compares the client's results with the content of the
-server. Tests cannot reach the real Hub.
+Every test uses it through huggingface-hub itself. Tests cannot reach the real Hub.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.objects import condition
 
 from trainjob import InvalidSpec, TrainJobSpec
@@ -187,6 +187,7 @@ def is_asked(name: str) -> bool:
     return not name.startswith(prefixes) and not name.endswith(suffixes)
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(NAMES, st.sampled_from(["", "a", "b"]), max_size=4), st.data())
 def test_all_other_variables_change_the_directory(env: dict[str, str], data: st.DataObject) -> None:
     name, value = data.draw(NAMES), data.draw(st.sampled_from(["", "a", "b", "c"]))
@@ -246,6 +247,7 @@ def test_two_works_never_share_a_directory_and_a_notice_names_the_difference(
         assert directory(second) in text
 
 
+@settings(max_examples=30)
 @given(SPECS)
 def test_what_a_server_adds_is_no_difference(fields: dict[str, Any]) -> None:
     """A server leaves out empty parts, and a webhook may add variables of a proxy."""
@@ -277,6 +279,7 @@ def test_a_training_that_completed_trains_again_and_its_retries_continue_that() 
         assert directory(made(COMMAND, 4, earlier=earlier)) == f"{directory(complete)}-3"
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from([COMMAND, FUNCTION]), st.sampled_from(["Failed", "Complete"])), max_size=6))
 def test_no_attempt_continues_from_a_complete_one(attempts: list[tuple[Mapping[str, Any], str]]) -> None:
     earlier: list[dict[str, Any]] = []

@@ -132,7 +132,7 @@ def test_a_kill_at_any_call_leaves_the_earlier_or_the_new_checkpoint(
     assert seen == left
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(0, 150)), min_size=1, max_size=8))
 def test_the_latest_is_the_last_that_was_saved(
     tmp_path_factory: pytest.TempPathFactory, saves: list[tuple[int, int, int]]

@@ -79,7 +79,7 @@ PRUNERS = [
 ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20)
 @given(
     sampler=st.sampled_from(["tpe", "random", "grid", "qmc"]),
     pruner=st.sampled_from(PRUNERS),
@@ -101,7 +101,7 @@ def test_a_restarted_search_asks_for_the_same_trials(
     assert restarted.rungs == undisturbed.rungs
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15)
 @given(sampler=st.sampled_from(["tpe", "random", "grid", "qmc"]), seed=st.integers(0, 2**32 - 1))
 def test_parameters_are_in_the_space_and_survive_json(sampler: str, seed: int) -> None:
     made = study(sampler, seed)

@@ -104,7 +104,7 @@ def test_large_archives_are_listed_by_their_headers_and_downloaded_once(reposito
 @pytest.mark.parametrize("pack", [lambda data: (data, IMAGE_LAYER, {}), zipped], ids=["tar", "gzip"])
 def test_many_small_files_are_read_together(repository: MemoryRepository, pack: Callable[[bytes], Blob]) -> None:
     """Sixteen threads read, as in a copy. Each reads a stretch of the layer, or waits for that of another thread."""
-    there = {f"f{number:05}": b"%d" % number + LARGE[number : number + number % 3000] for number in range(4000)}
+    there = {f"f{number:05}": b"%d" % number + LARGE[number : number + number % 3000] for number in range(1500)}
     image(repository, [pack(files(**there))], "1")
     loaded = load(repository, "1")
     loaded.read(next(iter(there)), 0, None)  # checks the layer
