@@ -217,7 +217,7 @@ def test_settings_become_environment_variables(kind: str, source: Any, env: dict
     assert initializer(kind, source).get("env", []) == expected
 
 
-def test_the_secret_reference_is_initializer() -> None:
+def test_the_secret_reference_is_rendered() -> None:
     source = {"storage_uri": "s3://b/set", "secret_ref": "s3-keys"}
     assert initializer("dataset", source) == {"storageUri": "s3://b/set", "secretRef": {"name": "s3-keys"}}
 
