@@ -56,6 +56,12 @@ def official() -> Iterator[Warm]:
         yield running
 
 
+def _statement(signature: Path) -> dict[str, Any]:
+    payload = json.loads(signature.read_bytes())["dsseEnvelope"]["payload"]
+    statement: dict[str, Any] = json.loads(base64.b64decode(payload))
+    return statement
+
+
 def _official(official: Warm, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [str(official.bin / "model-signing"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -72,18 +78,18 @@ def _verified(official: Warm, folder: Path, public: str, *options: object) -> bo
 def test_model_signing_verifies_an_export(official: Warm, tmp_path: Path, curve: ec.EllipticCurve) -> None:
     private, public = key_pair(tmp_path, "signer", curve)
     folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=private)
-    assert _verified(official, folder, public)
     assert not _verified(official, folder, key_pair(tmp_path, "other", curve)[1])
-    statement = json.loads(base64.b64decode(json.loads((folder / "model.sig").read_bytes())["dsseEnvelope"]["payload"]))
+    statement = _statement(folder / "model.sig")
     complete = copy(str(folder), str(tmp_path / "all"), exclude=[file_manifest.NAME, file_manifest.SIGNATURE])
     assert [each["name"] for each in statement["predicate"]["resources"]] == [file.path for file in complete.files]
     assert {file_manifest.PROVENANCE, file_manifest.CARD} <= {file.path for file in complete.files}
     assert statement["subject"] == [{"name": "m", "digest": {"sha256": complete.digest.removeprefix("sha256:")}}]
-    for name in ("config.json", file_manifest.PROVENANCE, file_manifest.CARD):
-        before = (folder / name).read_bytes()
-        (folder / name).write_bytes(before + b" ")
-        assert not _verified(official, folder, public)
-        (folder / name).write_bytes(before)
+    if curve.name == "secp256r1":
+        for name in ("config.json", file_manifest.PROVENANCE, file_manifest.CARD):
+            before = (folder / name).read_bytes()
+            (folder / name).write_bytes(before + b" ")
+            assert not _verified(official, folder, public)
+            (folder / name).write_bytes(before)
     assert _verified(official, folder, public)
     assert b"PRIVATE" not in b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
@@ -93,7 +99,7 @@ def test_digest_equals_that_of_model_signing(official: Warm, tmp_path: Path, key
     folder = Path(_model(tmp_path / "out", more={"a/b/c": b"3", "a-b": b"4", "B": b"5", "\U0001f600": b"6"}))
     signed = _official(official, "sign", "key", "--private_key", keys[0], "--signature", tmp_path / "sig", folder)
     assert signed.returncode == 0, signed.stderr
-    statement = json.loads(base64.b64decode(json.loads((tmp_path / "sig").read_bytes())["dsseEnvelope"]["payload"]))
+    statement = _statement(tmp_path / "sig")
     manifest = copy(str(folder), str(tmp_path / "copy"))
     assert manifest.digest == "sha256:" + statement["subject"][0]["digest"]["sha256"]
     assert [file.path for file in manifest.files] == [each["name"] for each in statement["predicate"]["resources"]]
@@ -104,33 +110,33 @@ def test_only_signed_content_is_downloaded(tmp_path: Path, keys: tuple[str, str]
     folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=private, alias="champion")
     got = initialize("models:/m@champion", str(tmp_path / "in"), verify_key=public)
     assert got.digest == initialize(str(folder), str(tmp_path / "in2"), verify_key=public).digest
-    part = initialize(str(folder), str(tmp_path / "part"), include=["*.json"], verify_key=public)
-    assert part.files == 1
+    assert initialize(str(folder), str(tmp_path / "part"), include=["*.json"], verify_key=public).files == 1
     with pytest.raises(ChecksumMismatch, match="signature"):
         initialize("models:/m@champion", str(tmp_path / "in3"), verify_key=key_pair(tmp_path, "other")[1])
     # An attacker who can write to the store replaces the model and its manifest.
     beside = {name: (folder / name).read_bytes() for name in file_manifest.SIDECARS if (folder / name).exists()}
     shutil.rmtree(folder)
     copy(_model(tmp_path / "evil", 7), str(folder))
-    with pytest.raises(ChecksumMismatch, match="not signed"):
-        initialize(str(folder), str(tmp_path / "in3"), verify_key=public)
-    tree(folder, {"model.sig": beside["model.sig"]})
-    with pytest.raises(ChecksumMismatch, match=r"Missing.*provenance\.json"):
-        initialize(str(folder), str(tmp_path / "in3"), include=["*.json"], verify_key=public)
-    tree(folder, beside)
-    for choice in ([], ["*.safetensors"]):
-        with pytest.raises(ChecksumMismatch, match=r"model\.safetensors"):
-            initialize(str(folder), str(tmp_path / "in3"), include=choice, verify_key=public)
-    assert initialize(str(folder), str(tmp_path / "json"), include=["*.json"], verify_key=public).files == 1
+    cases: list[tuple[dict[str, bytes], list[str], str]] = [
+        ({}, [], "not signed"),
+        ({"model.sig": beside["model.sig"]}, ["*.json"], r"Missing.*provenance\.json"),
+        (beside, [], r"model\.safetensors"),
+        (beside, ["*.safetensors"], r"model\.safetensors"),
+    ]
+    for restored, include, words in cases:
+        tree(folder, restored)
+        with pytest.raises(ChecksumMismatch, match=words):
+            initialize(str(folder), str(tmp_path / "in3"), include=include, verify_key=public)
     assert not (tmp_path / "in3").exists()
-    # A card of the author is signed as a file.
-    own = _export(
-        _model(tmp_path / "own", more={file_manifest.CARD: b"mine"}), tmp_path / "models", sign=private, name="o"
-    )
-    assert initialize(str(own), str(tmp_path / "card"), verify_key=public).files == 5
-    (own / file_manifest.CARD).write_bytes(b"his.")
+
+
+def test_a_card_of_the_author_is_signed_as_a_file(tmp_path: Path, keys: tuple[str, str]) -> None:
+    source = _model(tmp_path / "out", more={file_manifest.CARD: b"mine"})
+    folder = _export(source, tmp_path / "models", sign=keys[0])
+    assert initialize(str(folder), str(tmp_path / "card"), verify_key=keys[1]).files == 5
+    (folder / file_manifest.CARD).write_bytes(b"his.")
     with pytest.raises(ChecksumMismatch):
-        initialize(str(own), str(tmp_path / "in4"), verify_key=public)
+        initialize(str(folder), str(tmp_path / "in"), verify_key=keys[1])
 
 
 @pytest.mark.parametrize("name", [file_manifest.PROVENANCE, file_manifest.CARD])
@@ -154,40 +160,34 @@ def test_provenance_and_card_are_signed(tmp_path: Path, keys: tuple[str, str], n
     initialize("models:/m/1", str(tmp_path / "in3"))
 
 
+@pytest.mark.parametrize(
+    ("files_written", "signed"), [*((files, True) for files in range(1, 5)), *((files, False) for files in range(1, 4))]
+)
 def test_a_killed_export_leaves_no_signature_of_other_content(
-    tmp_path: Path, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch, files_written: int, signed: bool
 ) -> None:
-    """Killed before each of the small files; the last one, the manifest, completes the model."""
-    source, target = _model(tmp_path / "out"), tmp_path / "models"
-    write = FileStore.write_small
+    """Killed before each of the small files: mark, provenance, card, signature (if signed), manifest."""
+    source, target, write = _model(tmp_path / "out"), tmp_path / "models", FileStore.write_small
     written: list[str] = []
 
     def killed(store: FileStore, path: str, data: bytes) -> None:
-        if len(written) == instant:
+        if len(written) == files_written:
             raise KeyboardInterrupt
         written.append(path)
         write(store, path, data)
 
-    # The mark, provenance, card, signature (if signed), manifest.
-    for instant, signed in [
-        *((instant, True) for instant in range(1, 5)),
-        *((instant, False) for instant in range(1, 4)),
-    ]:
-        written.clear()
-        name = f"m{instant}-{signed}"
-        with monkeypatch.context() as patched:
-            patched.setattr(FileStore, "write_small", killed)
-            with pytest.raises(KeyboardInterrupt):
-                _export(source, target, name=name, sign=keys[0] if signed else None)
-        (place,) = (target / name).iterdir()
-        assert read_manifest(str(place)) is None
-        # The retry has another provenance, and signs if the first did not.
-        again = _export(source, target, name=name, sign=keys[0] if not signed else None, provenance={"seed": instant})
-        assert again == place
-        assert (place / file_manifest.SIGNATURE).exists() is not signed
-        if not signed:
-            initialize(str(place), str(tmp_path / "in" / name), verify_key=keys[1])
-    assert written == [file_manifest.MARK, file_manifest.PROVENANCE, file_manifest.CARD]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(FileStore, "write_small", killed)
+        _export(source, target, sign=keys[0] if signed else None)
+    (place,) = (target / "m").iterdir()
+    assert read_manifest(str(place)) is None
+    small = (file_manifest.MARK, file_manifest.PROVENANCE, file_manifest.CARD, file_manifest.SIGNATURE)
+    assert written == list(small[:files_written])
+    # The retry has another provenance, and signs if the first did not.
+    assert _export(source, target, sign=None if signed else keys[0], provenance={"seed": 1}) == place
+    assert (place / file_manifest.SIGNATURE).exists() is not signed
+    if not signed:
+        initialize(str(place), str(tmp_path / "in"), verify_key=keys[1])
 
 
 def test_a_signature_without_provenance_is_accepted_and_reported(tmp_path: Path, keys: tuple[str, str]) -> None:
@@ -208,32 +208,27 @@ def test_a_signature_without_provenance_is_accepted_and_reported(tmp_path: Path,
 
 def test_signatures_of_other_tools_are_verified(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
     private, public = keys
-    folder = Path(_model(tmp_path / "hub", more={".gitattributes": b"*"}))
+    folder, target = Path(_model(tmp_path / "hub", more={".gitattributes": b"*"})), tmp_path / "in"
     signed = _official(official, "sign", "key", "--private_key", private, "--signature", folder / "model.sig", folder)
     assert signed.returncode == 0, signed.stderr
     # model-signing ignores git's files; unsigned files are rejected.
     with pytest.raises(ChecksumMismatch, match="gitattributes"):
-        initialize(str(folder), str(tmp_path / "in"), verify_key=public)
-    target = tmp_path / "in"
+        initialize(str(folder), str(target), verify_key=public)
     assert {Path(name).parts[0] for name in files(target)} <= {file_manifest.WORK}
     assert initialize(str(folder), str(target), exclude=[".git*"], verify_key=public).files == 5
-    assert _verified(official, target, public, "--ignore-paths", target / file_manifest.NAME), (
-        "the signature is downloaded, too"
-    )
+    assert _verified(official, target, public, "--ignore-paths", target / file_manifest.NAME), "its signature, too"
     # A target from a download without a key does not count as verified.
     (folder / "config.json").write_text("[]")
     initialize(str(folder), str(tmp_path / "in2"), exclude=[".git*"])
-    with pytest.raises(ChecksumMismatch, match=r"config\.json"):
-        initialize(str(folder), str(tmp_path / "in2"), exclude=[".git*"], verify_key=public)
-    with pytest.raises(ChecksumMismatch, match=r"config\.json"):
-        initialize(str(folder), str(target), exclude=[".git*"], verify_key=public)
+    for unverified in (tmp_path / "in2", target):
+        with pytest.raises(ChecksumMismatch, match=r"config\.json"):
+            initialize(str(folder), str(unverified), exclude=[".git*"], verify_key=public)
     # A missing signed file is an error unless it is excluded.
     (folder / "config.json").unlink()
     for left in ([".git*"], [".git*", "*.npy"]):
         with pytest.raises(ChecksumMismatch, match=r"Missing.*config\.json"):
             initialize(str(folder), str(tmp_path / "in3"), exclude=left, verify_key=public)
-    part = initialize(str(folder), str(tmp_path / "in4"), exclude=[".git*", "*.json"], verify_key=public)
-    assert part.files == 4
+    assert initialize(str(folder), str(tmp_path / "in4"), exclude=[".git*", "*.json"], verify_key=public).files == 4
 
 
 PAYLOADS = (b'{"dsseEnvelope": {"payload": ""}}', b'{"dsseEnvelope": {"payload": "e30="}}')
@@ -303,10 +298,10 @@ def test_keys_must_be_paths_of_valid_keys(
 def test_keys_are_given_by_an_option_or_the_environment(
     tmp_path: Path, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = _model(tmp_path / "out")
-    exporting = ["export", "--source", source, "--target", str(tmp_path / "models"), "--name", "m"]
+    source, target = _model(tmp_path / "out"), str(tmp_path / "models")
+    exporting = ["export", "--source", source, "--target", target, "--name", "m", "--export-id=p"]
     getting = ["initialize-model", "--source", "models:/m/1", "--target", str(tmp_path / "in")]
-    assert main([*exporting, "--export-id=p", f"--sign={keys[0]}"]) == 0
+    assert main([*exporting, f"--sign={keys[0]}"]) == 0
     assert main([*getting, f"--verify-key={keys[1]}"]) == 0
     monkeypatch.setenv("TRAINJOB_SIGN_KEY", keys[0])
     monkeypatch.setenv("TRAINJOB_VERIFY_KEY", keys[1])

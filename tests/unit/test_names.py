@@ -20,15 +20,10 @@ from trainjob._manifest.render import render
 from trainjob.cli.options import job_name
 from trainjob.errors import ConfigurationError
 
-NO_NAMESPACE = [
-    *["../../x", "..", ".", "a/b", "/x", "a.b", "A", "-a", "a-", "ä", "%2e"],
-    "",
-    "a" * 64,
-    "a\n",
-    "a b",
-    "a\0",
-]
+OUTSIDE = "../../x"
+NO_NAMESPACE = [OUTSIDE, "..", ".", "a/b", "/x", "a.b", "A", "-a", "a-", "ä", "%2e", "", "a" * 64, "a\n", "a b", "a\0"]
 NO_JOB = [*["../x", "..", ".", "a/b", "/x", "A", "-a", "a..b", "a.", ".deleted", "%2e%2e"], "", "a" * 254, "a\n"]
+
 SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
 
 
@@ -48,52 +43,56 @@ def test_valid_names_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("name", NO_NAMESPACE)
-def test_backends_reject_an_invalid_namespace(backend: Backend, tmp_path: Path, name: str) -> None:
-    ref = JobRef(name, "x-1", "uid")
+def test_invalid_namespaces_are_rejected(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a namespace: write 1 to 63 lower-case letters"):
+        names.namespace(name)
+
+
+@pytest.mark.parametrize("name", NO_JOB)
+def test_invalid_job_names_are_rejected(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not the name of a TrainJob: write 1 to 253 lower-case"):
+        names.job(name)
+
+
+def test_backends_reject_invalid_names(backend: Backend, tmp_path: Path) -> None:
+    ref = JobRef(OUTSIDE, "x-1", "uid")
     calls = [
-        lambda: backend.get(name, "x-1"),
-        lambda: backend.find(name, {}),
-        lambda: backend.refs(name, ["x-1"]),
+        lambda: backend.get(OUTSIDE, "x-1"),
+        lambda: backend.find(OUTSIDE, {}),
+        lambda: backend.refs(OUTSIDE, ["x-1"]),
         lambda: anext(backend.watch(ref)),
         lambda: anext(backend.logs(ref)),
         lambda: backend.patch(ref, {}),
         lambda: backend.delete(ref),
         lambda: backend.stopped(ref),
         lambda: backend.evidence(ref),
-        lambda: backend.cancels(name, "0123456789"),
-        lambda: backend.announce_cancel(name, "0123456789", Cancel(0)),
-        lambda: cancel_key(backend, "key", namespace=name),
-        lambda: launch(backend, SPEC, "key", namespace=name),
-        lambda: launch(backend, SPEC, "key", namespace=name, is_new=True),
-        lambda: launch(backend, SPEC, "key", namespace=name, tried=2),
-        lambda: dry_run(backend, SPEC, "key", namespace=name),
+        lambda: backend.cancels(OUTSIDE, "0123456789"),
+        lambda: backend.announce_cancel(OUTSIDE, "0123456789", Cancel(0)),
+        lambda: cancel_key(backend, "key", namespace=OUTSIDE),
+        *(
+            lambda options=options: launch(backend, SPEC, "key", namespace=OUTSIDE, **options)  # type: ignore[misc]  # bound
+            for options in ({}, {"is_new": True}, {"tried": 2})
+        ),
+        lambda: dry_run(backend, SPEC, "key", namespace=OUTSIDE),
     ]
     for call in calls:
-        with pytest.raises(ConfigurationError, match="is not a namespace: write 1 to 63 lower-case letters"):
+        with pytest.raises(ConfigurationError, match="is not a namespace"):
+            anyio.run(call)
+    for call in (lambda: backend.get("default", OUTSIDE), lambda: backend.delete(JobRef("default", OUTSIDE, "uid"))):
+        with pytest.raises(ConfigurationError, match="is not the name of a TrainJob"):
             anyio.run(call)
     assert list(tmp_path.rglob("*")) == []
 
 
-@pytest.mark.parametrize("name", NO_JOB)
-def test_backends_reject_an_invalid_job_name(backend: Backend, tmp_path: Path, name: str) -> None:
-    for call in (lambda: backend.get("default", name), lambda: backend.delete(JobRef("default", name, "uid"))):
-        with pytest.raises(ConfigurationError, match="is not the name of a TrainJob: write 1 to 253 lower-case"):
-            anyio.run(call)
-    assert list(tmp_path.rglob("*")) == []
-
-
-@pytest.mark.parametrize("name", NO_NAMESPACE)
-def test_render_client_and_settings_reject_an_invalid_namespace(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_render_client_and_settings_reject_an_invalid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (OUTSIDE, ""):
+        with pytest.raises(ConfigurationError, match="is not a namespace"):
+            render(SPEC, "key", 1, name)
     with pytest.raises(ConfigurationError, match="is not a namespace"):
-        render(SPEC, "key", 1, name)
-    if not name:  # the default
-        return
-    with pytest.raises(ConfigurationError, match="is not a namespace"):
-        TrainJobClient("local", namespace=name)
-    if "\0" not in name:
-        monkeypatch.setenv("TRAINJOB_NAMESPACE", name)
-        with pytest.raises(ConfigurationError, match=r"TRAINJOB_NAMESPACE: .* is not a namespace"):
-            Settings()
+        TrainJobClient("local", namespace=OUTSIDE)
+    monkeypatch.setenv("TRAINJOB_NAMESPACE", OUTSIDE)
+    with pytest.raises(ConfigurationError, match=r"TRAINJOB_NAMESPACE: .* is not a namespace"):
+        Settings()
 
 
 @pytest.fixture

@@ -86,14 +86,6 @@ async def test_a_request_uses_the_open_connection(server: Server) -> None:
     assert (sent.headers["Authorization"], sent.headers["Content-Type"]) == ("Bearer t", MERGE_PATCH)
 
 
-async def test_a_deletion_is_warmed_up_by_a_get(server: Server) -> None:
-    request = server.prepared(DELETE)
-    await request.warm()
-    assert request.send()
-    assert [asked.method for asked in server.asked] == ["GET", "DELETE"]
-    assert request.took is None
-
-
 @pytest.mark.parametrize("refused", [[], ["PATCH"], ["DELETE"], ["PATCH", "DELETE"]])
 @pytest.mark.parametrize(
     ("late", "took", "asked", "by"),
@@ -176,20 +168,12 @@ async def test_dry_runs_measure_the_time_of_a_patch(server: Server, monkeypatch:
     assert shortest == pytest.approx([0.3, 0.1, 0.1, 0.1, 0.2]), "the minimum of the last three"
 
 
-async def test_a_rejected_dry_run_is_not_measured(server: Server) -> None:
+async def test_a_rejected_dry_run_is_not_measured_and_a_closed_connection_opened_again(server: Server) -> None:
     request = server.prepared()
-    server.status = 400  # a webhook with side effects
+    server.status, server.closes = 400, True  # a webhook with side effects
     await request.warm()
     assert request.took is None
-    server.status = 200
-    assert request.send()
-
-
-async def test_a_closed_connection_is_opened_again(server: Server) -> None:
-    request = server.prepared()
-    server.closes = True
-    await request.warm()
-    server.closes = False
+    server.status, server.closes = 200, False
     await request.warm()
     assert request.send()
     assert len({asked.client for asked in server.asked}) == 2
@@ -201,6 +185,8 @@ async def test_send_returns_whether_the_request_succeeded(server: Server, status
     await request.warm()
     server.status = status
     assert request.send() is done
+    assert [asked.method for asked in server.asked] == ["GET", "DELETE"], "a deletion has no dry run"
+    assert request.took is None
 
 
 async def test_send_without_a_connection_returns_false(server: Server) -> None:

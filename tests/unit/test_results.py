@@ -43,39 +43,27 @@ def result(*pods: Object, seen: MetricHistory | None = None, **status: float) ->
     return asyncio.run(conclude(FinishedBackend(), JobRef("ns", "job", "u"), history=seen))  # type: ignore[arg-type]
 
 
-def test_metrics_come_from_the_message_or_the_status() -> None:
-    assert result(reporting(termination_message({"model": "s3://m"}, loss=0.5))).metrics == {"loss": 0.5}
-    assert result(reporting(""), loss=0.5).metrics == {"loss": 0.5}
-    assert result(reporting("")).metrics == {}
-
-
 def test_the_message_has_priority_and_the_status_adds_missing_metrics() -> None:
     both = result(reporting(termination_message({"model": "s3://m"}, loss=0.25, epoch=3)), loss=0.5, train_runtime=7)
     assert both.metrics == {"loss": 0.25, "epoch": 3.0, "train_runtime": 7.0}
     assert both.outputs == {"model": "s3://m"}
+    assert result(reporting(""), loss=0.5).metrics == {"loss": 0.5}
+    assert result(reporting("")).metrics == {}
 
 
-def test_outputs_on_a_pvc_become_pvc_locations() -> None:
+def test_a_result_has_seconds_and_outputs_on_a_pvc_become_pvc_locations() -> None:
     outputs = {"model": "/mnt/trainjob-claims/models/digits", "card": "s3://b/card", "epochs": 3}
     found = result(reporting(json.dumps({"trainjob": 1, "outputs": outputs})))
     assert found.outputs == {"model": "pvc://models/digits", "card": "s3://b/card", "epochs": 3}
+    assert found.seconds == {"queued": 0.0, "total": 60.0}
 
 
-def test_result_has_queued_and_total_seconds() -> None:
-    assert result(reporting("")).seconds == {"queued": 0.0, "total": 60.0}
-
-
-def test_the_latest_pod_of_rank_0_counts() -> None:
+def test_the_latest_pod_of_rank_0_counts_and_the_launcher_comes_first() -> None:
     pods = [reporting(termination_message(loss=n), created=n) for n in (11, 13, 12)]
     assert result(*pods).metrics == {"loss": 13.0}
     assert result(reporting("killed", created=20), *pods).metrics == {"loss": 13.0}, "the latest pod reported nothing"
-
-
-def test_only_rank_0_counts_and_the_launcher_comes_first() -> None:
     assert result(reporting(termination_message(loss=1), rank=1)).metrics == {}
-    assert result(
-        reporting(termination_message(loss=1)), reporting(termination_message(loss=2), step="launcher")
-    ).metrics == {"loss": 2.0}
+    assert result(*pods, reporting(termination_message(loss=2), step="launcher")).metrics == {"loss": 2.0}
 
 
 @pytest.mark.parametrize("message", [None, 5, {}, "no object", '{"trainjob": true}'])
