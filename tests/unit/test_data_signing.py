@@ -176,9 +176,10 @@ def test_a_killed_export_leaves_no_signature_of_other_content(
         written.append(path)
         write(store, path, data)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(FileStore, "write_small", killed)
-        _export(source, target, sign=keys[0] if signed else None)
+        with pytest.raises(KeyboardInterrupt):
+            _export(source, target, sign=keys[0] if signed else None)
     (place,) = (target / "m").iterdir()
     assert read_manifest(str(place)) is None
     small = (file_manifest.MARK, file_manifest.PROVENANCE, file_manifest.CARD, file_manifest.SIGNATURE)
