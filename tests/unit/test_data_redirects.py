@@ -187,7 +187,7 @@ OTHER_SCHEMES = (
     [
         ([METADATA], {}, r"files\.example/a resolves to files\.example \(169\.254.*write the address", set()),
         ([PUBLIC], {A: CDN, CDN: f"http://{PRIVATE}/d"}, PRIVATE, {PUBLIC, OTHER}),
-        ([PUBLIC], TEN | {"http://files.example/9": "/10"}, "more than 10 times", {PUBLIC}),
+        ([PUBLIC], TEN | {"http://files.example/9": "/10"}, "more than 10 times, perhaps in a loop", {PUBLIC}),
         ([PUBLIC, "127.0.0.1"], {A: B}, r"to files\.example \(127\.0\.0\.1, a loopback address", {PUBLIC}),
         *(([PUBLIC], {A: target}, r"only http and https|an invalid URL", {PUBLIC}) for target in OTHER_SCHEMES),
     ],

@@ -241,7 +241,11 @@ def test_checkpoint_directories_are_below_the_given_location(at: str, handed: st
 def test_checkpoint_volume_is_added_to_the_patches_of_a_spec() -> None:
     """On each step that trains: Trainer's MPI runtimes also train in the launcher's pod."""
     own = {"manager": "example.com/team", "trainingRuntimeSpec": {"template": {"metadata": {"labels": {"a": "b"}}}}}
-    spec = {"runtime": "deepspeed-distributed", "checkpoints": "pvc://claim/x", "runtime_patches": [own]}
+    spec: dict[str, Any] = {
+        "runtime": "deepspeed-distributed",
+        "checkpoints": "pvc://claim/x",
+        "runtime_patches": [own],
+    }
     first, second = rendered(**spec)["spec"]["runtimePatches"]
     assert first == own
     node, launcher = second["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]

@@ -69,10 +69,9 @@ def test_backends_reject_invalid_names(backend: Backend, tmp_path: Path) -> None
         lambda: backend.cancels(OUTSIDE, "0123456789"),
         lambda: backend.announce_cancel(OUTSIDE, "0123456789", Cancel(0)),
         lambda: cancel_key(backend, "key", namespace=OUTSIDE),
-        *(
-            lambda options=options: launch(backend, SPEC, "key", namespace=OUTSIDE, **options)  # type: ignore[misc]  # bound
-            for options in ({}, {"is_new": True}, {"tried": 2})
-        ),
+        lambda: launch(backend, SPEC, "key", namespace=OUTSIDE),
+        lambda: launch(backend, SPEC, "key", namespace=OUTSIDE, is_new=True),
+        lambda: launch(backend, SPEC, "key", namespace=OUTSIDE, tried=2),
         lambda: dry_run(backend, SPEC, "key", namespace=OUTSIDE),
     ]
     for call in calls:

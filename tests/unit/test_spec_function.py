@@ -111,7 +111,7 @@ def message(tmp_path: Path, func: object, environment: Mapping[str, str] | None 
     return progress.read(path.read_text())
 
 
-VALUES = (0, False, "", [], "é\n$(HOME)", 0.1, {"a": [1, None, {"b": True}]}, [1, "x"])
+VALUES: tuple[Any, ...] = (0, False, "", [], "é\n$(HOME)", 0.1, {"a": [1, None, {"b": True}]}, [1, "x"])
 
 
 @pytest.mark.parametrize(("value", "report"), [*((value, False) for value in VALUES), (0, True), ([1, "x"], True)])
