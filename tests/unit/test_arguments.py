@@ -22,26 +22,18 @@ ROOT = Path(__file__).parents[2]
 AIRFLOW = "airflow_provider/trainjob_airflow/"
 KFP = "kfp_components/trainjob_kfp/"
 
-_ONE_RANK = "a job of one rank, which Trainer fails without a restart"
+STEPS = ("initialize_dataset", "initialize_model", "evaluate_model", "export_model")
 OMITTED = dict.fromkeys(
-    (
-        (step, "fail_on_first_crash")
-        for step in ("initialize_dataset", "initialize_model", "evaluate_model", "export_model")
-    ),
-    _ONE_RANK,
+    ((step, "fail_on_first_crash") for step in STEPS), "a job of one rank, which Trainer fails without a restart"
 )
 """Arguments that a component does not have, and why."""
 
+OF_TRIALS = "inputs outputs queue_timeout start_timeout run_timeout fail_fast fail_on_first_crash on_kill_action"
 OWN_TEXTS = {
     ("evaluate_model", "command"): "it evaluates one model",
     ("evaluate_model", "runtime"): "it has a default",
     ("evaluate_model", "image"): "there is one node",
-} | {
-    ("tune", name): "it concerns trials"
-    for name in (
-        *("inputs", "outputs", "queue_timeout", "start_timeout", "run_timeout"),
-        *("fail_fast", "fail_on_first_crash", "on_kill_action"),
-    )
+    **{("tune", name): "it concerns trials" for name in OF_TRIALS.split()},
 }
 """Arguments that mean something else in a component, and why."""
 
@@ -106,10 +98,7 @@ def test_python_describes_each_argument_as_the_table_does() -> None:
 
 @pytest.mark.parametrize(
     "component",
-    [
-        *("train", "tune", "wait", "distributed"),
-        *("initialize_dataset", "initialize_model", "evaluate_model", "export_model"),
-    ],
+    ["train", "tune", "wait", "distributed", *STEPS],
 )
 def test_a_component_has_each_argument_with_its_default_and_text(component: str) -> None:
     path = f"{KFP}{component}.py" if component == "distributed" else f"{KFP}{component}/component.py"

@@ -271,15 +271,12 @@ def test_without_the_variable_there_are_no_checkpoints(monkeypatch: pytest.Monke
     checkpoints.clear()
 
 
-def test_a_uri_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uris_and_numbers_out_of_range_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step, keep in ((-1, 2), (1, 0)):
+        with pytest.raises(ValueError, match=f"step {step} must be 0 or more, and keep {keep} must be 1 or more"):
+            save(step, keep)
+    assert not root.exists()
     monkeypatch.setenv("TRAINJOB_CHECKPOINT", "s3://bucket/key")
     for call in (lambda: save(1), checkpoints.latest, checkpoints.clear):
         with pytest.raises(ValueError, match=r"are directories, not s3://bucket/key: set checkpoints .* to pvc://"):
             call()
-
-
-@pytest.mark.parametrize(("step", "keep"), [(-1, 2), (1, 0)])
-def test_numbers_out_of_range_are_refused(root: Path, step: int, keep: int) -> None:
-    with pytest.raises(ValueError, match=f"step {step} must be 0 or more, and keep {keep} must be 1 or more"):
-        save(step, keep)
-    assert not root.exists()

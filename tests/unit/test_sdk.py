@@ -105,21 +105,16 @@ def test_the_calls_use_each_argument() -> None:
         assert {(owner.rpartition(".")[2].replace("Model", "Dataset"), name) for name in names} <= used
 
 
+TOKEN = {"secretKeyRef": {"name": "a", "key": "b"}}
+S3 = {"storage_uri": "s3://a/b", "ignore_patterns": ["*"]}
+
+
 @pytest.mark.parametrize(
     "given",
     [
-        {
-            "storage_uri": "hf://a/b",
-            "ignore_patterns": ["*"],
-            "access_token": {"secretKeyRef": {"name": "a", "key": "b"}},
-        },
-        {"storage_uri": "s3://a/b", "ignore_patterns": ["*"], "endpoint": "https://s3.example", "secret_ref": "keys"},
-        {
-            "storage_uri": "s3://a/b",
-            "ignore_patterns": ["*"],
-            "region": "eu-west-1",
-            "role_arn": "arn:aws:iam::1:role/a",
-        },
+        {"storage_uri": "hf://a/b", "ignore_patterns": ["*"], "access_token": TOKEN},
+        S3 | {"endpoint": "https://s3.example", "secret_ref": "keys"},
+        S3 | {"region": "eu-west-1", "role_arn": "arn:aws:iam::1:role/a"},
     ],
     ids=["Hugging Face", "S3 with keys", "S3 with a role"],
 )

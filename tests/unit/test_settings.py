@@ -41,21 +41,17 @@ def test_local_environments_are_read_from_json(monkeypatch: pytest.MonkeyPatch) 
     assert LocalBackend(environments={}).environments == {}
 
 
-def test_the_local_backend_is_never_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_backend_is_selected_by_argument_or_environment_only(
+    monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    assert isinstance(connect("local"), LocalBackend)
+    with pytest.raises(ConfigurationError, match=r"unknown backend 'lokal'.*kubernetes, local"):
+        connect("lokal")
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
     with pytest.raises(ConfigurationError, match="TRAINJOB_BACKEND=local"):
         anyio.run(connect().get, "default", "x")
-
-
-def test_local_backend_is_selected_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    assert isinstance(connect("local"), LocalBackend)
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
     backend = connect()
     assert isinstance(backend, LocalBackend)
     assert backend.home == home
-
-
-def test_error_of_an_unknown_backend_lists_the_backends() -> None:
-    with pytest.raises(ConfigurationError, match=r"unknown backend 'lokal'.*kubernetes, local"):
-        connect("lokal")

@@ -120,23 +120,27 @@ VARIABLE = "$(KUBEFLOW_TRAINER_OPT_X)"
 
 
 def template(**fields: Any) -> TrainJobSpec:
-    return TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["train"]} | fields)
+    given = {} if "manifest" in fields else {"runtime": "trainjob-step", "command": ["train"]}
+    return TrainJobSpec.parse(given | fields)
+
+
+MANIFEST: dict[str, Any] = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob"}
+MANIFEST |= {"metadata": {"name": "x"}, "spec": {"runtimeRef": {"name": "torch-distributed"}}}
+OPTION = "KUBEFLOW_TRAINER_OPT_"
 
 
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        (
-            {"command": ["train", "--y=$(KUBEFLOW_TRAINER_OPT_Y)"]},
-            "template.command[1]: uses KUBEFLOW_TRAINER_OPT_Y, but the space has no such parameter"
-            " (use KUBEFLOW_TRAINER_OPT_X)",
-        ),
-        ({"args": ["$(KUBEFLOW_TRAINER_OPT_x)"]}, "template.args[0]: uses KUBEFLOW_TRAINER_OPT_x"),
-        ({"env": {"Y": "$(KUBEFLOW_TRAINER_OPT_Y)"}}, "template.env.Y: uses KUBEFLOW_TRAINER_OPT_Y"),
-        ({"env": {"KUBEFLOW_TRAINER_OPT_X": "1"}}, "template.env.KUBEFLOW_TRAINER_OPT_X: is set by the study (remove"),
+        ({"command": ["train", f"--y=$({OPTION}Y)"]}, f"template.command[1]: uses {OPTION}Y, but the space has no such"
+         f" parameter (use {OPTION}X)"),
+        ({"args": [f"$({OPTION}x)"]}, f"template.args[0]: uses {OPTION}x"),
+        ({"env": {"Y": f"$({OPTION}Y)"}}, f"template.env.Y: uses {OPTION}Y"),
+        ({"env": {f"{OPTION}X": "1"}}, f"template.env.{OPTION}X: is set by the study (remove"),
         ({"env": {"TRAINJOB_TRIAL": "1"}}, "template.env.TRAINJOB_TRIAL: is set by the study"),
+        ({"manifest": MANIFEST}, "template.manifest: cannot be a template"),
     ],
-)
+)  # fmt: skip
 def test_bad_templates_are_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidStudy) as caught:
         check_template(study(), template(**fields))
@@ -152,13 +156,6 @@ def test_unused_parameters_are_a_hint_if_the_template_uses_others() -> None:
     )
     assert unused(two, template()) == "", "the script reads its environment"
     assert unused(two, template(args=[VARIABLE], env={"A": "$(KUBEFLOW_TRAINER_OPT_LR)"})) == ""
-
-
-def test_a_manifest_is_no_template() -> None:
-    manifest = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "x"}}
-    manifest |= {"spec": {"runtimeRef": {"name": "torch-distributed"}}}
-    with pytest.raises(InvalidStudy, match=r"template\.manifest: cannot be a template"):
-        check_template(study(), TrainJobSpec.parse({"manifest": manifest}))
 
 
 def test_the_spec_of_a_trial() -> None:
