@@ -374,31 +374,20 @@ def test_a_pipe_is_rejected_and_a_whole_gzip_is_not(source: Path, target: Path) 
         copy(str(source), str(target))
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        ({"a.txt": b"eno"}, ChecksumMismatch, r"a\.txt"),
-        ({"a.txt": b"longer"}, CorruptData, "has 6 bytes"),
-        ({"a.txt": None}, CorruptData, "lacks"),
-        ({"new": b"1"}, CorruptData, "does not list"),
-    ],
-)
-def test_sources_are_checked_against_their_manifest(
-    first: Path, target: Path, change: dict[str, bytes | None], error: type[Exception], words: str
-) -> None:
+def test_sources_are_checked_against_their_manifest(first: Path, target: Path) -> None:
+    """`tests/stores` also has other content of the same size, and more files."""
     manifest = read_manifest(str(first))
     assert manifest is not None
     assert copy(str(first), str(target / "good"), digest=manifest.digest).digest == manifest.digest
     with pytest.raises(ChecksumMismatch, match=f"has digest {manifest.digest}, not sha256:0000"):
         copy(str(first), str(target), **WRONG)
-    tree(first, {name: data or b"" for name, data in change.items()})
-    for name in (name for name, data in change.items() if data is None):
-        (first / name).unlink()
-    with pytest.raises(error, match=words):
+    (first / "a.txt").write_bytes(b"longer")
+    with pytest.raises(CorruptData, match="has 6 bytes"):
+        copy(str(first), str(target))
+    (first / "a.txt").unlink()
+    with pytest.raises(CorruptData, match="lacks"):
         copy(str(first), str(target))
     assert read_manifest(str(target)) is None
-    copy(str(first), str(target / "unchecked"), exclude=["MANIFEST.json"])
-    assert files(target / "unchecked") == files(first)
 
 
 def test_a_file_with_a_wrong_digest_never_gets_its_name(
