@@ -109,7 +109,7 @@ def options_of(step: Step) -> st.SearchStrategy[StepOptions]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_the_program_reads_what_the_command_says(step: Step, data: st.DataObject) -> None:
     """Kubernetes replaces each ``$$`` of a command by ``$``."""

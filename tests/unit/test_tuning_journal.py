@@ -85,16 +85,16 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{request.getfixturevalue('url')}#a"
 
 
-def test_of_12_writers_one_creates_an_entry(uri: str) -> None:
-    ready = threading.Barrier(12)
+def test_of_6_writers_one_creates_an_entry(uri: str) -> None:
+    ready = threading.Barrier(6)
 
     def write(number: int) -> dict[str, Any]:
         with open_journal(uri) as journal:
             ready.wait(60)
             return journal.create("asked/00000", {"parameters": {"x": number}})
 
-    with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(write, range(12)))
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(write, range(6)))
     assert all(each == found[0] for each in found)
     with open_journal(uri) as again:
         assert again.all("asked") == {"00000": found[0]}

@@ -79,7 +79,7 @@ PRUNERS = [
 ]
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     sampler=st.sampled_from(["tpe", "random", "grid", "qmc"]),
     pruner=st.sampled_from(PRUNERS),
@@ -172,7 +172,7 @@ def test_options_that_optuna_refuses(fields: dict[str, Any], problem: str) -> No
 
 def test_importances_name_the_parameter_that_matters() -> None:
     sampling = Sampling(study("random", space={name: {"type": "float", "low": 0, "high": 1} for name in "xy"}))
-    for number in range(40):
+    for number in range(20):
         if number < 2:
             assert sampling.importances() == {}
         parameters = sampling.ask(number)
