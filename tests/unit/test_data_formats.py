@@ -373,7 +373,7 @@ class _Loader(pickle.Unpickler):
         raise _Named(module, name)
 
 
-@settings(max_examples=100)
+@settings(max_examples=200)
 @example(["Ja", "Aaca", "Aa", "Ja", "Aaa"], "\n")  # a number, then the import of Aa from a
 @given(_WORDS, st.sampled_from(["\n", " ", ",", "\t"]))
 def test_words_are_not_detected_as_a_pickle(words: list[str], separator: str) -> None:
@@ -384,7 +384,7 @@ def test_words_are_not_detected_as_a_pickle(words: list[str], separator: str) ->
             _Loader(io.BytesIO(data)).load()
 
 
-@settings(max_examples=100)
+@settings(max_examples=200)
 @given(st.binary(max_size=200), st.sampled_from(sorted(set(allowed.FORMS) - {"", ".safetensors"})))
 def test_invalid_files_never_crash_the_check(noise: bytes, suffix: str) -> None:
     good = next((path for path in sorted((SAMPLES / "good").rglob(f"*{suffix}")) if path.is_file()), None)
