@@ -64,14 +64,17 @@ def test_an_upload_is_one_private_commit_that_replaces_the_one_before(hub: Hub, 
     assert _there(held, branch) == {*FILES, file_manifest.NAME, ".gitattributes"} - {"empty"}
 
 
-def test_copy_selects_a_directory_of_a_commit(hub: Hub, tmp_path: Path) -> None:
+def test_copy_selects_a_directory_or_a_file(hub: Hub, tmp_path: Path) -> None:
     commit = hub.repo("org/model").commit({"a/1": b"1", "a/2.bin": b"two", "ab/3": b"3"})
     assert [file.path for file in copy("hf://org/model/a", str(tmp_path / "a")).files] == ["1", "2.bin"]
+    assert [file.path for file in copy("hf://org/model/a/2.bin", str(tmp_path / "b")).files] == ["2.bin"]
     assert open_store(parse_store("hf://org/model/a")).resolved().uri == f"hf://org/model@{commit}/a"
     with pytest.raises(SourceNotFound, match="does not exist or is empty"):
         copy("hf://org/model/none", str(tmp_path / "c"))
     with pytest.raises(SourceNotFound, match="repository hf://org/none/ does not exist"):
         copy("hf://org/none", str(tmp_path / "c"))
+    with pytest.raises(SourceNotFound):
+        copy("hf://org/model@none", str(tmp_path / "c"))
 
 
 def test_download_stays_on_one_commit_if_the_branch_moves(hub: Hub, tmp_path: Path) -> None:
