@@ -21,9 +21,15 @@ from trainjob.version import __version__
 TEXTS = st.text() | st.sampled_from(series.HOSTILE) | st.sampled_from(["\ud800", "\x00\x1b[2J", "\u202e"])
 
 
+@functools.cache
+def made(make: Callable[[], series.Document]) -> series.Document:
+    return make()
+
+
 @pytest.mark.parametrize("make", documents.ALL.values(), ids=documents.ALL)
 def test_a_page_is_one_correct_file(make: Callable[[], dict[str, Any]]) -> None:
-    html = page_html(make())
+    document = made(make)
+    html = page_html(document)
     html.encode()
     page = Parsed(html)
     assert set(page.tags) <= {
@@ -35,7 +41,7 @@ def test_a_page_is_one_correct_file(make: Callable[[], dict[str, Any]]) -> None:
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in page.policy
     assert len(page.code) == 3
-    assert page.data["document"].keys() == make().keys()
+    assert page.data["document"].keys() == document.keys()
 
 
 def test_the_embedded_document_is_the_document() -> None:
@@ -74,7 +80,7 @@ STUDY = ("Study digits: ended", "56 complete, 40 pruned, 4 failed", "best loss: 
     ],
 )
 def test_the_main_facts_can_be_read_without_the_script(make: Callable[[], Any], texts: tuple[str, ...]) -> None:
-    shown = Parsed(page_html(make())).text
+    shown = Parsed(page_html(made(make))).text
     assert [text for text in texts if text not in shown] == []
     if texts is STUDY:
         assert "uid" not in shown
@@ -88,11 +94,6 @@ def test_only_a_live_page_makes_requests() -> None:
     page = Parsed(page_html(documents.running(), live))
     assert "connect-src 'self'" in page.policy
     assert page.data["live"] == live
-
-
-@functools.cache
-def made(make: Callable[[], series.Document]) -> series.Document:
-    return make()
 
 
 def marked(kind: str, name: str, text: str) -> series.Document:
