@@ -141,7 +141,6 @@ accelerate launch --config_file x.yaml --main_process_port 0 t.py --hub_model_id
 vllm serve m --api-key $(API_KEY) --served-model-name x
 AWS_ACCESS_KEY_ID=$(AWS_ACCESS_KEY_ID) python train.py
 aws s3 cp s3://bucket/AKIA/part-0001.parquet .
-sed -i 's/token=.*/token=/' config
 python train.py --use-token --hash-password-algo=argon2
 python train.py --token_type bearer --num-tokens=1e9 --tokens-per-batch 4096
 echo sha256:9b74c9897bac770ffc029102a200c5de6a1d2f3b4c5d6e7f8091a2b3c4d5e6f7
@@ -257,8 +256,10 @@ def train(token: str, api_key: str = "", *, password=None):
     )
 
 
-SECRETS = ("accessToken", "PGPASSWORD", "MYSQL_PWD", "HF_TOKEN_2", "db.password", "AccountKey")
+SECRETS = ("accessToken", "PGPASSWORD", "MYSQL_PWD", "HF_TOKEN_2", "db.password", "AccountKey", "db_password")
+SECRETS += ("WANDB_API_KEY",)
 OTHERS = {"GOOGLE_APPLICATION_CREDENTIALS": "/secrets/key.json", "PAD_TOKEN": "!", "PWD": "/work", "USE_TOKEN": "x"}
+OTHERS |= {"PASSWORD_FILE": "/y", "SORT_KEY": "name", "MONKEY": "x", "TURNKEY": "y"}
 
 
 def test_names_of_secrets_are_recognized() -> None:
