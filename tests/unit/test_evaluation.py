@@ -40,6 +40,9 @@ def metrics(**values: float) -> dict[str, Any]:
 # ---------------------------------------------------------------- what an evaluation writes
 
 
+CURVE = {"false_positive_rate": [0, 1], "true_positive_rate": [0.5, 1]}
+
+
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
@@ -67,6 +70,7 @@ def metrics(**values: float) -> dict[str, Any]:
             {"metrics": {"a": 1}, "roc": {"false_positive_rate": [0, 2], "true_positive_rate": [0, 1]}},
             "roc has a rate that is not between 0 and 1",
         ),
+        ({"metrics": {"a": 1}, "roc": CURVE | {"threshold": [0.9]}}, "roc must have lists of the same length, at most"),
     ],
 )
 def test_a_malformed_evaluation_is_refused(value: object, problem: str) -> None:
@@ -75,7 +79,7 @@ def test_a_malformed_evaluation_is_refused(value: object, problem: str) -> None:
 
 
 def test_a_curve_may_have_thresholds_and_a_slice_no_examples() -> None:
-    curve = {"false_positive_rate": [0, 1], "true_positive_rate": [0.5, 1], "threshold": [0.9, 0]}
+    curve = CURVE | {"threshold": [0.9, 0]}
     slices = {"s": {"metrics": {"a": math.nan}, "examples": 0}}
     found = Scores.parse(metrics(a=1) | {"roc": curve, "slices": slices}, "candidate")
     assert found.roc == curve
