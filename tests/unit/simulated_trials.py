@@ -57,10 +57,6 @@ class MemoryJournal:
         return {name.rpartition("/")[2]: json.loads(self.files[name]) for name in names}
 
 
-def environment(job: Mapping[str, Any]) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in job["spec"]["trainer"]["env"]}
-
-
 def loss(values: Mapping[str, str], step: int) -> float:
     """What the training reports: it approaches (x - 1)^2 + n."""
     x, n = (float(values[f"KUBEFLOW_TRAINER_OPT_{name}"]) for name in ("X", "N"))
@@ -82,7 +78,7 @@ class Trainings:
         self.metric: Callable[[dict[str, str], int], float | str] = loss
 
     def _train(self, job: dict[str, Any]) -> None:
-        ref, values = JobRef.of(job), environment(job)
+        ref, values = JobRef.of(job), {each["name"]: each["value"] for each in job["spec"]["trainer"]["env"]}
         step = self.steps[ref.uid] = self.steps.get(ref.uid, 0) + 1
         if step == 1:
             self.started.append((values["TRAINJOB_TRIAL"], ref.attempt))

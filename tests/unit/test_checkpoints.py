@@ -147,10 +147,6 @@ def test_the_latest_is_the_last_that_was_saved(
             latest = restored()
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
 MARKER = ".trainjob.json"
 DAMAGED = ("[]", "null", "1", "{", '{"format": 1}', '{"format": 1, "files": []}', '{"files": 1}')
 
@@ -159,7 +155,10 @@ DAMAGED = ("[]", "null", "1", "{", '{"format": 1}', '{"format": 1, "files": []}'
     ("file", "damage"),
     [
         *((name, Path.unlink) for name in ("model.bin", "parts/optimizer.bin", MARKER)),
-        *((name, cut) for name in ("model.bin", "parts/optimizer.bin", MARKER)),
+        *(
+            (name, lambda path: os.truncate(path, path.stat().st_size - 1))
+            for name in ("model.bin", "parts/optimizer.bin", MARKER)
+        ),
         *((MARKER, partial(Path.write_text, data=text)) for text in DAMAGED),
     ],
 )

@@ -34,15 +34,13 @@ _name = st.text("abc.-_ é", min_size=1, max_size=4).filter(lambda name: name no
 _path = st.lists(_name, min_size=1, max_size=3).map("/".join)
 
 
-def _no_conflict(paths: set[str]) -> bool:
-    return not any(str(parent) in paths for path in paths for parent in PurePosixPath(path).parents)
-
-
 def _file(path: str, data: bytes = b"x") -> File:
     return File(path, len(data), hashlib.sha256(data).hexdigest())
 
 
-_paths = st.sets(_path, max_size=8).filter(_no_conflict)
+_paths = st.sets(_path, max_size=8).filter(
+    lambda paths: not any(str(parent) in paths for path in paths for parent in PurePosixPath(path).parents)
+)
 
 
 @given(_paths, st.binary(max_size=4))

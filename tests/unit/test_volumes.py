@@ -101,14 +101,10 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def python(code: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", code, *arguments]
-
-
 def test_local_locations_are_not_staged_and_the_command_replaces_the_process(tmp_path: Path) -> None:
     code = "import os, sys; print(os.getppid(), sys.argv[1], os.environ['TRAINJOB_INPUT_DATA'])"
     uri = tmp_path.as_uri()
-    done = run(*python(code, f"--data={uri}"), TRAINJOB_INPUT_DATA=uri, TRAINJOB_INPUT_MODEL="")
+    done = run(sys.executable, "-c", code, f"--data={uri}", TRAINJOB_INPUT_DATA=uri, TRAINJOB_INPUT_MODEL="")
     assert done.stdout.split() == [str(os.getpid()), f"--data={uri}", uri]
 
 

@@ -12,10 +12,6 @@ AIRFLOW = {"dag_id": "retrain", "run_id": "manual", "task_id": "train", "try_num
 KFP = {"pipeline/runid": "run-1", "trainjob.dev/kfp-pipeline": "digits", "trainjob.dev/kfp-task": "train"}
 
 
-def job(labels: dict[str, str]) -> dict[str, Any]:
-    return {"metadata": {"name": "x", "labels": labels}}
-
-
 @pytest.mark.parametrize(
     ("labels", "run", "task", "name", "title"),
     [
@@ -31,13 +27,10 @@ def job(labels: dict[str, str]) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_labels(labels: dict[str, str], run: dict[str, str], task: dict[str, str], name: str, title: str) -> None:
-    found = job(labels)
+    found: dict[str, Any] = {"metadata": {"name": "x", "labels": labels}}
     assert (run_labels(found), task_labels(found), task_of(found), title_of(found)) == (run, task, name, title)
 
 
-def test_a_job_without_labels() -> None:
+def test_a_job_may_have_no_labels_and_a_run_is_one_of_each_orchestrator() -> None:
     assert run_labels({"metadata": {"name": "x"}}) == {}
-
-
-def test_a_run_is_one_of_each_orchestrator() -> None:
     assert selectors("r") == [{"pipeline/runid": "r"}, {"run_id": "r"}]
