@@ -256,7 +256,8 @@ def train(token: str, api_key: str = "", *, password=None):
     )
 
 
-SECRETS = "accessToken PGPASSWORD MYSQL_PWD HF_TOKEN_2 db.password AccountKey db_password WANDB_API_KEY".split()
+SECRETS = ["accessToken", "PGPASSWORD", "MYSQL_PWD", "HF_TOKEN_2", "db.password", "AccountKey"]
+SECRETS += ["db_password", "WANDB_API_KEY"]
 OTHERS = {"GOOGLE_APPLICATION_CREDENTIALS": "/secrets/key.json", "PAD_TOKEN": "!", "PWD": "/work", "USE_TOKEN": "x"}
 OTHERS |= {"PASSWORD_FILE": "/y", "SORT_KEY": "name", "MONKEY": "x", "TURNKEY": "y"}
 
