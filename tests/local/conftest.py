@@ -11,10 +11,19 @@ from typing import Any
 import psutil
 import pytest
 from tests.contract.processes import marked
+from tests.local.shell import Shell
 from tests.processes import eventually
+from tests.warm import Warm
 
-from trainjob import JobRef, TrainJobClient, TrainJobFailed, TrainJobResult
+from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobResult
+from trainjob.status import observe
 from trainjob.verdicts import Diagnosis
+
+TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
+needs_torch = pytest.mark.skipif(
+    not TORCH_PYTHON,
+    reason="PyTorch (about 5 GB) has a separate environment; TRAINJOB_TORCH_PYTHON names its python",
+)
 
 
 class Jobs:
@@ -40,6 +49,15 @@ class Jobs:
     def lines(self, ref: JobRef | TrainJobResult, rank: str = "") -> list[str]:
         ref = JobRef(ref.namespace, ref.name, ref.uid, ref.attempt)
         return [line.text for line in self.client.logs(ref, ranks=[rank] if rank else ())]
+
+    def phase(self, ref: JobRef) -> Phase:
+        return observe(self.client.get(ref)).phase
+
+    def patch(self, ref: JobRef, change: dict[str, Any]) -> None:
+        self.client.call(lambda: self.client.backend.patch(ref, change))
+
+    def delete(self, ref: JobRef) -> None:
+        self.client.call(lambda: self.client.backend.delete(ref))
 
     def directory(self, ref: JobRef) -> Path:
         return self.home / "jobs" / ref.namespace / ref.name
@@ -87,3 +105,19 @@ def program(tmp_path: Path) -> Callable[[str, str], Path]:
         return directory
 
     return write
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    """Runs commands that get no signal and have no terminal."""
+    modules = ["cli.run", "cli.look", "cli.pages", "client", "_jobs.launching", "_backends.local.backend"]
+    with Warm({"trainjob": "trainjob.cli:main"}, [f"trainjob.{module}" for module in modules]) as running:
+        yield running
+
+
+@pytest.fixture
+def trainjob(home: Path, warm: Warm) -> Iterator[Shell]:
+    """The command, with the home of this test."""
+    shell = Shell(home, warm)
+    yield shell
+    shell.clean_up()

@@ -1,16 +1,19 @@
-"""The local backend for its users: failures, results, limits of this machine."""
+"""The local backend for its users: failures, results, limits of this machine.
+
+`tests.contract` has what it has in common with a cluster.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,11 @@ from tests.contract.processes import marked
 from tests.local.conftest import Jobs
 from tests.processes import eventually
 
-from trainjob import JobRef, LogLine, Observation, Phase, TrainJobClient, TrainJobFailed, WaitOptions
+from trainjob import LogLine, Observation, Phase, TrainJobFailed
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.ranks import MARKER, _kill_by_psutil
 from trainjob._backends.local.store import JobFiles, _tombstone
-from trainjob.errors import NotFound, Rejected, RuntimeNotFound, RunTimeout
+from trainjob.errors import LaunchError
 from trainjob.status import observe
 from trainjob.verdicts import Category, RetryVerdict
 
@@ -32,35 +35,57 @@ from trainjob.verdicts import Category, RetryVerdict
 # A shell sees $$$$ in scripts as $$: Kubernetes treats $$ as an escaped dollar sign.
 
 
-def test_rank_1_of_2_exits_with_3(jobs: Jobs) -> None:
-    found = jobs.fails(
-        'echo "rank $JOB_COMPLETION_INDEX"; if [ $JOB_COMPLETION_INDEX = 0 ]; then sleep 60; fi; '
-        'for i in $(seq 30); do echo "line $i"; done; echo "ValueError: no" >&2; exit 3',
-        num_nodes=2,
-    )
-    assert (found.rank, found.exit_code, found.category) == ("node-1", 3, Category.USER_CODE)
-    assert found.log[-1] == "ValueError: no"
-    text = found.text()
-    assert "node-1 exited with code 3" in text
-    assert "  | ValueError: no" in text
-    assert "line 5\n" not in text
+@pytest.mark.parametrize(
+    ("end", "code", "retry", "summary"),
+    [
+        ('echo "ValueError: no" >&2; exit 3', 3, RetryVerdict.UNKNOWN, "exited with code 3"),
+        ("kill -9 $$$$", 137, RetryVerdict.INFRASTRUCTURE, "signal 9 (SIGKILL)"),
+        ("kill -15 $$$$", 143, RetryVerdict.INFRASTRUCTURE, "signal 15 (SIGTERM)"),
+    ],
+    ids=["exit", "SIGKILL", "SIGTERM"],
+)
+def test_the_end_of_one_rank_ends_the_others(
+    jobs: Jobs, end: str, code: int, retry: RetryVerdict, summary: str
+) -> None:
+    found = jobs.fails(f"if [ $JOB_COMPLETION_INDEX = 1 ]; then echo begun; {end}; fi; sleep 60", num_nodes=3)
+    assert (found.rank, found.exit_code, found.retry) == ("node-1", code, retry)
+    assert summary in found.summary
+    assert found.log == (("begun", "ValueError: no") if code == 3 else ("begun",))
 
 
-def test_a_rank_is_killed(jobs: Jobs) -> None:
-    found = jobs.fails("if [ $JOB_COMPLETION_INDEX = 1 ]; then kill -9 $$$$; fi; sleep 60", num_nodes=3)
-    assert (found.rank, found.exit_code, found.retry) == ("node-1", 137, RetryVerdict.INFRASTRUCTURE)
-    assert "signal 9 (SIGKILL)" in found.summary
+SECRET = {"TOKEN": {"secretKeyRef": {"name": "hf", "key": "token"}}}
+UNSUPPORTED = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1",
+    "kind": "TrainJob",
+    "spec": {
+        "runtimeRef": {"name": "trainjob-step"},
+        "trainer": {"command": ["true"], "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"path": "x"}}}]},
+    },
+}
 
 
-def test_command_not_found(jobs: Jobs) -> None:
-    found = jobs.fails(command=["no-such-program"], num_nodes=2)
-    assert found.category is Category.CONFIGURATION
-    assert found.summary == 'node-0 could not be started: exec: "no-such-program": executable file not found in $PATH'
-
-
-def test_command_not_executable(jobs: Jobs, tmp_path: Path) -> None:
-    (tmp_path / "script").write_text("no program")
-    assert "permission denied" in jobs.fails(command=[str(tmp_path / "script")]).summary
+@pytest.mark.parametrize(
+    ("spec", "summary"),
+    [
+        (
+            {"command": ["no-such-program"], "num_nodes": 2},
+            r'^node-0 could not be started: exec: "no-such-program": executable file not found in \$PATH$',
+        ),
+        ({"command": [__file__]}, "permission denied"),
+        ({"command": ["true"], "env": SECRET}, "write the value to the file {home}/secrets/hf/token"),
+        ({"command": ["true"], "env": {"TOKEN": {"secretKeyRef": {"name": "binary", "key": "x"}}}}, "is not UTF-8"),
+        (UNSUPPORTED, "fileKeyRef is not supported on this machine"),
+    ],
+    ids=["no program", "not executable", "no secret", "binary secret", "source of a value"],
+)
+def test_a_rank_that_cannot_start_is_reported(jobs: Jobs, home: Path, spec: dict[str, Any], summary: str) -> None:
+    (home / "secrets" / "binary").mkdir(parents=True)
+    (home / "secrets" / "binary" / "x").write_bytes(b"\xff\xfe")
+    ref = jobs.client.launch(spec if spec is UNSUPPORTED else {"runtime": "trainjob-step", **spec}, "key")
+    with pytest.raises(TrainJobFailed) as caught:
+        jobs.client.wait(ref)
+    assert caught.value.diagnosis.category is Category.CONFIGURATION
+    assert re.search(summary.format(home=home), caught.value.diagnosis.summary)
 
 
 def test_working_directory_is_gone(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,35 +93,33 @@ def test_working_directory_is_gone(jobs: Jobs, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path / "here")
     ref = jobs.launch("true", suspend=True)
     (tmp_path / "here").rmdir()
-    jobs.client.call(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": False}}))
+    jobs.patch(ref, {"spec": {"suspend": False}})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TrainJobFailed, match=r"working directory .* does not exist"):
         jobs.client.wait(ref)
 
 
 def test_deadline(jobs: Jobs) -> None:
-    began = time.monotonic()
     found = jobs.fails("echo begun; sleep 60", active_deadline_seconds=3, num_nodes=2)
-    assert found.category is Category.DEADLINE
-    assert found.log == ("begun",)
-    assert 3 <= time.monotonic() - began < 3 + 30
+    assert (found.category, found.log) == (Category.DEADLINE, ("begun",))
 
 
 @pytest.mark.full
 def test_deadline_does_not_count_while_suspended(jobs: Jobs) -> None:
     ref = jobs.launch("sleep 0.2", active_deadline_seconds=4, suspend=True)
     time.sleep(4.2)
-    jobs.client.call(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": False}}))
+    jobs.patch(ref, {"spec": {"suspend": False}})
     jobs.client.wait(ref)
 
 
 @pytest.mark.full
-def test_a_rank_that_ignores_sigterm(jobs: Jobs) -> None:
-    ref = jobs.launch("trap '' TERM; echo deaf; while :; do sleep 0.1; done", num_nodes=2)
+def test_ranks_have_seconds_to_handle_sigterm_and_are_killed_then(jobs: Jobs, tmp_path: Path) -> None:
+    saves = f"trap 'sleep 4; echo saved > {tmp_path}/checkpoint; exit 0' TERM; echo on; sleep 60 & wait"
+    ignores = "trap '' TERM; echo on; while :; do sleep 0.1; done"
+    ref = jobs.launch(f"if [ $JOB_COMPLETION_INDEX = 0 ]; then {saves}; else {ignores}; fi", num_nodes=2)
     jobs.starts(ref, 2)
-    began = time.monotonic()
     assert jobs.client.cancel(ref)
-    assert 4 < time.monotonic() - began < 4 + 30
+    assert (tmp_path / "checkpoint").read_text() == "saved\n"
     assert marked(ref.uid) == {}
 
 
@@ -109,7 +132,7 @@ def test_a_job_counts_as_stopped_when_its_last_process_has_ended(jobs: Jobs, pat
         backend = LocalBackend()
         await (backend.delete(ref) if patch is None else backend.patch(ref, patch))
         assert not await backend.stopped(ref), "it handles SIGTERM for a second"
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not await backend.stopped(ref):
                 await anyio.sleep(0.01)
         assert marked(ref.uid) == {}
@@ -134,13 +157,6 @@ def test_a_deletion_during_a_creation_reserves_the_name(home: Path, monkeypatch:
     assert not directory.exists()
 
 
-def test_ranks_have_time_to_handle_sigterm(jobs: Jobs, tmp_path: Path) -> None:
-    ref = jobs.launch(f"trap 'sleep 0.5; echo saved > {tmp_path}/checkpoint; exit 0' TERM; echo on; sleep 60 & wait")
-    jobs.starts(ref)
-    assert jobs.client.cancel(ref)
-    assert (tmp_path / "checkpoint").read_text() == "saved\n"
-
-
 DAEMON = "setsid sh -c 'trap \"\" TERM HUP; echo $$$$ > {0}/daemon; while :; do sleep 0.1; done' >/dev/null 2>&1 &"
 
 
@@ -153,7 +169,7 @@ def test_no_process_of_a_job_survives_its_end(jobs: Jobs, tmp_path: Path, end: s
         assert daemon in marked(ref.uid)
         assert jobs.client.cancel(ref)
     else:
-        eventually(lambda: observe(jobs.client.get(ref)).phase.terminal)
+        eventually(lambda: jobs.phase(ref).terminal)
     assert marked(ref.uid) == {}
 
 
@@ -165,7 +181,7 @@ def test_leftover_processes_are_found_without_proc(jobs: Jobs, tmp_path: Path) -
     eventually(lambda: marked(ref.uid) == {})
 
 
-def test_a_rank_that_launches_a_job_does_not_own_it(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_rank_that_launches_a_job_does_not_own_it(jobs: Jobs) -> None:
     """As on a cluster: the end of one job does not end another, and no rank outlives its supervisor."""
     program = (
         "from trainjob import TrainJobClient\n"
@@ -178,60 +194,24 @@ def test_a_rank_that_launches_a_job_does_not_own_it(jobs: Jobs, tmp_path: Path) 
     eventually(lambda: len(marked(inner["metadata"]["uid"])) == 1)
 
 
-# ---------------------------------------------------------------- suspend, resume, delete
-
-
-def test_suspend_and_resume(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_suspended_job_has_no_processes_and_the_next_launch_resumes_it(jobs: Jobs, tmp_path: Path) -> None:
     script = f"echo begun; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; echo over"
     ref = jobs.launch(script, num_nodes=2)
     jobs.starts(ref, 2)
     assert jobs.client.cancel(ref, "suspend")
     assert marked(ref.uid) == {}
-    assert observe(jobs.client.get(ref)).phase is Phase.SUSPENDED
+    assert jobs.phase(ref) is Phase.SUSPENDED
     assert jobs.launch(script, num_nodes=2) == ref
     (tmp_path / "go").touch()
-    result = jobs.client.wait(ref)
-    assert result.uid == ref.uid
+    assert jobs.client.wait(ref).uid == ref.uid
     assert jobs.lines(ref, "node-1") == ["begun", "begun", "over"]
-
-
-def test_waiting_for_a_job_that_is_deleted(jobs: Jobs) -> None:
-    ref = jobs.launch("sleep 60")
-    timer = threading.Timer(0.3, lambda: jobs.client.start(lambda: jobs.client.backend.delete(ref)).result(10))
-    timer.start()
-    with pytest.raises(TrainJobFailed) as caught:
-        jobs.client.wait(ref)
-    timer.join()
-    found = caught.value.diagnosis
-    assert found.category is Category.DELETED
-    assert found.job == f"default/{ref.name}"
-    assert marked(ref.uid) == {}
-    assert jobs.launch("true").attempt == 2
 
 
 # ---------------------------------------------------------------- reports of scripts
 
 
-def test_progress_metrics_and_outputs_while_it_runs(jobs: Jobs, tmp_path: Path) -> None:
-    program = f"""
-import pathlib, time
-from trainjob import progress
-progress.report(progress=40, metrics={{"loss": 0.5}}, remaining_seconds=9)
-while not pathlib.Path({str(tmp_path / "go")!r}).exists():
-    time.sleep(0.02)
-progress.report(progress=100, metrics={{"loss": 0.25}}, outputs={{"model": "s3://b/m"}})
-"""
-    ref = jobs.launch(command=[sys.executable, "-c", program], num_nodes=2)
-    eventually(lambda: observe(jobs.client.get(ref)).progress == 40)
-    observation = observe(jobs.client.get(ref))
-    assert (observation.metrics, observation.remaining_seconds) == ({"loss": 0.5}, 9)
-    (tmp_path / "go").touch()
-    result = jobs.client.wait(ref)
-    assert (result.metrics, result.outputs) == ({"loss": 0.25}, {"model": "s3://b/m"})
-    assert observe(jobs.client.get(ref)).progress == 100
-
-
-def test_remaining_time_is_estimated_from_the_steps(jobs: Jobs, tmp_path: Path) -> None:
+def test_reports_are_shown_while_the_job_runs(jobs: Jobs, tmp_path: Path) -> None:
+    """The remaining time is estimated from the steps."""
     program = f"""
 import pathlib, time
 from trainjob import progress
@@ -239,40 +219,42 @@ for step in (0, 1):
     progress.report(step=step, total_steps=4, metrics={{"loss": 1 - step / 4}})
 while not pathlib.Path({str(tmp_path / "go")!r}).exists():
     time.sleep(0.02)
+progress.report(progress=100, remaining_seconds=0)
 """
     ref = jobs.launch(command=[sys.executable, "-c", program])
     eventually(lambda: observe(jobs.client.get(ref)).progress == 25)
-    assert observe(jobs.client.get(ref)).remaining_seconds is not None
+    running = observe(jobs.client.get(ref))
+    assert (running.metrics, running.remaining_seconds is None) == ({"loss": 0.75}, False)
     (tmp_path / "go").touch()
     history = jobs.client.wait(ref).history
     assert [(step, value) for step, _, value in history["loss"]] == [(0, 1.0), (1, 0.75)]
+    assert observe(jobs.client.get(ref)).progress == 100
 
 
-def test_a_script_may_write_the_message_itself_and_only_rank_0_counts(jobs: Jobs) -> None:
-    message = json.dumps({"trainjob": 1, "outputs": {"model": "file:///m"}, "metrics": [{"name": "a", "value": "1"}]})
-    script = f"[ $JOB_COMPLETION_INDEX = 1 ] && exit; echo '{message}' > $TRAINJOB_TERMINATION_LOG"
+VALID = {"trainjob": 1, "outputs": {"model": "file:///m"}, "metrics": [{"name": "a", "value": "1"}]}
+
+
+@pytest.mark.parametrize(
+    "message", [json.dumps(VALID), "no JSON", '{"trainjob": 1, "outputs": ', '{"other": 1}', "x" * 9000, r"\377"]
+)
+def test_a_script_may_write_the_message_itself_and_only_rank_0_counts(jobs: Jobs, message: str) -> None:
+    """An invalid one is ignored."""
+    script = f"[ $JOB_COMPLETION_INDEX = 1 ] && exit; printf '{message}' > $TRAINJOB_TERMINATION_LOG"
     result = jobs.run(script, num_nodes=2)
-    assert (result.metrics, result.outputs) == ({"a": 1.0}, {"model": "file:///m"})
-
-
-@pytest.mark.parametrize("message", ["no JSON", '{"trainjob": 1, "outputs": ', '{"other": 1}', "x" * 9000, r"\377"])
-def test_an_invalid_termination_message_is_ignored(jobs: Jobs, message: str) -> None:
-    result = jobs.run(f"printf '{message}' > $TRAINJOB_TERMINATION_LOG")
-    assert (result.metrics, result.outputs) == ({}, {})
+    expected = ({"a": 1.0}, {"model": "file:///m"}) if message == json.dumps(VALID) else ({}, {})
+    assert (result.metrics, result.outputs) == expected
 
 
 # ---------------------------------------------------------------- environment, secrets, limits
 
 
 def test_variables_of_the_spec_reach_the_ranks(jobs: Jobs, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "secrets" / "hf").mkdir(parents=True)
-    (home / "secrets" / "hf" / "token").write_text("s3cret\n")
-    (home / "configmaps" / "conf").mkdir(parents=True)
-    (home / "configmaps" / "conf" / "mode").write_text("fast")
+    for path, text in {"secrets/hf/token": "s3cret\n", "configmaps/conf/mode": "fast"}.items():
+        (home / path).parent.mkdir(parents=True)
+        (home / path).write_text(text)
     monkeypatch.setenv("AIRFLOW_CTX_DAG_ID", "not for ranks")
     monkeypatch.setenv("FROM_OUTSIDE", "here")
-    env = {
-        "TOKEN": {"secretKeyRef": {"name": "hf", "key": "token"}},
+    env = SECRET | {
         "MODE": {"configMapKeyRef": {"name": "conf", "key": "mode"}},
         "ABSENT": {"secretKeyRef": {"name": "hf", "key": "nosuch", "optional": True}},
         "POD": {"fieldRef": {"fieldPath": "metadata.name"}},
@@ -291,63 +273,6 @@ def test_variables_of_the_spec_reach_the_ranks(jobs: Jobs, home: Path, monkeypat
     assert jobs.lines(ref) == [expected]
     assert "s3cret" not in (jobs.directory(ref) / "object.json").read_text()
     assert "s3cret" not in (jobs.directory(ref) / "status.json").read_text()
-
-
-def test_a_missing_secret_is_reported(jobs: Jobs, home: Path) -> None:
-    found = jobs.fails("true", env={"TOKEN": {"secretKeyRef": {"name": "hf", "key": "token"}}})
-    assert found.category is Category.CONFIGURATION
-    assert f"write the value to the file {home}/secrets/hf/token" in found.summary
-
-
-def test_a_binary_secret_is_reported(jobs: Jobs, home: Path) -> None:
-    (home / "secrets" / "hf").mkdir(parents=True)
-    (home / "secrets" / "hf" / "token").write_bytes(b"\xff\xfe")
-    found = jobs.fails("true", env={"TOKEN": {"secretKeyRef": {"name": "hf", "key": "token"}}})
-    assert "is not UTF-8" in found.summary
-
-
-def test_an_unsupported_value_source_is_reported(jobs: Jobs) -> None:
-    manifest = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "spec": {
-            "runtimeRef": {"name": "trainjob-step"},
-            "trainer": {"command": ["true"], "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"path": "x"}}}]},
-        },
-    }
-    ref = jobs.client.launch(manifest, "manifest")
-    with pytest.raises(TrainJobFailed, match="fileKeyRef is not supported on this machine"):
-        jobs.client.wait(ref)
-
-
-def test_an_unknown_runtime_is_refused(jobs: Jobs) -> None:
-    with pytest.raises(RuntimeNotFound, match=r"'torch' does not exist on this machine; .*torch-distributed"):
-        jobs.launch("true", runtime="torch")
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "give command or func"),
-        ({"args": ["x"]}, "args need a command"),
-        ({"command": ["x"], "initializer": {"dataset": "hf://a/b"}}, "must have dataset-initializer job"),
-        ({"command": ["x"], "initializer": {"model": "hf://a/b"}}, "must have model-initializer job"),
-    ],
-)
-def test_unsupported_specs_are_refused(jobs: Jobs, fields: dict[str, object], message: str) -> None:
-    with pytest.raises(Rejected, match=message):
-        jobs.launch(**fields)  # type: ignore[arg-type]
-    assert jobs.client.list() == []
-
-
-def test_missing_gpus_are_reported(
-    jobs: Jobs, program: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{program('nvidia-smi', 'echo 0; echo 1')}:{os.environ['PATH']}")
-    with pytest.raises(
-        Rejected, match=r"cannot be scheduled on this machine: .* 3 node\(s\) x 1 nvidia.com/gpu, .* machine has 2"
-    ):
-        jobs.launch("true", num_nodes=3, resources_per_node={"gpu": 1})
 
 
 NVIDIA_SMI = """
@@ -378,6 +303,29 @@ def test_gpus_are_distributed_to_the_ranks(
     assert [jobs.lines(result, f"node-{i}")[0] for i in range(len(expected))] == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "give command or func"),
+        ({"args": ["x"]}, "args need a command"),
+        ({"command": ["x"], "initializer": {"dataset": "hf://a/b"}}, "must have dataset-initializer job"),
+        ({"command": ["x"], "initializer": {"model": "hf://a/b"}}, "must have model-initializer job"),
+        ({"command": ["x"], "runtime": "torch"}, "'torch' does not exist on this machine; .*torch-distributed"),
+        ({"command": ["x"], "num_nodes": 3, "resources_per_node": {"gpu": 2}}, "machine has 4"),
+        ({"command": ["x"], "checkpoints": "pvc://claim/path"}, "^.*checkpoints are in a Persist.*use file:///path"),
+        (
+            {"command": ["x"], "inputs": {"data": "pvc://claim/path"}},
+            "its locations are in a Persist.*use file:///path",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("four_gpus")
+def test_what_this_machine_cannot_run_is_refused(jobs: Jobs, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        jobs.launch(**fields)
+    assert jobs.client.list() == []
+
+
 # ---------------------------------------------------------------- the synchronous client
 
 
@@ -385,7 +333,7 @@ def test_the_client_reports_changes_and_log_lines(jobs: Jobs, tmp_path: Path) ->
     phases: list[Phase] = []
     lines: list[LogLine] = []
 
-    def changed(observation: Observation, notice: str) -> None:
+    def changed(observation: Observation, _: str) -> None:
         phases.append(observation.phase)
         if observation.phase is Phase.RUNNING:
             (tmp_path / "go").touch()
@@ -397,18 +345,11 @@ def test_the_client_reports_changes_and_log_lines(jobs: Jobs, tmp_path: Path) ->
     assert [line.text for line in jobs.client.logs(ref, tail=1)] == ["two"]
 
 
-def test_the_client_finds_existing_jobs(jobs: Jobs) -> None:
-    ref = jobs.launch("sleep 60", labels={"team": "x"})
-    with TrainJobClient("local") as another:
-        assert another.find(ref.name) == ref
-        assert another.get(JobRef(ref.namespace, ref.name, "another")) is None
-        assert [job["metadata"]["uid"] for job in another.list({"team": "x"})] == [ref.uid]
-        assert another.list({"team": "y"}) == []
-        with pytest.raises(NotFound, match="no TrainJob default/nosuch"):
-            another.find("nosuch")
+def test_a_closed_client_can_be_used_again_also_inside_a_running_loop(jobs: Jobs) -> None:
+    jobs.run("true")
+    jobs.client.close()
+    jobs.client.close()
 
-
-def test_the_client_works_inside_a_running_loop(jobs: Jobs) -> None:
     async def cell() -> None:
         jobs.run("true")
 
@@ -429,28 +370,7 @@ def test_a_signal_handler_can_delete_the_job_that_is_waited_for(jobs: Jobs) -> N
             jobs.client.wait(ref)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert caught.value.diagnosis.category is Category.DELETED
     done[0].result(10)
-
-
-def test_a_closed_client_can_be_used_again(jobs: Jobs) -> None:
-    jobs.run("true")
-    jobs.client.close()
-    jobs.client.close()
-    jobs.run("true")
-
-
-def test_start_timeout_counts_from_the_resume(jobs: Jobs) -> None:
-    ref = jobs.launch("sleep 60")
-    jobs.client.start(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": True}})).result(10)
-    eventually(lambda: jobs.client.call(lambda: jobs.client.backend.stopped(ref)))
-    jobs.client.start(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": False}})).result(10)
-    # The timeout counts from the resume, not from the creation of the job.
-    phases: list[Phase] = []
-    with pytest.raises(RunTimeout):
-        jobs.client.wait(
-            ref,
-            WaitOptions(start_timeout=timedelta(seconds=5), run_timeout=timedelta(seconds=3)),
-            on_change=lambda observation, _: phases.append(observation.phase),
-        )
-    assert phases[-1] is Phase.RUNNING
+    assert (caught.value.diagnosis.category, caught.value.diagnosis.job) == (Category.DELETED, f"default/{ref.name}")
+    assert marked(ref.uid) == {}
+    assert jobs.launch("true").attempt == 2

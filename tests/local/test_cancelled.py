@@ -1,14 +1,17 @@
-"""A cancelled local job keeps its files until `gc` or `delete` removes them."""
+"""Local jobs that were cancelled, by a person or because nobody waited for them, keep their files until `gc`."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from tests.contract.processes import marked
 from tests.local.conftest import Jobs, kill
@@ -16,19 +19,23 @@ from tests.processes import eventually
 from tests.unit.program import exit_of
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
+from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.store import read_json, write_json
 from trainjob._jobs.cancellation import cancel_key, request_cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.unattended import AFTER
 from trainjob.errors import RanksRemain
-from trainjob.status import observe
+from trainjob.status import CANCELLED, observe
 from trainjob.verdicts import Category
 
 REPORTING = (
     "import time; from trainjob import progress; print('epoch 1'); "
     "progress.report(progress=40, metrics={'loss': 0.5}); time.sleep(60)"
 )
+SLEEP = "echo on; sleep 60"
+DEAF = "trap '' TERM; echo on; while :; do sleep 0.1; done"
+TRUE = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +50,43 @@ def training(jobs: Jobs, **fields: Any) -> JobRef:
     return ref
 
 
-def is_kept(jobs: Jobs, ref: JobRef, message: str = "the job was cancelled with trainjob") -> None:
-    """Check that the job has ended as cancelled, that no process runs, and that its files exist."""
+def becomes(jobs: Jobs, ref: JobRef, phase: Phase) -> None:
+    """Wait until the job is in a phase."""
+    eventually(lambda: jobs.phase(ref) is phase)
+
+
+def unattended(jobs: Jobs, ref: JobRef) -> None:
+    """Let a job count as unattended after a second, which no author may ask for."""
+    jobs.patch(ref, {"metadata": {"annotations": {AFTER: "1"}}})
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+def by_one_request(jobs: Jobs, ref: JobRef) -> None:
+    """As steps of KFP do before they are killed."""
+    job = jobs.client.get(ref)
+    assert job is not None
+    jobs.client.call(lambda: request_cancel(jobs.client.backend, job))
+    eventually(lambda: jobs.client.call(lambda: jobs.client.backend.stopped(ref)))
+
+
+def twice(jobs: Jobs, ref: JobRef) -> None:
+    assert [jobs.client.cancel(ref), jobs.client.cancel(ref)] == [True, True]
+
+
+@pytest.mark.parametrize("cancel", [by_one_request, twice, unattended], ids=lambda way: way.__name__)
+def test_a_cancelled_job_keeps_its_logs_and_metrics(jobs: Jobs, cancel: Callable[[Jobs, JobRef], None]) -> None:
+    ref = training(jobs, unattended="cancel")
+    cancel(jobs, ref)
+    becomes(jobs, ref, Phase.CANCELLED)
+    why = "because nobody waited for it" if cancel is unattended else "with trainjob"
+    message = f"the job was cancelled {why}"
     job = jobs.client.get(ref)
     assert job is not None
     now = observe(job)
-    assert (now.phase, now.message, now.progress, now.metrics) == (Phase.CANCELLED, message, 40, {"loss": 0.5})
-    assert now.phase.terminal
-    assert now.finished is not None
+    assert (now.message, now.progress, now.metrics) == (message, 40, {"loss": 0.5})
+    assert (now.phase.terminal, now.finished is None) == (True, False)
     assert "deletionTimestamp" not in job["metadata"]
     assert jobs.lines(ref)[0] == "epoch 1"
     assert marked(ref.uid) == {}
@@ -63,81 +99,90 @@ def is_kept(jobs: Jobs, ref: JobRef, message: str = "the job was cancelled with 
     eventually(lambda: jobs.supervisors(ref) == [])
 
 
-def test_a_cancelled_job_keeps_its_logs_and_metrics(jobs: Jobs) -> None:
+def test_a_suspended_job_can_be_cancelled(jobs: Jobs) -> None:
     ref = training(jobs)
+    assert jobs.client.cancel(ref, "suspend")
     assert jobs.client.cancel(ref)
-    is_kept(jobs, ref)
-    assert jobs.client.cancel(ref), "a second cancel succeeds"
-    is_kept(jobs, ref)
-
-
-def test_a_job_is_cancelled_by_one_request(jobs: Jobs) -> None:
-    """KFP's steps do this before they are killed."""
-    ref = training(jobs)
-    job = jobs.client.get(ref)
-    assert job is not None
-    jobs.client.call(lambda: request_cancel(jobs.client.backend, job))
-    eventually(lambda: jobs.client.call(lambda: jobs.client.backend.stopped(ref)))
-    is_kept(jobs, ref)
-
-
-def test_an_unattended_job_is_cancelled(jobs: Jobs) -> None:
-    ref = training(jobs, unattended="cancel")
-    jobs.client.call(lambda: jobs.client.backend.patch(ref, {"metadata": {"annotations": {AFTER: "1"}}}))
-    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.CANCELLED)
-    is_kept(jobs, ref, "the job was cancelled because nobody waited for it")
+    assert jobs.phase(ref) is Phase.CANCELLED
+    assert jobs.lines(ref)[0] == "epoch 1"
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_the_supervisor_is_killed_during_a_cancel(jobs: Jobs, tmp_path: Path, both: bool) -> None:
-    script = REPORTING.replace("import time;", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);")
-    ref = jobs.launch(command=[sys.executable, "-c", script])
-    eventually(lambda: observe(jobs.client.get(ref)).progress == 40)
+def test_the_supervisor_is_killed_during_a_cancel(jobs: Jobs, both: bool) -> None:
+    ref = jobs.launch(DEAF)
+    jobs.starts(ref)
     supervisor, guard = jobs.supervisors(ref)
     jobs.client.call(lambda: jobs.client.backend.cancel(ref))
     if both:
         kill(guard)
     kill(supervisor)
-    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.CANCELLED)
+    becomes(jobs, ref, Phase.CANCELLED)
     assert marked(ref.uid) == {}
-    assert jobs.lines(ref) == ["epoch 1"]
+    assert jobs.lines(ref) == ["on"]
 
 
-def test_a_suspended_job_can_be_cancelled(jobs: Jobs) -> None:
-    ref = training(jobs)
-    assert jobs.client.cancel(ref, "suspend")
-    assert jobs.client.cancel(ref)
-    assert observe(jobs.client.get(ref)).phase is Phase.CANCELLED
-    assert jobs.lines(ref)[0] == "epoch 1"
+def test_a_cancel_after_the_end_has_no_effect(jobs: Jobs) -> None:
+    ref = jobs.launch("echo done")
+    jobs.client.wait(ref)
+    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
+    path = jobs.directory(ref) / "object.json"
+    late = read_json(path)
+    assert late is not None
+    late["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["trainjob.dev/keep"]}
+    write_json(path, late)  # the job has ended between the read and the change
+    assert jobs.phase(ref) is Phase.COMPLETE
+    assert jobs.launch("echo done") == ref, "the result has not been delivered yet"
+
+
+def test_a_cancelled_job_can_be_deleted(jobs: Jobs) -> None:
+    ref = jobs.launch(SLEEP)
+    jobs.client.cancel(ref)
+    jobs.delete(ref)
+    assert jobs.client.get(ref) is None
+    assert not jobs.directory(ref).exists()
+    assert jobs.launch("true").attempt == 2
+
+
+@pytest.mark.full
+def test_a_job_can_be_deleted_during_a_cancel(jobs: Jobs) -> None:
+    ref = jobs.launch(DEAF)
+    jobs.starts(ref)
+    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
+    jobs.delete(ref)
+    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
+    eventually(lambda: jobs.client.get(ref) is None)
+    assert not jobs.directory(ref).exists()
+
+
+# ---------------------------------------------------------------- the next launch
 
 
 @pytest.mark.parametrize("tried", [None, 1, 7])
 @pytest.mark.parametrize("after_failure", ["retry", "verdict", "infrastructure"])
 def test_the_next_launch_is_the_next_attempt(jobs: Jobs, after_failure: Any, tried: int | None) -> None:
-    ref = jobs.launch("echo on; sleep 60")
-    assert jobs.client.cancel(ref)
+    ref, other = jobs.launch(SLEEP), jobs.launch(SLEEP, key="another")
+    done = jobs.client.cancel_key("key")
+    assert (done.jobs, done.ended) == ((ref,), True)
+    assert (jobs.phase(ref), jobs.phase(other).terminal) == (Phase.CANCELLED, False)
+    done = jobs.client.cancel_key("key")
+    assert (done.jobs, done.ended) == ((), True)
     spec = {"runtime": "trainjob-step", "command": ["true"]}
     again = jobs.client.launch(spec, "key", tried=tried, after_failure=after_failure)
     assert (ref.attempt, again.attempt) == (1, 2)
 
 
-def test_the_name_of_a_deleted_job_is_not_used_again(jobs: Jobs) -> None:
-    for attempt in (1, 2, 3):
-        ref = jobs.launch("true")
-        assert ref.attempt == attempt
-        jobs.client.wait(ref)
-        jobs.client.call(lambda ref=ref: jobs.client.backend.delete(ref))  # type: ignore[misc]
-        eventually(lambda ref=ref: jobs.client.get(ref) is None)  # type: ignore[misc]
-
-
-def test_a_cancel_of_a_key_ends_its_job(jobs: Jobs) -> None:
-    ref, other = training(jobs), jobs.launch("echo on; sleep 60", key="another")
-    done = jobs.client.cancel_key("key")
-    assert (done.jobs, done.ended) == ((ref,), True)
-    assert observe(jobs.client.get(ref)).phase is Phase.CANCELLED
-    assert not observe(jobs.client.get(other)).phase.terminal
-    again = jobs.client.cancel_key("key")
-    assert (again.jobs, again.ended) == ((), True)
+@pytest.mark.full
+def test_the_ranks_of_two_attempts_never_run_at_once(jobs: Jobs) -> None:
+    ref = jobs.launch(DEAF)
+    jobs.starts(ref)
+    backend = jobs.client.backend
+    jobs.client.call(lambda: cancel_key(backend, "key", namespace="default", timeout_seconds=0))
+    assert marked(ref.uid) != {}
+    with pytest.raises(RanksRemain, match=f"node-0 of {ref.name}"):
+        jobs.client.call(lambda: launch(backend, TRUE, "key", namespace="default", wait_for_ranks=False))
+    assert [JobRef.of(job) for job in jobs.client.list()] == [ref]
+    assert jobs.launch("true").attempt == 2
+    assert marked(ref.uid) == {}
 
 
 @pytest.mark.parametrize("action", ["cancel", "suspend"])
@@ -155,178 +200,147 @@ def test_a_launch_on_its_way_obeys_a_cancel_of_its_key(
 
     monkeypatch.setattr(backend, "create", cancelled_before)
     with pytest.raises(TrainJobFailed, match="its key was cancelled while it was launched"):
-        jobs.launch("echo on; sleep 60")
+        jobs.launch(SLEEP)
     (left,) = jobs.client.list()
-    ref = JobRef.of(left)
-    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.SUSPENDED)
-    again = jobs.launch("echo on; sleep 60")
-    assert again == ref, "a launch that begins afterwards is not concerned, and resumes the job"
+    becomes(jobs, JobRef.of(left), Phase.SUSPENDED)
+    again = jobs.launch(SLEEP)
+    assert again == JobRef.of(left), "a launch that begins afterwards is not concerned, and resumes the job"
     jobs.starts(again)
 
 
-def test_a_waiter_resumes_a_job_that_the_kill_of_an_earlier_try_suspended(jobs: Jobs) -> None:
-    spec = {"runtime": "trainjob-step", "command": ["sh", "-c", "echo on; sleep 60"]}
-    ref = jobs.client.launch(spec, "key", tried=1)
+# ---------------------------------------------------------------- jobs that nobody waits for
+
+
+def test_an_unattended_job_is_suspended_and_the_next_waiter_resumes_it(jobs: Jobs) -> None:
+    ref = jobs.launch(SLEEP, unattended="suspend")
+    unattended(jobs, ref)
+    becomes(jobs, ref, Phase.SUSPENDED)
     job = jobs.client.get(ref)
     assert job is not None
-    assert jobs.client.launch(spec, "key", tried=2) == ref
-    jobs.client.call(lambda: request_cancel(jobs.client.backend, job, "suspend", "try:1"))
-    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.SUSPENDED)
+    assert job["metadata"]["annotations"][CANCELLED] == "unattended"
     waiting = jobs.client.start(lambda: wait(jobs.client.backend, ref))
-    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.RUNNING)
+    becomes(jobs, ref, Phase.RUNNING)
+    time.sleep(3)  # longer than the job may be unattended
+    assert jobs.phase(ref) is Phase.RUNNING
     waiting.cancel()
+    becomes(jobs, ref, Phase.SUSPENDED)
 
 
-def test_many_launchers_at_once_start_one_job(jobs: Jobs) -> None:
-    async def launch_all() -> list[JobRef]:
-        spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["sh", "-c", "echo on; sleep 60"]})
-        backend = jobs.client.backend
-        return await asyncio.gather(*(launch(backend, spec, "key", namespace="default") for _ in range(6)))
-
-    refs = jobs.client.call(launch_all)
-    assert len(set(refs)) == 1
-    assert [JobRef.of(job) for job in jobs.client.list()] == refs[:1]
-
-
-@pytest.mark.full
-def test_a_launch_during_a_cancel_is_the_next_attempt(jobs: Jobs, tmp_path: Path) -> None:
-    ref = jobs.launch(f"trap 'until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit' TERM; echo on; sleep 60 & wait")
-    jobs.starts(ref)
-    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
-    assert marked(ref.uid) != {}
-    assert jobs.launch("true").attempt == 2
-    assert marked(ref.uid) == {}, "the ranks of two attempts never run at once"
-    (tmp_path / "go").touch()
+def test_a_job_suspended_by_a_person_is_kept(jobs: Jobs) -> None:
+    ref = jobs.launch(SLEEP, unattended="suspend")
+    jobs.patch(ref, {"spec": {"suspend": True}})
+    unattended(jobs, ref)
+    becomes(jobs, ref, Phase.SUSPENDED)
+    time.sleep(2)  # longer than the job may be unattended
+    job = jobs.client.get(ref)
+    assert job is not None
+    assert CANCELLED not in job["metadata"]["annotations"]
 
 
-@pytest.mark.full
-def test_a_launch_that_does_not_wait_for_ranks_names_them(jobs: Jobs) -> None:
-    ref = jobs.launch("trap '' TERM; echo on; sleep 60 & wait; sleep 60")
-    jobs.starts(ref)
-    jobs.client.call(lambda: cancel_key(jobs.client.backend, "key", namespace="default", timeout_seconds=0))
-    spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
-    with pytest.raises(RanksRemain, match=f"node-0 of {ref.name}"):
-        jobs.client.call(lambda: launch(jobs.client.backend, spec, "key", namespace="default", wait_for_ranks=False))
-    assert [JobRef.of(job) for job in jobs.client.list()] == [ref]
-
-
-def test_a_cancel_after_the_end_has_no_effect(jobs: Jobs) -> None:
-    ref = jobs.launch("echo done")
-    jobs.client.wait(ref)
-    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
-    path = jobs.directory(ref) / "object.json"
-    late = read_json(path)
-    assert late is not None
-    late["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["trainjob.dev/keep"]}
-    write_json(path, late)  # the job has ended between the read and the change
-    assert observe(jobs.client.get(ref)).phase is Phase.COMPLETE
-    assert jobs.launch("echo done") == ref, "the result has not been delivered yet"
-
-
-def test_a_cancelled_job_can_be_deleted(jobs: Jobs) -> None:
-    ref = training(jobs)
-    jobs.client.cancel(ref)
-    jobs.client.call(lambda: jobs.client.backend.delete(ref))
-    assert jobs.client.get(ref) is None
-    assert not jobs.directory(ref).exists()
-    assert jobs.launch("true").attempt == 2
-
-
-@pytest.mark.full
-def test_a_job_can_be_deleted_during_a_cancel(jobs: Jobs) -> None:
-    ref = jobs.launch("trap '' TERM; echo on; while :; do sleep 0.1; done")
-    jobs.starts(ref)
-    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
-    jobs.client.call(lambda: jobs.client.backend.delete(ref))
-    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
-    eventually(lambda: jobs.client.get(ref) is None)
-    assert not jobs.directory(ref).exists()
+@pytest.mark.anyio
+async def test_attending_a_deleted_job_has_no_effect(home: Path) -> None:
+    backend = LocalBackend(home)
+    spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"], "unattended": "suspend"})
+    ref = await launch(backend, spec, "a", namespace="default")
+    with anyio.fail_after(60):
+        await wait(backend, ref)
+    await backend.delete(ref)
+    backend.attend(ref)
+    backend.leave(ref, ended=True)
+    await backend.aclose()
 
 
 # ---------------------------------------------------------------- the command line
 
 
-def test_the_command_line_prints_how_to_read_the_logs(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_shows_a_cancelled_job(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     ref = training(jobs)
     expected = f"cancelled {ref}; its logs and metrics are kept: trainjob logs {ref.name}\n"
     assert exit_of(capsys, "cancel", ref.name)[:2] == (0, expected)
     assert exit_of(capsys, "cancel", ref.name)[:2] == (0, f"{ref} has already ended: Cancelled\n")
-    assert "epoch 1" in exit_of(capsys, "logs", ref.name)[1]
     (listed,) = json.loads(exit_of(capsys, "list", "--phase", "Cancelled", "--json")[1])["jobs"]
     assert (listed["phase"], listed["reason"], listed["metrics"]) == ("Cancelled", "Cancelled", {"loss": 0.5})
-    code, out, _ = exit_of(capsys, "status", ref.name)
-    assert code == 0
-    assert "loss 0.5" in out
-    assert f"TrainJob {ref} is Cancelled: the job was cancelled with trainjob" in out
-    code, _, err = exit_of(capsys, "wait", ref.name)
-    assert code == 5
-    assert "the job was cancelled with trainjob" in err
-    assert exit_of(capsys, "diagnose", ref.name)[0] == 5
-    code, _, err = exit_of(capsys, "resume", ref.name)
-    assert (code, "is Cancelled; launch it again" in err) == (2, True)
+    for command, code, text in (
+        ("logs", 0, "epoch 1"),
+        ("status", 0, "loss 0.5"),
+        ("status", 0, f"TrainJob {ref} is Cancelled: the job was cancelled with trainjob"),
+        ("wait", 5, "the job was cancelled with trainjob"),
+        ("diagnose", 5, "the job was cancelled with trainjob"),
+        ("resume", 2, "is Cancelled; launch it again"),
+    ):
+        found, out, err = exit_of(capsys, command, ref.name)
+        assert (found, text in out + err) == (code, True), (command, out, err)
 
 
-def ended_ago(jobs: Jobs, ref: JobRef, time: str) -> None:
+OLD = "2026-01-01T00:00:00Z"
+
+
+def end_long_ago(jobs: Jobs, ref: JobRef) -> None:
+    """Wait for the end of a job, and date it back."""
+    eventually(lambda: jobs.phase(ref).terminal)
     eventually(lambda: jobs.supervisors(ref) == [])
     path = jobs.directory(ref) / "status.json"
     status = read_json(path)
     assert status is not None
     for condition in status["status"]["conditions"]:
-        condition["lastTransitionTime"] = time
+        condition["lastTransitionTime"] = OLD
     write_json(path, status)
 
 
-def test_gc_removes_old_jobs(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
-    old, failed, fresh, running = (
-        jobs.launch(script, key) for key, script in enumerate_keys("true", "exit 3", "true", "echo on; sleep 60")
+@pytest.fixture
+def old(jobs: Jobs) -> dict[str, str]:
+    """Jobs that ended long ago, beside one that has just ended and one that runs: reference -> phase."""
+    complete, failed, cancelled = (
+        jobs.launch("true", "old"),
+        jobs.launch("exit 3", "failed"),
+        jobs.launch(SLEEP, "gone"),
     )
-    cancelled = training(jobs, key="cancelled")
     jobs.client.cancel(cancelled)
-    for ref in (old, failed, fresh):
-        eventually(lambda ref=ref: observe(jobs.client.get(ref)).phase.terminal)  # type: ignore[misc]
-    for ref in (old, failed, cancelled):
-        ended_ago(jobs, ref, "2026-01-01T00:00:00Z")
-    phases = {old: "Complete", failed: "Failed", cancelled: "Cancelled"}
+    for ref in (complete, failed, cancelled):
+        end_long_ago(jobs, ref)
+    jobs.run("true", "fresh")
+    jobs.launch(SLEEP, "runs")
+    return {str(complete): "Complete", str(failed): "Failed", str(cancelled): "Cancelled"}
 
-    draft, grave = jobs.home / "jobs" / "default" / ".new-0", jobs.home / "jobs" / "default" / ".deleted" / ".a.0"
-    for path in (draft, grave, draft.with_name(".new-1")):
+
+@pytest.fixture
+def leftovers(home: Path) -> list[Path]:
+    """A half removed job, an old draft of a launch, and one of a launch that may still be in progress."""
+    folder = home / "jobs" / "default"
+    paths = [folder / ".deleted" / ".a.0", folder / ".new-0", folder / ".new-1"]
+    for path in paths:
         (path / "logs").mkdir(parents=True)
-        if path.name != ".new-1":  # the draft of a launch that may still be in progress
-            os.utime(path, (1, 1))
+    for path in paths[:2]:
+        os.utime(path, (1, 1))
+    return paths
 
-    code, out, _ = exit_of(capsys, "gc", "--dry-run")
-    assert code == 0
-    for ref, phase in phases.items():
-        assert f"would remove {ref}: {phase}, ended " in out
-    assert len(out.splitlines()) == 3 + 2
-    assert all(jobs.directory(ref).exists() for ref in phases)
-    assert draft.exists()
 
-    assert exit_of(capsys, "gc", "-n", "other")[1:] == ("", "no job in namespace other ended more than 7d00h ago\n")
-    answer = json.loads(exit_of(capsys, "gc", "--older-than", "7d", "--json")[1])
+def test_gc_removes_old_jobs(
+    jobs: Jobs, old: dict[str, str], leftovers: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gc = partial(exit_of, capsys, "gc")
+    before = {str(JobRef.of(job)) for job in jobs.client.list()}
+    shown = gc("--dry-run")[1].splitlines()
+    assert all(any(f"would remove {ref}: {phase}, ended " in line for line in shown) for ref, phase in old.items())
+    assert len(shown) == len(old) + 2
+    assert {str(JobRef.of(job)) for job in jobs.client.list()} == before
+    assert gc("-n", "other")[1:] == ("", "no job in namespace other ended more than 7d00h ago\n")
+
+    answer = json.loads(gc("--older-than", "7d", "--json")[1])
     assert answer["dry_run"] is False
-    assert {job["name"]: job["phase"] for job in answer["removed"]} == {
-        ref.name: phase for ref, phase in phases.items()
-    }
-    assert not any(jobs.directory(ref).exists() for ref in phases)
-    assert answer["leftovers"] == [str(path) for path in (grave, draft)]
-    assert [draft.exists(), grave.exists(), draft.with_name(".new-1").exists()] == [False, False, True]
-    assert {job["metadata"]["name"] for job in jobs.client.list()} == {fresh.name, running.name}
-    assert observe(jobs.client.get(running)).phase is not Phase.DELETED
-    assert exit_of(capsys, "gc")[1:] == ("", "no job in namespace default ended more than 7d00h ago\n")
-    assert jobs.launch("true", key="0").attempt == 2, "the name is not reused"
-
-
-def enumerate_keys(*scripts: str) -> list[tuple[str, str]]:
-    return [(str(number), script) for number, script in enumerate(scripts)]
+    assert {f"default/{job['name']}": job["phase"] for job in answer["removed"]} == old
+    assert answer["leftovers"] == [str(path) for path in leftovers[:2]]
+    assert [path.exists() for path in leftovers] == [False, False, True]
+    assert {str(JobRef.of(job)) for job in jobs.client.list()} == before - old.keys()
+    assert not any((jobs.home / "jobs" / ref).exists() for ref in old)
+    assert gc()[1:] == ("", "no job in namespace default ended more than 7d00h ago\n")
+    assert jobs.launch("true", key="old").attempt == 2, "the name is not reused"
 
 
 def test_gc_of_a_cluster_removes_nothing_here(
-    jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, old: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = jobs.launch("true", "old")
-    ended_ago(jobs, old, "2026-01-01T00:00:00Z")
     monkeypatch.setenv("KUBECONFIG", os.devnull)
     code, _, err = exit_of(capsys, "gc", "--backend", "kubernetes")
     assert (code, "no cluster is configured" in err) == (2, True)
-    assert jobs.directory(old).exists()
+    assert all((jobs.home / "jobs" / ref).exists() for ref in old)

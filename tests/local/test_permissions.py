@@ -20,7 +20,6 @@ from trainjob._backends.local.store import JobFiles, now
 from trainjob._manifest.render import render
 from trainjob.errors import BackendUnavailable, ConfigurationError
 from trainjob.job import JobRef
-from trainjob.status import observe
 
 KEY = "key"
 ANOTHER = 12345  # a user id
@@ -57,13 +56,6 @@ CHANGES: dict[str, Callable[[TrainJobClient, JobRef], object]] = {
 }
 
 
-def given_to(path: Path, user: int) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("giving a directory to another user needs root")
-    for each in (path, *path.rglob("*")):
-        os.chown(each, user, user)
-
-
 def content(home: Path) -> dict[str, tuple[int, str]]:
     """All files, except for the lock of changes."""
     paths = [path for path in (home, *home.rglob("*")) if path.name != "edit.lock"]
@@ -73,94 +65,54 @@ def content(home: Path) -> dict[str, tuple[int, str]]:
 # ---------------------------------------------------------------- jobs that another user could have written
 
 
-def planted_home(home: Path) -> Path:
-    given_to(home, ANOTHER)
-    return home
+def given(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a directory to another user needs root")
+    for each in (path, *path.rglob("*")):
+        os.chown(each, ANOTHER, ANOTHER)
 
 
-def planted_job(home: Path) -> Path:
-    (job,) = (home / "jobs" / "default").iterdir()
-    given_to(job, ANOTHER)
-    return job
+def linked(path: Path) -> None:
+    elsewhere = path.with_name("elsewhere")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
 
 
-def planted_namespace(home: Path) -> Path:
-    given_to(home / "jobs" / "default", ANOTHER)
-    return home / "jobs" / "default"
+def opened(mode: int) -> Callable[[Path], None]:
+    return lambda path: path.chmod(mode)
 
 
-def planted_object(home: Path) -> Path:
-    (path,) = (home / "jobs" / "default").glob("*/object.json")
-    given_to(path, ANOTHER)
-    return path
+NAMESPACE, JOB, OBJECT = "jobs/default", "jobs/default/*-1", "jobs/default/*-1/object.json"
 
 
-def linked_job(home: Path) -> Path:
-    (job,) = (home / "jobs" / "default").iterdir()
-    job.rename(home / "elsewhere")
-    job.symlink_to(home / "elsewhere")
-    return job
-
-
-def linked_object(home: Path) -> Path:
-    (path,) = (home / "jobs" / "default").glob("*/object.json")
-    path.rename(home / "elsewhere")
-    path.symlink_to(home / "elsewhere")
-    return path
-
-
-def writable_home(home: Path) -> Path:
-    home.chmod(0o777)
-    return home
-
-
-def sticky_home(home: Path) -> Path:
-    home.chmod(0o1777)
-    return home
-
-
-def group_writable_jobs(home: Path) -> Path:
-    (home / "jobs").chmod(0o770)
-    return home / "jobs"
-
-
-def writable_job(home: Path) -> Path:
-    (job,) = (home / "jobs" / "default").iterdir()
-    job.chmod(0o757)
-    return job
-
-
-PLANTED: dict[Callable[[Path], Path], str] = {
-    planted_home: "belongs to another user",
-    planted_namespace: "belongs to another user",
-    planted_job: "belongs to another user",
-    planted_object: "belongs to another user",
-    linked_job: "is a link",
-    linked_object: "is a link",
-    writable_home: "is writable by other users",
-    sticky_home: "is writable by other users",
-    group_writable_jobs: "is writable by other users",
-    writable_job: "is writable by other users",
-}
-
-
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize(
+    ("place", "plant", "message"),
+    [
+        *((place, given, "belongs to another user") for place in ("", NAMESPACE, JOB, OBJECT)),
+        *((place, linked, "is a link") for place in (JOB, OBJECT)),
+        ("", opened(0o777), "is writable by other users"),
+        ("", opened(0o1777), "is writable by other users"),
+        ("jobs", opened(0o770), "is writable by other users"),
+        (JOB, opened(0o757), "is writable by other users"),
+    ],
+)
 def test_a_job_that_another_user_can_have_written_is_refused(
-    home: Path, tmp_path: Path, plant: Callable[[Path], Path]
+    home: Path, tmp_path: Path, place: str, plant: Callable[[Path], None], message: str
 ) -> None:
     ref = stored(home, f"touch {tmp_path}/ran")
-    refused = plant(home)
+    (refused,) = home.glob(place) if place else [home]
+    plant(refused)
     before = content(home)
+    advice = f"chmod -R go-rwx {refused};" if "writable" in message else ""
     with TrainJobClient("local") as client:
         for name, action in (READS | CHANGES).items():
             with pytest.raises(ConfigurationError) as caught:
                 action(client, ref)
-            message = str(caught.value)
-            assert message.startswith(f"{refused} {PLANTED[plant]}"), name
-            assert f"uid {refused.lstat().st_uid}" in message
-            if "is writable" in message:
-                assert f"chmod -R go-rwx {refused};" in message
-            assert "TRAINJOB_HOME" in message or "Remove the link" in message
+            found = str(caught.value)
+            assert found.startswith(f"{refused} {message}"), name
+            assert f"uid {refused.lstat().st_uid}" in found
+            assert advice in found
+            assert "TRAINJOB_HOME" in found or "Remove the link" in found
     assert content(home) == before
     assert supervisors(tmp_path) == {}
     assert not (tmp_path / "ran").exists()
@@ -176,24 +128,23 @@ def test_the_advice_makes_a_home_usable(home: Path, tmp_path: Path) -> None:
         assert len(client.list()) == 1
 
 
-def test_a_home_that_others_can_only_read_is_closed(home: Path) -> None:
-    """As `mkdir` creates it."""
+def modes(*paths: Path) -> set[int]:
+    return {stat.S_IMODE(path.stat().st_mode) for path in paths}
+
+
+@pytest.mark.parametrize("linked_home", [False, True])
+def test_a_home_that_others_can_only_read_is_closed(home: Path, tmp_path: Path, linked_home: bool) -> None:
+    """As `mkdir` creates it. It may be a link of its user."""
+    if linked_home:
+        (tmp_path / "disk").mkdir(mode=0o755)
+        home.symlink_to(tmp_path / "disk")
     ref = stored(home, "true")
     job = home / "jobs" / "default" / ref.name
     for each in (home, home / "jobs", job.parent, job):
         each.chmod(0o755)
     with TrainJobClient("local") as client:
         assert [found["metadata"]["name"] for found in client.list()] == [ref.name]
-    assert {stat.S_IMODE(each.stat().st_mode) for each in (home, home / "jobs", job.parent, job)} == {0o700}
-
-
-def test_a_home_may_be_a_link_of_its_user(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir(mode=0o755)
-    home.symlink_to(tmp_path / "disk")
-    stored(home, "true")
-    with TrainJobClient("local") as client:
-        assert len(client.list()) == 1
-    assert stat.S_IMODE((tmp_path / "disk").stat().st_mode) == 0o700
+    assert modes(home, home / "jobs", job.parent, job) == {0o700}
 
 
 @pytest.mark.full
@@ -215,7 +166,7 @@ def test_reading_does_not_start_a_job(jobs: Jobs, home: Path, tmp_path: Path, re
     ref = stored(home, f"echo run >> {tmp_path}/runs")
     READS[read](jobs.client, ref)
     assert not (jobs.directory(ref) / "supervisor.log").exists(), "no supervisor was started"
-    assert observe(jobs.client.get(ref)).phase is Phase.NOT_STARTED
+    assert jobs.phase(ref) is Phase.NOT_STARTED
     assert jobs.launch(f"echo run >> {tmp_path}/runs", KEY) == ref
     jobs.client.wait(ref)
     assert (tmp_path / "runs").read_text() == "run\n"
@@ -278,23 +229,16 @@ def test_nothing_of_a_job_can_be_read_by_others(jobs: Jobs, home: Path, tmp_path
         jobs.client.wait(ref)
         gone = jobs.launch("true", "another")
         jobs.client.wait(gone)
-        jobs.client.call(lambda: jobs.client.backend.delete(gone))
+        jobs.delete(gone)
     finally:
         os.umask(before)
     names = {path.name for path in jobs.directory(ref).rglob("*")}
-    assert {
-        "object.json",
-        "start.json",
-        "status.json",
-        "supervisor.log",
-        "waiters.lock",
-        f"{ref.name}-node-0-0.log",
-    } <= names
+    kept = {"object.json", "start.json", "status.json", "supervisor.log", "waiters.lock", f"{ref.name}-node-0-0.log"}
+    assert kept <= names
     paths = [home, *home.rglob("*")]
     assert (home / "jobs" / "default" / ".deleted" / gone.name) in paths
-    for path in paths:
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o666
+    assert [path for path in paths if modes(path) != {0o700 if path.is_dir() else 0o600}] == []
+    assert modes(tmp_path / "model") == {0o666}
 
 
 def test_directories_above_a_new_home_follow_the_umask(tmp_path: Path) -> None:
@@ -302,5 +246,4 @@ def test_directories_above_a_new_home_follow_the_umask(tmp_path: Path) -> None:
         ref = CHANGES["launch"](client, JobRef("default", "x-1", ""))
         assert isinstance(ref, JobRef)
         client.wait(ref)
-    assert stat.S_IMODE((tmp_path / "a" / "b" / "home").stat().st_mode) == 0o700
-    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o755
+    assert [modes(tmp_path / path) for path in ("a/b/home", "a/b")] == [{0o700}, {0o755}]
