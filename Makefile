@@ -181,7 +181,7 @@ lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
 
 # docs/development/campaigns.md describes the parts. `terminate` needs the machine for itself.
 campaign_local := tests/oci/test_faults.py \
-	$(patsubst %,tests/local/test_%.py,kills gate_kills chaos tuning_kills preemptions hangs)
+	$(patsubst %,tests/local/test_%.py,kills chaos tuning_kills preemptions hangs)
 campaign_sizes := tests/local/test_memory.py tests/oci/test_memory.py tests/stores/test_contract.py \
 	$(patsubst %,tests/airflow/system/test_%.py,many examples) tests/cluster/restarts/test_airflow_system.py
 campaign_cluster := $(patsubst %,tests/cluster/test_%.py,fault_schedules unattended_schedules hangs preemptions gangs)

@@ -1,6 +1,6 @@
 """Helpers of `tests.local.test_kills`: run and kill the programs, and read what they left.
 
-The data that a reader would accept as complete is read by other code than the code under test, where possible.
+The data that a reader would accept as complete is read by other code than the code under test.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from huggingface_hub import close_session
 from tests.fakes import model_registry as registries
-from tests.fakes.faults import Fault, Kind, Proxy, Seen
+from tests.fakes.faults import Fault, Kind, Proxy
 from tests.fakes.hub import Hub
 from tests.fakes.model_registry_store import Store
 from tests.local.forks import FORKS
-from tests.seaweedfs import SeaweedFS
+from tests.stores import kinds
 
-from trainjob.data import copy, file_manifest, read_manifest
+from trainjob.data import file_manifest, read_manifest
 from trainjob.data.__main__ import main
 from trainjob.registry import connect
 
@@ -59,7 +59,7 @@ class Trap:
     """Kills the process at one of its requests.
 
     Attributes:
-        at: Server of that request (``place`` or ``registry``), and its number; None kills at no request.
+        at: Server of that request (``store`` or ``registry``), and its number; None kills at no request.
         requests: Number of requests to each server.
         pid: Process id, once it is known.
     """
@@ -111,179 +111,58 @@ def run(
 # ------------------------------------------------------------ stores
 
 
-class Place(Protocol):
-    """A store for the targets of many runs."""
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Environment variables of the program."""
-        ...
-
-    def uri(self, name: str) -> str:
-        """URI of a target; for a repository of images without a tag."""
-        ...
-
-    def put(self, uri: str, files: Content) -> None:
-        """Write complete content with its manifest."""
-        ...
-
-    def held(self, uri: str) -> Content | None:
-        """All files if the target has a manifest; otherwise None."""
-        ...
-
-    def left(self, uri: str) -> set[str]:
-        """Names of all files, including those of trainjob."""
-        ...
+def with_manifest(files: Content) -> dict[str, bytes]:
+    """These files and their manifest, as after a complete copy."""
+    listed = [file_manifest.File(path, len(data), hashlib.sha256(data).hexdigest()) for path, data in files.items()]
+    return {**files, file_manifest.NAME: file_manifest.build(listed).to_json()}
 
 
-def manifest_of(files: Content) -> bytes:
-    """The manifest of a copy of these files."""
-    return file_manifest.build(
-        file_manifest.File(path, len(data), hashlib.sha256(data).hexdigest()) for path, data in files.items()
-    ).to_json()
+def digest(files: Content) -> str:
+    return file_manifest.parse(with_manifest(files)[file_manifest.NAME], "").digest
 
 
-def _named(manifest: bytes, read: Callable[[str], bytes]) -> Content:
-    files = {}
-    for file in json.loads(manifest)["files"]:
-        files[file["path"]] = data = read(file["path"])
-        assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size"], file["sha256"]), file["path"]
-    return files
+def complete(store: kinds.Store, name: str) -> Content | None:
+    """The files that the manifest lists; None without a manifest."""
+    held = store.held(name)
+    if file_manifest.NAME not in held:
+        return None
+    listed = json.loads(held[file_manifest.NAME])["files"]
+    for each in listed:
+        data = held[each["path"]]
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (each["size"], each["sha256"]), each["path"]
+    return {each["path"]: held[each["path"]] for each in listed}
 
 
-class Folder:
-    """Directories."""
-
-    environment: Mapping[str, str] = {}
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
+class Images(kinds.Oci):
+    """Images of any tag."""
 
     def uri(self, name: str) -> str:
-        return str(self.root / name)
+        assert self.proxy is not None
+        return f"oci://{self.proxy.host}/{name}"
 
-    def put(self, uri: str, files: Content) -> None:
-        for path, data in {**files, file_manifest.NAME: manifest_of(files)}.items():
-            Path(uri, path).parent.mkdir(parents=True, exist_ok=True)
-            Path(uri, path).write_bytes(data)
-
-    def held(self, uri: str) -> Content | None:
-        folder = Path(uri)
-        try:
-            manifest = (folder / file_manifest.NAME).read_bytes()
-        except FileNotFoundError:
-            return None
-        return _named(manifest, lambda path: (folder / path).read_bytes())
-
-    def left(self, uri: str) -> set[str]:
-        return {str(path.relative_to(uri)) for path in Path(uri).rglob("*") if path.is_file()}
-
-    def inodes(self, uri: str) -> set[tuple[str, int]]:
-        """Names and inodes, which distinguish rewritten files from earlier ones."""
-        found = set()
-        for path in Path(uri).rglob("*"):
-            with suppress(FileNotFoundError):
-                found.add((path.name, path.stat().st_ino))
-        return found
+    def held(self, name: str) -> dict[str, bytes]:
+        return super().held(name) if read_manifest(self.uri(name)) else {}
 
 
-class Bucket:
-    """Prefixes of an S3 bucket."""
+class Repositories(kinds.FakeHub):
+    """Folders of repositories of the Hugging Face Hub."""
 
-    def __init__(self, server: SeaweedFS, proxy: Proxy) -> None:
-        self._server, self._client = server, server.client
-        self.environment = {**server.environment(), "AWS_ENDPOINT_URL": f"http://{proxy.host}"}
-
-    def uri(self, name: str) -> str:
-        return self._server.uri(name)
-
-    def _at(self, uri: str, path: str = "") -> str:
-        return f"{uri.removeprefix(self.uri(''))}/{path}"
-
-    def put(self, uri: str, files: Content) -> None:
-        for path, data in {**files, file_manifest.NAME: manifest_of(files)}.items():
-            self._client.put_object(Bucket=self._server.bucket, Key=self._at(uri, path), Body=data)
-
-    def held(self, uri: str) -> Content | None:
-        def read(path: str) -> bytes:
-            return bytes(self._client.get_object(Bucket=self._server.bucket, Key=self._at(uri, path))["Body"].read())
-
-        return _named(read(file_manifest.NAME), read) if file_manifest.NAME in self.left(uri) else None
-
-    def left(self, uri: str) -> set[str]:
-        prefix = self._at(uri)
-        found = self._client.list_objects_v2(Bucket=self._server.bucket, Prefix=prefix).get("Contents", [])
-        return {each["Key"].removeprefix(prefix) for each in found}
-
-
-class Images:
-    """Repositories of a container registry; only the code under test can read these."""
-
-    environment: Mapping[str, str] = {}
-
-    def __init__(self, upstream: str, proxy: Proxy, scratch: Path) -> None:
-        self._upstream, self._proxy, self._scratch = upstream, proxy, scratch
-
-    def uri(self, name: str) -> str:
-        return f"oci://{self._proxy.host}/{name}"
-
-    def _direct(self, uri: str) -> str:
-        return uri.replace(self._proxy.host, self._upstream)
-
-    def put(self, uri: str, files: Content) -> None:
-        Folder(self._scratch).put(str(self._scratch / "in"), files)
-        copy(str(self._scratch / "in"), self._direct(uri))
-        shutil.rmtree(self._scratch / "in")
-
-    def held(self, uri: str) -> Content | None:
-        if read_manifest(self._direct(uri)) is None:
-            return None
-        folder = self._scratch / "out"
-        copy(self._direct(uri), str(folder))
-        files = Folder(self._scratch).held(str(folder))
-        shutil.rmtree(folder)
-        return files
-
-    def left(self, uri: str) -> set[str]:
-        manifest = read_manifest(self._direct(uri))
-        return {file_manifest.NAME, *(file.path for file in manifest.files)} if manifest else set()
-
-
-class Repositories:
-    """Repositories of the Hugging Face Hub."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self.environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": ""}
-
-    def uri(self, name: str) -> str:
-        return f"hf://org/{name}"
-
-    def _files(self, uri: str) -> Content:
-        org, name, *inside = uri.removeprefix("hf://").split("/")
-        repo = self._hub.repos.get(f"{org}/{name}")
-        prefix = "".join(f"{each}/" for each in inside)
-        files = repo.commits[repo.branches["main"]] if repo else {}
-        return {path.removeprefix(prefix): data for path, data in files.items() if path.startswith(prefix)}
-
-    def put(self, uri: str, files: Content) -> None:
-        self._hub.repo(uri.removeprefix("hf://")).commit({**files, file_manifest.NAME: manifest_of(files)})
-
-    def held(self, uri: str) -> Content | None:
-        files = self._files(uri)
-        return _named(files[file_manifest.NAME], files.__getitem__) if file_manifest.NAME in files else None
-
-    def left(self, uri: str) -> set[str]:
-        return set(self._files(uri)) - {".gitattributes"}
+    def held(self, name: str) -> dict[str, bytes]:
+        repository, _, inside = name.partition("/")
+        if f"org/{repository}" not in self._server.repos:
+            return {}
+        prefix = f"{inside}/" if inside else ""
+        found = super().held(repository)
+        return {path.removeprefix(prefix): data for path, data in found.items() if path.startswith(prefix)}
 
 
 # ------------------------------------------------------------ traps between a program and its servers
 
+Server = Proxy | Hub | registries.FakeRegistry
+
 
 @contextmanager
-def trapped(
-    trap: Trap, proxies: Sequence[Proxy], hub: Hub, fake: registries.FakeRegistry | None, chance: random.Random
-) -> Iterator[None]:
+def trapped(trap: Trap, servers: Sequence[Server], chance: random.Random) -> Iterator[None]:
     """Let these servers count requests and kill the process at one of them.
 
     That request arrives, is refused, is cut, or arrives and its reply is lost.
@@ -293,25 +172,21 @@ def trapped(
     faults: list[dict[str, Any]] = [{}, {"status": 503}, {"cut": 100}, {"lost": True}]
     of_hub = faults[at]
     of_fake = [None, registries.Fault(cut=True), registries.Fault(), registries.LOST][at]
-
-    def proxied(_: Seen) -> Fault | None:
-        return of_proxies if trap.request("place") else None
-
-    for proxy in proxies:
-        proxy.plan = proxied
-    hub.fault = lambda *_: of_hub if trap.request("place") else {}
-    if fake is not None:
-        fake.fault = lambda _: of_fake if trap.request("registry") else None
+    armed = True
+    for server in servers:
+        if isinstance(server, Proxy):
+            server.plan = lambda _: of_proxies if armed and trap.request("store") else None
+        elif isinstance(server, Hub):
+            server.fault = lambda *_: of_hub if armed and trap.request("store") else {}
+        else:
+            server.fault = lambda _: of_fake if armed and trap.request("registry") else None
     close_session()  # the session of this process, which has read the previous state
     try:
         yield
     finally:
-        servers: list[Proxy | Hub | registries.FakeRegistry] = [*proxies, hub, *([fake] if fake else [])]
         for server in servers:
             server.settle()
-        for proxy in proxies:
-            proxy.plan = lambda _: None
-        hub.fault = lambda *_: {}
+        armed = False
 
 
 # ------------------------------------------------------------ model registries
@@ -361,7 +236,7 @@ class Mlflow:
 class Kubeflow:
     """Fake Kubeflow registries, with or without a champion."""
 
-    def __init__(self, register_champion: Callable[[str], None]) -> None:
+    def __init__(self, _: Path, register_champion: Callable[[str], None]) -> None:
         self._stores = {False: Store(), True: Store()}
         with registries.FakeRegistry(store=self._stores[True]) as fake:
             register_champion(f"kubeflow+{fake.url}")
@@ -382,3 +257,6 @@ class Kubeflow:
                 return len(versions)
 
             yield Records(f"kubeflow+{fake.url}", rows, fake=fake)
+
+
+REGISTRIES: Mapping[str, type[Mlflow | Kubeflow]] = {"mlflow": Mlflow, "kubeflow": Kubeflow}
