@@ -26,6 +26,14 @@ def server() -> Iterator[Zeros]:
         yield server
 
 
+def used(server: Zeros, script: str, *words: str | Path, unsigned: bool = False) -> int:
+    """Peak of the memory; `unsigned`: otherwise obstore hashes every byte a second time, for the signature."""
+    environment = server.environment | ({"AWS_UNSIGNED_PAYLOAD": "true"} if unsigned else {})
+    found = peak(script, *words, environment=environment)
+    print(f"{' -> '.join(map(str, words))}: {found / 1e6:.0f} MB")
+    return found
+
+
 def _sparse(folder: Path, size: int) -> Path:
     folder.mkdir()
     with (folder / "big").open("wb") as file:
@@ -37,16 +45,11 @@ def _sparse(folder: Path, size: int) -> Path:
 def test_a_large_sparse_file(server: Zeros, tmp_path: Path) -> None:
     """The server keeps only the length of the file, so no disk space is needed."""
     size = (20 if campaigns.FULL else 2) * GIB
-    source = _sparse(tmp_path / "source", size)
-    # Otherwise obstore hashes every byte a second time, for the signature.
-    unsigned = {**server.environment, "AWS_UNSIGNED_PAYLOAD": "true"}
-    used = peak(COPY, source, "s3://zeros/there", environment=unsigned)
-    print(f"{size // GIB} GiB to S3: {used / 1e6:.0f} MB")
+    assert used(server, COPY, _sparse(tmp_path / "source", size), "s3://zeros/there", unsigned=True) < LIMIT
     assert server.held["there/big"] == size
     manifest = server.held[f"there/{file_manifest.NAME}"]
     assert isinstance(manifest, bytes)
     assert file_manifest.parse(manifest, "").size == size
-    assert used < LIMIT
 
 
 def test_large_parts(server: Zeros, tmp_path: Path) -> None:
@@ -55,26 +58,18 @@ def test_large_parts(server: Zeros, tmp_path: Path) -> None:
     source = _sparse(tmp_path / "source", size)
     (source / "other").hardlink_to(source / "big")
     fewer = f"from trainjob.data.stores import object_stores; object_stores._PARTS = {parts}; {COPY}"
-    used = peak(fewer, source, "s3://zeros/there", environment={**server.environment, "AWS_UNSIGNED_PAYLOAD": "true"})
-    print(f"two files in parts of 23 MiB to S3: {used / 1e6:.0f} MB")
+    assert used(server, fewer, source, "s3://zeros/there", unsigned=True) < LIMIT
     assert server.held["there/other"] == size
-    assert used < LIMIT
 
 
 def test_ranges_of_large_files(server: Zeros, tmp_path: Path) -> None:
     """Four files in parallel, with as many parallel ranges as allowed."""
     each = GIB // (2 if campaigns.FULL else 8)
     server.held |= {f"in/{number}": each for number in range(4)}
-    used = peak(BY_RANGES + SCAN, "s3://zeros/in/", environment=server.environment)
-    print(f"{4 * each >> 20} MiB in four files from S3, read: {used / 1e6:.0f} MB")
-    assert used < LIMIT
-    used = peak(BY_RANGES + COPY, "s3://zeros/in/", "s3://zeros/out", environment=server.environment)
-    print(f"{4 * each >> 20} MiB in four files from S3 to S3: {used / 1e6:.0f} MB")
-    assert used < LIMIT
+    assert used(server, BY_RANGES + SCAN, "s3://zeros/in/") < LIMIT
+    assert used(server, BY_RANGES + COPY, "s3://zeros/in/", "s3://zeros/out") < LIMIT
     server.held = {"one": GIB // 2}
-    used = peak(BY_RANGES + COPY, "s3://zeros/one", tmp_path / "target", environment=server.environment)
-    print(f"512 MiB from S3 to a disk: {used / 1e6:.0f} MB")
-    assert used < LIMIT
+    assert used(server, BY_RANGES + COPY, "s3://zeros/one", tmp_path / "target") < LIMIT
 
 
 @pytest.mark.full
@@ -88,9 +83,7 @@ def test_ten_thousand_small_files(server: Zeros, tmp_path: Path) -> None:
         (str(source), "s3://zeros/many"),
         ("s3://zeros/many", str(tmp_path / "back")),
     ):
-        used = peak(COPY, here, there, environment=server.environment)
-        print(f"10 000 files from {here.partition(':')[0]} to {there.partition(':')[0]}: {used / 1e6:.0f} MB")
-        assert used < LIMIT
+        assert used(server, COPY, here, there) < LIMIT
     for name in ("copy", "back"):
         files = file_manifest.parse((tmp_path / name / file_manifest.NAME).read_bytes(), "").files
         assert len(files) == 10_000

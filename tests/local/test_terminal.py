@@ -130,8 +130,7 @@ def test_colors_of_a_job_stay_on_a_terminal_and_end_with_their_line(trainjob: Sh
     raw = shown.raw.replace("\r\n", "\n")
     assert escapes(raw) == []
     assert "\x1b[36m[node-0]\x1b[0m \x1b[31mred\x1b[0m\n" in raw
-    for plain in ({"TERM": "dumb"}, {"NO_COLOR": "1"}):
-        shown = Terminal(trainjob, "logs", job, **plain)
+    for shown in (Terminal(trainjob, "logs", job, TERM="dumb"), Terminal(trainjob, "logs", job, NO_COLOR="1")):
         assert shown.wait() == 0
         assert "[node-0] red\r\n" in shown.raw
         assert "\x1b" not in shown.raw

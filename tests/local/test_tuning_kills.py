@@ -1,4 +1,4 @@
-"""SIGKILL of the launcher of a study at random times and files, which is then run again; and two launchers at once.
+"""Launchers of a study that are killed at random times and run again, or run at once.
 
 A campaign (`tests.campaigns`) of 200 kills. No trial is lost or run twice, and the trials are those of a search that
 nothing disturbed.
@@ -6,143 +6,88 @@ nothing disturbed.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
-import psutil
+import optuna
 import pytest
+from optuna.trial import TrialState
 from tests import campaigns
 from tests.local.conftest import Jobs
-from tests.local.forks import FORKS
-from tests.local.test_tuning import SPACE, Searches
+from tests.local.searches import Searches, study_of, undisturbed
+from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.processes import eventually
 
-from trainjob import Phase, TrainJobClient, TrainJobSpec
+from trainjob import Phase
 from trainjob.status import observe
-from trainjob.tuning import Study, StudyState, Trial, read_study, tune
-from trainjob.tuning.journal import open_journal
-from trainjob.tuning.sampling import Sampling
+from trainjob.tuning import Study
 
 pytestmark = pytest.mark.timeout(1800)
 
 KILLS = campaigns.runs(200, 20)
 TRIALS = 6
+PASSWORD = "p#ss/w@rd"
 
 
-def launcher(study: dict[str, Any], template: dict[str, Any], key: str, journal: str, home: Path) -> None:
-    os.environ["TRAINJOB_HOME"] = str(home)
-    with TrainJobClient("local") as client, open_journal(journal) as opened:
-        spec = TrainJobSpec.parse(template)
-        client.call(lambda: tune(client.backend, Study.read(study), spec, key, opened, namespace=client.namespace))
+def tpe(seed: int, max_trials: int, startup: int) -> Study:
+    sampler = {"name": "tpe", "seed": seed, "options": {"n_startup_trials": startup}}
+    return Study.read(study_of(max_trials=max_trials, parallel=1, sampler=sampler))
 
 
-def _loss(parameters: Mapping[str, Any]) -> float:
-    """What `tests.local.test_tuning.SCRIPT` reports in its last step."""
-    return float((float(parameters["x"]) - 1) ** 2 + float(parameters["n"]) + 5 - 5)
-
-
-def undisturbed(study: Study) -> list[tuple[Mapping[str, Any], float]]:
-    sampling = Sampling(study)
-    trials: list[tuple[Mapping[str, Any], float]] = []
-    for number in range(study.max_trials):
-        parameters = sampling.ask(number)
-        trials.append((parameters, _loss(parameters)))
-        sampling.end(Trial(number, parameters, "complete", trials[-1][1]), {})
-    return trials
-
-
-class Launchers:
-    """Starts launchers of studies."""
-
-    def __init__(self, jobs: Jobs, directory: Path) -> None:
-        self.searches = Searches(jobs, directory)
-        self.home = jobs.home
-
-    def start(self, key: str, study: Study) -> BaseProcess:
-        words = (study.model_dump(), self.searches.template, key, self.journal(key), self.home)
-        process = FORKS.Process(target=launcher, args=words, daemon=True)
-        process.start()
-        return process
-
-    def journal(self, key: str) -> str:
-        return (self.searches.directory / "journal" / key).as_uri()
-
-    def files(self, key: str) -> int:
-        return sum(1 for _ in (self.searches.directory / "journal" / key).rglob("*.json"))
-
-    def state(self, key: str) -> StudyState:
-        with open_journal(self.journal(key)) as journal:
-            state = read_study(journal)
-        assert state is not None
-        return state
+def kill(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
 
 
 @pytest.fixture
-def launchers(jobs: Jobs, tmp_path: Path) -> Launchers:
-    return Launchers(jobs, tmp_path)
+def searches(jobs: Jobs, tmp_path: Path) -> Searches:
+    return Searches(jobs, tmp_path)
+
+
+def wait_at_random(process: BaseProcess, searches: Searches, key: str, chance: random.Random) -> None:
+    """Wait for a random time, or for an entry of the journal, however slow the machine is; or for the end."""
+    before = searches.entries(key)
+    if chance.random() < 0.3:
+        process.join(chance.uniform(0.02, 1.5))
+        return
+    more, began = chance.randint(1, 5), time.monotonic()
+    while process.exitcode is None and searches.entries(key) < before + more:
+        assert time.monotonic() < began + 60
+        process.join(0.002)
+    process.join(chance.choice([0.0, chance.uniform(0, 0.1)]))
 
 
 @pytest.mark.full
-def test_a_killed_launcher_loses_and_doubles_no_trial(launchers: Launchers, record_property: campaigns.Record) -> None:
+def test_a_killed_launcher_loses_and_doubles_no_trial(searches: Searches, record_property: campaigns.Record) -> None:
     campaigns.begin(record_property, KILLS)
     killed = number = 0
     while killed < KILLS:
-        rng, number, key = random.Random(f"{campaigns.SEED}/{number}"), number + 1, f"study-{number}"
-        sampler = {"name": "tpe", "seed": number, "options": {"n_startup_trials": 3}}
-        study = launchers.searches.study(space=SPACE, max_trials=TRIALS, parallel=1, sampler=sampler)
-        here = 0
-        while True:
-            files = launchers.files(key)
-            process = launchers.start(key, study)
-            if killed == KILLS:
-                process.join(120)
-            elif rng.random() < 0.3:
-                process.join(rng.uniform(0.02, 1.5))
-            else:  # at a file of the journal, however slow the machine is
-                more, began = rng.randint(1, 5), time.monotonic()
-                while process.exitcode is None and launchers.files(key) < files + more:
-                    assert time.monotonic() < began + 60
-                    process.join(0.002)
-                process.join(rng.choice([0.0, rng.uniform(0, 0.1)]))
+        chance, number, key = random.Random(f"{campaigns.SEED}/{number}"), number + 1, f"study-{number}"
+        study, before = tpe(number, TRIALS, 3), killed
+        while killed < KILLS:
+            process = searches.start(key, study)
+            wait_at_random(process, searches, key, chance)
             if process.exitcode is not None:
                 break
-            assert killed < KILLS, "the last launcher does not end"
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
-            killed, here = killed + 1, here + 1
-        assert process.exitcode == 0
-        state = launchers.state(key)
-        expected = undisturbed(study)
+            kill(process)
+            killed += 1
+        searches.end(key, study)
+        state, expected = searches.state(key), undisturbed(study)
+        assert state.ended
         assert [trial.state for trial in state.trials] == ["complete"] * TRIALS
         assert [trial.parameters for trial in state.trials] == [parameters for parameters, _ in expected]
         assert [trial.value for trial in state.trials] == pytest.approx([value for _, value in expected])
-        assert state.ended
-        assert [launchers.searches.count(key, trial) for trial in range(TRIALS)] == [1] * TRIALS
-        campaigns.done(f"{key}: {here} kills")
+        assert searches.count(key, TRIALS) == [1] * TRIALS
+        campaigns.done(f"{key}: {killed - before} kills")
 
 
-def test_two_launchers_at_once_are_one_study(launchers: Launchers) -> None:
-    study = launchers.searches.study(max_trials=5, parallel=2)
-    both = [launchers.start("both", study) for _ in range(2)]
-    for process in both:
-        process.join(120)
-    assert [process.exitcode for process in both] == [0, 0]
-    assert [trial.state for trial in launchers.state("both").trials] == ["complete"] * 5
-    assert [launchers.searches.count("both", number) for number in range(5)] == [1] * 5
-
-
-def test_trials_keep_running_without_their_launcher(launchers: Launchers) -> None:
+def test_trials_keep_running_without_their_launcher(searches: Searches) -> None:
     """The next launcher finds the results of those that ended meanwhile."""
-    study = launchers.searches.study(max_trials=2, parallel=2)
-    process = launchers.start("orphans", study)
-    client = launchers.searches.jobs.client
+    study, client = Study.read(study_of(max_trials=2)), searches.jobs.client
+    process = searches.start("orphans", study)
 
     def begun() -> list[bool]:
         """Of each trial. One whose launcher dies before it starts the ranks waits for the next launcher."""
@@ -150,14 +95,73 @@ def test_trials_keep_running_without_their_launcher(launchers: Launchers) -> Non
         return [phase is Phase.RUNNING or phase.terminal for phase in phases]
 
     eventually(lambda: begun() == [True, True])
-    assert process.pid is not None
-    psutil.Process(process.pid).kill()
-    process.join()
+    kill(process)
     eventually(lambda: all(job["status"].get("conditions") for job in client.list()), 60)
-    began = time.monotonic()
-    again = launchers.start("orphans", study)
-    again.join(60)
-    assert again.exitcode == 0
-    assert time.monotonic() - began < 30
-    assert [trial.state for trial in launchers.state("orphans").trials] == ["complete"] * 2
-    assert [launchers.searches.count("orphans", number) for number in range(2)] == [1, 1]
+    searches.end("orphans", study)
+    assert [trial.state for trial in searches.state("orphans").trials] == ["complete"] * 2
+    assert searches.count("orphans", 2) == [1, 1]
+
+
+# ---------------------------------------------------------------- several launchers, and Optuna's storages
+
+
+@pytest.fixture(
+    params=["directory", *(pytest.param(name, marks=pytest.mark.full) for name in ("sqlite", "postgresql"))]
+)
+def stored(
+    request: pytest.FixtureRequest, jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Searches, str]]:
+    """Searches, and the URL of the storage of their journals."""
+    if request.param == "directory":
+        yield Searches(jobs, tmp_path), ""
+    elif request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/studies.db"
+        yield Searches(jobs, tmp_path, lambda key: f"{url}#{key}"), url
+    elif not PROGRAMS:
+        pytest.skip("needs PostgreSQL (Debian: postgresql)")
+    else:
+        monkeypatch.setenv("DB_PASSWORD", PASSWORD)
+        with PostgreSQL() as server:
+            url = server.url.replace("postgres@", "postgres:$(DB_PASSWORD)@")
+            journal, environment = (lambda key: f"{url}#{key}"), {"DB_PASSWORD": PASSWORD}
+            yield Searches(jobs, tmp_path, journal, environment), server.url
+
+
+def assert_each_trial_ran_once(searches: Searches, url: str, key: str, trials: int) -> None:
+    """Also as Optuna shows them."""
+    state = searches.state(key)
+    assert state.ended
+    assert [trial.state for trial in state.trials] == ["complete"] * trials
+    assert searches.count(key, trials) == [1] * trials
+    if not url:
+        return
+    shown = optuna.load_study(study_name=key, storage=url).trials
+    # Launchers that added a trial at the same time left one for the next number.
+    assert {trial.state for trial in shown[trials:]} <= {TrialState.WAITING}
+    assert [
+        (each.state, each.value, each.params, list(each.intermediate_values.items())) for each in shown[:trials]
+    ] == [(TrialState.COMPLETE, trial.value, trial.parameters, trial.values) for trial in state.trials]
+
+
+def kill_at(process: BaseProcess, searches: Searches, key: str, entries: int) -> None:
+    """Kill a launcher once its journal has that many entries."""
+    eventually(lambda: searches.entries(key) >= entries, 120)
+    kill(process)
+
+
+def test_launchers_at_once_and_killed_ones_are_one_study(stored: tuple[Searches, str]) -> None:
+    """The journal is empty when two launchers begin."""
+    searches, url = stored
+    study = Study.read(study_of(max_trials=4))
+    first, second = (searches.start("both", study) for _ in range(2))
+    kill_at(first, searches, "both", 4)
+    second.join(120)
+    assert second.exitcode == 0
+    assert_each_trial_ran_once(searches, url, "both", 4)
+
+    study = tpe(1, max_trials=3, startup=2)
+    for entries in (1, 4):
+        kill_at(searches.start("killed", study), searches, "killed", entries)
+    searches.end("killed", study)
+    assert_each_trial_ran_once(searches, url, "killed", 3)
+    assert [trial.parameters for trial in searches.state("killed").trials] == [each for each, _ in undisturbed(study)]
