@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.conftest import Jobs
+from tests.local.conftest import TORCH_PYTHON, Jobs, needs_torch
 
 from trainjob import TrainJobClient, TrainJobResult
 from trainjob._backends.local.backend import LocalBackend
 from trainjob.errors import Rejected
 
-TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
-needs_torch = pytest.mark.skipif(
-    not TORCH_PYTHON,
-    reason="PyTorch (about 5 GB) has a separate environment; TRAINJOB_TORCH_PYTHON names its python",
-)
+FULL = pytest.mark.full
+PREFIXES = ("PET_", "JAX_", "DMLC_", "OMPI_")
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian: openmpi-bin)")
 
 
@@ -27,44 +23,35 @@ def environment(jobs: Jobs, result: TrainJobResult, rank: str) -> dict[str, str]
     return dict(line.split("=", 1) for line in jobs.lines(result, rank) if "=" in line)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_torch(jobs: Jobs, rank: int) -> None:
-    result = jobs.run("env", runtime="torch-distributed", num_nodes=3, num_proc_per_node=2)
-    found = environment(jobs, result, f"node-{rank}")
-    port = found["PET_MASTER_PORT"]
-    assert {name: value for name, value in found.items() if name.startswith("PET_")} == {
-        "PET_NNODES": "3",
-        "PET_NPROC_PER_NODE": "2",
-        "PET_NODE_RANK": str(rank),
-        "PET_MASTER_ADDR": "127.0.0.1",
-        "PET_MASTER_PORT": port,
-    }
-    assert 1024 <= int(port) < 65536
-    assert environment(jobs, result, "node-0")["PET_MASTER_PORT"] == port
-    assert found["JOB_COMPLETION_INDEX"] == str(rank)
+TORCH = "PET_NNODES=3 PET_NPROC_PER_NODE=2 PET_NODE_RANK={rank} PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT={port}"
+JAX = "JAX_NUM_PROCESSES=2 JAX_PROCESS_ID={rank} JAX_COORDINATOR_ADDRESS=127.0.0.1:{port}"
+XGBOOST = "DMLC_TRACKER_URI=127.0.0.1 DMLC_TRACKER_PORT={port} DMLC_TASK_ID={rank} DMLC_NUM_WORKER=4"
 
 
-def test_jax(jobs: Jobs) -> None:
-    result = jobs.run("env", runtime="jax-distributed", num_nodes=2)
-    ranks = [environment(jobs, result, f"node-{rank}") for rank in (0, 1)]
-    assert [found["JAX_PROCESS_ID"] for found in ranks] == ["0", "1"]
-    assert {found["JAX_NUM_PROCESSES"] for found in ranks} == {"2"}
-    (address,) = {found["JAX_COORDINATOR_ADDRESS"] for found in ranks}
-    assert address.startswith("127.0.0.1:")
-
-
-def test_xgboost(jobs: Jobs) -> None:
-    result = jobs.run("env", runtime="xgboost-distributed", num_nodes=2, num_proc_per_node=2)
-    found = environment(jobs, result, "node-1")
-    assert (found["DMLC_TRACKER_URI"], found["DMLC_TASK_ID"], found["DMLC_NUM_WORKER"]) == ("127.0.0.1", "1", "4")
-    assert found["DMLC_TRACKER_PORT"].isdigit()
-
-
-def test_plain(jobs: Jobs) -> None:
-    result = jobs.run("env", num_nodes=2)
-    found = environment(jobs, result, "node-1")
-    assert found["JOB_COMPLETION_INDEX"] == "1"
-    assert [name for name in found if name.startswith(("PET_", "JAX_", "DMLC_", "OMPI_"))] == []
+@pytest.mark.parametrize(
+    ("runtime", "nodes", "processes", "expected"),
+    [
+        ("torch-distributed", 3, 2, TORCH),
+        ("jax-distributed", 2, None, JAX),
+        ("xgboost-distributed", 2, 2, XGBOOST),
+        ("trainjob-step", 2, None, ""),
+    ],
+)
+def test_the_environment_of_each_rank(
+    jobs: Jobs, runtime: str, nodes: int, processes: int | None, expected: str
+) -> None:
+    result = jobs.run("env", runtime=runtime, num_nodes=nodes, num_proc_per_node=processes)
+    ranks = [environment(jobs, result, f"node-{rank}") for rank in range(nodes)]
+    ports = [
+        value.rpartition(":")[2]
+        for name, value in ranks[0].items()
+        if name.startswith(PREFIXES) and name.endswith(("_PORT", "_ADDRESS"))
+    ]
+    assert [port for port in ports if not 1024 <= int(port) < 65536] == []
+    for rank, found in enumerate(ranks):
+        of_runtime = {f"{name}={value}" for name, value in found.items() if name.startswith(PREFIXES)}
+        assert of_runtime == set(expected.format(rank=rank, port="".join(ports)).split())
+        assert found["JOB_COMPLETION_INDEX"] == str(rank)
 
 
 def test_concurrent_jobs_have_different_ports(jobs: Jobs) -> None:
@@ -113,20 +100,20 @@ def give() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "rank"), [("jax-distributed", "JAX_PROCESS_ID"), ("trainjob-step", "JOB_COMPLETION_INDEX")]
+    ("runtime", "fields", "rank"),
+    [
+        ("trainjob-step", {}, "JOB_COMPLETION_INDEX"),
+        ("jax-distributed", {"num_nodes": 2}, "JAX_PROCESS_ID"),
+        pytest.param("torch-distributed", {"num_nodes": 2, "num_proc_per_node": 2}, "RANK", marks=[FULL, needs_torch]),
+        pytest.param("deepspeed-distributed", {"num_nodes": 2}, "OMPI_COMM_WORLD_RANK", marks=[FULL, needs_mpirun]),
+    ],
 )
-def test_the_value_that_rank_0_returns(jobs: Jobs, runtime: str, rank: str) -> None:
-    result = jobs.run(runtime=runtime, func=give, num_nodes=1 if runtime == "trainjob-step" else 2)
+def test_the_value_that_rank_0_returns(home: Path, runtime: str, fields: dict[str, Any], rank: str) -> None:
+    environments = {"torch-distributed": Path(TORCH_PYTHON).parents[1]} if runtime == "torch-distributed" else {}
+    with TrainJobClient(LocalBackend(environments=environments)) as client:
+        result = Jobs(client, home).run(runtime=runtime, func=give, **fields)
     assert result.returned[rank] == "0"
     assert result.as_dict()["returned"] == result.returned
-
-
-@pytest.mark.full
-@needs_torch
-def test_the_value_that_rank_0_of_torchrun_returns(home: Path) -> None:
-    with TrainJobClient(LocalBackend(environments={"torch-distributed": Path(TORCH_PYTHON).parents[1]})) as client:
-        result = Jobs(client, home).run(runtime="torch-distributed", func=give, num_nodes=2, num_proc_per_node=2)
-    assert result.returned["RANK"] == "0"
 
 
 # ---------------------------------------------------------------- MPI
@@ -158,13 +145,6 @@ def mpi_train() -> None:
     print("rank", os.environ["OMPI_COMM_WORLD_RANK"], flush=True)
     time.sleep(0.5)  # Open MPI 4.1 ends at once, and can lose the last output of a failing process
     sys.exit(int(os.environ["OMPI_COMM_WORLD_RANK"]) * 3)
-
-
-@pytest.mark.full
-@needs_mpirun
-def test_the_value_that_rank_0_of_mpirun_returns(jobs: Jobs) -> None:
-    result = jobs.run(runtime="deepspeed-distributed", func=give, num_nodes=2)
-    assert result.returned["OMPI_COMM_WORLD_RANK"] == "0"
 
 
 @pytest.mark.full

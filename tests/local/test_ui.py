@@ -9,24 +9,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.local.conftest import Jobs
-from tests.processes import eventually
+from tests.local.shell import TRAINJOB
 
 from trainjob import JobRef
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-TRAINJOB = str(Path(sys.executable).parent / "trainjob")
 SCREENSHOTS = Path(__file__).parents[2] / ".test-output" / "screenshots"
 TRAINING = """
 import math, sys, time
@@ -65,13 +62,9 @@ class Ui:
 
 @contextlib.contextmanager
 def running(home: Path, *words: str) -> Iterator[Ui]:
-    process = subprocess.Popen(
-        [TRAINJOB, "ui", "--backend", "local", *words],
-        env={**os.environ, "TRAINJOB_HOME": str(home)},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    environment = {**os.environ, "TRAINJOB_HOME": str(home)}
+    command, pipe = [TRAINJOB, "ui", "--backend", "local", *words], subprocess.PIPE
+    process = subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe)
     try:
         assert process.stdout is not None
         yield Ui(process, process.stdout.readline().strip())
@@ -127,9 +120,7 @@ def test_the_pages_follow_a_training(jobs: Jobs, tmp_path: Path, page: Page) -> 
         page.get_by_text("step 30").first.wait_for()
         page.screenshot(path=SCREENSHOTS / "ui-training.png", full_page=True)
         Path(tmp_path, "go").touch()
-        began = time.monotonic()
-        page.get_by_text("0.0125").first.wait_for(timeout=10_000)
-        print(f"the new figures were shown after {time.monotonic() - began:.1f} s")
+        page.get_by_text("0.0125").first.wait_for()
         Path(tmp_path, "end").touch()
         page.get_by_text("Complete").first.wait_for()
         page.get_by_text("Final, as of").wait_for()
@@ -143,61 +134,22 @@ def test_the_pages_follow_a_training(jobs: Jobs, tmp_path: Path, page: Page) -> 
 def test_a_signal_ends_the_server_and_frees_the_port(home: Path, number: signal.Signals) -> None:
     with running(home, "-n", "ml", "--json") as ui:
         answer = json.loads(ui.url)
-        assert answer["namespace"] == "ml"
         ui.url = answer["url"]
-        assert ui.json()["namespace"] == "ml"
+        assert (answer["namespace"], ui.json()["namespace"]) == ("ml", "ml")
         assert ui.end(number) == (0, "", "")
     port = ui.url.split(":")[2].split("/")[0]
     with running(home, "--port", port) as ui:
         assert f":{port}/" in ui.url
-        refused = subprocess.run(
-            [TRAINJOB, "ui", "--backend", "local", "--port", port], text=True, capture_output=True, check=False
-        )
-        assert refused.returncode == 2
-        assert f"port {port} on 127.0.0.1 cannot be used" in refused.stderr
-        token = ui.url.split("/")[3]
-        code, out, err = ui.end(number)
-        assert (code, out, err) == (0, "", "jobs of namespace default; Ctrl-C ends the server\n")
-        assert token not in err
+        with running(home, "--port", port) as refused:
+            _, err = refused.process.communicate(timeout=60)
+        assert refused.process.returncode == 2
+        assert f"port {port} on 127.0.0.1 cannot be used" in err
+        assert ui.end(number) == (0, "", "jobs of namespace default; Ctrl-C ends the server\n")
 
 
 def test_an_unusable_cluster_is_reported_at_once(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "TRAINJOB"))}
-    refused = subprocess.run(
-        [TRAINJOB, "ui", "--no-browser"],
-        env={**environment, "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "nosuch")},
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=30,
-    )
-    assert refused.returncode == 2, refused.stderr
-    assert refused.stdout == ""
-
-
-@pytest.mark.full
-def test_1000_jobs_of_this_machine(jobs: Jobs, tmp_path: Path) -> None:
-    ref = jobs.run("true", "many/first")
-    original = jobs.home / "jobs" / ref.namespace / ref.name
-    eventually(lambda: not (original / "spare").exists())  # its supervisor has written all that it writes
-    trainjob = json.loads((original / "object.json").read_text())
-    for number in range(1, 1000):
-        copy = original.with_name(f"many-{number}")
-        shutil.copytree(original, copy)
-        trainjob["metadata"] |= {"name": copy.name, "uid": f"uid-{number}"}
-        trainjob["metadata"]["annotations"]["trainjob.dev/key"] = f"many/{number}"
-        (copy / "object.json").write_text(json.dumps(trainjob))
-    with running(jobs.home) as ui:
-        began = time.monotonic()
-        assert len(ui.json()["jobs"]) == 1000
-        first = time.monotonic() - began
-        with ThreadPoolExecutor(20) as threads:
-            began = time.monotonic()
-            assert {len(each["jobs"]) for each in threads.map(lambda _: ui.json(), range(20))} == {1000}
-            shared = time.monotonic() - began
-    for path in original.parent.glob("many-[0-9]*"):
-        if path != original:
-            shutil.rmtree(path)
-    print(f"first {first:.2f} s, 20 viewers {shared:.2f} s")
-    assert first < 6
-    assert shared < 6
+    environment |= {"HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "nosuch")}
+    command = [TRAINJOB, "ui", "--no-browser"]
+    refused = subprocess.run(command, env=environment, text=True, capture_output=True, check=False, timeout=60)
+    assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
