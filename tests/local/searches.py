@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.local.conftest import Jobs
 from tests.local.forks import FORKS
 
 from trainjob import TrainJobClient, TrainJobSpec
+from trainjob.errors import SourceNotFound
 from trainjob.job import labels_of
 from trainjob.tuning import Study, StudyResult, StudyState, Trial, read_study, tune
 from trainjob.tuning.journal import open_journal
@@ -114,9 +116,10 @@ class Searches:
         assert process.exitcode == 0
 
     def entries(self, key: str) -> int:
-        """Number of entries of the journal."""
-        with open_journal(self.journal(key)) as journal:
+        """Number of entries of the journal; 0 as long as it does not exist."""
+        with suppress(SourceNotFound), open_journal(self.journal(key)) as journal:
             return sum(len(journal.all(folder)) for folder in ("asked", "ended", "launches"))
+        return 0
 
     def state(self, key: str) -> StudyState:
         with open_journal(self.journal(key)) as journal:

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.contract.processes import marked
-from tests.local.conftest import Jobs, kill
+from tests.local.conftest import Jobs
 from tests.processes import eventually
 from tests.unit.program import exit_of
 
@@ -105,20 +105,6 @@ def test_a_suspended_job_can_be_cancelled(jobs: Jobs) -> None:
     assert jobs.client.cancel(ref)
     assert jobs.phase(ref) is Phase.CANCELLED
     assert jobs.lines(ref)[0] == "epoch 1"
-
-
-@pytest.mark.parametrize("both", [False, True])
-def test_the_supervisor_is_killed_during_a_cancel(jobs: Jobs, both: bool) -> None:
-    ref = jobs.launch(DEAF)
-    jobs.starts(ref)
-    supervisor, guard = jobs.supervisors(ref)
-    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
-    if both:
-        kill(guard)
-    kill(supervisor)
-    becomes(jobs, ref, Phase.CANCELLED)
-    assert marked(ref.uid) == {}
-    assert jobs.lines(ref) == ["on"]
 
 
 def test_a_cancel_after_the_end_has_no_effect(jobs: Jobs) -> None:

@@ -183,17 +183,6 @@ def test_supervisor_and_guard_are_killed_during_a_deletion(jobs: Jobs) -> None:
     assert not jobs.directory(ref).exists()
 
 
-def test_a_supervisor_killed_before_its_first_status_is_replaced(jobs: Jobs) -> None:
-    """No status was written, so the next launch starts a new supervisor."""
-    ref = jobs.launch("echo begun")
-    jobs.client.wait(ref)
-    eventually(lambda: jobs.supervisors(ref) == [])  # otherwise they would treat the missing status as a failure
-    (jobs.directory(ref) / "status.json").unlink()
-    assert jobs.launch("echo begun") == ref
-    jobs.client.wait(ref)
-    assert jobs.lines(ref) == ["begun", "begun"]
-
-
 def test_a_supervisor_is_identified_by_a_lock_and_not_by_a_process_id(jobs: Jobs) -> None:
     """A process id can have been reused. The kernel releases a lock when its holder ends."""
     ref = jobs.launch(SLEEP)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from pathlib import Path
 
 import pytest
+from tests.browser import SCREENSHOTS
 from tests.local.shell import INTERRUPTED, JAX, STEP, STUBBORN, Shell, Terminal, events
 from tests.processes import eventually, read_until
-
-SCREENSHOTS = Path(__file__).parents[2] / ".test-output" / "screenshots"
 
 
 def test_a_run_on_a_terminal_shows_its_progress_as_a_bar(trainjob: Shell) -> None:

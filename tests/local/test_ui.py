@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.browser import SCREENSHOTS, chromium
 from tests.local.conftest import Jobs
 from tests.local.shell import TRAINJOB
 
@@ -24,7 +24,6 @@ from trainjob import JobRef
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-SCREENSHOTS = Path(__file__).parents[2] / ".test-output" / "screenshots"
 TRAINING = """
 import math, sys, time
 from pathlib import Path
@@ -81,16 +80,7 @@ def training(jobs: Jobs, tmp_path: Path, key: str, **more: Any) -> JobRef:
     return jobs.client.launch(spec, key, **more)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
-        yield browser
+browser = pytest.fixture(scope="module")(chromium)
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from tests.browser import chromium
 from tests.serving import EndsConnections, serving
 
 from trainjob._pages.page import page_html
@@ -18,25 +17,13 @@ from trainjob._pages.page import page_html
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-ROOT = Path(__file__).resolve().parents[2]
-SCREENSHOTS = ROOT / ".test-output" / "screenshots"
 LIVE = {"document": "document.json", "seconds": 0.2}
 WATCH = """
 addEventListener("securitypolicyviolation", each => console.error("violation", each.violatedDirective, each.blockedURI))
 """
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
-    from playwright.sync_api import expect, sync_playwright
-
-    expect.set_options(timeout=60_000)  # on a busy machine
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
-        yield browser
+browser = pytest.fixture(scope="session")(chromium)
 
 
 class Server(EndsConnections):

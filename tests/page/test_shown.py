@@ -9,8 +9,9 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.browser import SCREENSHOTS
 from tests.page import documents, series, studies
-from tests.page.conftest import SCREENSHOTS, Server, Show
+from tests.page.conftest import Server, Show
 from tests.processes import wait_until
 
 from trainjob._pages.page import page_html
@@ -328,13 +329,11 @@ def test_hostile_text_of_studies_and_evaluations_stays_text(show: Show) -> None:
         assert page.get_by_text("<script>window.__pwned = 1</script>").count() > 3
 
 
-def test_a_thousand_trials_open_quickly(show: Show) -> None:
+def test_a_thousand_trials_are_marks_and_the_first_of_them_rows(show: Show) -> None:
     document = studies.study_ended(1000)
     assert len(page_html(document)) < 1_000_000
     page = show(document)
     page.locator(".marks > *").first.wait_for()
-    milliseconds = page.evaluate("performance.getEntriesByName('trainjob-study')[0].startTime")
-    assert milliseconds < 4000, "0.4 s on an idle machine"
     assert page.locator(".marks > *").count() == 1000
     assert page.locator("#trials tbody tr").count() == 100
     assert page.get_by_text("1,000 trials; the first 100 are shown").is_visible()
