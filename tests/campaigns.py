@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 FULL = "TRAINJOB_CAMPAIGN" in os.environ
 """Whether `make campaign` runs."""
+
+_T = TypeVar("_T")
 
 SEED = int(os.environ.get("TRAINJOB_SEED") or secrets.randbelow(1_000_000))
 
@@ -29,6 +33,13 @@ def begin(record: Record, number: int) -> None:
     print(f"{number} schedules, TRAINJOB_SEED={SEED}", flush=True)
     record("seed", SEED)
     record("schedules", number)
+
+
+def at_once(record: Record, number: int, workers: int, run: Callable[[int], _T]) -> list[_T]:
+    """Run the schedules 0 to `number` - 1, as many at once as there are workers; return their results."""
+    begin(record, number)
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(run, range(number)))
 
 
 def done(result: str) -> None:

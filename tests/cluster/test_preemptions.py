@@ -26,7 +26,7 @@ from tests import campaigns
 from tests.cluster import failing, lost_time
 from tests.cluster.waits import until
 from tests.local import preempted
-from tests.local.lives import Files, Life, Result, lives_of
+from tests.local.training_logs import Files, Life, Result, lives_of
 from tests.processes import free_port
 from tests.testcluster import kueue, step_image as steps
 from tests.testcluster.access import Access

@@ -7,18 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.local.conftest import TORCH_PYTHON, needs_torch
 
 from trainjob import progress
-
-TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
 
 pytestmark = [
     pytest.mark.timeout(400),  # the libraries take 10 s to import on an idle machine
     pytest.mark.full,
-    pytest.mark.skipif(
-        not TORCH_PYTHON,
-        reason="PyTorch (about 5 GB) has a separate environment; TRAINJOB_TORCH_PYTHON names its python",
-    ),
+    needs_torch,
 ]
 
 HUGGINGFACE = """
@@ -129,7 +125,6 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, progress.Repo
     return {name: progress.read((place / name).read_text()) for name in scripts}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("library", ["huggingface", "lightning"])
 def test_a_training_is_reported(reports: dict[str, progress.Report | None], library: str) -> None:
     report = reports[library]

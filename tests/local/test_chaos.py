@@ -1,6 +1,6 @@
 """SIGKILL at random times: never two jobs for one attempt, never an orphan, always a result.
 
-A campaign (`tests.campaigns`); ``TRAINJOB_CHAOS_ONLY`` repeats the run with that number.
+A campaign (`tests.campaigns`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests import campaigns
@@ -28,7 +28,6 @@ from trainjob.job import labels_of
 from trainjob.status import observe
 
 RUNS = campaigns.runs(100, 12)
-ONLY = os.environ.get("TRAINJOB_CHAOS_ONLY")
 AT_ONCE = 5
 RANKS = 2
 LONGEST = 0.9  # seconds from the start of the launchers to the last kill: longer than a launch and the job take
@@ -61,31 +60,25 @@ def to_the_end(client: TrainJobClient, run: int, marks: Path) -> TrainJobResult:
                 raise
 
 
-def killed(processes: Sequence[BaseProcess]) -> None:
-    for process in processes:
+def kill(pids: Iterable[int | None]) -> None:
+    for pid in pids:
         with suppress(ProcessLookupError):
-            if process.pid:
-                os.kill(process.pid, signal.SIGKILL)
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+
+
+def attempts_of(jobs: Jobs, run: int) -> list[Any]:
+    return jobs.client.call(lambda: jobs.client.backend.find("default", labels_of(f"chaos/{run}")))
 
 
 def strike(victim: str, jobs: Jobs, run: int, launchers: Sequence[BaseProcess], chance: random.Random) -> None:
-    if victim == "launcher":
-        killed(launchers[:1])
-    elif victim == "launchers":
-        killed(launchers)
+    if victim in ("launcher", "launchers"):
+        kill(each.pid for each in (launchers[:1] if victim == "launcher" else launchers))
     elif victim != "nobody":
-        for job in jobs.client.call(lambda: jobs.client.backend.find("default", labels_of(f"chaos/{run}"))):
-            if observe(job).phase.terminal:
-                continue
-            ref = JobRef.of(job)
-            if victim == "rank":
-                targets = list(marked(ref.uid))[: chance.randint(1, RANKS)]
-            else:
-                pids = [process.pid for process in jobs.supervisors(ref)]
-                targets = {"supervisor": pids[:1], "guard": pids[1:], "both": pids}.get(victim, pids[::-1])
-            for pid in targets:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for ref in [JobRef.of(job) for job in attempts_of(jobs, run) if not observe(job).phase.terminal]:
+            pids = [process.pid for process in jobs.supervisors(ref)]
+            of = {"supervisor": pids[:1], "guard": pids[1:], "both": pids, "both, guard first": pids[::-1]}
+            kill(of[victim] if victim in of else list(marked(ref.uid))[: chance.randint(1, RANKS)])
 
 
 def one(jobs: Jobs, run: int, marks: Path) -> str:
@@ -101,7 +94,7 @@ def one(jobs: Jobs, run: int, marks: Path) -> str:
         struck.append(chance.choice(VICTIMS))
         strike(struck[-1], jobs, run, launchers, chance)
     if chance.random() < 0.5:
-        killed(launchers)
+        kill(each.pid for each in launchers)
 
     with TrainJobClient("local") as client:
         result = to_the_end(client, run, marks)
@@ -111,36 +104,26 @@ def one(jobs: Jobs, run: int, marks: Path) -> str:
         assert process.exitcode in (0, -signal.SIGKILL, 255), f"a launcher of run {run} ended with {process.exitcode}"
 
     description = f"run {run} of seed {campaigns.SEED}: {number} launcher(s), {', '.join(struck)}"
-    begun = Counter((marks / str(run)).read_text().split("\n")[:-1])
-    assert begun.most_common(1)[0][1] == 1, f"{description}: a rank was started twice: {begun}"
-    of_attempts: dict[str, set[str]] = {}
-    for mark in begun:
-        pod, uid = mark.split()
-        of_attempts.setdefault(pod.rpartition("-node-")[0], set()).add(uid)
-    assert all(len(uids) == 1 for uids in of_attempts.values()), (
-        f"{description}: two jobs for one attempt: {of_attempts}"
-    )
-    assert result.name in of_attempts, description
-    uids = {uid for found in of_attempts.values() for uid in found}
-    for uid in uids:
-        assert marked(uid) == {}, f"{description}: processes were left"
-    for job in jobs.client.call(lambda: jobs.client.backend.find("default", labels_of(f"chaos/{run}"))):
+    begun = (marks / str(run)).read_text().splitlines()
+    assert len(begun) == len(set(begun)), f"{description}: a rank was started twice: {begun}"
+    uid_of = {(pod.rpartition("-node-")[0], uid) for pod, uid in map(str.split, begun)}
+    attempts = {attempt for attempt, _ in uid_of}
+    assert len(uid_of) == len(attempts), f"{description}: two jobs for one attempt: {uid_of}"
+    assert result.name in attempts, description
+    assert [marked(uid) for _, uid in uid_of] == [{}] * len(uid_of), f"{description}: processes were left"
+    for job in attempts_of(jobs, run):
         assert observe(job).phase.terminal, f"{description}: {job['metadata']['name']} never ended"
         eventually(lambda job=job: jobs.supervisors(JobRef.of(job)) == [], 10)  # type: ignore[misc]
-    campaigns.done(f"{description}: {len(of_attempts)} attempt(s)")
-    return f"{len(of_attempts)} attempt(s)"
+    campaigns.done(f"{description}: {len(attempts)} attempt(s)")
+    return f"{len(attempts)} attempt(s)"
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_chaos(jobs: Jobs, tmp_path: Path, record_property: campaigns.Record) -> None:
-    campaigns.begin(record_property, RUNS)
     marks = tmp_path / "marks"
     marks.mkdir()
-    runs = [int(ONLY)] if ONLY else range(RUNS)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        ended = list(pool.map(lambda run: one(jobs, run, marks), runs))
-    print(Counter(ended))
+    print(Counter(campaigns.at_once(record_property, RUNS, AT_ONCE, lambda run: one(jobs, run, marks))))
     eventually(lambda: not marked(under=tmp_path), 10)
 
 

@@ -10,7 +10,6 @@ import random
 import signal
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 from tests import campaigns
 from tests.contract.processes import marked
 from tests.local import hanging
-from tests.local.conftest import Jobs
+from tests.local.conftest import TORCH_PYTHON, Jobs, needs_torch
 
 from trainjob import JobHung, JobRef, TrainJobFailed, progress
 from trainjob.verdicts import Category, RetryVerdict
@@ -29,7 +28,8 @@ AT_ONCE = 6
 SLACK = 30.0  # seconds that a loaded machine may add to the time until a hang is noticed
 HANGS, HEALTHY, SLOW = campaigns.runs(200, 20), campaigns.runs(200, 8), campaigns.runs(50, 4)
 SLOW_SECONDS = 7 * TIMEOUT  # ranks are compared once per timeout, and named after three comparisons
-TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(3600)]
 
 
 def launch(jobs: Jobs, folder: Path, plan: dict[str, Any]) -> JobRef:
@@ -46,37 +46,33 @@ def kill(ref: JobRef) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def one_hang(jobs: Jobs, folder: Path, run: int) -> tuple[bool, float]:
-    chance = random.Random(f"hang/{campaigns.SEED}/{run}")
-    plan = hanging.planned(chance, fault=chance.choice(hanging.FAULTS))
-    ref = launch(jobs, folder / f"hang-{run}", plan)
-    description = f"run {run} of seed {campaigns.SEED}: {plan}"
-    try:
-        with pytest.raises(JobHung) as caught:
-            jobs.client.wait(ref)
-        noticed = time.time()
-    finally:
-        kill(ref)
-    diagnosis = caught.value.diagnosis
-    began = max(path.stat().st_mtime for path in (folder / f"hang-{run}").glob("at-*"))
-    assert diagnosis.category is Category.HANG
-    assert diagnosis.rank in (hanging.expected(plan), ""), f"{description}: {diagnosis.summary}"
-    assert noticed - began < 2 * TIMEOUT + SLACK, description
-    if plan["fault"] in ("stop", "network"):
-        assert diagnosis.retry is RetryVerdict.INFRASTRUCTURE, f"{description}: {diagnosis.summary}"
-    right = diagnosis.rank == hanging.expected(plan)
-    campaigns.done(f"{plan['fault']} at {plan['world']}: {noticed - began:.1f} s: {diagnosis.summary}")
-    return right, noticed - began
+def drawn(kind: str, run: int) -> random.Random:
+    return random.Random(f"{kind}/{campaigns.SEED}/{run}")
 
 
-@pytest.mark.full
-@pytest.mark.timeout(3600)
 def test_a_hang_is_noticed_and_the_right_rank_is_named(
     jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
 ) -> None:
-    campaigns.begin(record_property, HANGS)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = [*pool.map(lambda run: one_hang(jobs, tmp_path, run), range(HANGS))]
+    def one(run: int) -> tuple[bool, float]:
+        chance, folder = drawn("hang", run), tmp_path / f"hang-{run}"
+        plan = hanging.planned(chance, fault=chance.choice(hanging.FAULTS))
+        ref, description = launch(jobs, folder, plan), f"run {run} of seed {campaigns.SEED}: {plan}"
+        try:
+            with pytest.raises(JobHung) as caught:
+                jobs.client.wait(ref)
+            noticed = time.time() - max(path.stat().st_mtime for path in folder.glob("at-*"))
+        finally:
+            kill(ref)
+        diagnosis = caught.value.diagnosis
+        assert diagnosis.category is Category.HANG
+        assert diagnosis.rank in (hanging.expected(plan), ""), f"{description}: {diagnosis.summary}"
+        assert noticed < 2 * TIMEOUT + SLACK, description
+        if plan["fault"] in ("stop", "network"):
+            assert diagnosis.retry is RetryVerdict.INFRASTRUCTURE, f"{description}: {diagnosis.summary}"
+        campaigns.done(f"{plan['fault']} at {plan['world']}: {noticed:.1f} s: {diagnosis.summary}")
+        return diagnosis.rank == hanging.expected(plan), noticed
+
+    found = campaigns.at_once(record_property, HANGS, AT_ONCE, one)
     right = sum(each for each, _ in found)
     result, in_time = hanging.result_of(right, [each for _, each in found], TIMEOUT)
     record_property("result", result)
@@ -85,55 +81,42 @@ def test_a_hang_is_noticed_and_the_right_rank_is_named(
     assert in_time >= 0.95 * HANGS or not campaigns.FULL, result  # other lanes load the machine
 
 
-def one_healthy(jobs: Jobs, folder: Path, run: int) -> None:
-    chance = random.Random(f"healthy/{campaigns.SEED}/{run}")
-    plan = hanging.healthy(chance, TIMEOUT)
-    try:
-        result = jobs.client.wait(launch(jobs, folder / f"healthy-{run}", plan))
-    except TrainJobFailed as alarm:
-        raise AssertionError(f"run {run} of seed {campaigns.SEED}: {plan}: {alarm}") from None
-    assert not result.stragglers, f"run {run} of seed {campaigns.SEED}: {plan}: {result.stragglers}"
-    pauses = f"{len(plan['pauses'])} pauses, {plan['steps']} steps"
-    campaigns.done(f"run {run}: first step after {plan['first']:.1f} s, {pauses}")
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3600)
 def test_a_healthy_job_with_pauses_raises_no_alarm(
     jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
 ) -> None:
-    campaigns.begin(record_property, HEALTHY)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for _ in pool.map(lambda run: one_healthy(jobs, tmp_path, run), range(HEALTHY)):
-            pass
+    def one(run: int) -> None:
+        plan = hanging.healthy(drawn("healthy", run), TIMEOUT)
+        description = f"run {run} of seed {campaigns.SEED}: {plan}"
+        try:
+            result = jobs.client.wait(launch(jobs, tmp_path / f"healthy-{run}", plan))
+        except TrainJobFailed as alarm:
+            raise AssertionError(f"{description}: {alarm}") from None
+        assert not result.stragglers, f"{description}: {result.stragglers}"
+        pauses = f"{len(plan['pauses'])} pauses, {plan['steps']} steps"
+        campaigns.done(f"run {run}: first step after {plan['first']:.1f} s, {pauses}")
+
+    campaigns.at_once(record_property, HEALTHY, AT_ONCE, one)
 
 
-def one_slow(jobs: Jobs, folder: Path, run: int) -> tuple[str, str]:
-    chance = random.Random(f"slow/{campaigns.SEED}/{run}")
-    plan = hanging.slow(chance, SLOW_SECONDS)
-    notices: list[str] = []
-    ref = launch(jobs, folder / f"slow-{run}", plan)
-    result = jobs.client.wait(ref, on_change=lambda _, notice: notices.append(notice))
-    named = [each["rank"] for each in result.stragglers]
-    campaigns.done(
-        f"{plan['slower']:.1f} times slower, {plan['world']} ranks: {[each['summary'] for each in result.stragglers]}"
-    )
-    for each in result.stragglers:
-        assert each["summary"] in notices
-        assert each["node"]
-    return ",".join(named), f"node-{plan['culprit']}" if plan["slower"] > 1 else ""
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3600)
 def test_a_slow_rank_of_a_synchronous_training_is_named(
     jobs: Jobs, tmp_path: Path, record_property: campaigns.Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its steps take as long as those of all others, which wait for it."""
     monkeypatch.setattr("trainjob._jobs.stalls._COMPARED_PER_SECOND", 100.0)  # for short timeouts of several jobs
-    campaigns.begin(record_property, SLOW)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = [*pool.map(lambda run: one_slow(jobs, tmp_path, run), range(SLOW))]
+
+    def one(run: int) -> tuple[str, str]:
+        plan = hanging.slow(drawn("slow", run), SLOW_SECONDS)
+        notices: list[str] = []
+        ref = launch(jobs, tmp_path / f"slow-{run}", plan)
+        stragglers = jobs.client.wait(ref, on_change=lambda _, notice: notices.append(notice)).stragglers
+        summaries = [each["summary"] for each in stragglers]
+        campaigns.done(f"{plan['slower']:.1f} times slower, {plan['world']} ranks: {summaries}")
+        assert set(summaries) <= set(notices)
+        assert all(each["node"] for each in stragglers)
+        slow = f"node-{plan['culprit']}" if plan["slower"] > 1 else ""
+        return ",".join(each["rank"] for each in stragglers), slow
+
+    found = campaigns.at_once(record_property, SLOW, AT_ONCE, one)
     right = sum(named == slow for named, slow in found)
     result = f"{right} of {SLOW} right, {sum(bool(slow) for _, slow in found)} of them with a slow rank"
     record_property("result", result)
@@ -179,11 +162,7 @@ for step, batch in enumerate(DataLoader(Examples())):
 """
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.full
-@pytest.mark.skipif(
-    not TORCH_PYTHON, reason="PyTorch has a separate environment; TRAINJOB_TORCH_PYTHON names its python"
-)
+@needs_torch
 @pytest.mark.parametrize("fault", ["stop", "loop", "collective"] if campaigns.FULL else ["loop"])
 def test_a_slow_and_a_hanging_rank_of_pytorch_with_gloo(jobs: Jobs, tmp_path: Path, fault: str) -> None:
     """Three processes of torchrun in one pod: rank 2 loads data slowly, then rank 1 hangs.

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests import campaigns
-from tests.local import zeros
-from tests.local.zeros import Zeros
+from tests.local.sparse_s3 import SparseS3
 from tests.serving import serving
 from tests.unit.measured import COPY, SCAN, peak
 
@@ -21,12 +20,12 @@ BY_RANGES = "from trainjob.data import ranges; ranges.TRIAL, ranges.FAST = 0, fl
 
 
 @pytest.fixture
-def server() -> Iterator[Zeros]:
-    with serving(zeros.Zeros()) as server:
+def server() -> Iterator[SparseS3]:
+    with serving(SparseS3()) as server:
         yield server
 
 
-def used(server: Zeros, script: str, *words: str | Path, unsigned: bool = False) -> int:
+def used(server: SparseS3, script: str, *words: str | Path, unsigned: bool = False) -> int:
     """Peak of the memory; `unsigned`: otherwise obstore hashes every byte a second time, for the signature."""
     environment = server.environment | ({"AWS_UNSIGNED_PAYLOAD": "true"} if unsigned else {})
     found = peak(script, *words, environment=environment)
@@ -42,7 +41,7 @@ def _sparse(folder: Path, size: int) -> Path:
 
 
 @pytest.mark.full
-def test_a_large_sparse_file(server: Zeros, tmp_path: Path) -> None:
+def test_a_large_sparse_file(server: SparseS3, tmp_path: Path) -> None:
     """The server keeps only the length of the file, so no disk space is needed."""
     size = (20 if campaigns.FULL else 2) * GIB
     assert used(server, COPY, _sparse(tmp_path / "source", size), "s3://zeros/there", unsigned=True) < LIMIT
@@ -52,7 +51,7 @@ def test_a_large_sparse_file(server: Zeros, tmp_path: Path) -> None:
     assert file_manifest.parse(manifest, "").size == size
 
 
-def test_large_parts(server: Zeros, tmp_path: Path) -> None:
+def test_large_parts(server: SparseS3, tmp_path: Path) -> None:
     """S3 allows 10 000 parts: a file of 200 GiB has parts of 23 MiB. Here a smaller file has fewer of them."""
     size, parts = (2 * GIB, 90) if campaigns.FULL else (GIB // 2, 22)
     source = _sparse(tmp_path / "source", size)
@@ -62,7 +61,7 @@ def test_large_parts(server: Zeros, tmp_path: Path) -> None:
     assert server.held["there/other"] == size
 
 
-def test_ranges_of_large_files(server: Zeros, tmp_path: Path) -> None:
+def test_ranges_of_large_files(server: SparseS3, tmp_path: Path) -> None:
     """Four files in parallel, with as many parallel ranges as allowed."""
     each = GIB // (2 if campaigns.FULL else 8)
     server.held |= {f"in/{number}": each for number in range(4)}
@@ -73,7 +72,7 @@ def test_ranges_of_large_files(server: Zeros, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_ten_thousand_small_files(server: Zeros, tmp_path: Path) -> None:
+def test_ten_thousand_small_files(server: SparseS3, tmp_path: Path) -> None:
     source = tmp_path / "source"
     for number in range(10_000):
         (source / str(number % 101)).mkdir(parents=True, exist_ok=True)

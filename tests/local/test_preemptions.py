@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,16 +19,15 @@ import pytest
 from tests import campaigns
 from tests.local import preempted
 from tests.local.conftest import Jobs
-from tests.local.lives import Files, Life, Result, lives_of
+from tests.local.training_logs import Files, Life, Result, lives_of
 from tests.processes import eventually
 
-from trainjob import JobRef, TrainJobClient, TrainJobFailed
-from trainjob.status import Phase, observe
+from trainjob import Phase, TrainJobClient, TrainJobFailed
 
 pytestmark = pytest.mark.timeout(3600)
 
-PREEMPTIONS = campaigns.runs(500, 20)
 PER_RUN = 5
+RUNS = campaigns.runs(500, 20) // PER_RUN
 AT_ONCE = 4
 INSTANTS = ("time", "step", "write", "write")
 SAVERS = ("digits", "trainjob")
@@ -54,7 +52,7 @@ class Training:
 
     def launch(self) -> None:
         self.suspended = 0
-        self.ref: JobRef = self.jobs.launch(
+        self.ref = self.jobs.launch(
             key=self.key,
             runtime="jax-resilient",
             num_nodes=self.world,
@@ -69,15 +67,10 @@ class Training:
         lives = lives_of(self.jobs.lines(self.ref))
         return lives[self.suspended] if self.suspended < len(lives) else Life()
 
-    def phase(self) -> Phase:
-        job = self.jobs.client.get(self.ref)
-        assert job is not None
-        return observe(job).phase
-
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for a condition, or for the end of the training."""
-        eventually(lambda: condition() or self.phase().terminal, 300)
-        assert self.phase() in (Phase.RUNNING, Phase.COMPLETE), self.jobs.lines(self.ref)
+        eventually(lambda: condition() or self.jobs.phase(self.ref).terminal, 300)
+        assert self.jobs.phase(self.ref) in (Phase.RUNNING, Phase.COMPLETE), self.jobs.lines(self.ref)
 
     def wait_for(self, instant: str, chance: random.Random) -> None:
         """Wait for a random instant: at any time, in a step or while a checkpoint is written."""
@@ -92,27 +85,25 @@ class Training:
 
     def preempt(self, way: str, chance: random.Random) -> None:
         """Preempt it, and wait until its ranks have ended."""
-        client, backend, ref = self.jobs.client, self.jobs.client.backend, self.ref
-        pids = list(self.life().pids.values())
+        jobs, ref, pids = self.jobs, self.ref, list(self.life().pids.values())
         if way == "suspend":
-            client.call(lambda: backend.patch(ref, {"spec": {"suspend": True}}))
-            eventually(lambda: client.call(lambda: backend.stopped(ref)), 300)
+            jobs.patch(ref, {"spec": {"suspend": True}})
+            eventually(lambda: jobs.client.call(lambda: jobs.client.backend.stopped(ref)), 300)
             return
         if way == "cancel":
-            client.cancel(ref)
+            jobs.client.cancel(ref)
         elif way == "machine":
-            kill([*(process.pid for process in self.jobs.supervisors(ref)), *pids], signal.SIGKILL)
+            kill([*(process.pid for process in jobs.supervisors(ref)), *pids], signal.SIGKILL)
         else:
             kill([chance.choice(pids)], signal.Signals[way])
         with suppress(TrainJobFailed):
-            client.wait(ref)
+            jobs.client.wait(ref)
 
     def resume(self, way: str) -> None:
         """Start the ranks again: those of the same job, or of the next attempt."""
         if way == "suspend":
             self.suspended += 1
-            client, backend, ref = self.jobs.client, self.jobs.client.backend, self.ref
-            client.call(lambda: backend.patch(ref, {"spec": {"suspend": False}}))
+            self.jobs.patch(self.ref, {"spec": {"suspend": False}})
         else:
             self.launch()
 
@@ -139,7 +130,7 @@ def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]
             instant, way = chance.choice(INSTANTS), chance.choice(WAYS)
             training.wait_for(instant, chance)
             training.preempt(way, chance)
-            complete = training.phase() is Phase.COMPLETE  # before
+            complete = training.jobs.phase(training.ref) is Phase.COMPLETE  # before
             if complete:
                 assert training.result() == undisturbed[training.world]
             # Between the removal of its checkpoints and its end, nothing is left to resume from.
@@ -164,12 +155,9 @@ def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]
 def test_a_preempted_training_repeats_at_most_one_interval_and_ends_with_the_same_weights(
     jobs: Jobs, tmp_path: Path, record_property: campaigns.Record
 ) -> None:
-    campaigns.begin(record_property, PREEMPTIONS)
     undisturbed = {world: Training(jobs, f"{world}", world, tmp_path / f"of-{world}").result() for world in (1, 2)}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = range(PREEMPTIONS // PER_RUN)
-        counts = list(pool.map(lambda run: one(run, jobs.home, tmp_path, undisturbed), runs))
+    counts = campaigns.at_once(record_property, RUNS, AT_ONCE, lambda run: one(run, jobs.home, tmp_path, undisturbed))
     total = sum(counts, Counter[str]())
     campaigns.done(f"{dict(total)}")
-    assert total["preemptions"] == len(runs) * PER_RUN
+    assert total["preemptions"] == RUNS * PER_RUN
     assert total["half_written"] > 0

@@ -12,7 +12,7 @@ _ZEROS = bytes(_PIECE)
 _KEPT = 4 << 20  # the bytes of shorter objects are kept
 
 
-class Zeros(http.server.ThreadingHTTPServer):
+class SparseS3(http.server.ThreadingHTTPServer):
     """One bucket, ``zeros``: contents by key, or the lengths of long objects."""
 
     daemon_threads = True
@@ -38,7 +38,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16  # head and body in one segment
     timeout = 30
-    server: Zeros
+    server: SparseS3
 
     def log_message(self, *args: object) -> None:
         pass
