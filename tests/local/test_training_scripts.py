@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
+from tests.local.conftest import TORCH_PYTHON, needs_torch
 from tests.processes import free_port
 
 from trainjob import progress
@@ -26,15 +28,9 @@ from trainjob.evaluation import Scores
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "dags_examples" / "data"
 TRAINING = ROOT / "dags_examples" / "training"
-TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
 
 # Each takes seconds on an idle machine; three starts of PyTorch took 88 s on two busy cores.
 pytestmark = pytest.mark.timeout(400)
-
-needs_torch = pytest.mark.skipif(
-    not TORCH_PYTHON,
-    reason="PyTorch (about 5 GB) has a separate environment; TRAINJOB_TORCH_PYTHON names its python",
-)
 
 
 @dataclass
@@ -48,14 +44,16 @@ class Ended:
         return "\n".join(self.output)
 
 
-def run_all(commands: list[list[str]], environments: list[dict[str, str]], seconds: float = 150) -> Ended:
+def run_all(commands: Sequence[Sequence[object]], environments: Sequence[dict[str, str]]) -> Ended:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("KUBEFLOW_", "JAX_", "TRAINJOB_"))}
     started = [
-        subprocess.Popen(command, env=clean | extra, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command, extra in zip(commands, environments, strict=True)
+        subprocess.Popen(
+            [*map(str, words)], env=clean | extra, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for words, extra in zip(commands, environments, strict=True)
     ]
     try:
-        output = [process.communicate(timeout=seconds)[0] for process in started]
+        output = [process.communicate(timeout=300)[0] for process in started]
     finally:
         for process in started:
             process.kill()
@@ -63,32 +61,31 @@ def run_all(commands: list[list[str]], environments: list[dict[str, str]], secon
     return Ended([process.returncode for process in started], output)
 
 
-def jax(log: Path, *arguments: str, world: int = 2) -> Ended:
-    """Run with the environment of Trainer's JAX plugin (pkg/runtime/framework/plugins/jax)."""
+def script(name: str, *words: object) -> Ended:
+    """Run a script of the examples in one process."""
+    return run_all([[sys.executable, TRAINING / name, *words]], [{}])
+
+
+def jax(log: Path, *arguments: object) -> Ended:
+    """Two processes with the environment of Trainer's JAX plugin (pkg/runtime/framework/plugins/jax)."""
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, str(TRAINING / "digits_jax.py"), "--dataset", str(DATA), *arguments]
-    return run_all(
-        [command] * world,
-        [
-            {
-                "JAX_NUM_PROCESSES": str(world),
-                "JAX_PROCESS_ID": str(rank),
-                "JAX_COORDINATOR_ADDRESS": address,
-                "TRAINJOB_TERMINATION_LOG": f"{log}-{rank}",
-            }
-            for rank in range(world)
-        ],
-    )
+    command = [sys.executable, TRAINING / "digits_jax.py", "--dataset", DATA, *arguments]
+    shared = {"JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": address}
+    ranks = [{"JAX_PROCESS_ID": str(rank), "TRAINJOB_TERMINATION_LOG": f"{log}-{rank}"} for rank in (0, 1)]
+    return run_all([command] * 2, [shared | rank for rank in ranks])
 
 
-def torch(log: Path, *arguments: str, world: int = 2, **environment: str) -> Ended:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(free_port())]
-    script = [str(TRAINING / "digits_torch.py"), "--dataset", DATA.as_uri(), *arguments]
+def torch(script: Path, *arguments: object, **environment: str) -> Ended:
+    """Two processes of torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
     components = str(ROOT / "components")  # trainjob is not installed in that environment
-    return run_all(
-        [[TORCH_PYTHON, *launcher, *script]],
-        [{"TRAINJOB_TERMINATION_LOG": f"{log}-0", "PYTHONPATH": components, "OMP_NUM_THREADS": "1", **environment}],
-    )
+    fixed = {"PYTHONPATH": components, "OMP_NUM_THREADS": "1"}
+    return run_all([[TORCH_PYTHON, *launcher, script, *arguments]], [fixed | environment])
+
+
+def digits_torch(log: Path, *arguments: object, **environment: str) -> Ended:
+    words = ("--dataset", DATA.as_uri(), *arguments)
+    return torch(TRAINING / "digits_torch.py", *words, TRAINJOB_TERMINATION_LOG=f"{log}-0", **environment)
 
 
 def reported(log: Path) -> progress.Report:
@@ -109,8 +106,9 @@ def digits() -> ModuleType:
     return module
 
 
-def check_model(directory: Path, ended: Ended, report: progress.Report, digits: Any, framework: str) -> float:
+def accuracy_of(directory: Path, ended: Ended, report: progress.Report, digits: Any, framework: str) -> float:
     """Check that the stored model has the weights of every rank and the reported accuracy; return the accuracy."""
+    assert ended.codes == [0] * len(ended.codes), ended.text
     with safe_open(directory / "model.safetensors", framework="numpy") as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         metadata = file.metadata()
@@ -121,11 +119,9 @@ def check_model(directory: Path, ended: Ended, report: progress.Report, digits: 
     hidden = np.maximum(data.test_images @ weights["hidden.weight"].T + weights["hidden.bias"], 0)
     answers = (hidden @ weights["output.weight"].T + weights["output.bias"]).argmax(axis=1)
     accuracy = float((answers == data.test_labels).mean())
-    assert accuracy > 0.95
-    assert float(report.metrics["accuracy"]) == pytest.approx(accuracy, abs=1e-6)
-
     config = json.loads((directory / "config.json").read_text())
-    assert config["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    assert accuracy > 0.95
+    assert [float(report.metrics["accuracy"]), config["accuracy"]] == pytest.approx([accuracy] * 2, abs=1e-6)
     assert config["framework"] == metadata["framework"] == framework
     assert config["dataset_sha256"] == hashlib.sha256((DATA / "digits.csv.gz").read_bytes()).hexdigest()
     assert sorted(path.name for path in directory.iterdir()) == ["config.json", "model.safetensors"]
@@ -136,7 +132,7 @@ def check_model(directory: Path, ended: Ended, report: progress.Report, digits: 
 def champion(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended, progress.Report]:
     """One JAX training of two processes that the tests share."""
     directory = tmp_path_factory.mktemp("jax")
-    ended = jax(directory / "log", "--output", str(directory / "model"))
+    ended = jax(directory / "log", "--output", directory / "model")
     assert ended.codes == [0, 0], ended.text
     assert not (directory / "log-1").exists(), "only rank 0 reports"
     return directory / "model", ended, reported(directory / "log")
@@ -146,12 +142,10 @@ def champion(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended, pro
 def test_two_jax_processes_train_one_model(champion: tuple[Path, Ended, progress.Report], digits: ModuleType) -> None:
     directory, ended, report = champion
     assert [re.findall(r"rank (\d) of 2 starts", text) for text in ended.output] == [["0"], ["1"]]
-    epochs = re.findall(r"^epoch (\d+)/20 loss [\d.]+ accuracy [\d.]+$", ended.output[0], re.MULTILINE)
-    assert epochs == [str(n) for n in range(1, 21)]
-    assert "epoch" not in ended.output[1]
-    check_model(directory, ended, report, digits, "jax")
-    assert report.progress == 100
-    assert report.remaining_seconds == 0
+    epochs = [re.findall(r"^epoch (\d+)/20 loss [\d.]+ accuracy [\d.]+$", text, re.MULTILINE) for text in ended.output]
+    assert epochs == [[str(n) for n in range(1, 21)], []]
+    accuracy_of(directory, ended, report, digits, "jax")
+    assert (report.progress, report.remaining_seconds) == (100, 0)
     assert set(report.metrics) == {"loss", "accuracy", "epoch"}
     assert report.outputs == {"model": directory.as_uri()}
 
@@ -166,8 +160,7 @@ def test_the_evaluation_uses_images_that_no_training_reads(
         rows = np.loadtxt(file, delimiter=",", dtype=np.int32)[:, :64]
     assert sorted(map(tuple, (everything * 16).astype(int).tolist())) == sorted(map(tuple, rows.tolist()))
 
-    words = [TRAINING / "evaluate_digits.py", champion[0], DATA, tmp_path / "scores.json"]
-    ended = run_all([[sys.executable, *map(str, words)]], [{}])
+    ended = script("evaluate_digits.py", champion[0], DATA, tmp_path / "scores.json")
     assert ended.codes == [0], ended.text
     scores = Scores.parse(json.loads((tmp_path / "scores.json").read_text()), "candidate")
     assert scores.metrics["accuracy"] > 0.95
@@ -179,10 +172,7 @@ def test_the_evaluation_uses_images_that_no_training_reads(
 
 
 def test_two_processes_compute_the_same_as_one(champion: tuple[Path, Ended, progress.Report], tmp_path: Path) -> None:
-    ended = run_all(
-        [[sys.executable, str(TRAINING / "digits_jax.py"), "--dataset", str(DATA), "--output", str(tmp_path / "one")]],
-        [{}],
-    )
+    ended = script("digits_jax.py", "--dataset", DATA, "--output", tmp_path / "one")
     assert ended.codes == [0], ended.text
     with (
         safe_open(champion[0] / "model.safetensors", framework="numpy") as two,
@@ -194,41 +184,36 @@ def test_two_processes_compute_the_same_as_one(champion: tuple[Path, Ended, prog
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("rate", [0.02, 5])
 def test_continued_training_does_not_lower_the_accuracy(
-    champion: tuple[Path, Ended, progress.Report], digits: ModuleType, tmp_path: Path
+    champion: tuple[Path, Ended, progress.Report], digits: ModuleType, tmp_path: Path, rate: float
 ) -> None:
-    directory, ended, report = champion
-    before = check_model(directory, ended, report, digits, "jax")
-    # The second learning rate ruins the model, so the script keeps the given one.
-    for rate, name in (("0.02", "good"), ("5", "bad")):
-        output = tmp_path / name
-        arguments = ("--model", directory.as_uri(), "--output", str(output), "--seed", "7", "--epochs", "4")
-        ended = jax(tmp_path / "log", *arguments, "--learning-rate", rate)
-        assert ended.codes == [0, 0], ended.text
-        first_epoch = re.search(r"^epoch 1/4 loss \S+ accuracy ([\d.]+)$", ended.output[0], re.MULTILINE)
-        assert first_epoch is not None
-        if name == "good":
-            assert float(first_epoch[1]) > 0.95, "it did not start from the champion"
-        assert check_model(output, ended, reported(tmp_path / "log"), digits, "jax") >= before
-        assert json.loads((output / "config.json").read_text())["continued"] is True
+    """The second learning rate ruins the model, so the script keeps the given one."""
+    before = accuracy_of(*champion, digits, "jax")
+    output, log = tmp_path / "model", tmp_path / "log"
+    options = ("--model", champion[0].as_uri(), "--seed", 7, "--epochs", 4)
+    ended = jax(log, *options, "--output", output, "--learning-rate", rate)
+    assert accuracy_of(output, ended, reported(log), digits, "jax") >= before
+    first_epoch = re.search(r"^epoch 1/4 loss \S+ accuracy ([\d.]+)$", ended.output[0], re.MULTILINE)
+    assert first_epoch is not None
+    assert rate == 5 or float(first_epoch[1]) > 0.95, "it did not start from the champion"
+    assert json.loads((output / "config.json").read_text())["continued"] is True
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failed_rank_ends_the_other(tmp_path: Path, rank: int) -> None:
-    output = tmp_path / "model"
-    failure = ("--fail-at-epoch", "3", "--fail-rank", str(rank), "--exit-code", "7")
-    ended = jax(tmp_path / "log", "--output", str(output), *failure)
+    failure = ("--fail-at-epoch", 3, "--fail-rank", rank, "--exit-code", 7)
+    ended = jax(tmp_path / "log", "--output", tmp_path / "model", *failure)
     assert ended.codes[rank] == 7
     assert ended.codes[1 - rank] not in {0, 7}
     assert f"rank {rank} fails at epoch 3 as requested, exit code 7" in ended.output[rank]
-    assert not output.exists()
+    assert not (tmp_path / "model").exists()
     assert reported(tmp_path / "log").metrics["epoch"] == 2
 
 
 def test_a_remote_location_is_refused_with_advice(tmp_path: Path) -> None:
-    command = [sys.executable, str(TRAINING / "digits_jax.py"), "--dataset", "s3://bucket/digits", "--output"]
-    ended = run_all([[*command, str(tmp_path)]], [{}])
+    ended = script("digits_jax.py", "--dataset", "s3://bucket/digits", "--output", tmp_path)
     assert ended.codes == [1]
     assert "s3://bucket/digits is not a local path: start this script by `trainjob exec" in ended.text
 
@@ -238,61 +223,52 @@ def test_a_remote_location_is_refused_with_advice(tmp_path: Path) -> None:
 def test_two_torch_processes_train_one_model(
     champion: tuple[Path, Ended, progress.Report], digits: ModuleType, tmp_path: Path
 ) -> None:
-    output = tmp_path / "model"
-    ended = torch(tmp_path / "log", "--output", output.as_uri())
-    assert ended.codes == [0], ended.text
+    output, log = tmp_path / "model", tmp_path / "log"
+    ended = digits_torch(log, "--output", output.as_uri())
     assert sorted(re.findall(r"rank (\d) of 2 starts", ended.text)) == ["0", "1"]
-    before = check_model(output, ended, reported(tmp_path / "log"), digits, "torch")
-    assert reported(tmp_path / "log").outputs == {"model": output.as_uri()}
+    before = accuracy_of(output, ended, reported(log), digits, "torch")
+    assert reported(log).outputs == {"model": output.as_uri()}
 
     # Each framework continues from the other's model.
-    continued = ("--epochs", "2", "--learning-rate", "0.01", "--output", str(tmp_path / "continued"))
-    ended = jax(tmp_path / "log", "--model", str(output), *continued)
-    assert ended.codes == [0, 0], ended.text
-    assert check_model(tmp_path / "continued", ended, reported(tmp_path / "log"), digits, "jax") >= before
-    ended = torch(tmp_path / "log", "--model", str(champion[0]), *continued)
-    assert ended.codes == [0], ended.text
-    check_model(tmp_path / "continued", ended, reported(tmp_path / "log"), digits, "torch")
+    continued = ("--epochs", 2, "--learning-rate", 0.01, "--output", tmp_path / "continued")
+    ended = jax(log, "--model", output, *continued)
+    assert accuracy_of(tmp_path / "continued", ended, reported(log), digits, "jax") >= before
+    ended = digits_torch(log, "--model", champion[0], *continued)
+    accuracy_of(tmp_path / "continued", ended, reported(log), digits, "torch")
 
 
 @pytest.mark.full
 @needs_torch
 def test_a_failed_torch_rank_ends_the_other_and_the_next_run_resumes(tmp_path: Path) -> None:
     """`tests/local/test_recovery.py` tests more interruptions, with JAX."""
-    undisturbed = torch(tmp_path / "log", "--epochs", "4", "--output", str(tmp_path / "undisturbed"))
-    arguments = ("--epochs", "4", "--output", str(tmp_path / "model"))
-    checkpoint = str(tmp_path / "checkpoints" / "of-this-work")
-    failure = ("--fail-at-epoch", "3", "--fail-rank", "1", "--exit-code", "7")
-    ended = torch(tmp_path / "log", *arguments, *failure, TRAINJOB_CHECKPOINT=checkpoint)
+    log, checkpoint = tmp_path / "log", tmp_path / "checkpoints" / "of-this-work"
+    undisturbed = digits_torch(log, "--epochs", 4, "--output", tmp_path / "undisturbed")
+    arguments = ("--epochs", 4, "--output", tmp_path / "model")
+    failure = ("--fail-at-epoch", 3, "--fail-rank", 1, "--exit-code", 7)
+    ended = digits_torch(log, *arguments, *failure, TRAINJOB_CHECKPOINT=str(checkpoint))
     assert ended.codes == [1]
     assert re.search(r"exitcode\s*: 7", ended.text)
     assert not (tmp_path / "model").exists()
-    ended = torch(tmp_path / "log", *arguments, TRAINJOB_CHECKPOINT=checkpoint)
+    ended = digits_torch(log, *arguments, TRAINJOB_CHECKPOINT=str(checkpoint))
     assert ended.codes == [0], ended.text
     assert sorted(re.findall(r"rank (\d) resumes after epoch 2\n", ended.text)) == ["0", "1"]
     assert re.findall(r"^epoch (\d)/4", ended.text, re.MULTILINE) == ["3", "4"]
-    assert reported(tmp_path / "log").metrics["resumed_after_epoch"] == 2
+    assert reported(log).metrics["resumed_after_epoch"] == 2
     ends = [sorted(re.findall(r"rank \d ends with weights \w+", each.text)) for each in (undisturbed, ended)]
     assert ends[0] == ends[1] != []
-    assert not list((tmp_path / "checkpoints" / "of-this-work").iterdir())
+    assert not list(checkpoint.iterdir())
 
 
 @pytest.mark.full
 @needs_torch
 def test_ranks_that_write_one_checkpoint_resume_from_the_latest_complete_one(tmp_path: Path) -> None:
     """`trainjob.checkpoints` with PyTorch's distributed checkpoints."""
-    command = [TORCH_PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
-    script = str(Path(__file__).with_name("distributed_checkpoints.py"))
-    environment = {
-        "PYTHONPATH": str(ROOT / "components"),
-        "OMP_NUM_THREADS": "1",
-        "TRAINJOB_CHECKPOINT": str(tmp_path / "checkpoints"),
-    }
-    ended = run_all([[*command, str(free_port()), script]], [{**environment, "FAIL_AT": "3"}])
+    train, checkpoints = Path(__file__).with_name("distributed_checkpoints.py"), tmp_path / "checkpoints"
+    ended = torch(train, TRAINJOB_CHECKPOINT=str(checkpoints), FAIL_AT="3")
     assert re.search(r"exitcode\s*: 7", ended.text), ended.text
-    assert (tmp_path / "checkpoints" / "unfinished-3").is_dir()
-    ended = run_all([[*command, str(free_port()), script]], [environment])
+    assert (checkpoints / "unfinished-3").is_dir()
+    ended = torch(train, TRAINJOB_CHECKPOINT=str(checkpoints))
     assert ended.codes == [0], ended.text
     ends = re.findall(r"rank (\d) resumed after step 2 and ends with 160\n", ended.text)  # 5 steps, 32 elements
     assert sorted(ends) == ["0", "1"], ended.text
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000004-step-4", "000005-step-5"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["000004-step-4", "000005-step-5"]
