@@ -189,13 +189,14 @@ campaign_terminate := tests/cluster/test_kfp_terminate.py
 campaign_simulation := $(patsubst %,tests/simulation/test_%_schedules.py,local export) -k test_random_schedules
 campaign_kserve := tests/stores/test_kserve.py
 campaign_trainer-oldest := tests/cluster/test_trainer_versions.py
+campaign_kubernetes-oldest := $(patsubst %,tests/cluster/test_%.py,backend blockers contract launch_protocol diagnosis)
 campaign_kfp-oldest := $(patsubst %,tests/kfp/test_%.py,authoring compiled distributed execution task_config)
 # Without what is the same on all versions: crashes of ranks, the examples. Of the tests of a whole Airflow those of what
 # its versions do differently: how they end a task.
 campaign_airflow-oldest := $(patsubst %,tests/airflow/test_%.py,asset_triggers decorator hook killed links log operator \
 	provider sensor triggers) $(patsubst %,tests/airflow/system/test_%,kills.py::test_marked_by_a_person \
 	losses.py::test_a_worker_is_drained losses.py::test_a_triggerer_is_killed)
-PARTS := local sizes cluster terminate simulation kserve trainer-oldest kfp-oldest airflow-oldest
+PARTS := local sizes cluster terminate simulation kserve trainer-oldest kubernetes-oldest kfp-oldest airflow-oldest
 VERSIONS := campaign-python-3.12 campaign-python-3.13 campaign-newest
 campaign_versions := tests/unit tests/contract tests/kfp tests/airflow --ignore tests/airflow/system -n 2 -m 'not full'
 
@@ -215,7 +216,8 @@ campaign-%: $(VENV)/test.stamp
 
 campaign-local: .venv-torch/stamp
 campaign-sizes campaign-cluster campaign-trainer-oldest: .venv-torch/stamp cluster-programs
-campaign-terminate: cluster-programs
+campaign-terminate campaign-kubernetes-oldest: cluster-programs
+campaign-kubernetes-oldest: export TRAINJOB_TEST_OLDER = kubernetes-1.36
 campaign-kserve: .venv-peers/stamp
 campaign-airflow-oldest: .venv-torch/stamp
 campaign-airflow-oldest campaign-kfp-oldest $(VERSIONS): PYTEST = .venv-$*/bin/python -m pytest

@@ -30,6 +30,9 @@ KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"
 SHARED = "TRAINJOB_TEST_CLUSTER"
 """Directory of the cluster that the workers of one test run share (`pytest -n`)."""
 
+OLDER = os.environ.get("TRAINJOB_TEST_OLDER", "")
+"""Group of older releases, of Kubernetes for example, with which the cluster starts (`build.OLDER`)."""
+
 LONGEST = (
     "diagnosis",
     "runtimes",
@@ -61,7 +64,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     real = not why_unsupported()
     ensure_built({"cluster", *(("real_node",) if real else ())})
-    session.config.stash[_cluster] = started = Cluster(real_node=real)
+    session.config.stash[_cluster] = started = Cluster(real_node=real, older=OLDER)
     started.start()
     if real:
         load_step_image(started)
@@ -107,9 +110,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def ensure_built(wanted: AbstractSet[str]) -> None:
     """Build what these fixtures need."""
-    build.ensure("control-plane")
+    build.ensure("control-plane", *filter(None, [OLDER]))
     if "older" in wanted:
-        build.ensure(*build.OLDER)
+        build.ensure("trainer-2.1", "trainer-2.2")
     if "gangs" in wanted:
         build.ensure("gangs")
     if "real_node" in wanted and not why_unsupported():
@@ -135,7 +138,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
         yield attached
         attached.close()
         return
-    with Cluster() as own:
+    with Cluster(older=OLDER) as own:
         add_runtimes(own)
         yield own
 

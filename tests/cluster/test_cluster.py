@@ -45,9 +45,9 @@ def _never_restarting(cluster: Access, name: str) -> str:
 
 def test_the_cluster_reports_its_versions(own_cluster: Cluster) -> None:
     versions = own_cluster.versions()
-    assert versions["kubernetes"] == "v1.36.2"
+    assert versions["kubernetes"] == "v1.37.2"
     assert versions["trainer"] == "v2.3.0"
-    assert versions["kueue"] == "v0.18.4"
+    assert versions["kueue"] == "v0.19.2"
 
 
 def test_a_job_on_simulated_nodes_completes(cluster: Access, namespace: str, needs: Callable[[str], None]) -> None:

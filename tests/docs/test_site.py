@@ -94,10 +94,10 @@ def test_the_page_has_every_label_and_annotation() -> None:
     ("row", "file", "pattern"),
     [
         ("Kubernetes", "tests/testcluster/modules/control-plane/go.mod", r"k8s\.io/kubernetes v([\d.]+)"),
-        ("Kubeflow Trainer", "tests/testcluster/modules/control-plane/go.mod", r"kubeflow/trainer/v2 v([\d.]+)"),
+        ("Kubeflow Trainer", "tests/testcluster/modules/trainer-2.3/go.mod", r"kubeflow/trainer/v2 v([\d.]+)"),
         ("Kubeflow Trainer", "tests/testcluster/modules/trainer-2.1/go.mod", r"kubeflow/trainer/v2 v([\d.]+)"),
         ("Kubeflow Trainer", "tests/testcluster/modules/trainer-2.2/go.mod", r"kubeflow/trainer/v2 v([\d.]+)"),
-        ("JobSet", "tests/testcluster/modules/control-plane/go.mod", r"sigs\.k8s\.io/jobset v([\d.]+)"),
+        ("JobSet", "tests/testcluster/modules/trainer-2.3/go.mod", r"sigs\.k8s\.io/jobset v([\d.]+)"),
         ("JobSet", "tests/testcluster/modules/jobset-0.10/go.mod", r"sigs\.k8s\.io/jobset v([\d.]+)"),
         ("JobSet", "tests/testcluster/modules/jobset-0.11/go.mod", r"sigs\.k8s\.io/jobset v([\d.]+)"),
         ("Kueue", "tests/testcluster/modules/kueue/go.mod", r"sigs\.k8s\.io/kueue v([\d.]+)"),

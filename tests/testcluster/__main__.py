@@ -19,10 +19,7 @@ def main() -> None:
     parser.add_argument("--no-kueue", action="store_true", help="without Kueue")
     parser.add_argument("--nodes", type=int, default=4, help="simulated nodes of 8 GPUs (%(default)s)")
     parser.add_argument(
-        "--trainer",
-        choices=build.TRAINERS,
-        default=build.NEWEST,
-        help="release of Trainer, with its version of JobSet (%(default)s)",
+        "--older", choices=build.OLDER, default="", help="with an older release of Trainer and JobSet, or of Kubernetes"
     )
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
@@ -31,7 +28,7 @@ def main() -> None:
         kueue=not given.no_kueue,
         simulated_nodes=given.nodes,
         real_node=given.real_node,
-        trainer=given.trainer,
+        older=given.older,
     )
     with suppress(KeyboardInterrupt), cluster:
         for name, version in cluster.versions().items():

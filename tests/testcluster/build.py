@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.testcluster.build [control-plane|node|gangs|trainer-2.1|trainer-2.2] ...
+    python -m tests.testcluster.build [control-plane|node|gangs|trainer-2.1|trainer-2.2|kubernetes-1.36] ...
 
     <cache>/trainjob/cluster/<module>-<hash>/<program>
     <cache>/trainjob/cluster/<module>-<hash>/manifests-<hash of manifests.py>/<owner>/*.json
@@ -83,32 +83,49 @@ def _stamp(version: str) -> str:
     return f"{_STRIP} -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
 
 
-CONTROL_PLANE = Module(
-    "control-plane",
-    {
-        "etcd": "go.etcd.io/etcd/server/v3",
-        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
-        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
-        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
-        "jobset": "sigs.k8s.io/jobset",
-        "trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
-        "kwok": "sigs.k8s.io/kwok/cmd/kwok",
-        "kubelet": "k8s.io/kubernetes/cmd/kubelet",
-        "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
-    },
-    f"{_stamp('v1.36.2')} -X k8s.io/component-base/version.gitTreeState=clean",
-    {"jobset": "sigs.k8s.io/jobset", "trainer": "github.com/kubeflow/trainer/v2", "kwok": "sigs.k8s.io/kwok"},
-)
-KUEUE = Module(
-    "kueue",
-    {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
-    # Its visibility server reads its certificate from /visibility, where a test must not write. Relative to the working
-    # directory, which is that of the logs (`components.kueue_controller`).
-    f"{_STRIP} -X sigs.k8s.io/kueue/pkg/visibility.certDir=../certificates/kueue",
-    manifests={"kueue": "sigs.k8s.io/kueue"},
-    # Kueue reads the certificate of its metrics from a path below /etc, where a test must not write.
-    patches={"sigs.k8s.io/kueue/cmd/kueue": {'"/etc/kueue/metrics/certs"': 'os.Getenv("KUEUE_METRICS_CERTS")'}},
-)
+_KUBERNETES = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+}
+_NODES = {
+    "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+    "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+    "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+}
+_CONTROLLERS = {
+    "trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
+    "jobset": "sigs.k8s.io/jobset",
+}
+_SOURCES = {"trainer": "github.com/kubeflow/trainer/v2", "jobset": "sigs.k8s.io/jobset"}
+
+
+def _control_plane(name: str, programs: Mapping[str, str], version: str) -> Module:
+    flags = f"{_stamp(version)} -X k8s.io/component-base/version.gitTreeState=clean"
+    return Module(name, programs, flags, {"kwok": "sigs.k8s.io/kwok"} if "kwok" in programs else {})
+
+
+def _controllers(name: str, *owners: str) -> Module:
+    """A release of Trainer, of JobSet or of both. Trainer 2.3 does not compile against Kubernetes 1.37."""
+    sources = {owner: _SOURCES[owner] for owner in owners}
+    return Module(name, {owner: _CONTROLLERS[owner] for owner in owners}, manifests=sources)
+
+
+def _kueue(name: str) -> Module:
+    return Module(
+        name,
+        {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+        # Its visibility server reads its certificate from /visibility, where a test must not write. Relative to the
+        # working directory, which is that of the logs (`components.kueue_controller`).
+        f"{_STRIP} -X sigs.k8s.io/kueue/pkg/visibility.certDir=../certificates/kueue",
+        manifests={"kueue": "sigs.k8s.io/kueue"},
+        # Kueue reads the certificate of its metrics from a path below /etc, where a test must not write.
+        patches={"sigs.k8s.io/kueue/cmd/kueue": {'"/etc/kueue/metrics/certs"': 'os.Getenv("KUEUE_METRICS_CERTS")'}},
+    )
+
+
+CONTROL_PLANE = _control_plane("control-plane", _KUBERNETES | _NODES, "v1.37.2")
 CONTAINERD = Module(
     "containerd",
     {
@@ -126,41 +143,23 @@ GANGS = Module(
     # Volcano is not available as a Go module, and the module with its API types has no definitions.
     types={"volcano": "volcano.sh/apis/pkg/apis/scheduling/v1beta1"},
 )
-"""Requires the same versions as `CONTROL_PLANE`, so only the plugin has to be compiled."""
+"""A scheduler one minor release older than the API server, as Kubernetes allows: its plugin needs that release."""
 
-
-def _pair(**releases: str) -> dict[str, Module]:
-    """Older releases of programs of `CONTROL_PLANE`, each from a separate Go module."""
-    return {
-        owner: Module(
-            f"{owner}-{release}",
-            {owner: CONTROL_PLANE.programs[owner]},
-            manifests={owner: CONTROL_PLANE.manifests[owner]},
-        )
-        for owner, release in releases.items()
-    }
-
-
-NEWEST = "2.3"
-TRAINERS: Mapping[str, Mapping[str, Module]] = {
-    # Not one module for both: JobSet 0.11 does not compile against the controller-runtime of Trainer 2.2.
-    "2.1": _pair(trainer="2.1", jobset="0.10"),
-    "2.2": _pair(trainer="2.2", jobset="0.11"),
-    NEWEST: {"trainer": CONTROL_PLANE, "jobset": CONTROL_PLANE},
-}
-"""Release of Trainer -> the Go modules of Trainer and of its version of JobSet."""
 
 GROUPS: Mapping[str, tuple[Module, ...]] = {
-    "control-plane": (CONTROL_PLANE, KUEUE),
+    "control-plane": (CONTROL_PLANE, _controllers("trainer-2.3", "trainer", "jobset"), _kueue("kueue")),
     "node": (CONTROL_PLANE, CONTAINERD, COREDNS, METRICS_SERVER),
     "gangs": (GANGS,),
-    **{f"trainer-{release}": tuple(pair.values()) for release, pair in TRAINERS.items() if release != NEWEST},
+    # Not one module for both: JobSet 0.11 does not compile against the controller-runtime of Trainer 2.2.
+    "trainer-2.1": (_controllers("trainer-2.1", "trainer"), _controllers("jobset-0.10", "jobset")),
+    "trainer-2.2": (_controllers("trainer-2.2", "trainer"), _controllers("jobset-0.11", "jobset")),
+    "kubernetes-1.36": (_control_plane("kubernetes-1.36", _KUBERNETES, "v1.36.2"), _kueue("kueue-0.18")),
 }
 
-_MODULES = tuple(dict.fromkeys(module for group in GROUPS.values() for module in group))
+OLDER = ("trainer-2.1", "trainer-2.2", "kubernetes-1.36")
+"""The groups with older releases, which replace programs of the newest; the others of a cluster stay."""
 
-OLDER = tuple(group for group in GROUPS if group.startswith("trainer-"))
-"""The groups of the older releases of Trainer."""
+_NEWEST = tuple(dict.fromkeys(module for name, group in GROUPS.items() if name not in OLDER for module in group))
 
 
 def cache_directory() -> Path:
@@ -169,24 +168,22 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "trainjob" / "cluster"
 
 
-def program(name: str, trainer: str = NEWEST) -> Path:
+def program(name: str, older: str = "") -> Path:
     """Path of a program, whether or not it has been built."""
-    return _directory(module_of(name, trainer)) / name
+    return _directory(module_of(name, older)) / name
 
 
-def module_of(name: str, trainer: str = NEWEST) -> Module:
-    """The module of a program or of manifests, in a cluster with this release of Trainer."""
-    if name in TRAINERS[trainer]:
-        return TRAINERS[trainer][name]
-    for module in _MODULES:
+def module_of(name: str, older: str = "") -> Module:
+    """The module of a program or of manifests, in a cluster with the older releases of a group."""
+    for module in (*GROUPS.get(older, ()), *_NEWEST):
         if name in {**module.programs, **module.manifests, **module.types}:
             return module
     raise BuildError(f"unknown program {name!r}")
 
 
-def rendered(owner: str, trainer: str = NEWEST) -> Path:
+def rendered(owner: str, older: str = "") -> Path:
     """Directory of the rendered manifests of jobset, trainer, kueue, kwok, coscheduling or volcano."""
-    return _rendered(owner, module_of(owner, trainer))
+    return _rendered(owner, module_of(owner, older))
 
 
 def missing(*groups: str) -> list[Module]:

@@ -49,19 +49,19 @@ class Layout:
         directory: Directory of the cluster.
         gateway: Address of this machine for pods of the real node.
         ports: Name -> port of 127.0.0.1.
-        release: Release of Trainer.
+        older: Group of `build.OLDER` with older releases, or nothing.
     """
 
     directory: Path
     gateway: str
     ports: Mapping[str, int]
-    release: str
+    older: str
 
     @classmethod
-    def make(cls, directory: Path, gateway: str, release: str) -> Layout:
+    def make(cls, directory: Path, gateway: str, older: str) -> Layout:
         """Choose ports, issue certificates, and write what `read` reads."""
         (directory / "logs").mkdir()
-        layout = cls(directory, gateway, {name: free_port() for name in _PORTS}, release)
+        layout = cls(directory, gateway, {name: free_port() for name in _PORTS}, older)
         service = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
         trainer = "kubeflow-trainer-controller-manager.kubeflow-system.svc"  # the status server's name for pods
         addresses = ["127.0.0.1", "localhost", gateway, _API_SERVICE, *service, trainer]
@@ -74,7 +74,7 @@ class Layout:
             serving.mkdir(parents=True)
             (serving / "tls.crt").symlink_to(layout.api.certificate)
             (serving / "tls.key").symlink_to(layout.api.key)
-        state = {"gateway": gateway, "ports": layout.ports, "release": release}
+        state = {"gateway": gateway, "ports": layout.ports, "older": older}
         (directory / _LAYOUT).write_text(json.dumps(state))
         return layout
 
@@ -142,7 +142,7 @@ class Layout:
         environment = _ENVIRONMENTS.get(program, {})
         return Component(
             program,
-            [str(build.program(program, self.release)), *read_flags(program, values), *flags],
+            [str(build.program(program, self.older)), *read_flags(program, values), *flags],
             self.directory / "logs",
             {name: Template(text).substitute(values) for name, text in environment.items()},
         )

@@ -43,7 +43,7 @@ class Cluster(Access):
             controllers only the test changes objects; there are no runtimes, service accounts and webhooks.
         api_server_flags: Additional flags of the API server.
         real_node: Whether to start a node that runs real pods (`start_real_node`).
-        trainer: Release of Trainer, used with its version of JobSet: 2.1, 2.2 or 2.3.
+        older: Group of `build.OLDER` whose older releases replace the newest, e.g. trainer-2.1.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Cluster(Access):
         controllers: bool = True,
         api_server_flags: Sequence[str] = (),
         real_node: bool = False,
-        trainer: str = build.NEWEST,
+        older: str = "",
     ) -> None:
         self._given = directory.absolute() if directory else None
         self._kueue = kueue
@@ -65,7 +65,7 @@ class Cluster(Access):
         self._with_controllers = controllers
         self._api_server_flags = api_server_flags
         self._with_real_node = real_node
-        self._trainer = trainer
+        self._older = older
         self._lock: IO[str] | None = None
         self.components: dict[str, Component] = {}
         self.real_node: RealNode | None = None
@@ -97,8 +97,7 @@ class Cluster(Access):
 
     def start(self) -> None:
         """Build missing programs, start all components, and return once a TrainJob can be created."""
-        older = [] if self._trainer == build.NEWEST else [f"trainer-{self._trainer}"]
-        build.ensure("control-plane", *older, *(["node"] if self._with_real_node else []))
+        build.ensure("control-plane", *filter(None, [self._older, "node" if self._with_real_node else ""]))
         sweep()
         self._directory = directory = self._given or Path(tempfile.mkdtemp(prefix=_PREFIX))
         directory.mkdir(parents=True, exist_ok=True)
@@ -111,7 +110,7 @@ class Cluster(Access):
         self._lock = lock
         # A separate /30 network between this machine and the real node.
         number = secrets.randbelow(16384)
-        self.layout = Layout.make(directory, f"10.87.{number // 64}.{number % 64 * 4 + 1}", self._trainer)
+        self.layout = Layout.make(directory, f"10.87.{number // 64}.{number % 64 * 4 + 1}", self._older)
         user = client_user(self.layout.client.certificate, self.layout.client.key)
         authority = self.layout.authority.certificate.read_bytes()
         write_kubeconfig(self.layout.kubeconfig, self.layout.server, authority, user)
@@ -154,7 +153,7 @@ class Cluster(Access):
             return [
                 each
                 for owner in owners
-                for each in point(load(build.rendered(owner, self._trainer), kind), self.layout.ports[owner], bundle)
+                for each in point(load(build.rendered(owner, self._older), kind), self.layout.ports[owner], bundle)
             ]
 
         self.define(objects("crds"))
@@ -198,7 +197,7 @@ class Cluster(Access):
     def _create_runtimes_and_queues(self) -> None:
         """Create runtimes and queues, and wait until their webhooks admit them."""
         among = [each for name, each in self.components.items() if name in ("trainer", "kueue", "jobset")]
-        runtimes = load(build.rendered("trainer", self._trainer), "runtimes")
+        runtimes = load(build.rendered("trainer", self._older), "runtimes")
         queues = [kueue.flavor(), kueue.cluster_queue(gpu=self._quota)] if self._kueue else []
         for each in (*runtimes, *queues):
             what = f"{each['kind']} {each['metadata']['name']} is admitted"
@@ -363,7 +362,7 @@ class Cluster(Access):
         """Component -> version."""
         found = {"kubernetes": self.api.request("GET", "/version")["gitVersion"]}
         for name in ("jobset", "trainer", "kwok", "kueue"):
-            module = build.module_of(name, self._trainer)
+            module = build.module_of(name, self._older)
             found[name] = module.version(module.manifests[name])
         return found
 
