@@ -29,6 +29,13 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> DirectBackend:
 
 
 @pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches look again at once."""
+    monkeypatch.setattr("trainjob._jobs.launching._AGAIN", 0)
+    monkeypatch.setattr("trainjob._jobs.fencing._POLL", 0)
+
+
+@pytest.fixture
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crashes are reported one by one, and a log without lines is complete at once."""
     monkeypatch.setattr("trainjob._backends.kubernetes.pod_informer._GROUP_SECONDS", 0.01)

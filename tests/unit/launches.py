@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from inspect import isawaitable
 from typing import Any
 
 from tests.fakes.kube.direct import LOST, DirectBackend
@@ -129,6 +130,30 @@ def refuse(backend: DirectBackend, *requests: str, error: Exception | None = Non
             raise refused
 
     backend.before = before
+
+
+def once(backend: DirectBackend, request: str | int, action: Callable[[], object], *, skip: int = 0) -> None:
+    """Run `action` before a request of that name, or of that number from 0, is served: its process is frozen meanwhile.
+
+    Args:
+        backend: The backend.
+        request: Name or number of the request.
+        action: What other processes do meanwhile, with requests or by a change of objects.
+        skip: How many requests of that name are served before.
+    """
+    seen, awaited = -1, request if isinstance(request, int) else skip
+
+    async def turn(name: str) -> None:
+        nonlocal seen
+        counts = isinstance(request, int) or name == request
+        seen += counts
+        if counts and seen == awaited:
+            backend.turn = None
+            done = action()
+            if isawaitable(done):
+                await done
+
+    backend.turn = turn
 
 
 def block(backend: DirectBackend, blocker: Blocker) -> None:

@@ -172,29 +172,6 @@ def test_the_order_of_active_attempts_is_total(given_: list[tuple[int, int]]) ->
     assert all(one < other for one, other in pairwise(keys))
 
 
-OLD, FIRST = {"state": "running", "uid": "old"}, {"state": "complete", "uid": "old"}
-NEW: dict[str, Any] = {"uid": "new", "number": 2, "created": 20}
-
-
-@pytest.mark.parametrize(
-    ("jobs", "counts", "ended"),
-    [
-        # Trainer up to 2.3 takes Failed back, and a person may resume it: the new one has trained for 20 hours.
-        ([OLD, {**NEW, "state": "running", "replaces": "older,old"}], "new", ["old"]),
-        ([OLD, {**NEW, "state": "failed", "replaces": "old"}], None, ["old"]),
-        ([OLD, {**NEW, "state": "complete", "replaces": "old"}], "new", ["old"]),
-        ([OLD], "old", []),
-        ([FIRST, {**NEW, "state": "running"}], "old", ["new"]),
-        ([{**FIRST, "state": "delivered"}, {**NEW, "state": "running"}], "new", []),
-        ([{**FIRST, "state": "delivered"}], None, []),
-        ([{"state": state, "uid": state} for state in ("given up", "failed", "deleting")], None, []),
-    ],
-)
-def test_examples_of_which_attempt_counts(jobs: list[dict[str, Any]], counts: str | None, ended: list[str]) -> None:
-    found, losers = decide([attempt(**job) for job in jobs])
-    assert (uid_of(found), [uid_of(job) for job in losers]) == (counts, ended)
-
-
 # ---------------------------------------------------------------- cancels and launches
 
 NO_TRY = None

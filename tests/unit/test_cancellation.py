@@ -9,15 +9,26 @@ import anyio
 import pytest
 from tests.fakes.kube.direct import DirectBackend
 from tests.fakes.kube.server import Refused
-from tests.unit.interleaving import once
-from tests.unit.launches import WHY, Clock, active, annotations_of, attempt, attempts, cancels, launch, refuse, running
+from tests.unit.launches import (
+    WHY,
+    Clock,
+    active,
+    annotations_of,
+    attempt,
+    attempts,
+    cancels,
+    launch,
+    once,
+    refuse,
+    running,
+)
 
-from trainjob import InvalidSpec, JobRef, Phase
+from trainjob import InvalidSpec, JobRef
 from trainjob._jobs import cancellation
 from trainjob._jobs.cancellation import cancel, cancel_key, give_up, request_cancel
-from trainjob._manifest.attempts import LAUNCHED, is_stale
+from trainjob._manifest.attempts import LAUNCHED
 from trainjob.errors import BackendUnavailable, TrainJobError
-from trainjob.status import CANCELLED, observe
+from trainjob.status import CANCELLED
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -84,27 +95,10 @@ async def test_attempts_are_deleted_beside_the_record_and_others_follow(
     assert (record.tried, record.uid, record.action) == (None, "", action)
 
 
-async def test_a_failed_attempt_stays_failed_and_does_not_come_back(backend: DirectBackend) -> None:
-    (failed,) = await attempts(backend, "failed")
-    assert await stop(backend) == []
-    assert observe(backend.job(failed)).phase is Phase.FAILED
-    backend.status(failed, conditions=[])
-    assert observe(backend.job(failed)).phase is Phase.SUSPENDED
-
-
 async def test_a_failed_attempt_that_refuses_changes_does_not_fail_the_cancel(backend: DirectBackend) -> None:
     await attempts(backend, "failed", "running")
     refuse(backend, "PATCH trainjobs")
     assert await stop(backend) == [2]
-
-
-@pytest.mark.parametrize("tried", [None, 3])
-async def test_a_suspension_has_the_mark_of_its_record(backend: DirectBackend, tried: int | None) -> None:
-    (ref,) = await attempts(backend, "running")
-    await stop(backend, "suspend", tried=tried)
-    (record,) = await cancels(backend)
-    assert annotations_of(backend, ref)[CANCELLED] == record.mark
-    assert (record.tried, record.uid, record.action) == (tried, "", "suspend")
 
 
 async def test_without_permission_for_leases_jobs_are_stopped(backend: DirectBackend) -> None:
@@ -112,13 +106,6 @@ async def test_without_permission_for_leases_jobs_are_stopped(backend: DirectBac
     backend.store.forbidden = (frozenset(), frozenset({"leases"}))
     assert await stop(backend, "suspend") == [1]
     assert annotations_of(backend, ref)[CANCELLED].startswith("unknown:"), "of unknown order"
-
-
-async def test_what_is_created_before_the_record_is_stopped(backend: DirectBackend) -> None:
-    """The second look comes after the record: who creates a job from then on reads the record."""
-    once(backend, "POST leases", lambda: launch(backend))
-    assert await stop(backend) == [1]
-    assert backend.jobs == {}
 
 
 async def test_a_blank_key_is_refused(backend: DirectBackend) -> None:
@@ -165,10 +152,7 @@ async def test_one_job_that_cannot_be_stopped_does_not_keep_the_others(backend: 
 async def test_it_looks_until_a_launch_on_its_way_is_known(backend: DirectBackend, action: Any) -> None:
     """The process is killed during its own launch: the create arrives later."""
 
-    async def arrives() -> None:
-        attempt(backend, annotations={LAUNCHED: "0"})
-
-    once(backend, "LIST trainjobs", arrives, skip=4)
+    once(backend, "LIST trainjobs", lambda: attempt(backend, annotations={LAUNCHED: "0"}), skip=4)
     assert await stop(backend, action, look_seconds=30) == [1]
     assert backend.requests.count("LIST trainjobs") == 5, "it looks no longer"
     assert running(backend) == []
@@ -186,24 +170,6 @@ async def test_it_looks_no_longer_than_it_may(
     assert await stop(backend, look_seconds=0.3) == [1] * len(states)
     assert 0.3 <= clock.now < 0.4
     assert backend.requests.count("LIST trainjobs") == 2 + round(clock.now / 0.05)
-
-
-async def test_what_was_launched_after_the_cancel_is_left_alone(backend: DirectBackend) -> None:
-    """A retry begins while the cancel still looks for its own launch that was on its way."""
-    once(backend, "LIST trainjobs", lambda: launch(backend), skip=3)
-    assert await stop(backend, "suspend", look_seconds=0.3) == []
-    (later,) = jobs(backend)
-    assert running(backend) == [later]
-
-
-async def test_the_mark_of_a_later_cancel_stays(backend: DirectBackend, ref: JobRef) -> None:
-    """Otherwise a waiter would resume a job that the later cancel has suspended."""
-    once(backend, "LIST trainjobs", lambda: stop(backend, "suspend"), skip=1)
-    await stop(backend, "suspend")
-    mark = annotations_of(backend, ref)[CANCELLED]
-    assert backend.job(ref)["spec"]["suspend"]
-    assert int(mark) in {record.version for record in await cancels(backend)}
-    assert not is_stale(backend.job(ref)), "no waiter resumes it"
 
 
 # ---------------------------------------------------------------- one job
@@ -252,22 +218,6 @@ async def test_a_job_that_vanishes_is_stopped(backend: DirectBackend, ref: JobRe
     await backend.delete(ref)
     await request_cancel(backend, job, "suspend")
     assert stops(backend) == ["delete 1", "suspend 1"], "its deletion, and a request that finds nothing"
-
-
-@pytest.mark.parametrize("action", ["cancel", "suspend"])
-@pytest.mark.parametrize("of_key", [True, False])
-async def test_the_end_of_a_try_comes_too_late_for_a_job_that_a_later_try_has_adopted(
-    backend: DirectBackend, ref: JobRef, action: Any, of_key: bool
-) -> None:
-    """A task was cleared: the kill of try 1 arrives after try 2 has adopted the job."""
-    assert await launch(backend, tried=2) == ref
-    if of_key:
-        assert await stop(backend, action, tried=1) == []
-    else:
-        assert await cancel(backend, ref, action, tried=1), "nothing to wait for"
-    assert stops(backend) == ["record"], "a launch of try 1 on its way obeys it"
-    assert running(backend) == [ref]
-    assert await stop(backend, action, tried=2) == [1]
 
 
 # ---------------------------------------------------------------- the wait for ranks

@@ -282,31 +282,6 @@ async def test_a_given_up_job_keeps_its_diagnosis_and_counts_as_failed(backend: 
     assert (second.attempt, observe(backend.job(ref)).phase) == (2, Phase.SUSPENDED)
 
 
-@virtually
-async def test_a_retryable_crash_is_retried(backend: DirectBackend) -> None:
-    ref = await running(backend)
-    await give_up(backend, ref, diagnosis())
-    with pytest.raises(TrainJobFailed, match="node-1 exited with code 3"):
-        await flow.launch(backend, SPEC, "key", namespace="ns", after_failure="infrastructure")
-    assert (await flow.launch(backend, SPEC, "key", namespace="ns", after_failure="verdict")).attempt == 2
-
-
-@virtually
-async def test_a_resumed_job_is_not_given_up(backend: DirectBackend) -> None:
-    ref = await running(backend)
-    await give_up(backend, ref, diagnosis())
-    await backend.patch(ref, {"spec": {"suspend": False}})
-    assert given_up(backend.job(ref)) is None
-    assert await flow.launch(backend, SPEC, "key", namespace="ns") == ref, "a key never has two active jobs"
-
-
-@virtually
-async def test_an_unreadable_diagnosis_gives_up_a_suspended_job(backend: DirectBackend) -> None:
-    ref = await running(backend)
-    backend.change(ref, {"metadata": {"annotations": {GIVEN_UP: "{"}}, "spec": {"suspend": True}})
-    assert given_up(backend.job(ref)) is not None
-
-
 AWAY = BackendUnavailable("the API server is away")
 
 

@@ -17,7 +17,6 @@ from tests.fakes.kube.server import Refused
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._jobs.launching import launch
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import render
 from trainjob._support import retrying
@@ -119,7 +118,7 @@ async def test_a_create_is_one_request_and_a_taken_name_is_reported_at_once(
     assert (backend.requests, pauses) == (["POST trainjobs"] * 3, [])
 
 
-@pytest.mark.parametrize("count", [1, 3, 5])
+@pytest.mark.parametrize("count", [1, 5])
 async def test_a_conflict_of_a_quota_is_repeated_under_the_same_name(
     backend: Backend, pauses: list[float], count: int
 ) -> None:
@@ -136,12 +135,6 @@ async def test_a_conflict_that_lasts_is_an_outage_not_a_taken_name(backend: Back
     with pytest.raises(BackendUnavailable, match=r"could not be created: .*resourcequotas"):
         await created(backend)
     assert (backend.requests.count("POST trainjobs"), backend.jobs) == (6, {})
-
-
-async def test_a_conflict_does_not_change_the_number_of_the_attempt(backend: Backend) -> None:
-    backend.refusals["POST trainjobs"] = [QUOTA] * 3
-    ref = await launch(backend, SPEC, "key", namespace="ns", last_try=1)
-    assert (ref.attempt, [*backend.jobs]) == (1, [("ns", NAME)])
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -241,16 +234,6 @@ async def test_remaining_pods_are_those_that_may_still_write(backend: Backend) -
 # ---------------------------------------------------------------- patch and delete
 
 
-async def test_a_conflict_of_a_quota_repeats_a_patch(backend: Backend, ref: JobRef, pauses: list[float]) -> None:
-    backend.refusals["PATCH trainjobs"] = [QUOTA, QUOTA]
-    await backend.patch(ref, SUSPEND)
-    assert backend.job(ref)["spec"]["suspend"] is True
-    assert (backend.requests.count("PATCH trainjobs"), len(pauses)) == (3, 2)
-    backend.refusals["PATCH trainjobs"] = [QUOTA] * 100
-    with pytest.raises(BackendUnavailable, match="resourcequotas"):
-        await backend.patch(ref, SUSPEND)
-
-
 @pytest.mark.parametrize("conflict", ["version", "quota"])
 async def test_a_conflict_of_a_patch_with_a_version_means_look_again(
     backend: Backend, ref: JobRef, conflict: str
@@ -324,23 +307,6 @@ async def test_the_record_of_a_cancel_is_a_lease(backend: Backend) -> None:
     assert backend.requests == ["LIST leases"]
 
 
-async def test_each_cancel_has_a_record_of_its_own(backend: Backend) -> None:
-    """A kill of try 2 that arrives after that of try 3 leaves that one's record."""
-    another = await backend.announce_cancel("ns", "another", Cancel(0))
-    backend.put("leases", "waiter")
-    made = [await backend.announce_cancel("ns", WORK, Cancel(0, tried)) for tried in (3, 2, None)]
-    version, found = await backend.cancels("ns", WORK)
-    assert found == made, "without those of other keys, and the Leases of waiters"
-    assert any(cancel.applies(0, 3) for cancel in found)
-    assert not any(cancel.applies(version, 3) for cancel in found), "a launch that begins now is not concerned"
-    assert await backend.all_cancels("ns") == {WORK: made, "another": [another]}
-    for number, cancel in enumerate(found, 1):
-        for _ in range(2):  # another run of the reaper may have removed it
-            await backend.forget_cancel("ns", cancel)
-        left = {WORK: made[number:]} if made[number:] else {}
-        assert await backend.all_cancels("ns") == {**left, "another": [another]}
-
-
 @pytest.mark.parametrize("refused", [0, 2])
 async def test_a_record_whose_reply_was_lost_has_its_version_without_a_get(backend: Backend, refused: int) -> None:
     """The Role has no `get` for Leases. A conflict of a quota before it is repeated."""
@@ -372,20 +338,3 @@ async def test_a_record_that_nothing_has_removed_concerns_nobody_after_an_hour(b
 
 
 # ---------------------------------------------------------------- a launch
-
-
-async def test_requests_of_a_launch(backend: Backend) -> None:
-    """The documented cost: four requests side by side, the create, and two side by side."""
-    await launch(backend, SPEC, "key", namespace="ns")
-    assert sorted(backend.requests[:4]) == ["GET jobsets", "LIST leases", "LIST pods", "LIST trainjobs"]
-    assert backend.requests[4] == "POST trainjobs"
-    assert sorted(backend.requests[5:]) == ["LIST leases", "LIST trainjobs"]
-    backend.requests.clear()
-    await launch(backend, SPEC, "key", namespace="ns", tried=2)
-    assert sorted(backend.requests) == ["LIST leases", "LIST trainjobs", "PATCH trainjobs"]
-
-
-async def test_requests_of_a_launch_of_a_new_key(backend: Backend) -> None:
-    await launch(backend, SPEC, "key", namespace="ns", is_new=True)
-    assert backend.requests[0] == "POST trainjobs"
-    assert sorted(backend.requests[1:]) == ["LIST leases", "LIST trainjobs"]

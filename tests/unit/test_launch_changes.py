@@ -25,7 +25,7 @@ from trainjob.job import FAILURE, FAILURE_OF, MAX_NAME, labels_of
 from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60), pytest.mark.usefixtures("no_pauses", "prompt")]
 
 GROWING: dict[str, Any] = {
     "resources_per_node": {"memory": "16Gi"},
@@ -47,10 +47,12 @@ def fill_memory(backend: DirectBackend, ref: JobRef) -> None:
     backend.end(ref, 137, reason="OOMKilled", spec=LIMITED)
 
 
-async def fail_for_lack_of_memory(backend: DirectBackend, ref: JobRef) -> Diagnosis:
+async def fail_for_lack_of_memory(backend: DirectBackend, ref: JobRef, notices: list[str] | None = None) -> Diagnosis:
+    """The diagnosis that a waiter gets, after these notices."""
     fill_memory(backend, ref)
+    heard = [] if notices is None else notices
     with pytest.raises(TrainJobFailed) as caught:
-        await waiting.wait(backend, ref)
+        await waiting.wait(backend, ref, on_change=lambda _, notice: heard.append(notice) if notice else None)
     return caught.value.diagnosis
 
 
@@ -87,7 +89,12 @@ async def test_attempts_after_a_lack_of_memory_get_more(backend: DirectBackend) 
     second = await launch(backend, fields=GROWING, after_failure="infrastructure")
     assert (second.attempt, memory_of(backend, second)) == (2, "24Gi")
     assert await launch(backend, fields=GROWING) == second, "the changed job is the same work"
-    assert (await fail_for_lack_of_memory(backend, second)).change == "memory 24Gi -> 30Gi"
+    with pytest.raises(SpecMismatch, match=second.name) as caught:
+        await launch(backend, fields={**GROWING, "args": ["--other"]})
+    assert "resourcesPerNode" not in str(caught.value), "what on_retry changed is no difference of the specs"
+    notices: list[str] = []
+    assert (await fail_for_lack_of_memory(backend, second, notices)).change == "memory 24Gi -> 30Gi"
+    assert notices[0].startswith("on_retry changed this attempt: memory 16Gi -> 24Gi; because of out of memory: node-0")
     third = await launch(backend, fields=GROWING)
     assert memory_of(backend, third) == "30Gi"
     why = await fail_for_lack_of_memory(backend, third)
@@ -103,38 +110,12 @@ async def test_a_launcher_reads_the_evidence_if_nobody_waited(backend: DirectBac
     assert memory_of(backend, second) == "24Gi"
 
 
-async def test_a_waiter_reports_the_change(backend: DirectBackend) -> None:
-    await fail_for_lack_of_memory(backend, await launch(backend, fields=GROWING))
-    second = await launch(backend, fields=GROWING)
-    backend.end(second)
-    notices: list[str] = []
-    await waiting.wait(backend, second, on_change=lambda _, notice: notices.append(notice))
-    (notice,) = filter(None, notices)
-    assert notice.startswith("on_retry changed this attempt: memory 16Gi -> 24Gi; because of out of memory: node-0 was")
-
-
 async def test_new_work_of_a_key_starts_without_changes(backend: DirectBackend) -> None:
     await fail_for_lack_of_memory(backend, await launch(backend, fields=GROWING))
     second = await launch(backend, fields=GROWING)
     backend.end(second)
     await mark_delivered(backend, second)
     assert memory_of(backend, await launch(backend, fields=GROWING)) == "16Gi"
-
-
-async def test_another_spec_does_not_adopt_a_changed_job(backend: DirectBackend) -> None:
-    await fail_for_lack_of_memory(backend, await launch(backend, fields=GROWING))
-    second = await launch(backend, fields=GROWING)
-    with pytest.raises(SpecMismatch) as caught:
-        await launch(backend, fields={**GROWING, "args": ["--other"]})
-    assert second.name in str(caught.value)
-    assert "resourcesPerNode" not in str(caught.value), "what on_retry changed is no difference of the specs"
-
-
-async def test_a_crash_that_fails_the_step_changes_the_next_attempt(backend: DirectBackend) -> None:
-    first = await launch(backend, fields=GROWING)
-    await give_up(backend, first, await crash(backend, first))
-    backend.remove_pods()
-    assert memory_of(backend, await launch(backend, fields=GROWING)) == "24Gi"
 
 
 # ---------------------------------------------------------------- capacity
@@ -195,17 +176,6 @@ LACKS: dict[str, tuple[Callable[..., Any], dict[str, Any], Callable[..., str], s
     "memory": (lack_memory, GROWING, memory_of, "24Gi"),
     "capacity": (lack_capacity, QUEUED, queue_of, "backfill"),
 }
-
-
-@pytest.mark.parametrize("lack", LACKS)
-async def test_concurrent_launches_create_one_changed_job(backend: DirectBackend, lack: str) -> None:
-    fail, fields, changed, value = LACKS[lack]
-    await fail(backend)
-    refs = await asyncio.gather(*(launch(backend, fields=fields) for _ in range(4)))
-    assert active(backend) == [refs[0]]
-    assert (len(set(refs)), refs[0].attempt, changed(backend, refs[0])) == (1, 2, value)
-    assert records(backend) == []
-    assert len(backend.jobs) == (1 if lack == "capacity" else 2), "never two jobs of one key wait for capacity"
 
 
 @pytest.mark.parametrize("tried", [1, 2])

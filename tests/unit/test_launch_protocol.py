@@ -1,15 +1,16 @@
-"""Two launchers, or a cancel or a reaper beside a launcher, in each order of their requests: one key, one training."""
+"""A launcher that is killed, and what others do between its requests: one key, one training.
+
+Random orders of all processes are those of `tests/simulation`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
 from tests.fakes.kube.direct import DirectBackend
-from tests.unit.interleaving import Process, Schedule, once, orders
 from tests.unit.launches import (
     FIRST,
     LATER,
@@ -24,84 +25,28 @@ from tests.unit.launches import (
     deleted,
     finish,
     launch,
-    patches,
+    once,
     running,
 )
 
 from trainjob import JobRef, Phase, TrainJobFailed
-from trainjob._jobs import fencing, launching
-from trainjob._jobs.cancellation import cancel, cancel_key
-from trainjob._manifest.attempts import LAUNCHED, given_up, may_run
+from trainjob._jobs.cancellation import cancel_key
+from trainjob._manifest.attempts import LAUNCHED, may_run
 from trainjob.job import TRY, job_name
 from trainjob.status import GIVEN_UP, observe
 from trainjob.verdicts import Category
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.usefixtures("no_pauses")]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_pauses() -> Iterable[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "_AGAIN", 0)
-        patch.setattr(fencing, "_POLL", 0)
-        yield
-
-
-def cancelling(backend: DirectBackend, action: Any = "cancel", tried: int | None = None) -> Process:
+def cancelling(
+    backend: DirectBackend, action: Any = "cancel", tried: int | None = None
+) -> Callable[[], Awaitable[object]]:
     """A cancel of the key that waits for no pod."""
     return lambda: cancel_key(backend, "key", namespace="ns", action=action, tried=tried, timeout_seconds=0)
 
 
-# ---------------------------------------------------------------- two launchers
-
-
-async def race(state: str, schedule: Schedule, count: int = 2) -> tuple[DirectBackend, list[Any]]:
-    """What so many launches of one key return."""
-    backend = DirectBackend()
-    await STATES[state](backend)
-    backend.store.log.clear()
-    return backend, await schedule.run(backend, *[lambda: launch(backend)] * count)
-
-
-def check_one_training(state: str, backend: DirectBackend, refs: list[Any]) -> None:
-    assert len(set(refs)) == 1
-    assert isinstance(refs[0], JobRef)
-    assert active(backend) == ([] if state == "undelivered" else refs[:1])
-    assert all(version for _, version in deleted(backend)), "nobody asked for a deletion: it is by version"
-    if state == "came back":
-        assert refs[0].attempt == 2
-
-
-SHORT = ("nothing", "runs", "two run", "undelivered")
-"""States with few requests, and so with few orders."""
-
-
-@pytest.mark.parametrize(
-    ("state", "switches"),
-    [
-        *((state, 2 if state in SHORT else 1) for state in STATES),
-        *(pytest.param(state, 2, marks=pytest.mark.full) for state in STATES if state not in SHORT),
-    ],
-)
-async def test_two_launchers_agree_in_each_order_of_their_requests(state: str, switches: int) -> None:
-    """Each order with at most so many switches between them."""
-    tried, longest = 0, 0
-    for schedule in orders(60, switches):
-        if longest and max(schedule.switches, default=0) > longest:
-            continue
-        backend, refs = await race(state, schedule)
-        check_one_training(state, backend, refs)
-        tried, longest = tried + 1, max(longest, len(schedule.log))
-    assert tried >= longest
-
-
-@settings(max_examples=40)
-@given(state=st.sampled_from([*STATES]), switches=st.sets(st.integers(1, 60), max_size=30), count=st.integers(2, 3))
-@example("nothing", set(range(1, 60)), 3)
-@example("delivered", set(range(1, 60, 2)), 3)
-def test_launchers_agree_in_any_order(state: str, switches: set[int], count: int) -> None:
-    backend, refs = asyncio.run(race(state, Schedule(sorted(switches)), count))
-    check_one_training(state, backend, refs)
+# ---------------------------------------------------------------- a launcher that is killed
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -215,20 +160,6 @@ async def test_an_adopted_job_that_changes_meanwhile_is_looked_at_again(backend:
     assert backend.requests == [*FIRST, "PATCH trainjobs", *LOOK, "PATCH trainjobs"]
 
 
-async def test_a_failed_attempt_that_trainer_takes_back_stays_suspended(backend: DirectBackend) -> None:
-    first = await launch(backend)
-    backend.end(first, 3)
-    version = backend.job(first)["metadata"]["resourceVersion"]
-    second = await launch(backend)
-    ((name, patch),) = patches(backend)
-    assert (name, patch["spec"], patch["metadata"]["resourceVersion"]) == (first.name, {"suspend": True}, version)
-    assert "node-0 exited with code 3" in patch["metadata"]["annotations"][GIVEN_UP], "one request has its diagnosis"
-    backend.status(first, conditions=[])
-    assert given_up(backend.job(first)) is not None
-    assert await launch(backend) == second
-    assert active(backend) == [second]
-
-
 # ---------------------------------------------------------------- a cancel beside a launcher
 
 
@@ -271,42 +202,11 @@ def check_obeyed(error: object) -> None:
     assert "its key was cancelled while it was launched" in str(error)
 
 
-@pytest.mark.parametrize("switches", [1, pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.parametrize("action", ["cancel", "suspend"])
-async def test_a_cancel_beside_a_launch_in_each_order(action: Any, switches: int) -> None:
-    for schedule in orders(24, switches):
-        backend = DirectBackend()
-        launched, _ = await schedule.run(backend, lambda b=backend: launch(b), cancelling(backend, action))  # type: ignore[misc]  # bound now
-        (record,) = await cancels(backend)
-        for ref in running(backend):
-            assert int(annotations_of(backend, ref)[LAUNCHED]) >= record.version, schedule
-            assert launched == ref
-        if not isinstance(launched, JobRef):
-            check_obeyed(launched)
-            assert running(backend) == [], schedule
-
-
 async def test_a_complete_job_is_kept_by_a_launch_that_obeys(backend: DirectBackend) -> None:
     once(backend, "POST trainjobs", cancelling(backend))
     backend.after = lambda request: backend.end(active(backend)[0]) if request == "POST trainjobs" else None
     ref = await launch(backend)
     assert observe(backend.job(ref)).phase is Phase.COMPLETE
-
-
-@pytest.mark.parametrize(
-    ("killed", "tried", "obeys"), [(1, 1, True), (1, 2, False), (2, 1, True), (2, 2, True), (2, 3, False)]
-)
-@pytest.mark.parametrize("action", ["cancel", "suspend"])
-async def test_a_kill_ends_its_try_and_earlier_ones(
-    backend: DirectBackend, killed: int, tried: int, obeys: bool, action: Any
-) -> None:
-    once(backend, "POST trainjobs", cancelling(backend, action, killed))
-    (found,) = await asyncio.gather(launch(backend, tried=tried), return_exceptions=True)
-    if obeys:
-        check_obeyed(found)
-        assert running(backend) == []
-        found = await launch(backend, tried=killed + 1)
-    assert running(backend) == [found]
 
 
 @pytest.mark.parametrize("action", ["cancel", "suspend"])
@@ -319,31 +219,3 @@ async def test_a_launch_that_counts_no_tries_is_later_than_each_kill_before_it(
     assert running(backend) == [ref]
     assert (ref == first) == (action == "suspend")
     assert annotations_of(backend, ref)[TRY] == "4"
-
-
-async def test_a_cancel_of_one_job_does_not_concern_the_next_attempt(backend: DirectBackend) -> None:
-    first = await launch(backend)
-    once(backend, "PATCH trainjobs", lambda: cancel(backend, first, timeout_seconds=0))
-    second = await launch(backend)
-    assert second != first
-    assert running(backend) == [second]
-
-
-async def test_a_cancel_of_another_key_does_not_concern_a_launch(backend: DirectBackend) -> None:
-    once(backend, "POST trainjobs", lambda: cancel_key(backend, "other", namespace="ns", timeout_seconds=0))
-    ref = await launch(backend)
-    assert running(backend) == [ref]
-    assert (len(await cancels(backend, "other")), await cancels(backend)) == (1, [])
-
-
-# ---------------------------------------------------------------- the reaper beside a launcher
-
-
-async def test_an_adoption_that_resumes_reads_the_cancels_again(backend: DirectBackend) -> None:
-    """A cancel may have seen the suspended job, and left it alone."""
-    ref = await launch(backend)
-    await cancel(backend, ref, "suspend")
-    once(backend, "LIST leases", cancelling(backend, "suspend"), skip=1)
-    with pytest.raises(TrainJobFailed):
-        await launch(backend)
-    assert running(backend) == []

@@ -14,7 +14,6 @@ from trainjob._jobs import launching
 from trainjob._jobs.cancellation import cancel, cancel_key
 from trainjob._manifest import unattended
 from trainjob.errors import RuntimeNotFound, SpecMismatch
-from trainjob.job import TRY
 from trainjob.status import CANCELLED, observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -89,21 +88,6 @@ async def test_a_stopped_job_stays_if_the_next_spec_is_refused(backend: DirectBa
         await launch(backend, fields={"runtime": "nosuch"}, tried=2)
     assert backend.requests.count("POST trainjobs") == 1
     assert await launch(backend, tried=2) == stopped
-
-
-async def test_a_launch_removes_the_mark_of_a_job_that_a_person_has_resumed(backend: DirectBackend) -> None:
-    ref = await launch(backend)
-    await cancel(backend, ref, "suspend")
-    await backend.patch(ref, {"spec": {"suspend": False}})
-    assert await launch(backend) == ref
-    assert CANCELLED not in annotations_of(backend, ref)
-
-
-async def test_what_replaces_a_stopped_job_is_later_than_the_kill(backend: DirectBackend) -> None:
-    await launch(backend, tried=3)
-    await cancel_key(backend, "key", namespace="ns", action="suspend", tried=3)
-    second = await launch(backend, fields={"num_nodes": 2})
-    assert annotations_of(backend, second)[TRY] == "4"
 
 
 async def test_a_job_that_a_person_suspended_is_not_replaced_by_another_spec(backend: DirectBackend) -> None:

@@ -14,12 +14,12 @@ from tests.unit.launches import (
     LIMITED,
     LOOK,
     STATES,
-    active,
     annotations_of,
     attempt,
     deleted,
     finish,
     launch,
+    patches,
     refuse,
     running,
     without_launch,
@@ -31,7 +31,7 @@ from trainjob._jobs.records import mark_delivered
 from trainjob._manifest.attempts import LAUNCHED, REPLACES
 from trainjob.errors import AlreadyExists, BackendUnavailable, Rejected
 from trainjob.job import DELIVERED, TRY, job_name
-from trainjob.status import QUEUE_LABEL
+from trainjob.status import GIVEN_UP, QUEUE_LABEL
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -66,11 +66,17 @@ async def test_the_documented_requests_of_a_launch(
 
 async def test_a_launch_after_a_failure_reads_the_evidence_and_suspends_the_attempt(backend: DirectBackend) -> None:
     await STATES["failed"](backend)
+    (first,) = [JobRef.of(job) for job in backend.jobs.values()]
+    version = backend.job(first)["metadata"]["resourceVersion"]
+    backend.store.log.clear()
     backend.requests.clear()
     await launch(backend)
     assert backend.requests[:4] == FIRST
     assert backend.requests[-6:] == [PATCH, "LIST pods", "GET jobsets", POST, *LOOK]
     assert {request.split()[0] for request in backend.requests[4:-6]} == {"GET", "LIST"}
+    ((name, patch),) = patches(backend)
+    assert (name, patch["spec"], patch["metadata"]["resourceVersion"]) == (first.name, {"suspend": True}, version)
+    assert "node-0 exited with code 3" in patch["metadata"]["annotations"][GIVEN_UP], "one request has its diagnosis"
 
 
 async def test_on_this_machine_a_launch_reads_one_after_the_other() -> None:
@@ -225,9 +231,11 @@ async def test_a_later_try_adopts_an_unfinished_job(backend: DirectBackend) -> N
     """Airflow's try_number: it is recorded on the job and is no part of its name."""
     first = await launch(backend, tried=3)
     assert (first.name, annotations_of(backend, first)[TRY]) == (job_name("key", 1), "3")
-    for tried, recorded in ((4, "4"), (2, "4")):
-        assert await launch(backend, tried=tried) == first
-        assert annotations_of(backend, first)[TRY] == recorded, "an earlier try keeps the later one"
+    assert await launch(backend, tried=4) == first
+    backend.change(first, {"metadata": {"annotations": {LAUNCHED: "1000"}}})
+    assert await launch(backend, tried=2) == first
+    kept = annotations_of(backend, first)
+    assert (kept[TRY], kept[LAUNCHED]) == ("4", "1000"), "an earlier one keeps the later one"
     backend.end(first, 3)
     second = await launch(backend, tried=5)
     assert (second.attempt, annotations_of(backend, second)[TRY]) == (2, "5")
@@ -238,11 +246,11 @@ async def test_a_later_try_adopts_an_unfinished_job(backend: DirectBackend) -> N
 async def test_no_attempt_follows_a_failure_of_the_last_try(
     backend: DirectBackend, after_failure: str, counts: bool
 ) -> None:
-    """`counts`: whether the caller counts its tries; if not, each attempt is one more try."""
+    """`counts`: whether the caller counts its tries, of which ten came before; if not, each attempt is one more try."""
 
     async def launched(tried: int, last: int) -> JobRef:
-        given: dict[str, Any] = {"tried": tried} if counts else {}
-        return await launch(backend, last_try=last, after_failure=after_failure, **given)
+        given: dict[str, Any] = {"tried": tried + 10, "last_try": last + 10} if counts else {"last_try": last}
+        return await launch(backend, after_failure=after_failure, **given)
 
     backend.end(await launched(1, 2), 143)
     second = await launched(2, 2)
@@ -252,16 +260,6 @@ async def test_no_attempt_follows_a_failure_of_the_last_try(
     with pytest.raises(TrainJobFailed, match="SIGTERM"):
         await launched(2, 2)
     assert (await launched(3, 3)).attempt == 3
-
-
-async def test_the_last_try_is_that_of_the_caller_not_the_number_in_the_name(backend: DirectBackend) -> None:
-    """The eighth try of a task adopts the first attempt: its failure is that of the last of eight tries."""
-    first = await launch(backend, tried=1, last_try=8)
-    assert await launch(backend, tried=8, last_try=8) == first
-    backend.end(first, 143)
-    with pytest.raises(TrainJobFailed):
-        await launch(backend, tried=8, last_try=8)
-    assert len(backend.jobs) == 1
 
 
 # ---------------------------------------------------------------- what a launch writes
@@ -296,20 +294,6 @@ async def test_a_launch_after_very_many_failures_names_the_latest(backend: Direc
     found = annotations_of(backend, await launch(backend))[REPLACES].split(",")
     assert found == [ref.uid for ref in refs[-len(found) :]]
     assert 50 <= len(found) < 120
-
-
-async def test_an_adoption_keeps_the_later_launch_and_changes_the_version(backend: DirectBackend) -> None:
-    """A request on its way that carries the version before loses."""
-    ref = await launch(backend, tried=3)
-    backend.change(ref, {"metadata": {"annotations": {LAUNCHED: "1000"}}})
-    for _ in range(3):
-        old, before = backend.job(ref)["metadata"]["resourceVersion"], annotations_of(backend, ref)
-        assert await launch(backend, tried=2) == ref
-        after = annotations_of(backend, ref)
-        assert (after[TRY], after[LAUNCHED]) == ("3", "1000")
-        assert after != before
-        await backend.delete(ref, old)
-        assert active(backend) == [ref]
 
 
 # ---------------------------------------------------------------- refused changes

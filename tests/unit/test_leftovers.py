@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from tests import objects
 from tests.fakes.kube.direct import DirectBackend
 from tests.objects import Object
-from tests.unit.interleaving import once
+from tests.unit.launches import once
 from tests.unit.program import exit_of
 
 from trainjob import JobRef, TrainJobSpec
@@ -84,39 +84,23 @@ def waiter(renewed: datetime, at: datetime | None = None, uid: str = "uid-a") ->
 # ---------------------------------------------------------------- the rule
 
 
-@pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
-def test_jobs_that_trainjob_suspended_are_removed(mark: Mapping[str, str]) -> None:
-    found = removed(job(mark=mark))
+REASONS = {
+    "its step gave it up": job(mark=MARKS["given up"]),
+    "it was cancelled": job(mark=MARKS["cancel of a key"]),
+    "it was suspended because no process waited for it": job(mark=MARKS["reaper"]),
+    "it failed": job(mark=MARKS["given up"], conditions=(condition("Failed"),)),
+    "it records why a deleted job failed": record(),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_the_reason_of_a_removal_is_reported(reason: str) -> None:
+    found, ref = removed(REASONS[reason]), JobRef.of(REASONS[reason])
     assert found is not None
     assert (found.since, found.age) == (OLD, 40 * DAY)
-    without_managers = job(mark=mark)
-    del without_managers["metadata"]["managedFields"]
-    assert removed(without_managers) is not None
-
-
-def test_reasons_are_named() -> None:
-    found = [removed(job(mark=MARKS[each])) for each in ("given up", "cancel of a key", "reaper")]
-    assert [each.reason for each in found if each] == [
-        "its step gave it up",
-        "it was cancelled",
-        "it was suspended because no process waited for it",
-    ]
-    failed = removed(job(mark=MARKS["given up"], conditions=(condition("Failed"),)))
-    assert failed is not None
-    assert str(failed) == f"TrainJob {JobRef.of(job())} was removed: it failed, not used for 40d00h"
-    assert failed.as_dict() == {
-        "job": str(JobRef.of(job())),
-        "done": "removed",
-        "reason": "it failed",
-        "unused": 40 * 24 * 3600.0,
-    }
-
-
-def test_records_of_failures_are_removed() -> None:
-    found = removed(record())
-    assert found is not None
-    assert found.reason == "it records why a deleted job failed"
-    assert removed(record(), keep_for=41 * DAY) is None
+    assert str(found) == f"TrainJob {ref} was removed: {reason}, not used for 40d00h"
+    assert found.as_dict() == {"job": str(ref), "done": "removed", "reason": reason, "unused": 40 * 24 * 3600.0}
+    assert removed(REASONS[reason], keep_for=41 * DAY) is None
 
 
 LABELS = job()["metadata"]["labels"]
@@ -236,25 +220,22 @@ async def test_leftovers_are_removed_and_nothing_else(backend: DirectBackend) ->
     assert await remove_leftovers(backend, "default", KEEP_FOR) == []
 
 
+ADOPTION = {"metadata": {"annotations": {GIVEN_UP: None, ADOPTED: "f00d"}}}
+CHANGES: dict[str, Callable[[DirectBackend], object]] = {
+    "adopted": lambda backend: backend.change(OLD_JOB, ADOPTION),
+    "resumed": lambda backend: backend.change(OLD_JOB, {"spec": {"suspend": False}}),
+    "replaced": lambda backend: backend.change(OLD_JOB, {"metadata": {"uid": "uid-b"}}),
+    "waited for": lambda backend: backend.waits(OLD_JOB),
+    "deleted": lambda backend: backend.store.delete_job(backend.job(OLD_JOB), ""),
+}
+
+
 @pytest.mark.parametrize("moment", ["LIST leases", "GET trainjobs", "DELETE trainjobs"])
-@pytest.mark.parametrize("change", ["adopted", "resumed", "replaced", "waited for", "deleted"])
+@pytest.mark.parametrize("change", CHANGES)
 async def test_a_job_that_is_used_meanwhile_is_kept(backend: DirectBackend, moment: str, change: str) -> None:
     """Whatever happens before each request; a wait alone changes nothing on the job."""
 
-    async def happens() -> None:
-        match change:
-            case "adopted":
-                backend.change(OLD_JOB, {"metadata": {"annotations": {GIVEN_UP: None, ADOPTED: "f00d"}}})
-            case "resumed":
-                backend.change(OLD_JOB, {"spec": {"suspend": False}})
-            case "replaced":
-                backend.change(OLD_JOB, {"metadata": {"uid": "uid-b"}})
-            case "waited for":
-                backend.waits(OLD_JOB)
-            case "deleted":
-                backend.store.delete_job(backend.job(OLD_JOB), "")
-
-    once(backend, moment, happens)
+    once(backend, moment, lambda: CHANGES[change](backend))
     found = await remove_leftovers(backend, "default", KEEP_FOR)
     kept = [each.uid for each in left(backend)]
     assert backend.turn is None, "it happened"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from tests.fakes.kube.direct import DirectBackend
 from tests.fakes.kube.server import Refused
-from tests.unit.interleaving import once
-from tests.unit.launches import active, annotations_of, attempt, attempts, cancels, launch, refuse
+from tests.unit.launches import active, annotations_of, attempt, attempts, cancels, launch, once, refuse
 
 from trainjob import JobRef
 from trainjob._jobs.cancellation import cancel_key, request_cancel
@@ -88,19 +87,6 @@ async def test_what_came_back_is_left_while_a_process_waits_for_it(
     assert (1 in left(backend)) is (waits and followed_by != "running")
 
 
-async def test_what_a_person_has_resumed_is_left_for_an_hour(backend: DirectBackend) -> None:
-    """Its waiter may need time to write its Lease."""
-    first = attempt(backend)
-    backend.end(attempt(backend, 2, annotations={REPLACES: first.uid}), 3)
-    await request_cancel(backend, backend.job(first), "suspend", "1")
-    await backend.patch(first, {"spec": {"suspend": False}})
-    await run(backend)
-    assert 1 in left(backend)
-    backend.store.ahead += timedelta(hours=2)
-    await run(backend)
-    assert 1 not in left(backend)
-
-
 async def test_attempts_of_different_keys_and_foreign_jobs_are_kept(backend: DirectBackend) -> None:
     attempt(backend)
     attempt(backend, 2, "another")
@@ -114,10 +100,7 @@ async def test_a_job_that_changed_since_the_look_is_kept_and_not_reported(backen
     """It has completed, or somebody has adopted it."""
     first, second = attempt(backend), attempt(backend, 2)
 
-    async def completes() -> None:
-        backend.end(second)
-
-    once(backend, "DELETE trainjobs", completes)
+    once(backend, "DELETE trainjobs", lambda: backend.end(second))
     assert await run(backend) == []
     assert [JobRef.of(job) for job in backend.jobs.values()] == [first, second]
     (done,) = await run(backend)
@@ -166,15 +149,6 @@ async def test_what_a_dead_launch_left_of_a_cancelled_key_ends(
         assert await run(backend) == [], "once"
 
 
-async def test_a_job_of_a_cancelled_key_that_was_adopted_meanwhile_is_kept(backend: DirectBackend) -> None:
-    await stop(backend)
-    attempt(backend, annotations={LAUNCHED: "0"})
-    once(backend, "DELETE trainjobs", lambda: launch(backend))
-    assert await run(backend) == []
-    assert left(backend) == [1]
-    assert await run(backend) == [], "its latest launch began after the cancel"
-
-
 # ---------------------------------------------------------------- unattended jobs
 
 UNATTENDED: dict[str, Any] = {"unattended": "suspend", "unattended_after": 60}
@@ -201,42 +175,8 @@ async def test_an_unattended_job_ends_by_its_policy(backend: DirectBackend, unat
 async def test_the_leases_are_read_again_before_the_request(backend: DirectBackend, unattended: JobRef) -> None:
     """An adoption whose PATCH was refused shows in the Lease of the waiter only."""
 
-    async def waits() -> None:
-        backend.waits(unattended)
-
-    once(backend, "GET trainjobs", waits)
+    once(backend, "GET trainjobs", lambda: backend.waits(unattended))
     assert await run(backend) == []
-    assert left(backend) == [1]
-
-
-async def test_a_job_that_changed_since_it_was_read_is_not_ended(backend: DirectBackend, unattended: JobRef) -> None:
-    async def adopted() -> None:
-        backend.change(unattended, {"metadata": {"annotations": {"trainjob.dev/adopted": "x"}}})
-        backend.waits(unattended)
-
-    once(backend, "PATCH trainjobs", adopted)
-    assert await run(backend) == []
-    assert not backend.job(unattended)["spec"].get("suspend")
-
-
-async def test_an_adoption_restarts_the_grace_period(backend: DirectBackend, unattended: JobRef) -> None:
-    """The process that has adopted the job writes its Lease within the grace period, not within an instant."""
-    adopted_at = 0
-
-    async def adopt() -> None:
-        nonlocal adopted_at
-        assert await launch(backend, fields=UNATTENDED) == unattended
-        adopted_at = len(backend.requests)
-
-    def look(request: str) -> None:
-        looks = backend.requests[adopted_at:].count("LIST leases")
-        if request == "LIST leases" and adopted_at and looks == 3:
-            backend.waits(unattended)
-
-    backend.before = look
-    once(backend, "LIST leases", adopt, skip=5)
-    assert await run(backend, grace=0.3, interval=0.05) == []
-    assert adopted_at
     assert left(backend) == [1]
 
 
@@ -259,19 +199,6 @@ async def test_records_of_cancels_are_removed_after_an_hour(
     backend.store.ahead = timedelta(minutes=minutes)
     await run(backend)
     assert (len(await cancels(backend)), len(await backend.all_cancels("elsewhere"))) == (is_kept, 1)
-
-
-async def test_a_cancel_during_the_run_leaves_its_record(backend: DirectBackend) -> None:
-    old = await stop(backend)
-    backend.store.ahead = timedelta(hours=2)
-    once(
-        backend,
-        "DELETE leases",
-        lambda: cancel_key(backend, "key", namespace="ns", action="suspend", timeout_seconds=0),
-    )
-    await run(backend)
-    (record,) = await cancels(backend)
-    assert record.version > old
 
 
 async def test_leases_of_processes_that_ended_long_ago_are_removed(backend: DirectBackend) -> None:

@@ -13,7 +13,7 @@ from tests import objects
 from trainjob import Diagnosis, Evidence, InvalidSpec, RetryVerdict, TrainJobSpec
 from trainjob._diagnosis import ON_RETRY, with_change, with_node
 from trainjob._manifest.render import render
-from trainjob._manifest.retry_changes import Changes, applied, changed, outlook, recorded
+from trainjob._manifest.retry_changes import Changes, applied, changed, recorded
 from trainjob._manifest.retry_notice import RETRY_CHANGE, notice
 from trainjob._spec.on_retry import PRIORITY_LABEL, OnRetry, memory_of
 from trainjob._spec.parts import quantity_value
@@ -151,14 +151,6 @@ def test_without_capacity_queue_priority_and_nodes_change() -> None:
     assert [body_after(spec_of(), *[QUOTA] * n)["spec"]["trainer"]["numNodes"] for n in range(5)] == [8, 4, 2, 2, 2]
     late = failure(Category.SCHEDULING)
     assert [after(spec_of(), *[late] * n).num_nodes for n in (1, 2, 3, 4, 9)] == [6, 4, 3, 3, 3]
-
-
-def test_a_hang_excludes_its_node_once_the_category_exists() -> None:
-    rules = {"hang": {"max_excluded_nodes": 1}}
-    hang = [category for category in Category if category == "hang"]
-    for category in hang:
-        assert after(spec_of(rules), failure(category, node="a")).excluded_nodes == ("a",)
-    assert {*outlook(spec_of(rules), Changes())} == {*map(str, hang)}
 
 
 @pytest.mark.parametrize("why", [None, failure(Category.PREEMPTED, node="a"), failure(Category.USER_CODE, node="a")])

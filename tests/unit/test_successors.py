@@ -9,12 +9,11 @@ from datetime import UTC, datetime, timedelta
 import anyio
 import pytest
 from tests.fakes.kube.direct import DirectBackend
-from tests.unit.interleaving import once
-from tests.unit.launches import WHY, annotations_of, attempt, deleted, launch, refuse
+from tests.unit.launches import annotations_of, attempt, deleted, launch, once, refuse
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, WaitOptions
 from trainjob._jobs import following, waiting
-from trainjob._jobs.cancellation import cancel, cancel_key, give_up
+from trainjob._jobs.cancellation import cancel, cancel_key
 from trainjob._jobs.successors import check_verdict
 from trainjob._manifest.attempts import LAUNCHED
 from trainjob._manifest.unattended import MARK
@@ -31,7 +30,7 @@ BRIEFLY = WaitOptions(queue_timeout=timedelta(seconds=0.2))
 class Waiter:
     """A wait for a job, and what it reports."""
 
-    def __init__(self, backend: DirectBackend, ref: JobRef, options: WaitOptions | None = None) -> None:
+    def __init__(self, backend: DirectBackend, ref: JobRef, options: WaitOptions | None) -> None:
         self.phases: list[Phase] = []
         self.notices: list[str] = []
         self.followed: list[JobRef] = []
@@ -81,21 +80,6 @@ async def test_a_waiter_follows_the_attempt_that_counts_several_times(backend: D
     assert Phase.DELETED not in waits.phases
 
 
-async def test_a_waiter_that_starts_after_the_deletion_follows(backend: DirectBackend) -> None:
-    first, second = attempt(backend), attempt(backend, 2)
-    await backend.delete(first)
-    backend.end(second)
-    assert (await waiting.wait(backend, first)).uid == second.uid
-
-
-async def test_a_waiter_follows_to_a_complete_attempt_that_was_not_delivered(backend: DirectBackend) -> None:
-    first, second = attempt(backend), attempt(backend, 2)
-    backend.end(first)
-    waits = await waiter(backend, second)
-    await backend.delete(second)
-    assert (await waits.result()).uid == first.uid
-
-
 async def test_options_hold_for_the_attempt_that_is_followed(backend: DirectBackend) -> None:
     first, second = attempt(backend), attempt(backend, 2)
     await backend.patch(second, {"spec": {"suspend": True}})
@@ -136,48 +120,7 @@ async def test_a_waiter_that_may_not_list_jobs_reports_that_its_job_was_deleted(
     assert (await waits.diagnosis()).category is Category.DELETED
 
 
-@pytest.mark.parametrize("is_deleted", [True, False])
-async def test_an_end_that_was_seen_is_kept(backend: DirectBackend, is_deleted: bool) -> None:
-    """A job that has ended and is gone is not followed by another attempt of its key."""
-    ref, _ = attempt(backend), attempt(backend, 2)
-    waits = await waiter(backend, ref)
-    backend.end(ref)
-    if is_deleted:
-        await backend.delete(ref)
-    assert ((await waits.result()).uid, waits.followed) == (ref.uid, [])
-
-
 # ---------------------------------------------------------------- given up
-
-
-async def test_who_waits_for_a_job_that_another_waiter_gave_up_gets_its_diagnosis(backend: DirectBackend) -> None:
-    ref = attempt(backend)
-    waits = await waiter(backend, ref)
-    await give_up(backend, ref, WHY)
-    found = await waits.diagnosis()
-    assert (found.summary, found.retry, found.advice) == (WHY.summary, WHY.retry, WHY.advice)
-    assert found.job == f"ns/{ref.name}"
-    with pytest.raises(TrainJobFailed, match="node-0 exited with code 3"):
-        await waiting.wait(backend, ref)
-
-
-async def test_who_waits_for_a_given_up_job_follows_the_next_attempt(backend: DirectBackend) -> None:
-    first = await launch(backend)
-    await give_up(backend, first, WHY)
-    second = await launch(backend)
-    waits = Waiter(backend, first)
-    await waits.until(lambda: waits.followed == [second])
-    backend.end(second)
-    assert (await waits.result()).attempt == 2
-
-
-async def test_a_given_up_job_that_a_person_resumed_is_waited_for(backend: DirectBackend) -> None:
-    ref = attempt(backend)
-    await give_up(backend, ref, WHY)
-    await backend.patch(ref, {"spec": {"suspend": False}})
-    waits = await waiter(backend, ref)
-    backend.end(ref)
-    assert (await waits.result()).uid == ref.uid
 
 
 # ---------------------------------------------------------------- cancelled
@@ -292,15 +235,6 @@ async def test_a_resume_looks_right_before_and_carries_the_version(
     assert backend.job(ref)["spec"]["suspend"]
 
 
-async def test_a_job_that_vanishes_before_the_resume_is_gone(backend: DirectBackend) -> None:
-    ref = attempt(backend)
-    await suspend(backend, ref, mark=MARK)
-    once(backend, "PATCH trainjobs", lambda: backend.delete(ref))
-    with pytest.raises(TrainJobFailed) as caught:
-        await waiting.wait(backend, ref)
-    assert caught.value.diagnosis.category is Category.DELETED
-
-
 async def test_a_resume_that_is_refused_is_reported_once(backend: DirectBackend) -> None:
     ref = attempt(backend)
     waits = await waiter(backend, ref)
@@ -334,14 +268,6 @@ async def test_a_wait_ends_when_a_deletion_has_lasted_for_its_grace_period_and_a
     assert (await waits.diagnosis()).category is Category.DELETED
     assert f"TrainJob {ref} is still being deleted: a node may not answer, and may still write" in waits.notices
     assert following._DELETION_SECONDS == 90
-
-
-async def test_a_job_whose_deletion_does_not_end_is_followed_by_the_next_attempt(backend: DirectBackend) -> None:
-    ref = attempt(backend)
-    backend.change(ref, {"metadata": {"deletionTimestamp": backend.ago(100)}})
-    second = await launch(backend)
-    backend.end(second)
-    assert (await waiting.wait(backend, ref)).uid == second.uid
 
 
 # ---------------------------------------------------------------- the verdict of another JobSet

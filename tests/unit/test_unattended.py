@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests import objects
 from tests.fakes.kube.direct import DirectBackend
-from tests.unit.launches import annotations_of, launch, refuse
+from tests.unit.launches import annotations_of, launch
 
-from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec, WaitOptions
+from trainjob import InvalidSpec, JobRef, TrainJobSpec, WaitOptions
 from trainjob._jobs.following import follow
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import render
@@ -183,17 +183,6 @@ async def test_no_waiter_is_recorded_for_a_kept_job(
     backend.end(ref)
     await wait(backend, ref)
     assert records == []
-
-
-@pytest.mark.anyio
-async def test_a_waiter_reports_that_an_unattended_job_cannot_be_resumed(backend: DirectBackend) -> None:
-    ref = await launch(backend, fields={"unattended": "suspend"})
-    await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: MARK}}, "spec": {"suspend": True}})
-    refuse(backend, "PATCH trainjobs")
-    async with aclosing(follow(backend, ref)) as changes:
-        observation, notice = await anext(changes)
-    assert observation.phase is Phase.SUSPENDED
-    assert notice.startswith("it was suspended because nobody waited for it, and cannot be resumed: ")
 
 
 @pytest.mark.anyio

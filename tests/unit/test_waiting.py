@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 import pytest
-from tests import objects
 from tests.fakes.kube.direct import DirectBackend
 from tests.fakes.kube.objects import Object
 from tests.unit.launches import block, launch
@@ -21,7 +20,7 @@ from trainjob._jobs.following import follow
 from trainjob._jobs.waiting import wait
 from trainjob.errors import BackendUnavailable, QueueTimeout, RunTimeout, StartTimeout, Stuck, TimedOut
 from trainjob.status import QUEUE_LABEL, Blocker, Observation
-from trainjob.verdicts import Category, Diagnosis
+from trainjob.verdicts import Category
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -91,15 +90,6 @@ async def test_a_wait_needs_one_watch_of_the_job_and_one_of_its_pods(backend: Di
     assert backend.requests.count("WATCH trainjobs") == backend.requests.count("WATCH pods") == 1
 
 
-async def test_a_failure_has_its_diagnosis(backend: DirectBackend, ref: JobRef) -> None:
-    backend.store.logs = b"2026-01-01T00:00:00Z ValueError: no\n"
-    backend.end(ref, 3)
-    with pytest.raises(TrainJobFailed, match=r"node-0 exited with code 3") as caught:
-        await wait(backend, ref, on_log=lambda _: None)
-    assert caught.value.diagnosis.job == f"ns/{ref.name}"
-    assert caught.value.diagnosis.log == ("ValueError: no",)
-
-
 @pytest.mark.parametrize("becomes", ["gone", "again"])
 @pytest.mark.parametrize("code", [0, 3])
 async def test_the_final_observation_is_kept(backend: DirectBackend, ref: JobRef, code: int, becomes: str) -> None:
@@ -120,23 +110,6 @@ async def test_the_final_observation_is_kept(backend: DirectBackend, ref: JobRef
         assert caught.value.diagnosis.category is not Category.DELETED
     else:
         assert (await wait(backend, ref)).uid == ref.uid
-
-
-async def test_the_first_crash_explains_the_failure(backend: DirectBackend, ref: JobRef) -> None:
-    """A cluster deletes the pods of a failed job; only the evidence collected before is left."""
-    backend.store.logs = b"2026-01-01T00:00:00Z ValueError: no\n"
-    backend.pod(ref, 1, last=objects.ended(3))
-    warned: list[Diagnosis] = []
-
-    def crashed(diagnosis: Diagnosis) -> None:
-        warned.append(diagnosis)
-        backend.remove_pods()
-        backend.condition(ref, "Failed", "FailedJobs")
-
-    with pytest.raises(TrainJobFailed) as failed:
-        await wait(backend, ref, on_crash=crashed)
-    assert (warned[0].exit_code, warned[0].log, warned[0].job) == (3, ("ValueError: no",), str(ref))
-    assert (failed.value.diagnosis.exit_code, failed.value.diagnosis.log) == (3, ("ValueError: no",))
 
 
 # ---------------------------------------------------------------- log lines

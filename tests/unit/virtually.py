@@ -10,7 +10,7 @@ from typing import Any, ParamSpec
 from tests.simulation.virtual import VirtualLoop
 
 P = ParamSpec("P")
-LONGEST = 120.0
+LONGEST = 5000.0
 """Seconds of virtual time that a test may take."""
 
 
