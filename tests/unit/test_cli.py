@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import click
@@ -19,8 +20,8 @@ from tests.unit.program import Program
 from trainjob import __version__
 from trainjob._support.display import numeric, rounded, short
 from trainjob.cli.exits import exit_code
+from trainjob.cli.hints import _COMMANDS, _OPTIONS
 from trainjob.cli.options import job_name, pair
-from trainjob.cli.output import as_json
 from trainjob.cli.program import COMMANDS, program
 from trainjob.cli.spec_files import parse_spec, slug_of
 from trainjob.cli.texts import table
@@ -134,6 +135,8 @@ def test_render_reads_standard_input_and_writes_json() -> None:
     assert manifest["metadata"]["namespace"] == "ml"
     assert manifest["metadata"]["name"].startswith("train-")
     assert yaml.safe_load(trainjob("render", "-", "--key", "nightly/train", "-n", "ml", input=spec)) == manifest
+    without = yaml.safe_load(trainjob("render", "--key", "k", "--", "true"))
+    assert without["spec"]["runtimeRef"]["name"] == "trainjob-step", "a run without a runtime has that of steps"
 
 
 def test_slug_comes_from_the_file_or_the_command() -> None:
@@ -165,6 +168,15 @@ def test_slug_comes_from_the_file_or_the_command() -> None:
         (["wait", "x", "--fail-on-first-crash", "--on-crash-action", "delete"], "delete"),
         (["list", "--phase", "Sleeping"], "Sleeping"),
         (["status", " "], "is blank: write NAME, NAMESPACE/NAME or the key of a TrainJob"),
+        # What users of kubectl type, and what exists in its place.
+        (["get", "jobs"], "No such command 'get'. Use trainjob list, or trainjob status NAME."),
+        (["describe", "x"], "No such command 'describe'. Use trainjob diagnose NAME."),
+        (["stop", "x"], "No such command 'stop'. Use trainjob cancel NAME."),
+        (["version"], "No such command 'version'. Use trainjob --version."),
+        (["list", "-o", "json"], "No such option '-o'. Use --json."),
+        (["run", "-f", "x.yaml"], "No such option '-f'. Use the file as an argument: trainjob run FILE."),
+        (["run", "--gpus", "8"], "No such option '--gpus'. Use --resources-per-node gpu=NUMBER."),
+        (["run", "--nodes", "2"], "No such option '--nodes'. Use --num-nodes NUMBER."),
     ],
 )
 def test_usage_errors_exit_with_2(program: Program, words: list[str], message: str) -> None:
@@ -175,6 +187,16 @@ def test_usage_errors_exit_with_2(program: Program, words: list[str], message: s
     error = json.loads(out)["error"]
     assert error["exit_code"] == 2
     assert message in error["message"]
+
+
+def test_what_the_hints_name_exists() -> None:
+    assert not _COMMANDS.keys() & program.commands.keys()
+    options = {name for each in program.commands.values() for option in each.params for name in option.opts}
+    for text in (*_COMMANDS.values(), *_OPTIONS.values()):
+        words = text.replace(",", "").split()
+        named = {after for word, after in pairwise(words) if word == "trainjob"}
+        assert not {word for word in words if word.startswith("-")} - options - {"--version"}, text
+        assert not named - {*program.commands, "--version"}, text
 
 
 def test_json_error_lists_all_problems(program: Program) -> None:
@@ -312,10 +334,6 @@ def test_numbers_are_rounded(value: float | str, text: str) -> None:
 
 def test_numeric_metrics_are_selected() -> None:
     assert numeric({"a": 0.5, "b": 7, "c": True, "d": "x", "e": float("nan")}) == {"a": 0.5, "b": 7}
-
-
-def test_json_has_no_nan() -> None:
-    assert json.loads(as_json({"a": [float("nan"), float("inf"), 1.5]})) == {"a": ["nan", "inf", 1.5]}
 
 
 def test_table_columns_fit_their_names() -> None:

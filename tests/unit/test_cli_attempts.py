@@ -12,10 +12,9 @@ import anyio
 import pytest
 from tests import objects
 from tests.fakes.kube.direct import DirectBackend
-from tests.unit.program import Program
+from tests.unit.program import Program, launched
 
 from trainjob import JobRef, Phase, TrainJobSpec, cancel_key
-from trainjob._jobs import launching as flow
 from trainjob._jobs.cancellation import give_up
 from trainjob._manifest.attempts import cancel_of
 from trainjob._manifest.unattended import LABEL
@@ -27,13 +26,6 @@ from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
 RUN = ["run", "--runtime", "torch-distributed"]
 CRASH = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1")
-
-
-def launched(backend: DirectBackend, key: str = "key") -> JobRef:
-    """A running job."""
-    ref = asyncio.run(flow.launch(backend, SPEC, key, namespace="default"))
-    backend.running(ref)
-    return ref
 
 
 def ends_at_creation(backend: DirectBackend) -> None:
@@ -310,21 +302,15 @@ def test_many_waits_report_a_job_that_was_given_up(backend: DirectBackend, progr
 
 
 def test_many_waits_take_names_and_keys(backend: DirectBackend, program: Program) -> None:
-    named, keyed = launched(backend), launched(backend, "nightly/b")
+    named, keyed = launched(backend), launched(backend, "Team/Train_v1")
     for ref in (named, keyed):
         backend.end(ref)
-    code, out, err = program("wait", named.name, "nightly/b", "gone")
-    assert code == 5
-    assert sorted(line.split("\t")[0] for line in out.splitlines()) == sorted([named.name, "nightly/b"])
-    assert "there is no TrainJob default/gone" in err
-
-
-def test_many_waits_wait_once_for_each_job(backend: DirectBackend, program: Program) -> None:
-    ref, other = launched(backend, "Team/Train_v1"), launched(backend, "other")
-    for each in (ref, other):
-        backend.end(each)
-    code, out, _ = program("wait", "Team/Train_v1", ref.name, f"default/{ref.name}", "other")
-    assert (code, sorted(line.split("\t")[0] for line in out.splitlines())) == (0, ["Team/Train_v1", "other"])
+    words = (named.name, "Team/Train_v1", keyed.name, f"default/{keyed.name}")
+    code, out, _ = program("wait", *words)
+    waited = sorted([named.name, "Team/Train_v1"])
+    assert (code, sorted(line.split("\t")[0] for line in out.splitlines())) == (0, waited), "once for each job"
+    code, _, err = program("wait", *words, "gone")
+    assert (code, "there is no TrainJob default/gone" in err) == (5, True)
 
 
 @pytest.mark.parametrize("namespace", ["default", "nightly"])

@@ -1,14 +1,24 @@
-"""A key stands for the job that counts, in each command that takes the name of a job."""
+"""A key stands for the job that counts, in each command that takes the name of a job; shells complete both.
+
+Without a cluster a completion returns at once and prints nothing.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from click.shell_completion import ShellComplete
 from tests.fakes.kube.direct import DirectBackend
-from tests.unit.program import Program
+from tests.unit.program import Program, kubeconfig
 
 from trainjob import (
     BackendUnavailable,
@@ -22,6 +32,8 @@ from trainjob import (
     observe,
 )
 from trainjob._jobs.named import find_job, find_written
+from trainjob.cli import completion
+from trainjob.cli.program import program
 
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
 
@@ -31,7 +43,7 @@ def launched(backend: DirectBackend, key: str, namespace: str = "default") -> Jo
         return client.launch(SPEC, key)
 
 
-@pytest.mark.parametrize("key", ["c1", "nightly/train", "a/b/c", "Not A Name"])
+@pytest.mark.parametrize("key", ["c1", "Not A Name/b/c"])
 @pytest.mark.parametrize("command", ["status", "diagnose", "wait", "logs", "goodput"])
 def test_a_job_is_found_by_its_key(backend: DirectBackend, program: Program, command: str, key: str) -> None:
     ref = launched(backend, key)
@@ -135,3 +147,102 @@ async def test_a_name_with_its_namespace_means_one_job_although_it_is_a_key_ther
     with pytest.raises(InvalidSpec, match="name the one that you mean as NAMESPACE/NAME"):
         await find_job(backend, "ml", one.name)
     assert JobRef.of(await find_written(backend, "default", "ml", one.name)) == one
+
+
+# ---------------------------------------------------------------- completion
+
+
+SHELLS = ("zsh", "fish")
+
+
+@pytest.fixture
+def local_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(completion, "SECONDS", 30.0)  # the machine may be busy
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path / "home"))
+
+
+def completed(*words: str) -> list[str]:
+    """Completions of the last word."""
+    *before, incomplete = words
+    shell = ShellComplete(program, {}, "trainjob", completion.VARIABLE)
+    return [item.value for item in shell.get_completions(before, incomplete)]
+
+
+@pytest.mark.usefixtures("local_backend")
+def test_commands_options_and_choices_are_completed() -> None:
+    assert completed("st") == ["status"]
+    assert "--runtime" in completed("run", "--r")
+    assert completed("list", "--phase", "run") == ["running"]
+    assert completed("run", "--on-crash-action", "s") == ["suspend"]
+
+
+@pytest.mark.usefixtures("local_backend")
+def test_jobs_and_keys_are_completed(backend: DirectBackend) -> None:
+    assert completed("status", "") == []
+
+    async def make() -> list[str]:
+        made = [await launch(backend, SPEC, key, namespace="default") for key in ("nightly/a", "weekly/b")]
+        other = await launch(backend, SPEC, "nightly/c", namespace="ml")
+        return [*(ref.name for ref in made), other.name]
+
+    one, two, other = anyio.run(make)
+    for command in ("status", "wait", "logs", "cancel", "resume", "delete", "diagnose"):
+        assert sorted(completed(command, "")) == sorted([one, two])
+    assert completed("status", one[:3]) == [one]
+    assert completed("status", "ml/") == [f"ml/{other}"]
+    assert completed("status", "../default/") == completed("status", "/") == []
+    assert completed("-n", "ml", "status", "") == [other]
+    assert completed("status", "-n", "ml", "") == [other]
+    assert sorted(completed("list", "--key", "")) == ["nightly/a", "weekly/b"]
+    assert completed("run", "--key", "week") == ["weekly/b"]
+
+
+def called(**environment: str) -> subprocess.CompletedProcess[str]:
+    """Call the program as a shell does, without arguments."""
+    return subprocess.run(
+        [sys.executable, "-c", "from trainjob.cli import main; main()"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.usefixtures("local_backend")
+def test_completion_without_a_cluster_is_empty_and_silent(tmp_path: Path) -> None:
+    """No cluster, one that never responds, a credential plugin that asks for a password, invalid settings."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = f"https://127.0.0.1:{silent.getsockname()[1]}"
+        asking = {"command": "sh", "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "IfAvailable"}
+        plugin = {**asking, "args": ["-c", "echo password: >&2; read password; sleep 5"]}
+        for environment in (
+            {"KUBECONFIG": str(tmp_path / "nosuch"), "TRAINJOB_BACKEND": "kubernetes"},
+            {"KUBECONFIG": str(kubeconfig(tmp_path / "silent", server)), "TRAINJOB_BACKEND": "kubernetes"},
+            {"KUBECONFIG": str(kubeconfig(tmp_path / "asks", server, exec=plugin)), "TRAINJOB_BACKEND": "kubernetes"},
+            {"TRAINJOB_BACKEND": "nosuch"},
+        ):
+            asked = {"COMP_WORDS": "trainjob status ", "COMP_CWORD": "2", completion.VARIABLE: "bash_complete"}
+            answer = called(**environment, **asked)
+            assert (answer.returncode, answer.stdout.strip(), answer.stderr) == (0, "", "")
+
+
+@pytest.mark.usefixtures("local_backend")
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_has_a_script(shell: str) -> None:
+    done = called(**{completion.VARIABLE: f"{shell}_source"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{completion.VARIABLE}={shell}_complete" in done.stdout
+
+
+@pytest.mark.usefixtures("local_backend")
+def test_bash_completes() -> None:
+    """With the line of docs/how-to/command-line.md."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
+    line = 'eval "$(_TRAINJOB_COMPLETE=bash_source trainjob)"'
+    assert line in page.read_text()
+    script = f"{line}; COMP_WORDS=(trainjob stat); COMP_CWORD=1; _trainjob_completion trainjob; echo ${{COMPREPLY[@]}}"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("status\n", "")

@@ -1,4 +1,4 @@
-"""Common mistakes: blank keys, invalid paths, settings and filters. Each message names the fix."""
+"""Mistakes: blank keys, invalid paths, settings and filters, options without effect. Each message names the fix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import anyio
 import pytest
 from tests import objects
 from tests.fakes.kube.direct import DirectBackend
-from tests.unit.program import Program
+from tests.unit.program import Program, launched
 
 from trainjob import InvalidSpec, Settings, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
@@ -66,14 +66,6 @@ def test_every_launch_function_rejects_a_blank_key(tmp_path: Path) -> None:
             with pytest.raises(InvalidSpec, match=r"key: (is blank|must be text, not NoneType)"):
                 call()
     assert backend.requests == []
-
-
-@pytest.mark.parametrize("name", ["", " "])
-def test_a_blank_name_is_rejected(tmp_path: Path, name: str) -> None:
-    with TrainJobClient(LocalBackend(tmp_path)) as client:
-        for call in (client.find, client.diagnose):
-            with pytest.raises(InvalidSpec, match="name: is blank"):
-                call(name)
 
 
 # ---------------------------------------------------------------- settings
@@ -185,8 +177,7 @@ def test_a_list_without_a_match_names_its_filters(program: Program, backend: Dir
     assert program("list") == (0, "", "no jobs in namespace default\n")
     code, _, err = program("list", "--key", "a", "--phase", "Running")
     assert (code, err) == (0, "no jobs in namespace default with key 'a' in phase Running; list all: trainjob list\n")
-    ref = anyio.run(lambda: launch(backend, SPEC, "a", namespace="default"))
-    backend.running(ref)
+    launched(backend, "a")
     code, _, err = program("list", "--key", "a", "--phase", "Failed", "--phase", "complete")
     assert (code, err) == (
         0,
@@ -195,7 +186,7 @@ def test_a_list_without_a_match_names_its_filters(program: Program, backend: Dir
 
 
 def test_an_unknown_rank_is_rejected(program: Program, backend: DirectBackend) -> None:
-    ref = anyio.run(lambda: launch(backend, SPEC, "a", namespace="default"))
+    ref = launched(backend, "a")
     for rank in range(2):
         backend.pod(ref, rank)
     code, _, err = program("logs", ref.name, "--rank", "2")
@@ -232,10 +223,8 @@ def test_dumb_terminals_and_no_color_get_plain_text(tmp_path: Path, variables: d
     if "NO_COLOR" in variables:
         code, colored = on_a_terminal(tmp_path, run)
         assert (code, "\x1b[" in colored) == (1, True), "escape sequences are the default"
-    for words, expected in {tuple(run): 1, ("doctor",): 0}.items():
-        code, plain = on_a_terminal(tmp_path, [*words], **variables)
-        assert code == expected, plain
-        assert "\x1b" not in plain, words
+    code, plain = on_a_terminal(tmp_path, run, **variables)
+    assert (code, "\x1b" in plain) == (1, False), plain
 
 
 def test_long_lines_are_wrapped_with_indentation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,3 +252,105 @@ def test_a_cut_line_names_the_command_for_the_complete_log() -> None:
     assert " … (3100 characters more)\n" in text
     assert "trainjob logs ns/x --rank node-1\n" in text
     assert "are cut" not in diagnosis_of(Evidence(trainjob, [pod], {name: ["short"]})).text()
+
+
+# ---------------------------------------------------------------- options that would be ignored
+
+
+RUN = ("run", "--runtime", "trainjob-step", "--detach")
+EXPORT = ("export", "job", "--name", "digits")
+PROMOTE = ("registry", "promote", "digits", "1", "--alias", "champion")
+DIGEST = f"@sha256:{'0' * 64}"
+RULE = [("--metric", "loss"), ("--mode", "max"), ("--min-improvement", "0")]
+WAITING = [
+    *(("--queue-timeout", "1m"), ("--start-timeout", "1m"), ("--run-timeout", "1m"), ("--fail-fast",)),
+    *(("--fail-on-first-crash",), ("--on-crash-action", "suspend"), ("--no-logs",)),
+]
+
+IGNORED: list[tuple[tuple[str, ...], str]] = [
+    *(((*RUN, *option, "--", "true"), "has no effect with --detach, which does not wait") for option in WAITING),
+    (("wait", "a", "b", "--no-logs"), "--no-logs cannot be combined with several jobs: give the NAME of one"),
+    (("wait", "a", "b", "--on-crash-action", "keep"), "--on-crash-action cannot be combined with several jobs"),
+    (("wait", "a", "b", "--fail-on-first-crash"), "--fail-on-first-crash cannot be combined with several jobs"),
+    (("logs", "a", "--json", "--timestamps"), "--timestamps has no effect with --json"),
+    *(((*PROMOTE, *option), "has no effect without --metric: name the metric") for option in RULE[1:]),
+    *(((*EXPORT, "--alias", "a", *option), "has no effect without --metric: name the metric") for option in RULE[1:]),
+    *(((*EXPORT, *option), "has no effect without --alias: name an alias") for option in RULE),
+    *(
+        ((*EXPORT, "--alias", "a", "--evaluation", "s3://b/e", *option), "has no effect with --evaluation, whose gate")
+        for option in RULE
+    ),
+    (("install", "--only", "runtimes", "-n", "ns"), "--namespace has no effect with --only runtimes: leave it out, or"),
+    *(
+        (("install", "-n", "ns", "--only", part, "--service-account", "a:b"), "or use --only rbac")
+        for part in ("reaper", "kfp", "policy")
+    ),
+    *(
+        (("install", "-n", "ns", "--only", part, "--image", "a"), "or use --only runtimes or --only reaper")
+        for part in ("rbac", "kfp", "policy")
+    ),
+    *(
+        (("install", "-n", "ns", "--only", part, "--pin", f"a:1{DIGEST}"), "--pin has no effect with --only")
+        for part in ("rbac", "kfp", "policy")
+    ),
+    *(
+        (("install", "-n", "ns", "--only", part, *option), f"{option[0]} has no effect with --only {part}")
+        for part in ("rbac", "reaper", "kfp", "policy")
+        for option in (("--trainer", "2.3"), ("--storage-secret", "s"))
+    ),
+    *(
+        (("install", "-n", "ns", "--only", part, "--keep-for", "P30D"), "or use --only reaper")
+        for part in ("rbac", "kfp", "policy")
+    ),
+    (("install", "--keep-for", "P30D"), "--keep-for has no effect without the reaper"),
+    (("-n", "ns", "data", "copy", "a", "b"), "trainjob data copy does not use --namespace: leave it out"),
+    (("--backend", "local", "registry", "list", "m"), "trainjob registry list does not use --backend: leave it out"),
+    (("--backend", "local", "install"), "trainjob install does not use --backend: leave it out"),
+    (("-n", "ns", "check", "."), "trainjob check does not use --namespace: leave it out"),
+    (("-n", "ns", "exec", "--", "true"), "trainjob exec does not use --namespace: leave it out"),
+]
+HAVE_EFFECT: list[tuple[str, ...]] = [
+    (*RUN, "--stall-timeout", "15m", "--on-interrupt", "keep", "--", "true"),
+    ("install", "-n", "ns", "--keep-for", "P30D", "--image", "a", "--storage-secret", "s", "--trainer", "2.1"),
+    ("install", "--only", "runtimes", "--image", "a", "--storage-secret", "s", "--trainer", "2.1"),
+    ("install", "-n", "ns", "--only", "reaper", "--image", "a", "--keep-for", "P30D"),
+    ("-n", "ns", "install", "--only", "rbac", "--service-account", "a:b"),
+    ("install", "--only", "kfp", "-n", "ns"),
+]
+
+
+@pytest.fixture
+def registry(backend: DirectBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster; options are checked before a registry is connected."""
+    monkeypatch.delenv("TRAINJOB_REGISTRY", raising=False)
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize(
+    ("words", "message"), IGNORED, ids=lambda each: " ".join(each) if isinstance(each, tuple) else ""
+)
+def test_an_ignored_option_is_refused(
+    backend: DirectBackend,
+    program: Program,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    code, out, err = program(*words)
+    assert (code, out.strip()) == (2, "") or json.loads(out)["error"]["type"] == "UsageError"
+    assert message in " ".join(err.split())
+    assert {request.split()[0] for request in backend.requests} <= {"GET", "LIST"}
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("words", HAVE_EFFECT, ids=" ".join)
+def test_an_option_with_an_effect_is_accepted(program: Program, words: tuple[str, ...]) -> None:
+    assert program(*words)[0] == 0
+
+
+@pytest.mark.usefixtures("registry")
+def test_defaults_are_no_given_options(program: Program) -> None:
+    """promote and export get as far as the registry and the job."""
+    assert "TRAINJOB_REGISTRY" in program(*PROMOTE)[2]
+    assert "no effect" not in program(*EXPORT, "--alias", "a")[2]

@@ -14,6 +14,7 @@ from threading import Barrier, Event, get_ident
 import anyio
 import pytest
 from tests.fakes.kube.direct import DirectBackend
+from tests.unit.program import kubeconfig
 
 from trainjob import (
     ConfigurationError,
@@ -73,14 +74,6 @@ HOLD = """async def hold():
     finally:
         print("cleaned up", flush=True)
 pass"""
-KUBECONFIG = """
-apiVersion: v1
-kind: Config
-current-context: c
-contexts: [{name: c, context: {cluster: c, user: u}}]
-clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
-users: [{name: u, user: {token: t}}]
-"""
 
 
 @pytest.mark.full
@@ -133,8 +126,8 @@ users: [{name: u, user: {token: t}}]
     ],
 )
 def test_a_script_ends_with_its_last_line(backend: str, rest: str, printed: str, tmp_path: Path) -> None:
-    (tmp_path / "config").write_text(KUBECONFIG)
-    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "config"), "TRAINJOB_HOME": str(tmp_path / "home")}
+    config = kubeconfig(tmp_path / "config", "https://127.0.0.1:1", token="t")
+    environment = {**os.environ, "KUBECONFIG": str(config), "TRAINJOB_HOME": str(tmp_path / "home")}
     script = SCRIPT.format(backend=backend, rest=rest)
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=60
@@ -239,15 +232,10 @@ def test_a_key_stands_for_the_attempt_that_counts() -> None:
 # --- launch and wait in one
 
 
-def test_a_launch_without_a_key_is_another_job_each_time() -> None:
-    with TrainJobClient(DirectBackend(), "ns") as client:
-        one, other = client.launch(SPEC), client.launch(SPEC)
-    assert one.name != other.name
-
-
 def test_run_launches_and_waits() -> None:
     backend = DirectBackend()
     with TrainJobClient(backend, "ns") as client:
+        assert client.launch(SPEC).name != client.launch(SPEC).name, "without a key it is another job each time"
         backend.end(client.launch(SPEC, "key"))
         assert client.run(SPEC, "key", run_timeout="1h").name == client.find("key").name
         with pytest.raises(RunTimeout, match="did not end within run_timeout"):

@@ -48,6 +48,26 @@ async def test_viewers_share_a_read(backend: CountingBackend) -> None:
     assert backend.reads == ["get", "evidence", "find"]
     await reader.document(ref.namespace, ref.name, tail=0)
     assert len(backend.reads) == 3, "the document is not 60 s old yet"
+    backend.reads.clear()
+    lists = await asyncio.gather(*(reader.listed("ns") for _ in range(10)))
+    assert backend.reads == ["find"]
+    assert [job["name"] for job in lists[0]["jobs"]] == [ref.name]
+
+
+async def test_a_running_job_is_read_with_few_requests_until_its_phase_changes(backend: CountingBackend) -> None:
+    ref = await running(backend)
+    reader = LiveReader(backend, seconds=0)
+    await reader.document(ref.namespace, ref.name, tail=0)
+    for value in ("0.5", "0.4", "0.3"):
+        backend.reads.clear()
+        backend.status(ref, trainerStatus={"metrics": [{"name": "loss", "value": value}]})
+        document = await reader.document(ref.namespace, ref.name, tail=0)
+        assert (backend.reads, document["metrics"]) == (["state"], {"loss": float(value)})
+    assert [value for _, _, value in document["history"]["loss"]] == [0.5, 0.4, 0.3]
+    backend.end(ref, 3)
+    document = await reader.document(ref.namespace, ref.name, tail=0)
+    assert "evidence" in backend.reads
+    assert (document["phase"], document["diagnosis"]["exit_code"]) == ("Failed", 3)
 
 
 async def test_viewers_share_a_document(backend: CountingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,32 +93,21 @@ async def test_the_age_of_a_document_counts_from_the_beginning_of_its_read(
     backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = await running(backend)
-    reader = LiveReader(backend, seconds=0.2)
+    reader = LiveReader(backend, seconds=0.1)
     await reader.document(ref.namespace, ref.name, tail=0)
 
     async def slow(ref: JobRef) -> Any:
         found = await CountingBackend.state(backend, ref)
-        await anyio.sleep(0.3)
+        await anyio.sleep(0.15)
         return found
 
     monkeypatch.setattr(backend, "state", slow)
     for _ in range(2):
-        await anyio.sleep(0.2)
+        await anyio.sleep(0.1)
         await reader.document(ref.namespace, ref.name, tail=0)
     backend.reads.clear()
     await reader.document(ref.namespace, ref.name, tail=0)
     assert backend.reads == ["state"]
-
-
-async def test_a_running_job_is_read_with_few_requests(backend: CountingBackend) -> None:
-    ref = await running(backend)
-    reader = LiveReader(backend, seconds=0)
-    await reader.document(ref.namespace, ref.name, tail=0)
-    backend.reads.clear()
-    backend.status(ref, trainerStatus={"metrics": [{"name": "loss", "value": "0.5"}]})
-    document = await reader.document(ref.namespace, ref.name, tail=0)
-    assert backend.reads == ["state"]
-    assert document["metrics"] == {"loss": 0.5}
 
 
 async def test_a_waiting_job_keeps_its_blocker_between_two_full_reads(
@@ -135,27 +144,6 @@ async def test_a_waiting_job_keeps_its_blocker_between_two_full_reads(
     assert "evidence" in backend.reads
 
 
-async def test_all_is_read_again_when_the_phase_changes(backend: CountingBackend) -> None:
-    ref = await running(backend)
-    reader = LiveReader(backend, seconds=0)
-    await reader.document(ref.namespace, ref.name, tail=0)
-    backend.end(ref, 3)
-    backend.reads.clear()
-    document = await reader.document(ref.namespace, ref.name, tail=0)
-    assert "evidence" in backend.reads
-    assert document["phase"] == "Failed"
-    assert document["diagnosis"]["exit_code"] == 3
-
-
-async def test_values_between_two_reads_become_a_curve(backend: CountingBackend) -> None:
-    ref = await running(backend)
-    reader = LiveReader(backend, seconds=0)
-    for value in ("0.5", "0.4", "0.3"):
-        backend.status(ref, trainerStatus={"metrics": [{"name": "loss", "value": value}]})
-        document = await reader.document(ref.namespace, ref.name, tail=0)
-    assert [value for _, _, value in document["history"]["loss"]] == [0.5, 0.4, 0.3]
-
-
 async def test_an_error_reaches_each_viewer_and_is_not_kept(backend: CountingBackend) -> None:
     ref = await running(backend)
     reader = LiveReader(backend)
@@ -181,8 +169,10 @@ async def test_a_viewer_that_leaves_does_not_end_the_read(backend: CountingBacke
 
 
 async def test_no_such_job(backend: CountingBackend) -> None:
+    reader = LiveReader(backend)
     with pytest.raises(NotFound, match="there is no TrainJob ns/nothing"):
-        await LiveReader(backend).document("ns", "nothing")
+        await reader.document("ns", "nothing")
+    assert not reader._jobs, "it is not kept"
     with pytest.raises(NotFound, match="there is no TrainJob ns/nothing"):
         await take_document(backend, "ns", "nothing")
 
@@ -197,22 +187,6 @@ async def test_the_reader_keeps_a_bounded_number_of_jobs(
         await reader.document(ref.namespace, ref.name)
     assert len(reader._jobs) == 3
     assert len(reader._logs) <= 3
-
-
-async def test_jobs_that_do_not_exist_are_not_kept(backend: CountingBackend) -> None:
-    reader = LiveReader(backend)
-    for number in range(5):
-        with pytest.raises(NotFound):
-            await reader.document("ns", f"nothing-{number}")
-    assert not reader._jobs
-
-
-async def test_the_list_is_shared(backend: CountingBackend) -> None:
-    ref = await running(backend)
-    reader = LiveReader(backend)
-    lists = await asyncio.gather(*(reader.listed("ns") for _ in range(10)))
-    assert backend.reads == ["find"]
-    assert [job["name"] for job in lists[0]["jobs"]] == [ref.name]
 
 
 async def test_attempts_of_the_key_are_shown(backend: CountingBackend) -> None:
