@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from inspect import isawaitable
 from typing import Any
@@ -171,76 +171,55 @@ def block(backend: DirectBackend, blocker: Blocker) -> None:
 # ---------------------------------------------------------------- states of a key
 
 
-async def _nothing(_: DirectBackend) -> None: ...
+STATES = (
+    "nothing",
+    "deleted, with pods on a lost node",
+    "a JobSet is left",
+    "failed",
+    "given up",
+    "delivered",
+    "runs",
+    "suspended by a cancel",
+    "undelivered",
+    "two run",
+    "came back",
+)
 
 
-async def _deleted_with_pods(backend: DirectBackend) -> None:
-    ref = attempt(backend)
-    await backend.delete(ref)
-    backend.pod(ref, conditions=[LOST])
-
-
-async def _jobset_left(backend: DirectBackend) -> None:
-    backend.jobset(job_name("key", 1), "ns")
-
-
-async def _failed(backend: DirectBackend) -> None:
-    backend.end(await launch(backend), 3)
-
-
-async def _given_up(backend: DirectBackend) -> None:
-    await give_up(backend, await launch(backend), WHY)
-
-
-async def _delivered(backend: DirectBackend) -> None:
-    await finish(backend, await launch(backend))
-
-
-async def _runs(backend: DirectBackend) -> None:
-    backend.running(await launch(backend))
-
-
-async def _suspended_by_a_cancel(backend: DirectBackend) -> None:
-    await launch(backend)
-    await cancel_key(backend, "key", namespace="ns", action="suspend", timeout_seconds=0)
-
-
-async def _undelivered(backend: DirectBackend) -> None:
-    backend.end(await launch(backend))
-
-
-async def _two_run(backend: DirectBackend) -> None:
-    """Two launchers were killed after their creates."""
-    attempt(backend, 1)
-    attempt(backend, 2)
-
-
-async def _came_back(backend: DirectBackend) -> None:
-    """Trainer has taken Failed back, or a person has resumed it."""
-    first = attempt(backend, 1, created=LONG_AGO)
-    attempt(backend, 2, annotations={REPLACES: first.uid})
+async def bring(backend: DirectBackend, state: str) -> None:
+    """Bring the key into a state."""
+    match state:
+        case "deleted, with pods on a lost node":
+            ref = attempt(backend)
+            await backend.delete(ref)
+            backend.pod(ref, conditions=[LOST])
+        case "a JobSet is left":
+            backend.jobset(job_name("key", 1), "ns")
+        case "failed":
+            backend.end(await launch(backend), 3)
+        case "given up":
+            await give_up(backend, await launch(backend), WHY)
+        case "delivered":
+            await finish(backend, await launch(backend))
+        case "runs":
+            backend.running(await launch(backend))
+        case "suspended by a cancel":
+            await launch(backend)
+            await cancel_key(backend, "key", namespace="ns", action="suspend", timeout_seconds=0)
+        case "undelivered":
+            backend.end(await launch(backend))
+        case "two run":  # two launchers were killed after their creates
+            attempt(backend, 1)
+            attempt(backend, 2)
+        case "came back":  # Trainer has taken Failed back, or a person has resumed it
+            first = attempt(backend, 1, created=LONG_AGO)
+            attempt(backend, 2, annotations={REPLACES: first.uid})
 
 
 async def finish(backend: DirectBackend, ref: JobRef) -> None:
     """A job completes, and its result is delivered."""
     backend.end(ref)
     await records.mark_delivered(backend, ref)
-
-
-State = Callable[[DirectBackend], Awaitable[None]]
-STATES: dict[str, State] = {
-    "nothing": _nothing,
-    "deleted, with pods on a lost node": _deleted_with_pods,
-    "a JobSet is left": _jobset_left,
-    "failed": _failed,
-    "given up": _given_up,
-    "delivered": _delivered,
-    "runs": _runs,
-    "suspended by a cancel": _suspended_by_a_cancel,
-    "undelivered": _undelivered,
-    "two run": _two_run,
-    "came back": _came_back,
-}
 
 
 class Clock:

@@ -95,19 +95,6 @@ async def test_attempts_are_deleted_beside_the_record_and_others_follow(
     assert (record.tried, record.uid, record.action) == (None, "", action)
 
 
-async def test_a_failed_attempt_that_refuses_changes_does_not_fail_the_cancel(backend: DirectBackend) -> None:
-    await attempts(backend, "failed", "running")
-    refuse(backend, "PATCH trainjobs")
-    assert await stop(backend) == [2]
-
-
-async def test_without_permission_for_leases_jobs_are_stopped(backend: DirectBackend) -> None:
-    (ref,) = await attempts(backend, "running")
-    backend.store.forbidden = (frozenset(), frozenset({"leases"}))
-    assert await stop(backend, "suspend") == [1]
-    assert annotations_of(backend, ref)[CANCELLED].startswith("unknown:"), "of unknown order"
-
-
 async def test_a_blank_key_is_refused(backend: DirectBackend) -> None:
     with pytest.raises(InvalidSpec):
         await cancel_key(backend, " ", namespace="ns")

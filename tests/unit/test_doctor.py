@@ -7,7 +7,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -20,13 +19,14 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from tests.serving import serving
+from tests.unit.program import kubeconfig
 
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.client import Request
 from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob._backends.local import runtimes
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._doctor import Finding, Level, admission, cluster, local, permissions, queues, server
+from trainjob._doctor.secrets import Needed, needed
 from trainjob._install import objects
 from trainjob._jobs.reaper import REAPER
 from trainjob._spec import RuntimeRef
@@ -48,13 +48,6 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def run(*words: str) -> Result:
     return CliRunner().invoke(program, ["doctor", *words], standalone_mode=False, catch_exceptions=False)
-
-
-def by_process(kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run in a separate process: the kubernetes package reads KUBECONFIG when it is imported."""
-    command = [sys.executable, "-c", "from trainjob.cli import main; main()", "doctor", *words]
-    environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def by_check(findings: Iterator[Finding] | list[Finding]) -> dict[str, Finding]:
@@ -149,6 +142,8 @@ def test_runtimes_are_checked_in_their_environment(
         assert f"{complete}/bin/python, which has {' and '.join(modules)}" in found["runtime"].message
     found = by_check(local.examine(LocalBackend(environments={runtime: bare}), [runtime]))
     assert (found["runtime"].level is Level.FAILURE) == bool(modules)
+    missing = by_check(local.examine(LocalBackend(environments={runtime: tmp_path / "gone"}), [runtime]))["runtime"]
+    assert (missing.level, str(tmp_path / "gone") in missing.message) == (Level.FAILURE, True)
     for name in modules:
         assert f"no {name}" in found["runtime"].message
         assert f"{bare}/bin/python -m pip install" in found["runtime"].advice
@@ -162,13 +157,6 @@ def test_advice_for_an_incomplete_runtime_names_the_setting(monkeypatch: pytest.
     assert "no nosuch_module" in finding.message
     (variable,) = re.findall(r"TRAINJOB_LOCAL_ENVIRONMENTS='([^']+)'", finding.advice)
     assert json.loads(variable) == {"jax-distributed": "/venvs/jax", "torch-distributed": "/path/of/environment"}
-
-
-def test_a_missing_environment_is_a_failure(tmp_path: Path) -> None:
-    gone = {"torch-distributed": tmp_path / "gone"}
-    found = by_check(local.examine(LocalBackend(environments=gone), ["torch-distributed"]))
-    assert found["runtime"].level is Level.FAILURE
-    assert str(tmp_path / "gone") in found["runtime"].message
 
 
 def test_command_line_reports_local_findings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,18 +175,6 @@ def test_command_line_reports_local_findings(monkeypatch: pytest.MonkeyPatch) ->
 # ---------------------------------------------------------------- what is absent
 
 ABSENT = re.compile(r"\b(no|none|not|nothing|without|missing|absent|lacks?|cannot|never|rejected|unused)\b")
-
-
-def levels_of_absent(findings: list[Finding]) -> set[Level]:
-    return {each.level for each in findings if ABSENT.search(each.message)}
-
-
-@pytest.mark.parametrize("mpirun", [False, True])
-def test_nothing_absent_on_this_machine_is_ok(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mpirun: bool) -> None:
-    environment = made_environment(tmp_path / "made", programs=("mpirun",) if mpirun else ())
-    monkeypatch.setenv("PATH", str(environment / "bin"))
-    for wanted in runtimes.FRAMEWORKS:
-        assert Level.OK not in levels_of_absent([*local.examine(LocalBackend(), [wanted, "nosuch"], "gpus")])
 
 
 class Bare:
@@ -299,17 +275,6 @@ def test_missing_and_invalid_settings_are_failures(monkeypatch: pytest.MonkeyPat
     assert json.loads(result.stdout)["findings"][0]["check"] == "settings"
 
 
-def kubeconfig(path: Path, url: str, **user: Any) -> Path:
-    config = {
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": user}],
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "training"}}],
-        "current-context": "here",
-    }
-    path.write_text(yaml.safe_dump(config))
-    return path
-
-
 @pytest.fixture
 def page() -> Iterator[str]:
     """URL of a web server that is not an API server."""
@@ -322,35 +287,29 @@ class _Silent(SimpleHTTPRequestHandler):
         pass
 
 
-def test_a_server_that_is_not_an_api_server_is_a_failure(tmp_path: Path, page: str) -> None:
-    result = by_process(kubeconfig(tmp_path / "config", page, token="s3cret"), "--json")
-    assert result.returncode == 2
+def test_a_server_that_is_not_an_api_server_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", page, token="s3cret")))
+    result = run("--json")
+    assert result.return_value == 2
     credentials, failure = json.loads(result.stdout)["findings"]
     assert (credentials["level"], failure["level"]) == ("ok", "failure")
     assert "does not answer like an API server" in failure["message"]
     assert "s3cret" not in result.stdout + result.stderr
 
 
-def test_an_unreachable_server_is_an_infrastructure_failure(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_an_infrastructure_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"https://user:s3cret@127.0.0.1:{closed.getsockname()[1]}"
-        result = by_process(kubeconfig(tmp_path / "config", url, token="t0ken"))
-    assert result.returncode == 3
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", url, token="t0ken")))
+        result = run()
+    assert result.return_value == 3
     assert f"kubeconfig {tmp_path / 'config'}, context here" in result.stdout
     assert "no reply from the API server" in result.stdout
     assert "network, VPN, proxy" in result.stdout
     assert not {"s3cret", "t0ken"} & set(re.findall(r"\w+", result.stdout + result.stderr))
-
-
-def test_source_of_credentials_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = kubeconfig(tmp_path / "config", "https://x")
-    assert Credentials(kubeconfig=str(file)).source() == f"kubeconfig {file}, context here"
-    assert Credentials(kubeconfig=str(file), context="there").source() == f"kubeconfig {file}, context there"
-    assert Credentials(host="https://x", token="s3cret").source() == "given for https://x"
-    monkeypatch.delenv("KUBECONFIG")
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    assert Credentials().source() == "service account of this pod"
 
 
 @pytest.mark.parametrize(
@@ -455,3 +414,35 @@ def test_an_error_of_one_check_does_not_stop_the_others() -> None:
     found = anyio.run(both)
     assert [(finding.check, finding.level) for finding in found] == [("a", Level.SKIPPED), ("b", Level.OK)]
     assert "KeyError" in found[0].message
+
+
+# ---------------------------------------------------------------- Secrets of a job
+
+
+def pod(**fields: Any) -> dict[str, Any]:
+    job = {"name": "node", "template": {"spec": {"template": {"spec": fields}}}}
+    template = {"spec": {"replicatedJobs": [job]}}
+    return {"runtimePatches": [{"manager": "x/y", "trainingRuntimeSpec": {"template": template}}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ({"trainer": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}}, ["s"]),
+        ({"initializer": {"dataset": {"secretRef": {"name": "s"}}, "model": {"secretRef": {"name": "t"}}}}, ["s", "t"]),
+        (pod(containers=[{"name": "node", "envFrom": [{"secretRef": {"name": "s"}}]}]), ["s"]),
+        (pod(initContainers=[{"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s"}}}]}]), ["s"]),
+        (pod(volumes=[{"name": "v", "secret": {"secretName": "s"}}]), ["s"]),
+        (pod(volumes=[{"name": "v", "projected": {"sources": [{"secret": {"name": "s"}}]}}]), ["s"]),
+        (pod(volumes=[{"name": "v", "csi": {"nodePublishSecretRef": {"name": "s"}}}]), ["s"]),
+        (pod(volumes=[{"name": "v", "secret": {"secretName": "s", "optional": True}}]), []),
+        ({"trainer": {"env": [{"name": "secretRef", "value": "s"}], "args": ["secret"]}}, []),
+        ({"trainer": None, "runtimePatches": "none", "initializer": {"dataset": {"secretRef": "s"}}}, []),
+    ],
+)
+def test_required_secrets_are_found(spec: dict[str, Any], names: list[str]) -> None:
+    assert [each.name for each in needed(spec)] == names
+
+
+def test_secrets_for_images_are_distinguished() -> None:
+    assert [*needed(pod(imagePullSecrets=[{"name": "s"}, {}]))] == [Needed("s", pulls=True)]

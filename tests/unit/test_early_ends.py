@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from tests import objects
 from tests.fakes.kube.direct import DirectBackend
 from tests.unit.launches import block, launch
@@ -182,43 +182,35 @@ async def test_a_deleted_job_that_nobody_observed_has_no_goodput(backend: Direct
 
 
 @pytest.mark.parametrize("code", [0, 3])
-async def test_a_result_is_measured_once(backend: DirectBackend, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+async def test_a_result_is_measured_and_recorded_once(
+    backend: DirectBackend, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """By the wait for the end of the job, not by one that leaves it running."""
     ref = await launched(backend)
-    backend.end(ref, code)
-    calls: list[object] = []
     recorded: list[dict[str, Any]] = []
+    monkeypatch.setattr(telemetry, "record_goodput", lambda _, goodput: recorded.append(goodput.summary()))
+    with pytest.raises(StartTimeout):
+        await waiting.wait(backend, ref, WaitOptions(start_timeout=SECOND))
+    assert recorded == []
+    calls: list[object] = []
 
     def counted(*given: Any) -> Goodput:
         calls.append(given)
         return measure(*given)
 
     monkeypatch.setattr(results, "measure", counted)
-    monkeypatch.setattr(telemetry, "record_goodput", lambda _, goodput: recorded.append(goodput.summary()))
+    backend.end(ref, code)
     try:
         spent = (await waiting.wait(backend, ref)).goodput
     except TrainJobFailed as error:
         spent = error.goodput
-    assert len(calls) == 1
-    assert recorded == [spent]
-
-
-async def test_a_job_that_keeps_running_is_recorded_by_the_wait_for_its_end(
-    backend: DirectBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorded = []
-    monkeypatch.setattr(telemetry, "record_goodput", lambda *given: recorded.append(given))
-    ref = await launched(backend)
-    with pytest.raises(StartTimeout):
-        await waiting.wait(backend, ref, WaitOptions(start_timeout=SECOND))
-    assert recorded == []
-    backend.end(ref)
-    await waiting.wait(backend, ref)
-    assert len(recorded) == 1
+    assert (len(calls), recorded) == (1, [spent])
 
 
 PHASES = st.lists(st.tuples(st.floats(0, 1e5), st.sampled_from([*Phase])), max_size=10)
 
 
+@settings(max_examples=50)
 @given(PHASES, st.sampled_from([Phase.DELETED, Phase.COMPLETE, Phase.FAILED]), st.floats(-100, 1e5))
 def test_the_time_of_a_deleted_job_sums_to_its_wall_time(
     phases: list[tuple[float, Phase]], ended: Phase, finished: float

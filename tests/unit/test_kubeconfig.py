@@ -104,8 +104,13 @@ def test_several_files_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert Credentials().load().authorization == "Bearer relative to its own file"
     assert Credentials().token_file() == tmp_path / "other" / "token"
     assert Credentials().source() == f"kubeconfig {os.pathsep.join(files)}, context second"
+    assert Credentials(kubeconfig=files[2], context="there").source() == f"kubeconfig {files[2]}, context there"
+    assert Credentials(host="https://x", token="s3cret").source() == "given for https://x"
     assert Credentials(context="first").load().authorization == "Bearer first"
     assert Credentials(context="first").namespace() == "of-first"
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    assert Credentials().source() == "service account of this pod"
 
 
 def test_paths_in_kubeconfig_text_are_relative_to_the_working_directory(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from trainjob._backends.kubernetes.client import Timings
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import render
 from trainjob._support import retrying
-from trainjob.errors import AlreadyExists, BackendUnavailable, NotFound, Rejected
+from trainjob.errors import AlreadyExists, NotFound, Rejected
 from trainjob.job import job_name, key_hash
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -107,36 +107,6 @@ async def ref(backend: Backend) -> JobRef:
 # ---------------------------------------------------------------- create
 
 
-async def test_a_create_is_one_request_and_a_taken_name_is_reported_at_once(
-    backend: Backend, pauses: list[float]
-) -> None:
-    await backend.create(render(SPEC, "key", 1, "ns"), dry_run=True)
-    assert (backend.requests, backend.jobs) == (["POST trainjobs"], {})
-    await created(backend)
-    with pytest.raises(AlreadyExists, match=NAME):
-        await created(backend)
-    assert (backend.requests, pauses) == (["POST trainjobs"] * 3, [])
-
-
-@pytest.mark.parametrize("count", [1, 5])
-async def test_a_conflict_of_a_quota_is_repeated_under_the_same_name(
-    backend: Backend, pauses: list[float], count: int
-) -> None:
-    backend.refusals["POST trainjobs"] = [QUOTA] * count
-    ref = await created(backend)
-    assert (ref.name, len(backend.jobs), len(pauses)) == (NAME, 1, count)
-    assert all(pause > 0 for pause in pauses)
-    once = ["POST trainjobs", "GET trainjobs", "GET jobsets"]
-    assert backend.requests == [*(once * count), "POST trainjobs"]
-
-
-async def test_a_conflict_that_lasts_is_an_outage_not_a_taken_name(backend: Backend) -> None:
-    backend.refusals["POST trainjobs"] = [QUOTA] * 100
-    with pytest.raises(BackendUnavailable, match=r"could not be created: .*resourcequotas"):
-        await created(backend)
-    assert (backend.requests.count("POST trainjobs"), backend.jobs) == (6, {})
-
-
 @pytest.mark.parametrize("count", [1, 2, 4])
 async def test_a_lost_reply_is_found_by_the_mark_of_its_request(backend: Backend, count: int) -> None:
     backend.refusals["POST trainjobs"] = [Refused(503, "", "busy")] * (count - 1)
@@ -179,23 +149,6 @@ async def test_a_repeated_create_does_not_take_the_place_of_another_job(
     assert backend.requests.count("POST trainjobs") == posts
 
 
-async def test_a_repeated_create_that_meets_its_own_job_is_the_first_one(backend: Backend) -> None:
-    """The first create arrives after the look at its name."""
-    late: list[Object] = []
-    backend.lost["POST trainjobs"] = 1
-
-    def arrive(request: str) -> None:
-        if request == "GET trainjobs" and not late:
-            late.extend(backend.jobs.values())
-            backend.store.put("trainjobs", late[0], "DELETED")
-        elif request == "POST trainjobs" and late:
-            backend.store.put("trainjobs", late[0], "ADDED")
-
-    backend.meanwhile = arrive
-    ref = await created(backend)
-    assert [job["metadata"]["uid"] for job in backend.jobs.values()] == [ref.uid]
-
-
 # ---------------------------------------------------------------- names
 
 
@@ -232,21 +185,6 @@ async def test_remaining_pods_are_those_that_may_still_write(backend: Backend) -
 
 
 # ---------------------------------------------------------------- patch and delete
-
-
-@pytest.mark.parametrize("conflict", ["version", "quota"])
-async def test_a_conflict_of_a_patch_with_a_version_means_look_again(
-    backend: Backend, ref: JobRef, conflict: str
-) -> None:
-    version = backend.job(ref)["metadata"]["resourceVersion"]
-    if conflict == "version":
-        await backend.patch(ref, {"metadata": {"annotations": {"a": "1"}}})
-    backend.refusals["PATCH trainjobs"] = [QUOTA] if conflict == "quota" else []
-    backend.requests.clear()
-    with pytest.raises(NotFound, match="is gone or was changed"):
-        await backend.patch(ref, {"metadata": {"resourceVersion": version}, **SUSPEND})
-    assert len(backend.requests) == 1
-    assert not backend.job(ref)["spec"].get("suspend")
 
 
 @pytest.mark.parametrize(
@@ -326,15 +264,6 @@ async def test_without_permission_there_are_no_records(backend: Backend) -> None
     backend.refusals = {"LIST leases": [forbidden("leases")], "POST leases": [forbidden("leases")]}
     assert await backend.cancels("ns", WORK) == (None, [])
     assert await backend.announce_cancel("ns", WORK, Cancel(0)) is None
-
-
-async def test_a_record_that_nothing_has_removed_concerns_nobody_after_an_hour(backend: Backend) -> None:
-    await backend.announce_cancel("ns", WORK, Cancel(0))
-    found = lease(backend)
-    created = f"{datetime.now(UTC) - timedelta(minutes=61):%Y-%m-%dT%H:%M:%SZ}"
-    backend.store.put("leases", {**found, "metadata": {**found["metadata"], "creationTimestamp": created}})
-    version, cancels = await backend.cancels("ns", WORK)
-    assert (version is None, cancels) == (False, [])
 
 
 # ---------------------------------------------------------------- a launch

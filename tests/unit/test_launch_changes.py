@@ -17,7 +17,7 @@ from tests.unit.launches import LIMITED, Killing, active, annotations_of, launch
 from trainjob import JobRef, TrainJobFailed, WaitOptions
 from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob._jobs import waiting
-from trainjob._jobs.cancellation import cancel, give_up
+from trainjob._jobs.cancellation import give_up
 from trainjob._jobs.records import mark_delivered
 from trainjob._manifest.attempts import given_up
 from trainjob.errors import QueueTimeout, RankCrashed, SpecMismatch
@@ -153,14 +153,6 @@ async def test_a_job_that_does_not_lack_capacity_is_adopted(
     assert await launch(backend, fields=fields) == first
 
 
-async def test_a_cancelled_job_that_got_no_capacity_changes_the_next_attempt(backend: DirectBackend) -> None:
-    """As by a KFP step, which does not know whether KFP retries it."""
-    assert await cancel(backend, await time_out_in_queue(backend))
-    assert active(backend) == []
-    second = await launch(backend, fields=QUEUED)
-    assert (second.attempt, queue_of(backend, second)) == (2, "backfill")
-
-
 # ---------------------------------------------------------------- several launches, and those that are killed
 
 
@@ -218,15 +210,6 @@ async def test_a_crash_in_a_queue_changes_the_next_attempt_although_its_job_is_d
     assert bool(kept) is (number is None or number < 3), "the job is deleted last"
 
 
-async def test_changes_accumulate_over_deleted_jobs(backend: DirectBackend) -> None:
-    for memory in ("16Gi", "24Gi"):
-        ref = await launch(backend, fields=IN_QUEUE)
-        assert memory_of(backend, ref) == memory
-        await give_up(backend, ref, await crash(backend, ref))
-    third = await launch(backend, fields=IN_QUEUE)
-    assert (third.attempt, memory_of(backend, third)) == (3, "30Gi")
-
-
 # ---------------------------------------------------------------- records of failures
 
 
@@ -240,18 +223,6 @@ async def test_a_record_is_no_attempt_and_fails_if_it_is_resumed(backend: Direct
     assert record["spec"]["trainer"]["command"] == ["false"]
     assert len(record["metadata"]["name"]) <= MAX_NAME
     assert given_up(record) == unpack_diagnosis(pack_diagnosis(why))
-
-
-async def test_the_verdict_of_a_job_in_a_queue_outlives_it(backend: DirectBackend) -> None:
-    fields: dict[str, Any] = {"labels": {QUEUE_LABEL: "main"}}
-    ref = await launch(backend, fields=fields, tried=2)
-    await give_up(backend, ref, Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 1"))
-    assert (active(backend), len(records(backend))) == ([], 1)
-    for options in ({"after_failure": "verdict"}, {"last_try": 2}):
-        with pytest.raises(TrainJobFailed, match="node-0 exited with code 1"):
-            await launch(backend, fields=fields, tried=3, **options)
-    again = await launch(backend, fields=fields, tried=3, last_try=3)
-    assert (again.attempt, active(backend), records(backend)) == (2, [again], [])
 
 
 async def test_a_record_that_a_queue_would_start_is_deleted(

@@ -13,7 +13,6 @@ import pytest
 from tests.fakes.kube.direct import DirectBackend
 from tests.unit.launches import (
     FIRST,
-    LATER,
     LONG_AGO,
     LOOK,
     STATES,
@@ -21,19 +20,25 @@ from tests.unit.launches import (
     active,
     annotations_of,
     attempt,
+    bring,
     cancels,
     deleted,
-    finish,
     launch,
     once,
     running,
+    spec,
+    without_launch,
 )
 
-from trainjob import JobRef, Phase, TrainJobFailed
-from trainjob._jobs.cancellation import cancel_key
-from trainjob._manifest.attempts import LAUNCHED, may_run
+from trainjob import InvalidSpec, JobRef, Phase, TrainJobFailed, TrainJobSpec
+from trainjob._backends.base import Backend
+from trainjob._jobs import launching
+from trainjob._jobs.cancellation import cancel, cancel_key
+from trainjob._manifest import unattended
+from trainjob._manifest.attempts import LAUNCHED
+from trainjob.errors import RuntimeNotFound, SpecMismatch
 from trainjob.job import TRY, job_name
-from trainjob.status import GIVEN_UP, observe
+from trainjob.status import CANCELLED, observe
 from trainjob.verdicts import Category
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.usefixtures("no_pauses")]
@@ -58,7 +63,7 @@ async def test_the_next_launch_repairs_what_a_killed_launcher_left(state: str, w
     while not isinstance(found, JobRef):
         number += 1
         backend = DirectBackend()
-        await STATES[state](backend)
+        await bring(backend, state)
         Killing(backend, number, when)
         (found,) = await asyncio.gather(launch(backend), return_exceptions=True)
         backend.before = backend.after = lambda _: None
@@ -84,53 +89,8 @@ async def delete_own(backend: DirectBackend) -> None:
     backend.jobset(job_name("key", 1), "ns")
 
 
-async def delete_what_counts(backend: DirectBackend) -> None:
-    """The launch has ended its own attempt, whose name may still be in use: pods end after the object."""
-    other = attempt(backend, 7, created=LONG_AGO)
-    once(backend, "PATCH trainjobs", lambda: backend.delete(other))
-
-
-async def train_twice(backend: DirectBackend) -> None:
-    """The launcher is frozen while others do its work, and new work of the key begins."""
-    await finish(backend, await launch(backend))
-    backend.running(await launch(backend))
-
-
-def give_up_own(backend: DirectBackend) -> None:
-    backend.change(only(backend), {"metadata": {"annotations": {GIVEN_UP: "{}"}}, "spec": {"suspend": True}})
-
-
-LIST, PATCH = "LIST trainjobs", "PATCH trainjobs"
-CHANGES: dict[str, tuple[str, str, int, Callable[[DirectBackend], object], int, list[int]]] = {
-    "another attempt counts": ("nothing", LIST, 1, lambda backend: attempt(backend, 7, created=LONG_AGO), 7, [1]),
-    "another one does not count": ("nothing", LIST, 1, lambda backend: attempt(backend, 7, created=LATER), 1, [7]),
-    "what counts is deleted": ("nothing", LIST, 1, delete_what_counts, 2, [1, 7]),
-    "its own one is deleted": ("nothing", LIST, 1, delete_own, 2, [1]),
-    "its own one fails": ("nothing", LIST, 1, lambda backend: backend.end(only(backend), 3), 1, []),
-    "its own one completes": ("nothing", LIST, 1, lambda backend: backend.end(only(backend)), 1, []),
-    "its own one is given up": ("nothing", LIST, 1, give_up_own, 1, []),
-    "pods show an attempt": ("nothing", "LIST pods", 0, lambda backend: backend.pod(attempt(backend, 3)), 3, []),
-    "another one is followed": ("nothing", "POST trainjobs", 0, train_twice, 2, []),
-    "the failed one runs": ("failed", PATCH, 0, lambda backend: backend.status(only(backend), conditions=[]), 1, []),
-    "the adopted one is deleted": ("runs", PATCH, 0, lambda backend: backend.delete(only(backend)), 1, [1]),
-    "the adopted one is delivered": ("runs", PATCH, 0, lambda backend: finish(backend, only(backend)), 1, []),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-async def test_a_launch_looks_again_after_a_change(backend: DirectBackend, change: str) -> None:
-    """State of the key, request and how many before, what happens then; number of the attempt, those that are ended."""
-    state, request, skip, happens, counts, ended = CHANGES[change]
-    await STATES[state](backend)
-    once(backend, request, lambda: happens(backend), skip=skip)
-    ref = await launch(backend)
-    assert ref.attempt == counts
-    assert active(backend) == ([ref] if may_run(backend.job(ref)) else [])
-    assert [name for name, _ in deleted(backend)] == [job_name("key", number) for number in ended]
-
-
 async def test_the_own_attempt_of_a_generated_key_is_not_followed_under_its_name(backend: DirectBackend) -> None:
-    once(backend, LIST, lambda: delete_own(backend))
+    once(backend, "LIST trainjobs", lambda: delete_own(backend))
     assert (await launch(backend, is_new=True)).attempt == 2
 
 
@@ -178,7 +138,7 @@ async def test_a_launch_obeys_a_cancel_at_each_point(state: str, options: dict[s
     while not waits:
         number += 1
         backend = DirectBackend()
-        await STATES[state](backend)
+        await bring(backend, state)
         before = await cancels(backend)
         once(backend, number, cancelling(backend, action))
         (found,) = await asyncio.gather(launch(backend, **options), return_exceptions=True)
@@ -219,3 +179,112 @@ async def test_a_launch_that_counts_no_tries_is_later_than_each_kill_before_it(
     assert running(backend) == [ref]
     assert (ref == first) == (action == "suspend")
     assert annotations_of(backend, ref)[TRY] == "4"
+
+
+# ---------------------------------------------------------------- specs
+
+
+async def test_another_spec_with_the_same_key_is_rejected(backend: DirectBackend) -> None:
+    ref = await launch(backend, fields={"args": ["--lr", "0.1"]})
+    with pytest.raises(SpecMismatch) as caught:
+        await launch(backend, fields={"args": ["--lr", "0.2"], "num_nodes": 2})
+    text = str(caught.value)
+    assert f"ns/{ref.name}" in text
+    assert 'spec.trainer.args[1]: "0.1" -> "0.2"' in text
+    assert "spec.trainer.numNodes: (nothing) -> 2" in text
+    with pytest.raises(SpecMismatch, match="labels or annotations"):
+        await launch(backend, fields={"args": ["--lr", "0.1"], "labels": {"a": "b"}})
+    assert len(backend.jobs) == 1
+
+
+async def test_another_spec_after_a_failure_is_the_next_attempt(backend: DirectBackend) -> None:
+    backend.end(await launch(backend), 3)
+    assert (await launch(backend, fields={"num_nodes": 2})).attempt == 2
+
+
+async def test_labels_of_the_origin_do_not_change_the_spec(backend: DirectBackend) -> None:
+    fields = {"labels": {"team": "vision", "dag_id": "theirs"}}
+    origin = {"dag_id": "digits", "try_number": "1"}
+    ref = await launch(backend, fields=fields, origin=origin)
+    labels = backend.job(ref)["metadata"]["labels"]
+    assert ({"team": "vision"} | origin).items() <= labels.items()
+    assert await launch(backend, fields=fields, origin=origin | {"try_number": "2"}) == ref
+    assert backend.job(ref)["metadata"]["labels"] == labels, "labels name the task that launched the job"
+
+
+STOPS: dict[str, Callable[[Backend, JobRef], Awaitable[object]]] = {
+    "cancel of the job": lambda backend, ref: cancel(backend, ref, "suspend"),
+    "cancel of the key": lambda backend, ref: cancel_key(backend, "key", namespace="ns", action="suspend"),
+    "kill": lambda backend, ref: cancel_key(backend, "key", namespace="ns", action="suspend", tried=1),
+    "reaper": lambda backend, ref: backend.patch(
+        ref, {"metadata": {"annotations": {CANCELLED: unattended.MARK}}, "spec": {"suspend": True}}
+    ),
+}
+
+
+@pytest.fixture(params=STOPS)
+async def stopped(request: pytest.FixtureRequest, backend: DirectBackend) -> JobRef:
+    """A job that waits for a launch that resumes it."""
+    ref = await launch(backend, tried=1)
+    await STOPS[request.param](backend, ref)
+    assert observe(backend.job(ref)).phase is Phase.SUSPENDED
+    return ref
+
+
+async def test_another_spec_replaces_a_job_that_was_stopped(backend: DirectBackend, stopped: JobRef) -> None:
+    """ "Fix the spec, run again" must not fail."""
+    second = await launch(backend, fields={"num_nodes": 2}, tried=2)
+    assert (second.attempt, [name for _, name in backend.jobs]) == (2, [second.name])
+    with pytest.raises(SpecMismatch):
+        await launch(backend, tried=3)
+
+
+async def test_the_same_spec_resumes_a_job_that_was_stopped(backend: DirectBackend, stopped: JobRef) -> None:
+    assert await launch(backend, tried=2) == stopped
+    assert running(backend) == [stopped]
+    assert CANCELLED not in annotations_of(backend, stopped)
+    with pytest.raises(SpecMismatch):  # it is waited for
+        await launch(backend, fields={"num_nodes": 2}, tried=3)
+
+
+async def test_a_stopped_job_stays_if_the_next_spec_is_refused(backend: DirectBackend, stopped: JobRef) -> None:
+    backend.requests.clear()
+    with pytest.raises(RuntimeNotFound):
+        await launch(backend, fields={"runtime": "nosuch"}, tried=2)
+    assert backend.requests.count("POST trainjobs") == 1
+    assert await launch(backend, tried=2) == stopped
+
+
+async def test_a_job_that_a_person_suspended_is_not_replaced_by_another_spec(backend: DirectBackend) -> None:
+    await backend.patch(await launch(backend), {"spec": {"suspend": True}})
+    with pytest.raises(SpecMismatch):
+        await launch(backend, fields={"num_nodes": 2})
+
+
+@pytest.mark.parametrize(
+    ("unparsed", "words"),
+    [
+        (TrainJobSpec(), "runtime: is missing"),
+        (spec().model_copy(update={"func_args": {"lr": 0.1}}), "func_args: needs func"),
+    ],
+    ids=["empty", "odd"],
+)
+@pytest.mark.parametrize("send", [launching.launch, launching.dry_run])
+async def test_an_unparsed_spec_is_checked_before_any_request(
+    backend: DirectBackend, send: Callable[..., Awaitable[object]], unparsed: TrainJobSpec, words: str
+) -> None:
+    with pytest.raises(InvalidSpec, match=words):
+        await send(backend, unparsed, "key", namespace="ns")
+    assert backend.requests == []
+
+
+async def test_a_dry_run_ignores_existing_jobs_and_creates_nothing(backend: DirectBackend) -> None:
+    launched = without_launch(backend.job(await launch(backend)))
+    stored = dict(await launching.dry_run(backend, spec(), "key", namespace="ns"))
+    assert len(backend.jobs) == 1
+    assert stored["metadata"].keys() >= {"uid", "creationTimestamp"}, "the server's defaults are shown"
+    own = {"uid", "creationTimestamp", "resourceVersion", "annotations"}
+    assert {**stored, "metadata": {name: value for name, value in stored["metadata"].items() if name not in own}} == {
+        **launched,
+        "metadata": {name: value for name, value in launched["metadata"].items() if name not in own},
+    }

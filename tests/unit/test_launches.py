@@ -13,9 +13,9 @@ from tests.unit.launches import (
     FIRST,
     LIMITED,
     LOOK,
-    STATES,
     annotations_of,
     attempt,
+    bring,
     deleted,
     finish,
     launch,
@@ -29,7 +29,7 @@ from trainjob import JobRef, TrainJobFailed
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.records import mark_delivered
 from trainjob._manifest.attempts import LAUNCHED, REPLACES
-from trainjob.errors import AlreadyExists, BackendUnavailable, Rejected
+from trainjob.errors import Rejected
 from trainjob.job import DELIVERED, TRY, job_name
 from trainjob.status import GIVEN_UP, QUEUE_LABEL
 
@@ -58,14 +58,14 @@ ON_RETRY = {"resources_per_node": {"memory": "16Gi"}, "on_retry": {"out_of_memor
 async def test_the_documented_requests_of_a_launch(
     backend: DirectBackend, state: str, fields: dict[str, Any], options: dict[str, Any], requests: list[str], trips: int
 ) -> None:
-    await STATES[state](backend)
+    await bring(backend, state)
     backend.requests.clear()
     assert await round_trips(backend, lambda: launch(backend, fields=fields, **options)) == trips
     assert backend.requests == requests
 
 
 async def test_a_launch_after_a_failure_reads_the_evidence_and_suspends_the_attempt(backend: DirectBackend) -> None:
-    await STATES["failed"](backend)
+    await bring(backend, "failed")
     (first,) = [JobRef.of(job) for job in backend.jobs.values()]
     version = backend.job(first)["metadata"]["resourceVersion"]
     backend.store.log.clear()
@@ -126,7 +126,7 @@ async def round_trips(backend: DirectBackend, process: Callable[[], Awaitable[ob
     ],
 )
 async def test_the_attempt_of_a_launch(backend: DirectBackend, state: str, number: int, runs: bool) -> None:
-    await STATES[state](backend)
+    await bring(backend, state)
     ref = await launch(backend)
     assert (ref.namespace, ref.name, ref.attempt) == ("ns", job_name("key", number), number)
     assert running(backend) == ([ref] if runs else [])
@@ -157,19 +157,6 @@ async def test_an_adoption_changes_the_annotations_of_a_launch_only(
     assert (after == before) == ("status" in patch), "each adoption of an active job changes its version"
 
 
-@pytest.mark.parametrize(("is_deleting", "number"), [(False, 1), (True, 2)])
-async def test_the_name_of_a_deleted_job_is_free_once_nothing_is_left(
-    backend: DirectBackend, is_deleting: bool, number: int
-) -> None:
-    ref = await launch(backend)
-    if is_deleting:
-        backend.change(ref, {"metadata": {"deletionTimestamp": backend.ago(0)}})
-    else:
-        await backend.delete(ref)
-    again = await launch(backend)
-    assert (again.attempt, again.uid != ref.uid) == (number, True)
-
-
 async def test_a_delivered_result_is_marked_on_a_job_that_exists(backend: DirectBackend) -> None:
     ref = await launch(backend)
     await mark_delivered(backend, ref)
@@ -185,17 +172,6 @@ async def test_of_launches_at_once_one_reports_that_it_has_created_the_job(backe
     assert adopted == refs[:1] * 4
     again = await launch(backend, on_adopt=adopted.append)
     assert adopted == [again] * 5
-
-
-async def test_a_launch_knows_its_job_after_a_repeated_create(backend: DirectBackend) -> None:
-    def lose(request: str) -> None:
-        if request == POST:
-            raise AlreadyExists("second try of one create")
-
-    backend.after = lose
-    ref = await launch(backend)
-    assert [JobRef.of(job) for job in backend.jobs.values()] == [ref]
-    assert backend.requests[4:] == [POST, *LOOK]
 
 
 @pytest.mark.parametrize(
@@ -297,14 +273,6 @@ async def test_a_launch_after_very_many_failures_names_the_latest(backend: Direc
 
 
 # ---------------------------------------------------------------- refused changes
-
-
-@pytest.mark.parametrize("error", [None, BackendUnavailable("a webhook hangs")], ids=["refused", "hangs"])
-async def test_a_job_that_refuses_changes_is_adopted(backend: DirectBackend, error: Exception | None) -> None:
-    """By the Lease of its waiter, which the reaper reads again."""
-    ref = await launch(backend)
-    refuse(backend, PATCH, error=error)
-    assert await launch(backend) == ref
 
 
 async def test_a_suspended_job_that_refuses_changes_is_not_adopted(backend: DirectBackend) -> None:

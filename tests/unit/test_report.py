@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import process_time
@@ -15,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from tests.objects import FAILED, RUNNING, condition, counts, pod
 from tests.page.parsed import Parsed
 from tests.unit.odd_objects import OBJECTS
-from tests.unit.reports import BACK_OFF, ENDED, HOSTILE, NOW, REF, SECRET, failed, trainjob
+from tests.unit.reports import BACK_OFF, ENDED, NOW, REF, SECRET, failed, trainjob
 
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._jobs.report import Report, examine
@@ -25,7 +24,7 @@ from trainjob._support.masking import MASK
 from trainjob.cli import texts
 from trainjob.cli.output import as_json
 from trainjob.job import JobRef
-from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase
+from trainjob.status import GIVEN_UP, Phase
 from trainjob.verdicts import Category, Evidence
 
 
@@ -96,35 +95,6 @@ def test_variable_values_and_secrets_are_omitted(render: Any) -> None:
         assert expected in text
 
 
-def test_hostile_text_is_escaped() -> None:
-    report = failed(HOSTILE, unseen=[HOSTILE[0], HOSTILE[3]])
-    html = page(report)
-    html.encode()
-    seen = Parsed(html)
-    assert set(seen.tags) & {"img", "link", "iframe", "object"} == set()
-    assert not [name for name, _ in seen.attributes if name.startswith("on") or name in ("src", "href")]
-    assert HOSTILE[0] in seen.data["document"]["diagnosis"]["log"]
-    assert "{{ report.key }}" in shown(report)
-    assert len(json.dumps(seen.data)) < 60_000
-    for text in (shown(report), plain(report)):
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", text)
-        assert "red" in text
-        assert "x" * 2000 not in text
-    json.loads(as_json(report.as_dict()))
-
-
-def test_a_waiting_job_shows_its_blocker() -> None:
-    queued = trainjob(spec={"suspend": True}, labels={QUEUE_LABEL: "gpus"})
-    waiting = condition("QuotaReserved", "Pending", value="False", message="4 more needed for gpu")
-    report = examine(REF, Evidence(queued, workload={"status": {"conditions": [waiting]}}), NOW)
-    assert report.observation.phase is Phase.QUEUED
-    assert "4 more needed for gpu" in report.observation.message
-    assert [name for name, *_ in report.phases] == ["queued"]
-    for text in (plain(report), shown(report)):
-        assert "4 more needed for gpu" in text
-        assert "queue" in text
-
-
 def test_report_of_pending_pods_has_the_blocker() -> None:
     job = trainjob(jobsStatus=[counts(active=1)])
     why = f"no room for {SECRET}: {'0/6 nodes are available; ' * 30}"
@@ -187,7 +157,7 @@ def test_ranks_and_events_are_limited_and_failed_ranks_come_first() -> None:
     assert [rank.rank for rank in report.ranks[:3]] == ["node-0", "node-1", "node-2"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(OBJECTS, st.lists(OBJECTS, max_size=3), st.lists(OBJECTS, max_size=3), OBJECTS, st.lists(st.text(), max_size=3))
 def test_any_evidence_can_be_reported(job: Any, pods: Any, events: Any, workload: Any, lines: Any) -> None:
     report = examine(REF, Evidence(job, pods, {"": lines}, events, workload), NOW)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -17,7 +17,6 @@ from tests.unit.virtually import virtually
 
 from trainjob import JobHung, JobRef, TrainJobResult
 from trainjob._diagnosis.stragglers import Straggler, annotation
-from trainjob._jobs.cancellation import give_up
 from trainjob._jobs.following import follow
 from trainjob._jobs.launching import launch
 from trainjob._jobs.stalls import _Limit
@@ -25,7 +24,7 @@ from trainjob._jobs.waiting import until_hung, wait
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
 from trainjob.errors import Rejected
-from trainjob.status import QUEUE_LABEL, Phase, observe
+from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import Category
 
 TIMEOUT = 1.0
@@ -75,6 +74,10 @@ class Training:
     def marker(self, rank: int, **content: Any) -> None:
         self.write(rank, f"trainjob.rank {json.dumps({'rank': rank, 'world': 2, **content})}")
 
+    def counts(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.marker(rank, count=3, step=3)
+
     def stalls(self, *ranks: int, step: int = 3) -> None:
         for rank in ranks:
             self.marker(rank, count=step, step=step, stalled_seconds=TIMEOUT / 2)
@@ -102,6 +105,12 @@ class Training:
             self.result = await wait(self.backend, self.ref, on_change=change)
         except JobHung as error:
             self.hung, self.seconds = error, asyncio.get_running_loop().time()
+
+
+Happens = Callable[[Training, int], object]
+
+
+def nothing(job: Training, number: int) -> None: ...
 
 
 @pytest.fixture
@@ -159,50 +168,46 @@ async def test_a_rank_that_does_not_respond_is_noticed_within_twice_the_timeout(
     assert backend.reads == 3, "the last one is half of the timeout after the one that showed the stall"
 
 
+def loses_its_node(job: Training, _: int) -> None:
+    """The log of rank 1 is lost after the first reading."""
+    if job.notices:
+        job.lose(1)
+        job.stalls(0)
+
+
+def starts_late(job: Training, number: int) -> None:
+    """The pod of rank 1 starts after four timeouts."""
+    if number in (0, 4 * 8):
+        state = {"state": objects.waiting("ContainerCreating"), "phase": "Pending"} if number == 0 else {}
+        job.backend.pod(job.ref, 1, **state)
+
+
+UNKNOWN = "it is unknown which rank hangs"
+STUCK: dict[str, tuple[Happens, Happens, float, str]] = {
+    "no step at all": (lambda job, _: job.write(0, "begin"), nothing, 2, UNKNOWN),
+    "log lines after the first step": (
+        lambda job, _: job.stalls(0, 1), lambda job, number: job.write(0, f"waiting {number}"), 1, "all_reduce"
+    ),
+    "a pod that starts late": (lambda job, _: job.marker(0, stalled_seconds=TIMEOUT), starts_late, 6, UNKNOWN),
+    "a log that is lost": (
+        lambda job, _: job.counts(0, 1), loses_its_node, 1,
+        "node-1 does not respond any more at step 3: its log cannot be read any more",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STUCK)
 @virtually
-async def test_a_job_without_any_step_has_twice_the_time(backend: Cluster) -> None:
+async def test_a_job_without_progress_hangs(backend: Cluster, name: str) -> None:
+    """Not earlier than after so many timeouts: a first step has twice the time, once all pods have started."""
+    begins, happens, timeouts, message = STUCK[name]
     job = await started(backend)
-    job.write(0, "begin")
-    await job.wait()
+    begins(job, 0)
+    await job.wait(happens=lambda number: happens(job, number))
     assert job.hung is not None
-    assert job.seconds >= 2 * TIMEOUT
-    assert job.hung.diagnosis.rank == ""
-    assert "it is unknown which rank hangs" in str(job.hung)
-    assert "trainjob.progress.step()" in job.hung.diagnosis.advice
-
-
-@virtually
-async def test_after_the_first_step_log_lines_are_no_progress(backend: Cluster) -> None:
-    job = await started(backend)
-    job.stalls(0, 1)
-    await job.wait(happens=lambda number: job.write(0, f"waiting {number}"))
-    assert job.hung is not None
-
-
-@virtually
-async def test_ranks_that_wait_for_a_pod_that_has_not_started_do_not_hang(backend: Cluster) -> None:
-    job = await started(backend)
-    backend.pod(job.ref, 1, state=objects.waiting("ContainerCreating"), phase="Pending")
-    job.marker(0, stalled_seconds=TIMEOUT)
-    await job.wait(happens=lambda number: backend.pod(job.ref, 1) if number == 4 * 8 else None)
-    assert job.hung is not None
-    assert job.seconds > 6 * TIMEOUT, "twice the timeout after all pods have started"
-
-
-@virtually
-async def test_a_rank_whose_log_is_lost_with_its_node_is_named(backend: Cluster) -> None:
-    job = await started(backend)
-    job.marker(0, count=3, step=3)
-    job.marker(1, count=3, step=3)
-
-    def lose(_: int) -> None:
-        if job.notices:  # after the first reading
-            job.lose(1)
-            job.stalls(0)
-
-    await job.wait(happens=lose)
-    assert job.hung is not None
-    assert "node-1 does not respond any more at step 3: its log cannot be read any more" in str(job.hung)
+    assert job.seconds >= timeouts * TIMEOUT
+    assert message in str(job.hung)
+    assert ("trainjob.progress.step()" in job.hung.diagnosis.advice) is (message == UNKNOWN)
 
 
 @virtually
@@ -216,62 +221,95 @@ async def test_the_next_attempt_of_a_job_that_hangs_avoids_its_node(backend: Clu
     assert job.hung.diagnosis.change == "excluded_nodes (none) -> that of the failed rank"
 
 
-@virtually
-async def test_a_job_that_hangs_is_ended_with_its_diagnosis_kept(backend: Cluster) -> None:
-    job = await started(backend)
-    job.stalls(0, 1)
-    await job.wait()
-    assert job.hung is not None
-    assert await give_up(backend, job.ref, job.hung.diagnosis, "suspend") == f"{job.ref} was suspended"
-    assert observe(backend.job(job.ref)).phase is Phase.SUSPENDED
-    assert '"category": "hang"' in backend.job(job.ref)["metadata"]["annotations"]["trainjob.dev/given-up"]
-
-
 # ---------------------------------------------------------------- what counts as progress, and what it costs
 
 
-@virtually
-async def test_a_job_that_reports_progress_costs_one_read_of_each_log_per_timeout(backend: Cluster) -> None:
-    """To compare the ranks; and fewer if the ranks do not count steps."""
-    job = await started(backend)
+def reports(job: Training, number: int) -> None:
+    metrics = [{"name": "trainjob.step", "value": str(number)}]
+    job.backend.status(job.ref, trainerStatus={"metrics": metrics})
+
+
+def restarts(job: Training, number: int) -> None:
+    """Counters go backwards, and the first step may take twice as long again."""
+    for rank in (0, 1) if number == 6 else ():
+        job.lose(rank)
+        job.marker(rank)
+
+
+def loses_all_logs(job: Training, _: int) -> None:
+    if job.notices:
+        job.backend.store.pod_logs.clear()
+
+
+def has_ended(job: Training, _: int) -> None:
+    """Its outputs are uploaded, or its kubelet is late."""
+    for rank in (0, 1):
+        job.marker(rank, count=3, step=3, ended=True)
+
+
+def may_not_be_read(job: Training, _: int) -> None:
+    def refuse(request: str) -> None:
+        if request == "GET log":
+            raise Refused(403, "Forbidden", "pods/log is forbidden")
+
     job.stalls(0, 1)
-
-    def report(number: int) -> None:
-        backend.status(job.ref, trainerStatus={"metrics": [{"name": "trainjob.step", "value": str(number)}]})
-
-    await job.wait(3.5, report)
-    assert job.result is not None
-    assert backend.reads == 3
-    assert job.notices == ["stall_timeout 1 s: measured by the progress that the job reports"]
+    job.backend.before = refuse
 
 
+def is_suspended(job: Training, _: int) -> None:
+    job.stalls(0, 1)
+    job.backend.change(job.ref, {"spec": {"suspend": True}})
+
+
+def steps_rarely(job: Training, number: int) -> None:
+    """Rank 1 steps just before each reading."""
+    if number % 7 == 6:
+        job.marker(1, count=number + 2, step=number)
+
+
+def stall(*ranks: int, step: int = 3) -> Happens:
+    return lambda job, _: job.stalls(*ranks, step=step)
+
+
+BY_LINES = (
+    "stall_timeout 1 s: measured by log lines, since no rank counts steps (call trainjob.progress.step() on every rank)"
+)
+BY_STEPS = "stall_timeout 1 s: measured by the steps that the ranks count"
+NO_LINE = "stall_timeout cannot be checked: no rank has written a line, reported progress or counted a step"
+HEALTHY: dict[str, tuple[Happens, Happens, float, int, list[str]]] = {
+    "the job reports progress": (
+        stall(0, 1), reports, 3.5, 3, ["stall_timeout 1 s: measured by the progress that the job reports"]
+    ),
+    "one rank counts steps": (
+        stall(0), lambda job, number: job.marker(1, count=number + 1, step=number), 4, 7, [BY_STEPS]
+    ),
+    "one rank steps rarely": (stall(0), steps_rarely, 5, 9, [BY_STEPS]),
+    "log lines before the first step": (
+        lambda job, _: job.marker(0), lambda job, number: job.write(0, f"compiling {number}"), 4, 5,
+        [BY_LINES],
+    ),
+    "a restart": (stall(0, 1, step=9), restarts, 2.6, 3, [BY_LINES]),
+    "an outage of all logs": (
+        lambda job, _: job.counts(0, 1), loses_all_logs, 5, 5,
+        [BY_STEPS, "stall_timeout cannot be checked: the logs of 2 pods cannot be read any more"],
+    ),
+    "ended ranks": (has_ended, nothing, 4.5, 6, []),
+    "logs that may not be read": (may_not_be_read, nothing, 4.5, 18, [BY_LINES, NO_LINE]),
+    "a suspended job": (is_suspended, nothing, 4.5, 0, []),
+    "no timeout": (stall(0, 1), nothing, 4.5, 0, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEALTHY)
 @virtually
-async def test_steps_of_any_rank_are_progress_at_one_read_per_timeout(backend: Cluster) -> None:
-    job = await started(backend)
-    job.stalls(0)
-    await job.wait(4, lambda number: job.marker(1, count=number + 1, step=number))
-    assert job.result is not None
-    assert backend.reads <= 9, "half of the timeout apart while a rank reports a stall"
-
-
-@virtually
-async def test_before_the_first_step_log_lines_are_progress(backend: Cluster) -> None:
-    job = await started(backend)
-    job.marker(0)
-    await job.wait(4, lambda number: job.write(0, f"compiling {number}"))
-    assert job.result is not None
-    assert backend.reads <= 6
-    assert "measured by log lines, since no rank counts steps" in job.notices[0]
-
-
-@virtually
-async def test_steps_of_one_rank_count_although_another_one_reports_a_stall(backend: Cluster) -> None:
-    """The first reading shows the stall of rank 0, and rank 1 steps just before each reading."""
-    job = await started(backend)
-    job.stalls(0)
-    job.marker(1, count=1, step=1)
-    await job.wait(5, lambda number: job.marker(1, count=number + 2, step=number) if number % 7 == 6 else None)
+async def test_progress_is_no_hang_and_costs_few_reads(backend: Cluster, name: str) -> None:
+    """What its begin is, what happens each eighth of the timeout, for how many timeouts; reads of all logs, notices."""
+    begins, happens, timeouts, reads, notices = HEALTHY[name]
+    job = await started(backend, **({"stall_timeout": None} if name == "no timeout" else {}))
+    begins(job, 0)
+    await job.wait(timeouts, lambda number: happens(job, number))
     assert job.hung is None
+    assert (backend.reads, job.notices) == (reads, notices)
 
 
 @virtually
@@ -289,86 +327,6 @@ async def test_markers_that_other_lines_have_displaced_do_not_make_a_hang(
 
     await job.wait(5, chatter)
     assert job.result is not None
-
-
-@virtually
-async def test_a_restart_begins_a_new_start(backend: Cluster) -> None:
-    """Counters go backwards, and the first step may take twice as long again."""
-    job = await started(backend)
-    job.stalls(0, 1, step=9)
-
-    def restart(number: int) -> None:
-        for rank in (0, 1) if number == 6 else ():
-            job.lose(rank)
-            job.marker(rank)
-
-    await job.wait(2.6, restart)
-    assert job.hung is None
-
-
-@virtually
-async def test_an_outage_of_all_logs_is_no_hang(backend: Cluster) -> None:
-    job = await started(backend)
-    for rank in (0, 1):
-        job.marker(rank, count=3, step=3)
-    await job.wait(5, lambda _: backend.store.pod_logs.clear() if job.notices else None)
-    assert job.hung is None
-    assert job.notices[-1] == "stall_timeout cannot be checked: the logs of 2 pods cannot be read any more"
-
-
-async def ended(job: Training) -> None:
-    """Its outputs are uploaded, or its kubelet is late."""
-    for rank in (0, 1):
-        job.marker(rank, count=3, step=3, ended=True)
-
-
-async def without_logs(job: Training) -> None:
-    """As for an account that may not read them."""
-
-    def refuse(request: str) -> None:
-        if request == "GET log":
-            raise Refused(403, "Forbidden", "pods/log is forbidden")
-
-    job.stalls(0, 1)
-    job.backend.before = refuse
-
-
-async def suspended(job: Training) -> None:
-    job.stalls(0, 1)
-    await job.backend.patch(job.ref, {"spec": {"suspend": True}})
-
-
-async def without_timeout(job: Training) -> None:
-    job.stalls(0, 1)
-
-
-NO_LINE = "stall_timeout cannot be checked: no rank has written a line, reported progress or counted a step"
-
-
-@pytest.mark.parametrize(
-    ("prepare", "fields", "read", "notices"),
-    [
-        (ended, {}, True, []),
-        (without_logs, {}, True, [NO_LINE]),
-        (suspended, {}, False, []),
-        (without_timeout, {"stall_timeout": None}, False, []),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-@virtually
-async def test_a_job_that_is_not_judged_does_not_hang(
-    backend: Cluster,
-    prepare: Callable[[Training], Awaitable[None]],
-    fields: dict[str, Any],
-    read: bool,
-    notices: list[str],
-) -> None:
-    job = await started(backend, **fields)
-    await prepare(job)
-    await job.wait(4.5)
-    assert job.hung is None
-    assert bool(backend.reads) is read
-    assert job.notices[-1:] == notices
 
 
 # ---------------------------------------------------------------- stragglers

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.objects import COMPLETE, CREATED, FAILED, RESUMED, SUSPENDED, Object, condition, counts, trainjob
 from tests.unit.odd_objects import JSON, OBJECTS
 
@@ -176,9 +176,6 @@ def test_deleted_phase_keeps_earlier_values() -> None:
     gone = observe(None, running)
     assert (gone.phase, gone.reason, gone.progress, gone.created) == (Phase.DELETED, "Deleted", 40, at(0))
     assert gone.message == "the TrainJob was deleted while it was waited for"
-
-
-def test_deletion_after_a_cancel_has_the_reason() -> None:
     cancelled = job(LAST)
     cancelled["metadata"]["annotations"] = {CANCELLED: "true"}
     gone = observe(None, observe(cancelled))
@@ -246,6 +243,7 @@ def damaged(draw: st.DrawFn) -> Object:
     return trainjob
 
 
+@settings(max_examples=60)
 @given(st.lists(OBJECTS | damaged() | st.none(), min_size=1, max_size=4))
 def test_observe_never_raises_and_final_phases_stay(objects: list[Object | None]) -> None:
     seen: list[Observation] = []

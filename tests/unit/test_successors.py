@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import anyio
 import pytest
@@ -14,13 +14,12 @@ from tests.unit.launches import annotations_of, attempt, deleted, launch, once, 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, WaitOptions
 from trainjob._jobs import following, waiting
 from trainjob._jobs.cancellation import cancel, cancel_key
-from trainjob._jobs.successors import check_verdict
 from trainjob._manifest.attempts import LAUNCHED
 from trainjob._manifest.unattended import MARK
 from trainjob.errors import QueueTimeout
 from trainjob.job import TRY
 from trainjob.status import CANCELLED
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
+from trainjob.verdicts import Category, Diagnosis
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -268,29 +267,3 @@ async def test_a_wait_ends_when_a_deletion_has_lasted_for_its_grace_period_and_a
     assert (await waits.diagnosis()).category is Category.DELETED
     assert f"TrainJob {ref} is still being deleted: a node may not answer, and may still write" in waits.notices
     assert following._DELETION_SECONDS == 90
-
-
-# ---------------------------------------------------------------- the verdict of another JobSet
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "is_own"),
-    [("its own", "", True), ("", "", False), ("another", "", False), ("another", "digits", True)],
-)
-async def test_the_jobset_tells_whose_end_it_is_and_times_only_without_one(
-    backend: DirectBackend, owner: str, name: str, is_own: bool
-) -> None:
-    """The times are of two clocks: that of the API server and that of the controller. `name`: of a foreign job."""
-    ref = attempt(backend)
-    if owner:
-        backend.jobset(ref.name, "ns", ref.uid if owner == "its own" else owner)
-    created = datetime(2026, 11, 25, 12, 0, 1, tzinfo=UTC)
-    ended = Observation(Phase.COMPLETE, created=created, finished=created - timedelta(seconds=1))
-    if is_own:
-        await check_verdict(backend, JobRef("ns", name or ref.name, ref.uid), ended)
-    else:
-        with pytest.raises(TrainJobFailed, match="JobSet of an earlier job of the same name") as caught:
-            await check_verdict(backend, ref, ended)
-        assert caught.value.retry is RetryVerdict.INFRASTRUCTURE
-    assert bool(backend.jobs) is is_own
-    assert bool(deleted(backend)) is not is_own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import queue
 import subprocess
 import sys
@@ -125,9 +124,14 @@ def test_failed_and_slow_posts_have_longer_pauses(
     assert server.progress == [5, 6, 6, 6]
 
 
-@pytest.mark.parametrize("variable", ["RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK"])
-def test_only_global_rank_0_posts(server: Trainer, log: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    monkeypatch.setenv(variable, "1")
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [*((name, "1") for name in ("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK")), *((name, "") for name in API)],
+)
+def test_only_global_rank_0_with_a_complete_configuration_posts(
+    server: Trainer, log: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
     report(progress=5)
     progress.flush()
     assert server.asked == []
@@ -273,12 +277,3 @@ def test_a_name_server_that_does_not_respond_blocks_neither_reports_nor_the_exit
     assert capsys.readouterr().err.count("the training continues: no response within 0.3 s\n") == 1
     assert server.asked == []
     released.set()
-
-
-@pytest.mark.parametrize("missing", API)
-def test_an_incomplete_configuration_is_ignored(server: Trainer, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    monkeypatch.delenv(missing)
-    report(progress=5)
-    progress.flush()
-    assert server.asked == []
-    assert os.environ.keys() & set(API) == set(API) - {missing}

@@ -103,7 +103,7 @@ CALL = {
 }
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(st.fixed_dictionaries({}, optional=CALL), min_size=1, max_size=5))
 @example(calls=[{"progress": 0.0}, {"progress": 5e-324}])  # the time left is infinite
 def test_any_report_fits_and_reads_back(log: Path, calls: list[dict[str, Any]]) -> None:
