@@ -168,9 +168,6 @@ def block(backend: DirectBackend, blocker: Blocker) -> None:
     backend.watch = watched  # type: ignore[method-assign]  # for every wait of the test
 
 
-# ---------------------------------------------------------------- states of a key
-
-
 STATES = (
     "nothing",
     "deleted, with pods on a lost node",

@@ -55,9 +55,6 @@ def trainjob(*words: str, input: str | None = None) -> str:  # noqa: A002 - the 
     return result.stdout
 
 
-# --- types of options
-
-
 def test_pairs_and_job_names_are_parsed() -> None:
     assert pair("A=b=c") == ("A", "b=c")
     assert pair("A=") == ("A", "")

@@ -88,9 +88,6 @@ def test_json_output_has_a_crash_event(program: Program, backend: EndingBackend,
     assert (crash["rank"], crash["exit_code"], crash["log"]) == ("node-1", 3, ["loading", "ValueError: no"])
 
 
-# ---------------------------------------------------------------- diagnose
-
-
 def failed(backend: DirectBackend, job: JobRef) -> None:
     backend.write(job, 1, "loading", "ValueError: no")
     backend.pod(job, 1, 3)

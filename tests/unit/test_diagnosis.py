@@ -473,9 +473,6 @@ def test_diagnosis_handles_5000_events_and_1000_pods() -> None:
     assert found.rank == "node-120", "the first rank without a log of a lost peer"
 
 
-# ---------------------------------------------------------------- arbitrary evidence
-
-
 PODS = st.builds(crash, st.integers(0, 3), JSON, st.integers(0, 59), reason=JSON, message=JSON, finishedAt=JSON)
 STOPPED = st.builds(stopped, JSON, JSON, JSON, phase=JSON, reason=JSON, podIP=JSON)
 TIMES = {"firstTimestamp": JSON, "lastTimestamp": JSON, "eventTime": JSON}

@@ -118,9 +118,6 @@ def test_full_shared_memory_is_detected(code: int, log: list[str]) -> None:
     assert (found.category, found.retry) == (Category.OUT_OF_MEMORY, UNKNOWN)
 
 
-# ---------------------------------------------------------------- a deleted pod
-
-
 @pytest.mark.parametrize(
     ("finished", "summary"),
     [("2026-11-21T10:05:00Z", "was killed by signal 9"), ("2026-11-21T10:20:10Z", "its pod was deleted")],
@@ -130,8 +127,6 @@ def test_a_kill_before_the_deletion_is_not_caused_by_it(finished: str, summary: 
     gone["metadata"] |= {"deletionTimestamp": "2026-11-21T10:20:40Z", "deletionGracePeriodSeconds": 30}
     assert summary in diagnosed([gone]).summary
 
-
-# ---------------------------------------------------------------- missing processes
 
 BARRIER = (
     "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. "
@@ -207,8 +202,6 @@ def test_advice_for_a_drained_node_depends_on_the_phase() -> None:
     assert diagnosed([drained], job=RUNNING).advice.startswith("wait: the cluster restarts it")
     assert diagnosed([drained]).advice.startswith("launch the job again")
 
-
-# ---------------------------------------------------------------- messages
 
 UNREADY_TAINT = "0/2 nodes are available: 2 node(s) had untolerated taint {node.kubernetes.io/not-ready: }."
 CASES = [
@@ -337,9 +330,6 @@ def test_messages_have_verdict_and_advice(
     assert found is not None
     assert (found.retry, found.permanent) == (retry, permanent), found
     assert advice in found.advice, found.advice
-
-
-# ---------------------------------------------------------------- GPUs and images
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,6 @@ def test_a_stack_shows_whether_a_rank_waits_for_others(frames: tuple[Frame, ...]
     assert rank(0, stack=frames).waits_in == waits
 
 
-# ---------------------------------------------------------------- properties
-
 KINDS: dict[str, dict[str, Any]] = {
     "silent": {"stalled": False, "stack": ()},
     "ended": {"stalled": False, "ended": True, "stack": ()},

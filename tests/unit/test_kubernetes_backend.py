@@ -264,6 +264,3 @@ async def test_without_permission_there_are_no_records(backend: Backend) -> None
     backend.refusals = {"LIST leases": [forbidden("leases")], "POST leases": [forbidden("leases")]}
     assert await backend.cancels("ns", WORK) == (None, [])
     assert await backend.announce_cancel("ns", WORK, Cancel(0)) is None
-
-
-# ---------------------------------------------------------------- a launch

@@ -118,9 +118,6 @@ async def test_new_work_of_a_key_starts_without_changes(backend: DirectBackend) 
     assert memory_of(backend, await launch(backend, fields=GROWING)) == "16Gi"
 
 
-# ---------------------------------------------------------------- capacity
-
-
 async def admit(backend: DirectBackend, ref: JobRef) -> None:
     await backend.patch(ref, {"spec": {"suspend": False}})
     backend.running(ref)

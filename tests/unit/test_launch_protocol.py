@@ -21,7 +21,6 @@ from tests.unit.launches import (
     annotations_of,
     attempt,
     bring,
-    cancels,
     deleted,
     launch,
     once,
@@ -30,16 +29,14 @@ from tests.unit.launches import (
     without_launch,
 )
 
-from trainjob import InvalidSpec, JobRef, Phase, TrainJobFailed, TrainJobSpec
+from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec
 from trainjob._backends.base import Backend
 from trainjob._jobs import launching
 from trainjob._jobs.cancellation import cancel, cancel_key
 from trainjob._manifest import unattended
-from trainjob._manifest.attempts import LAUNCHED
 from trainjob.errors import RuntimeNotFound, SpecMismatch
 from trainjob.job import TRY, job_name
 from trainjob.status import CANCELLED, observe
-from trainjob.verdicts import Category
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.usefixtures("no_pauses")]
 
@@ -49,9 +46,6 @@ def cancelling(
 ) -> Callable[[], Awaitable[object]]:
     """A cancel of the key that waits for no pod."""
     return lambda: cancel_key(backend, "key", namespace="ns", action=action, tried=tried, timeout_seconds=0)
-
-
-# ---------------------------------------------------------------- a launcher that is killed
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -121,45 +115,6 @@ async def test_an_adopted_job_that_changes_meanwhile_is_looked_at_again(backend:
 
 
 # ---------------------------------------------------------------- a cancel beside a launcher
-
-
-@pytest.mark.parametrize("action", ["cancel", "suspend"])
-@pytest.mark.parametrize(
-    ("state", "options"),
-    [
-        *((state, {}) for state in ("nothing", "failed", "runs", "suspended by a cancel", "two run")),
-        ("deleted, with pods on a lost node", {}),
-        ("nothing", {"is_new": True}),
-    ],
-)
-async def test_a_launch_obeys_a_cancel_at_each_point(state: str, options: dict[str, Any], action: Any) -> None:
-    number, waits = -1, False
-    first = 0 if options else len(FIRST)  # each cancel is newer than the launch of a generated key
-    while not waits:
-        number += 1
-        backend = DirectBackend()
-        await bring(backend, state)
-        before = await cancels(backend)
-        once(backend, number, cancelling(backend, action))
-        (found,) = await asyncio.gather(launch(backend, **options), return_exceptions=True)
-        waits, backend.turn = backend.turn is not None, None  # it has sent fewer requests
-        versions = [each.version for each in await cancels(backend) if each not in before]
-        assert bool(versions) is not waits
-        if isinstance(found, JobRef):
-            if versions and found in running(backend):
-                assert number < first, "the launch began after the cancel"
-                assert int(annotations_of(backend, found)[LAUNCHED]) >= versions[0]
-            assert len(running(backend)) <= 1
-        else:
-            check_obeyed(found)
-            assert running(backend) == []
-    assert number > first
-
-
-def check_obeyed(error: object) -> None:
-    assert isinstance(error, TrainJobFailed)
-    assert error.diagnosis.category is Category.DELETED
-    assert "its key was cancelled while it was launched" in str(error)
 
 
 async def test_a_complete_job_is_kept_by_a_launch_that_obeys(backend: DirectBackend) -> None:

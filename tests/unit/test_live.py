@@ -33,15 +33,22 @@ async def backend(prompt: None) -> AsyncIterator[CountingBackend]:
     await made.aclose()
 
 
-async def running(backend: CountingBackend) -> JobRef:
+@pytest.fixture
+async def ref(backend: CountingBackend) -> JobRef:
+    """A running job."""
     ref = await launch(backend, SPEC, "study/train", namespace="ns")
     backend.running(ref)
     backend.reads.clear()
     return ref
 
 
-async def test_viewers_share_a_read(backend: CountingBackend) -> None:
-    ref = await running(backend)
+@pytest.fixture
+def reader(backend: CountingBackend) -> LiveReader:
+    """One that reads again for each viewer."""
+    return LiveReader(backend, seconds=0)
+
+
+async def test_viewers_share_a_read(backend: CountingBackend, ref: JobRef) -> None:
     reader = LiveReader(backend, seconds=60)
     documents = await asyncio.gather(*(reader.document(ref.namespace, ref.name, tail=0) for _ in range(20)))
     assert {document["phase"] for document in documents} == {"Running"}
@@ -54,9 +61,9 @@ async def test_viewers_share_a_read(backend: CountingBackend) -> None:
     assert [job["name"] for job in lists[0]["jobs"]] == [ref.name]
 
 
-async def test_a_running_job_is_read_with_few_requests_until_its_phase_changes(backend: CountingBackend) -> None:
-    ref = await running(backend)
-    reader = LiveReader(backend, seconds=0)
+async def test_a_running_job_is_read_with_few_requests(
+    backend: CountingBackend, reader: LiveReader, ref: JobRef
+) -> None:
     await reader.document(ref.namespace, ref.name, tail=0)
     for value in ("0.5", "0.4", "0.3"):
         backend.reads.clear()
@@ -70,8 +77,7 @@ async def test_a_running_job_is_read_with_few_requests_until_its_phase_changes(b
     assert (document["phase"], document["diagnosis"]["exit_code"]) == ("Failed", 3)
 
 
-async def test_viewers_share_a_document(backend: CountingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    ref = await running(backend)
+async def test_viewers_share_a_document(backend: CountingBackend, ref: JobRef, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     make = training_document
 
@@ -90,9 +96,8 @@ async def test_viewers_share_a_document(backend: CountingBackend, monkeypatch: p
 
 
 async def test_the_age_of_a_document_counts_from_the_beginning_of_its_read(
-    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
+    backend: CountingBackend, ref: JobRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ref = await running(backend)
     reader = LiveReader(backend, seconds=0.1)
     await reader.document(ref.namespace, ref.name, tail=0)
 
@@ -111,7 +116,7 @@ async def test_the_age_of_a_document_counts_from_the_beginning_of_its_read(
 
 
 async def test_a_waiting_job_keeps_its_blocker_between_two_full_reads(
-    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
+    backend: CountingBackend, reader: LiveReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = await launch(backend, SPEC, "study/train", namespace="ns")
     event = {"type": "Warning", "reason": "Odd", "message": "an event"}
@@ -130,7 +135,6 @@ async def test_a_waiting_job_keeps_its_blocker_between_two_full_reads(
     monkeypatch.setattr(backend, "evidence", evidence)
     backend.condition(ref, "Suspended", "Suspended")
     backend.change(ref, {"spec": {"suspend": True}, "metadata": {"labels": {QUEUE_LABEL: "gpus"}}})
-    reader = LiveReader(backend, seconds=0)
     first = await reader.document(ref.namespace, ref.name, tail=0)
     assert first["blocker"]["reason"] == "Pending"
     backend.reads.clear()
@@ -144,8 +148,7 @@ async def test_a_waiting_job_keeps_its_blocker_between_two_full_reads(
     assert "evidence" in backend.reads
 
 
-async def test_an_error_reaches_each_viewer_and_is_not_kept(backend: CountingBackend) -> None:
-    ref = await running(backend)
+async def test_an_error_reaches_each_viewer_and_is_not_kept(backend: CountingBackend, ref: JobRef) -> None:
     reader = LiveReader(backend)
     backend.broken = BackendUnavailable("the cluster is away")
     results = await asyncio.gather(
@@ -157,8 +160,7 @@ async def test_an_error_reaches_each_viewer_and_is_not_kept(backend: CountingBac
     assert (await reader.document(ref.namespace, ref.name, tail=0))["phase"] == "Running"
 
 
-async def test_a_viewer_that_leaves_does_not_end_the_read(backend: CountingBackend) -> None:
-    ref = await running(backend)
+async def test_a_viewer_that_leaves_does_not_end_the_read(backend: CountingBackend, ref: JobRef) -> None:
     reader = LiveReader(backend)
     leaving = asyncio.create_task(reader.document(ref.namespace, ref.name, tail=0))
     staying = asyncio.create_task(reader.document(ref.namespace, ref.name, tail=0))
@@ -189,8 +191,7 @@ async def test_the_reader_keeps_a_bounded_number_of_jobs(
     assert len(reader._logs) <= 3
 
 
-async def test_attempts_of_the_key_are_shown(backend: CountingBackend) -> None:
-    ref = await running(backend)
+async def test_attempts_of_the_key_are_shown(backend: CountingBackend, ref: JobRef) -> None:
     backend.end(ref, 3)
     second = await launch(backend, SPEC, "study/train", namespace="ns")
     document = await take_document(backend, "ns", second.name)
@@ -198,22 +199,20 @@ async def test_attempts_of_the_key_are_shown(backend: CountingBackend) -> None:
 
 
 async def test_pods_of_other_attempts_are_read_once_after_their_end(
-    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
+    backend: CountingBackend, reader: LiveReader, ref: JobRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "FULL_SECONDS", 0.0)
     monkeypatch.setattr(live, "_WAITING_SECONDS", 0.0)
-    first = await running(backend)
-    backend.end(first, 3)
+    backend.end(ref, 3)
     second = await launch(backend, SPEC, "study/train", namespace="ns")
     backend.running(second)
     backend.reads.clear()
-    reader = LiveReader(backend, seconds=0)
     for _ in range(3):
         document = await reader.document("ns", second.name, tail=0)
     assert document["attempts"][0]["summary"]
     assert backend.reads.count("state") == 1
     backend.end(second)
-    assert (await reader.document("ns", first.name, tail=0))["attempts"][1]["phase"] == "Complete"
+    assert (await reader.document("ns", ref.name, tail=0))["attempts"][1]["phase"] == "Complete"
     assert backend.reads.count("state") == 2, "the page of the earlier attempt shows the later one, too"
 
 
@@ -238,7 +237,7 @@ async def test_the_previous_run_of_the_task_is_compared(backend: CountingBackend
     assert [value for _, _, value in previous["history"]["loss"]] == [0.5, 0.25]
 
 
-async def test_other_jobs_of_the_run_complete_the_lineage(backend: CountingBackend) -> None:
+async def test_other_jobs_of_the_run_complete_the_lineage(backend: CountingBackend, reader: LiveReader) -> None:
     spec = SPEC.model_copy(update={"inputs": {"dataset": "s3://b/digits"}})
     data = await launch(backend, SPEC, "airflow/r1/data", namespace="ns", origin=origin("r1", "data"))
     backend.end(data, message='{"trainjob": 1, "outputs": {"uri": "s3://b/digits", "digest": "sha256:d"}}')
@@ -246,7 +245,6 @@ async def test_other_jobs_of_the_run_complete_the_lineage(backend: CountingBacke
     backend.running(export)
     ref = await launch(backend, spec, "airflow/r1/train", namespace="ns", origin=origin("r1", "train"))
     backend.running(ref)
-    reader = LiveReader(backend, seconds=0)
     lineage = (await reader.document("ns", ref.name))["lineage"]
     assert lineage["datasets"] == [{"name": "dataset", "uri": "s3://b/digits", "digest": "sha256:d"}]
     assert lineage["registered"] is None

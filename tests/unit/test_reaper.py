@@ -96,8 +96,6 @@ async def test_attempts_of_different_keys_and_foreign_jobs_are_kept(backend: Dir
     assert len(backend.jobs) == 4
 
 
-# ---------------------------------------------------------------- cancelled keys
-
 IN_QUEUE = {"labels": {QUEUE_LABEL: "main"}}
 KUEUE = "; it could not be suspended, because Kueue would resume it"
 
@@ -201,9 +199,6 @@ async def test_leases_of_processes_that_ended_long_ago_are_removed(backend: Dire
     backend.waits(runs, lease="present")
     await run(backend)
     assert {waiter.lease for waiter in await backend.waiters("ns")} == {"of a job that runs", "of today", "present"}
-
-
-# ---------------------------------------------------------------- the policy
 
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)

@@ -171,9 +171,6 @@ def test_changes_of_several_rules_accumulate() -> None:
     )
 
 
-# ---------------------------------------------------------------- what the author changes in between
-
-
 def test_an_author_who_changes_the_spec_has_precedence() -> None:
     changes = after(spec_of(), OOM, OOM, QUOTA)
     more = spec_of({}, resources_per_node={"memory": "64Gi"}, num_nodes=1)
@@ -248,8 +245,6 @@ def test_an_unreadable_annotation_is_no_change(text: object) -> None:
     assert notice(trainjob) == ""
     assert with_change(OOM, trainjob) == OOM
 
-
-# ---------------------------------------------------------------- bounds
 
 CATEGORIES = st.sampled_from([Category.OUT_OF_MEMORY, Category.NODE_LOST, Category.QUOTA, Category.SCHEDULING])
 FAILURES = st.lists(

@@ -241,9 +241,6 @@ def test_invalid_retry_after_is_ignored(header: str | None) -> None:
     assert retrying.seconds(header) is None
 
 
-# --- reads whose chunks somebody takes slowly
-
-
 def cut(start: int, end: int, error: type[Exception]) -> Iterator[bytes]:
     """Half of the bytes, and a cut."""
     yield b"x" * max(1, (end - start) // 2)

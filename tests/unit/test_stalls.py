@@ -177,9 +177,10 @@ def loses_its_node(job: Training, _: int) -> None:
 
 def starts_late(job: Training, number: int) -> None:
     """The pod of rank 1 starts after four timeouts."""
-    if number in (0, 4 * 8):
-        state = {"state": objects.waiting("ContainerCreating"), "phase": "Pending"} if number == 0 else {}
-        job.backend.pod(job.ref, 1, **state)
+    if number == 0:
+        job.backend.pod(job.ref, 1, state=objects.waiting("ContainerCreating"), phase="Pending")
+    elif number == 4 * 8:
+        job.backend.pod(job.ref, 1)
 
 
 UNKNOWN = "it is unknown which rank hangs"
@@ -305,7 +306,7 @@ HEALTHY: dict[str, tuple[Happens, Happens, float, int, list[str]]] = {
 async def test_progress_is_no_hang_and_costs_few_reads(backend: Cluster, name: str) -> None:
     """What its begin is, what happens each eighth of the timeout, for how many timeouts; reads of all logs, notices."""
     begins, happens, timeouts, reads, notices = HEALTHY[name]
-    job = await started(backend, **({"stall_timeout": None} if name == "no timeout" else {}))
+    job = await started(backend, stall_timeout=None if name == "no timeout" else TIMEOUT)
     begins(job, 0)
     await job.wait(timeouts, lambda number: happens(job, number))
     assert job.hung is None

@@ -216,9 +216,6 @@ def test_times_are_parsed(text: object, expected: datetime | None) -> None:
     assert parse_time(text) == expected
 
 
-# ---------------------------------------------------------------- arbitrary objects
-
-
 @st.composite
 def damaged(draw: st.DrawFn) -> Object:
     """A realistic object with one part removed or replaced."""

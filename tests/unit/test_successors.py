@@ -119,12 +119,6 @@ async def test_a_waiter_that_may_not_list_jobs_reports_that_its_job_was_deleted(
     assert (await waits.diagnosis()).category is Category.DELETED
 
 
-# ---------------------------------------------------------------- given up
-
-
-# ---------------------------------------------------------------- cancelled
-
-
 async def _cancels_key(backend: DirectBackend, ref: JobRef) -> None:
     await cancel_key(backend, "key", namespace="ns", timeout_seconds=0)
 
@@ -248,9 +242,6 @@ async def test_a_resume_that_is_refused_is_reported_once(backend: DirectBackend)
     assert waits.notices == [
         f"{BY_CANCEL}, and cannot be resumed: TrainJob {ref} could not be changed: its runtime is gone"
     ]
-
-
-# ---------------------------------------------------------------- a deletion that does not end
 
 
 async def test_a_wait_ends_when_a_deletion_has_lasted_for_its_grace_period_and_a_minute(
