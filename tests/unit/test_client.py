@@ -76,56 +76,41 @@ HOLD = """async def hold():
 pass"""
 
 
+SCRIPTS = {
+    "nothing": ("", "worked\n"),
+    "busy": ("client.start(lambda: asyncio.sleep(600))", "worked\n"),
+    "thread": ("client.start(lambda: anyio.to_thread.run_sync(time.sleep, 1)); client.call(work)", "worked\n"),
+    "closed": ("client.close(); print(client.call(work))", "worked\nworked\n"),
+    "forked": ("pid = os.fork(); print(client.call(work), flush=True); pid and os.waitpid(pid, 0)", "worked\n" * 3),
+    "cleans up": (f"{HOLD}; client.start(hold); client.call(work)", "worked\ncleaned up\n"),
+    "fork cleans up": (
+        f"{HOLD}; pid = os.fork(); client.start(hold); client.call(work); pid and os.waitpid(pid, 0)",
+        "worked\n" + "cleaned up\n" * 2,
+    ),
+    "daemon": (
+        "import threading\ndef hold(): client.call(lambda: asyncio.sleep(600))\n"
+        "threading.Thread(target=hold, daemon=True).start(); client.call(work)",
+        "worked\n",
+    ),
+    "the loop is blocked": ("async def block(): time.sleep(300)\nclient.start(block)", "worked\n"),
+    "signal": (
+        "signal.signal(signal.SIGALRM, lambda *_: print(client.start(work).result(), flush=True));"
+        "signal.setitimer(signal.ITIMER_REAL, 0.1); client.call(lambda: asyncio.sleep(0.3))",
+        "worked\n" * 2,
+    ),
+    "context": (
+        "import contextvars; v = contextvars.ContextVar('v'); v.set('mine')\n"
+        "async def read(): return v.get()\nprint(client.call(read))",
+        "worked\nmine\n",
+    ),
+}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("backend", ["local", "kubernetes"])
-@pytest.mark.parametrize(
-    ("rest", "printed"),
-    [
-        ("", "worked\n"),
-        ("client.start(lambda: asyncio.sleep(600))", "worked\n"),
-        ("client.start(lambda: anyio.to_thread.run_sync(time.sleep, 1)); client.call(work)", "worked\n"),
-        ("client.close(); print(client.call(work))", "worked\nworked\n"),
-        ("pid = os.fork(); print(client.call(work), flush=True); pid and os.waitpid(pid, 0)", "worked\n" * 3),
-        (f"{HOLD}; client.start(hold); client.call(work)", "worked\ncleaned up\n"),
-        (
-            f"{HOLD}; pid = os.fork(); client.start(hold); client.call(work); pid and os.waitpid(pid, 0)",
-            "worked\n" + "cleaned up\n" * 2,
-        ),
-        (
-            "import threading\ndef hold(): client.call(lambda: asyncio.sleep(600))\n"
-            "threading.Thread(target=hold, daemon=True).start(); client.call(work)",
-            "worked\n",
-        ),
-        (
-            "async def block(): time.sleep(300)\nclient.start(block)",  # the loop itself
-            "worked\n",
-        ),
-        (
-            "signal.signal(signal.SIGALRM, lambda *_: print(client.start(work).result(), flush=True));"
-            "signal.setitimer(signal.ITIMER_REAL, 0.1); client.call(lambda: asyncio.sleep(0.3))",
-            "worked\n" * 2,
-        ),
-        (
-            "import contextvars; v = contextvars.ContextVar('v'); v.set('mine')\n"
-            "async def read(): return v.get()\nprint(client.call(read))",
-            "worked\nmine\n",
-        ),
-    ],
-    ids=[
-        "",
-        "busy",
-        "thread",
-        "closed",
-        "forked",
-        "cleans up",
-        "fork cleans up",
-        "daemon",
-        "blocked",
-        "signal",
-        "context",
-    ],
-)
-def test_a_script_ends_with_its_last_line(backend: str, rest: str, printed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_ends_with_its_last_line(backend: str, name: str, tmp_path: Path) -> None:
+    rest, printed = SCRIPTS[name]
     config = kubeconfig(tmp_path / "config", "https://127.0.0.1:1", token="t")
     environment = {**os.environ, "KUBECONFIG": str(config), "TRAINJOB_HOME": str(tmp_path / "home")}
     script = SCRIPT.format(backend=backend, rest=rest)

@@ -9,7 +9,6 @@ import re
 import socket
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from tests.fakes.scripted import Answer, ScriptedServer
 from tests.serving import serving
 from tests.unit.program import kubeconfig
 
@@ -275,23 +275,10 @@ def test_missing_and_invalid_settings_are_failures(monkeypatch: pytest.MonkeyPat
     assert json.loads(result.stdout)["findings"][0]["check"] == "settings"
 
 
-@pytest.fixture
-def page() -> Iterator[str]:
-    """URL of a web server that is not an API server."""
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Silent)) as web:
-        yield f"http://127.0.0.1:{web.server_port}"
-
-
-class _Silent(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        pass
-
-
-def test_a_server_that_is_not_an_api_server_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", page, token="s3cret")))
-    result = run("--json")
+def test_a_server_that_is_not_an_api_server_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(ScriptedServer(lambda _: Answer(404, b"<html>"))) as page:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", page.url, token="s3cret")))
+        result = run("--json")
     assert result.return_value == 2
     credentials, failure = json.loads(result.stdout)["findings"]
     assert (credentials["level"], failure["level"]) == ("ok", "failure")
