@@ -191,13 +191,6 @@ async def test_the_reader_keeps_a_bounded_number_of_jobs(
     assert len(reader._logs) <= 3
 
 
-async def test_attempts_of_the_key_are_shown(backend: CountingBackend, ref: JobRef) -> None:
-    backend.end(ref, 3)
-    second = await launch(backend, SPEC, "study/train", namespace="ns")
-    document = await take_document(backend, "ns", second.name)
-    assert [(each["attempt"], each["phase"]) for each in document["attempts"]] == [(1, "Failed"), (2, "NotStarted")]
-
-
 async def test_pods_of_other_attempts_are_read_once_after_their_end(
     backend: CountingBackend, reader: LiveReader, ref: JobRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
