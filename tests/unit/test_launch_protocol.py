@@ -88,6 +88,13 @@ async def test_the_own_attempt_of_a_generated_key_is_not_followed_under_its_name
     assert (await launch(backend, is_new=True)).attempt == 2
 
 
+async def test_a_failed_attempt_that_runs_again_meanwhile_is_adopted(backend: DirectBackend) -> None:
+    await bring(backend, "failed")
+    once(backend, "PATCH trainjobs", lambda: backend.status(only(backend), conditions=[]))
+    ref = await launch(backend)
+    assert (ref.attempt, active(backend)) == (1, [ref])
+
+
 async def test_a_loser_that_has_completed_meanwhile_is_kept(
     backend: DirectBackend, caplog: pytest.LogCaptureFixture
 ) -> None:

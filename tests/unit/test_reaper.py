@@ -167,6 +167,37 @@ async def test_the_leases_are_read_again_before_the_request(backend: DirectBacke
     assert left(backend) == [1]
 
 
+async def test_a_job_that_changed_since_it_was_read_is_not_ended(backend: DirectBackend, unattended: JobRef) -> None:
+    def adopted() -> None:
+        backend.change(unattended, {"metadata": {"annotations": {"trainjob.dev/adopted": "x"}}})
+        backend.waits(unattended)
+
+    once(backend, "PATCH trainjobs", adopted)
+    assert await run(backend) == []
+    assert not backend.job(unattended)["spec"].get("suspend")
+
+
+async def test_an_adoption_restarts_the_grace_period(backend: DirectBackend, unattended: JobRef) -> None:
+    """The process that has adopted the job writes its Lease within the grace period, not within an instant."""
+    adopted_at = 0
+
+    async def adopt() -> None:
+        nonlocal adopted_at
+        assert await launch(backend, fields=UNATTENDED) == unattended
+        adopted_at = len(backend.requests)
+
+    def look(request: str) -> None:
+        looks = backend.requests[adopted_at:].count("LIST leases")
+        if request == "LIST leases" and adopted_at and looks == 3:
+            backend.waits(unattended)
+
+    backend.before = look
+    once(backend, "LIST leases", adopt, skip=5)
+    assert await run(backend, grace=0.3, interval=0.05) == []
+    assert adopted_at
+    assert left(backend) == [1]
+
+
 async def test_a_job_that_cannot_be_suspended_is_deleted(backend: DirectBackend, unattended: JobRef) -> None:
     refuse(backend, "PATCH trainjobs", error=Refused(403, "Forbidden", "its runtime is gone"))
     (done,) = await run(backend)

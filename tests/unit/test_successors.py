@@ -173,6 +173,17 @@ async def test_whether_a_deleted_job_was_cancelled(
     assert found.category is Category.DELETED
 
 
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_an_end_that_was_seen_is_kept(backend: DirectBackend, is_deleted: bool) -> None:
+    """A job that has ended and is gone is not followed by another attempt of its key."""
+    ref, _ = attempt(backend), attempt(backend, 2)
+    waits = await waiter(backend, ref)
+    backend.end(ref)
+    if is_deleted:
+        await backend.delete(ref)
+    assert ((await waits.result()).uid, waits.followed) == (ref.uid, [])
+
+
 # ---------------------------------------------------------------- suspended before the latest launch
 
 
