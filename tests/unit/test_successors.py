@@ -79,6 +79,13 @@ async def test_a_waiter_follows_the_attempt_that_counts_several_times(backend: D
     assert Phase.DELETED not in waits.phases
 
 
+async def test_a_waiter_that_starts_after_the_deletion_follows(backend: DirectBackend) -> None:
+    first, second = attempt(backend), attempt(backend, 2)
+    await backend.delete(first)
+    backend.end(second)
+    assert (await waiting.wait(backend, first)).uid == second.uid
+
+
 async def test_options_hold_for_the_attempt_that_is_followed(backend: DirectBackend) -> None:
     first, second = attempt(backend), attempt(backend, 2)
     await backend.patch(second, {"spec": {"suspend": True}})

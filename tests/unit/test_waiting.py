@@ -90,6 +90,15 @@ async def test_a_wait_needs_one_watch_of_the_job_and_one_of_its_pods(backend: Di
     assert backend.requests.count("WATCH trainjobs") == backend.requests.count("WATCH pods") == 1
 
 
+async def test_a_failure_has_its_diagnosis(backend: DirectBackend, ref: JobRef) -> None:
+    backend.store.logs = b"2026-01-01T00:00:00Z ValueError: no\n"
+    backend.end(ref, 3)
+    with pytest.raises(TrainJobFailed, match=r"node-0 exited with code 3") as caught:
+        await wait(backend, ref, on_log=lambda _: None)
+    assert caught.value.diagnosis.job == f"ns/{ref.name}"
+    assert caught.value.diagnosis.log == ("ValueError: no",)
+
+
 @pytest.mark.parametrize("becomes", ["gone", "again"])
 @pytest.mark.parametrize("code", [0, 3])
 async def test_the_final_observation_is_kept(backend: DirectBackend, ref: JobRef, code: int, becomes: str) -> None:
