@@ -10,7 +10,7 @@ from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from tests import objects
 
 from trainjob._diagnosis.serialization import pack_diagnosis
@@ -118,6 +118,7 @@ def replaced_in(jobs: list[dict[str, Any]]) -> set[str]:
     return replaced
 
 
+@settings(max_examples=40)
 @given(attempts(), st.randoms(use_true_random=False))
 def test_all_that_see_the_same_agree(jobs: list[dict[str, Any]], order: random.Random) -> None:
     counts, losers = decide(jobs)
@@ -151,6 +152,7 @@ def is_result(job: dict[str, Any]) -> bool:
     return "Complete" in kinds and DELIVERED not in job["metadata"]["annotations"]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=2, max_size=4))
 def test_the_order_of_active_attempts_is_total(given_: list[tuple[int, int]]) -> None:
     """The oldest counts, then the lowest number, then the UID; whoever is left counts next."""
