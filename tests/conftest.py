@@ -18,9 +18,10 @@ from trainjob.data.stores.base import ReadableStore
 # A shell without job control starts background processes with SIGINT ignored, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# On a busy machine, correct code can exceed hypothesis' deadline of 200 ms for one example.
-hypothesis.settings.register_profile("no-deadline", deadline=None)
-hypothesis.settings.load_profile("no-deadline")
+# On a busy machine, correct code can exceed hypothesis' limits: 200 ms for an example, and the time to draw ten.
+_slow = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=_slow)
+hypothesis.settings.load_profile("busy")
 
 
 collect_ignore = (
