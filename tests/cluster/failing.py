@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from typing import Any
 
 import yaml
+from tests.cluster.pods import evict, pods_of
 from tests.processes import ComponentError, wait_until
 from tests.testcluster import images, kueue, nodes
 from tests.testcluster.access import TRAINER, Access, condition
@@ -43,6 +44,11 @@ def simulated(nodes: int = 1, gpus: int = 0, **fields: Any) -> Object:
     return {"runtime": "torch-distributed", "num_nodes": nodes, **resources, **fields}
 
 
+def endless(**fields: Any) -> Object:
+    """A job of a simulated pod that does not end."""
+    return simulated(env=simulate(run="never"), **fields)
+
+
 def patched(pod: Mapping[str, Any]) -> Object:
     """A change to the pods of the nodes."""
     node = {"name": "node", "template": {"spec": {"template": {"spec": dict(pod)}}}}
@@ -56,6 +62,16 @@ def container(name: str, script: str) -> Object:
 def mounted(volume: Object) -> Object:
     mount = {"name": volume["name"], "mountPath": "/mnt/volume"}
     return patched({"volumes": [volume], "containers": [{"name": "node", "volumeMounts": [mount]}]})
+
+
+def claim(name: str) -> Object:
+    """A mounted PersistentVolumeClaim."""
+    return mounted({"name": "data", "persistentVolumeClaim": {"claimName": name}})
+
+
+def secret_key(secret: str) -> Object:
+    """A script with a variable from a key of a Secret."""
+    return python("", env={"TOKEN": {"valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}})
 
 
 def queued(queue: str) -> Object:
@@ -91,6 +107,7 @@ def stages(
     return {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": jobs}}}
 
 
+NODE = stages("node")
 OWN: Object = {"runtime": {"name": "own", "kind": "TrainingRuntime"}}
 
 
@@ -210,32 +227,20 @@ def kill_rank_1(cluster: Access, ref: JobRef) -> None:
 
 def container_of_rank_1(cluster: Access, ref: JobRef) -> str:
     """Reference of the container of rank 1, once it runs."""
-    labels = f"jobset.sigs.k8s.io/jobset-name={ref.name},batch.kubernetes.io/job-completion-index=1"
 
     def running() -> list[str]:
-        found = [
-            status
-            for pod in cluster.api.find("v1", "Pod", ref.namespace, labels=labels)
-            for status in pod["status"].get("containerStatuses") or []
-        ]
-        return [status["containerID"] for status in found if "running" in status["state"]]
+        statuses = [each for pod in pods_of(cluster, ref, 1) for each in pod["status"].get("containerStatuses") or []]
+        return [status["containerID"] for status in statuses if "running" in status["state"]]
 
     wait_until("rank 1 runs", running, 60)
     (container,) = running()
     return container
 
 
-def evict(cluster: Access, ref: JobRef) -> None:
+def evict_all(cluster: Access, ref: JobRef) -> None:
     """Evict the pods, as ``kubectl drain`` does."""
-    for pod in pods(cluster, ref):
-        metadata = {"name": pod, "namespace": ref.namespace}
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
-        cluster.api.request("POST", f"{cluster.api.path('v1', 'Pod', ref.namespace, pod)}/eviction", eviction)
-
-
-def pods(cluster: Access, ref: JobRef) -> list[str]:
-    labels = f"jobset.sigs.k8s.io/jobset-name={ref.name}"
-    return [pod["metadata"]["name"] for pod in cluster.api.find("v1", "Pod", ref.namespace, labels=labels)]
+    for pod in pods_of(cluster, ref):
+        evict(cluster, ref.namespace, pod["metadata"]["name"])
 
 
 def delete(cluster: Access, ref: JobRef) -> None:
@@ -252,36 +257,6 @@ def job(where: str, name: str, gpus: int, **metadata: Any) -> Object:
         "metadata": {"name": name, "namespace": where, **metadata},
         "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer},
     }
-
-
-@contextmanager
-def gpu_quota(cluster: Access, where: str) -> Iterator[None]:
-    metadata = {"name": "gpus", "namespace": where}
-    spec = {"hard": {f"requests.{nodes.GPU}": "4"}}
-    cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": spec})
-    yield
-
-
-@contextmanager
-def full_gpu_quota(cluster: Access, where: str) -> Iterator[None]:
-    with gpu_quota(cluster, where):
-        cluster.api.create(job(where, "first", 4))
-
-        def used() -> bool:
-            quota = cluster.api.get("v1", "ResourceQuota", where, "gpus") or {}
-            return bool((quota.get("status") or {}).get("used", {}).get(f"requests.{nodes.GPU}") == "4")
-
-        wait_until("the first job uses the quota", used)
-        yield
-
-
-@contextmanager
-def cpu_quota(cluster: Access, where: str) -> Iterator[None]:
-    metadata = {"name": "cpu", "namespace": where}
-    cluster.api.create(
-        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": {"limits.cpu": "64"}}}
-    )
-    yield
 
 
 def applied(*objects: Object) -> Callable[[Access, str], AbstractContextManager[None]]:
@@ -311,6 +286,33 @@ def together(
     return made
 
 
+def quota(name: str, **hard: str) -> Object:
+    return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": hard}}
+
+
+CPU_QUOTA = quota("cpu", **{"limits.cpu": "64"})
+GPU_QUOTA = quota("gpus", **{f"requests.{nodes.GPU}": "4"})
+
+
+@contextmanager
+def full_gpu_quota(cluster: Access, where: str) -> Iterator[None]:
+    with applied(GPU_QUOTA)(cluster, where):
+        cluster.api.create(job(where, "first", 4))
+
+        def used() -> bool:
+            found = cluster.api.get("v1", "ResourceQuota", where, "gpus") or {}
+            return bool((found.get("status") or {}).get("used", {}).get(f"requests.{nodes.GPU}") == "4")
+
+        wait_until("the first job uses the quota", used)
+        yield
+
+
+UNBOUND_CLAIM: Object = {  # larger than any volume
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "data"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Ti"}}},
+}
 SETTINGS: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a.json": "{}"}}
 KEYS: Object = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"user": "x"}}
 LIMITS: Object = {
@@ -375,11 +377,11 @@ def volume_elsewhere(cluster: Access, where: str) -> Iterator[None]:
 
 
 @contextmanager
-def stopped_queue(cluster: Access, where: str) -> Iterator[None]:
-    """A LocalQueue whose ClusterQueue admits nothing."""
-    queue = kueue.cluster_queue(where, gpu=8)
-    cluster.api.apply({**queue, "spec": {**queue["spec"], "stopPolicy": "Hold"}})
-    cluster.api.create(kueue.local_queue(where, "small", where))
+def queue(cluster: Access, where: str, name: str = "small", policy: str = "None", **amounts: object) -> Iterator[None]:
+    """A LocalQueue whose ClusterQueue has the name of the namespace; by default with room for 8 GPUs."""
+    made = kueue.cluster_queue(where, **{"gpu": 8, **amounts})  # type: ignore[arg-type]  # cpu and gpu are objects
+    cluster.api.apply({**made, "spec": {**made["spec"], "stopPolicy": policy}})
+    cluster.api.create(kueue.local_queue(where, name, where))
     try:
         yield
     finally:
@@ -387,19 +389,14 @@ def stopped_queue(cluster: Access, where: str) -> Iterator[None]:
 
 
 @contextmanager
-def small_queue(cluster: Access, where: str) -> Iterator[None]:
-    """A LocalQueue with room for 8 GPUs."""
-    cluster.api.apply(kueue.cluster_queue(where, gpu=8))
-    cluster.api.create(kueue.local_queue(where, "small", where))
-    try:
+def stopped_queue(cluster: Access, where: str) -> Iterator[None]:
+    with queue(cluster, where, policy="Hold"):
         yield
-    finally:
-        cluster.api.delete(kueue.API, "ClusterQueue", "", where)
 
 
 @contextmanager
 def full_queue(cluster: Access, where: str) -> Iterator[None]:
-    with small_queue(cluster, where):
+    with queue(cluster, where):
         cluster.api.create(job(where, "first", 8, labels={kueue.QUEUE_LABEL: "small"}))
 
         def admitted() -> bool:
@@ -440,14 +437,6 @@ def outrank_on_node(cluster: Access, ref: JobRef) -> None:
     cluster.api.create({"apiVersion": "v1", "kind": "Pod", **pod})
 
 
-@contextmanager
-def unbound_claim(cluster: Access, where: str) -> Iterator[None]:
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Ti"}}}  # larger than any volume
-    metadata = {"name": "data", "namespace": where}
-    cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
-    yield
-
-
 def remove_runtime(cluster: Access, ref: JobRef) -> None:
     """Delete the runtime, then resume the suspended job."""
     cluster.api.delete(TRAINER, "TrainingRuntime", ref.namespace, "own")
@@ -457,6 +446,7 @@ def remove_runtime(cluster: Access, ref: JobRef) -> None:
 
 # ---------------------------------------------------------------- scripts
 
+SLEEP = "import time; time.sleep(600)"
 CHAINED = """
 def load(row):
     return row["label"]

@@ -1,7 +1,7 @@
 """Jobs that fail or make no progress, each in a different way: how to produce each, and the expected diagnosis.
 
 `tests/cluster/test_diagnosis.py` produces all of them on real controllers and a real kubelet; `corpus` records their
-evidence for the unit tests and for the table of docs/reference/failures.md.
+evidence for the unit tests and for the table of docs/reference/failures.md. The diagnoses are in failures.yaml.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from tests.cluster import failing as make
 from tests.testcluster.access import Access
-from tests.testcluster.nodes import simulate
 
 from trainjob.job import JobRef
 from trainjob.verdicts import Category, RetryVerdict
@@ -26,174 +27,81 @@ class Failure:
     Attributes:
         name: Name, also of its file in the corpus.
         how: How it is produced, for the table in the documentation.
-        spec: Spec of the job. On the real node the default image has Python.
         category: Expected category.
         retry: Expected retry verdict.
         summary: A regular expression that the summary must match.
-        rank: Expected rank.
-        exit_code: Expected exit code.
+        spec: Spec of the job. On the real node the default image has Python.
         node: ``real`` if pods have to run, ``jax`` or ``torch`` if the pods need that package.
         before: Creates prerequisites, and removes them at the end.
         after: Applied to the job once it runs; to a suspended job at once.
-        failed: Whether the job must have failed before the diagnosis; the shipped runtimes restart ranks for minutes.
         alone: Whether to run it after the others, because it disturbs them.
         slow: Whether it takes long and is started first.
+        job_name: Name of the job, if trainjob does not launch it.
+        rank: Expected rank.
+        exit_code: Expected exit code.
+        failed: Whether the job must have failed before the diagnosis; the shipped runtimes restart ranks for minutes.
         shown_log: A regular expression that the shown log lines must match.
         victim: A rank that fails because it loses `rank`. It must have ended when the diagnosis is made.
-        job_name: Name of the job, if trainjob does not launch it.
     """
 
     name: str
     how: str
-    spec: Mapping[str, Any]
     category: Category
     retry: RetryVerdict
     summary: str
-    rank: str = ""
-    exit_code: int | None = None
+    spec: Mapping[str, Any]
     node: Literal["simulated", "real", "jax", "torch"] = "simulated"
     before: Callable[[Access, str], AbstractContextManager[None]] | None = None
     after: Callable[[Access, JobRef], None] | None = None
-    failed: bool = False
     alone: bool = False
     slow: bool = False
+    job_name: str = ""
+    rank: str = ""
+    exit_code: int | None = None
+    failed: bool = False
     shown_log: str = ""
     victim: str = ""
-    job_name: str = ""
 
 
-_USER, _UNKNOWN, _INFRASTRUCTURE = RetryVerdict.USER, RetryVerdict.UNKNOWN, RetryVerdict.INFRASTRUCTURE
-_CONFIGURATION = RetryVerdict.CONFIGURATION
+Fields = dict[str, Any]
 
 
-def _script(
-    name: str,
-    how: str,
-    script: str,
-    category: Category,
-    retry: RetryVerdict,
-    summary: str,
-    **fields: Any,
-) -> Failure:
-    """A rank that ends on the real node, with a runtime that does not restart it."""
-    wanted = {"rank": "node-0", "exit_code": 1, "node": "real", "failed": True, "before": make.own(make.stages("node"))}
-    command = make.python(script) if fields.pop("python", True) else make.shell(script)
-    spec = command | make.OWN | fields.pop("spec", {})
-    return Failure(name, how, spec, category, retry, summary, **{**wanted, **fields})
+def _simulated(spec: make.Object, **fields: Any) -> Fields:
+    return {"spec": spec, **fields}
 
 
-FAILURES = (
+def _real(script: str | make.Object, **fields: Any) -> Fields:
+    """A Python script, or a spec."""
+    return {"spec": make.python(script) if isinstance(script, str) else script, "node": "real", **fields}
+
+
+def _own(script: str | make.Object, runtime: make.Object = make.NODE, **fields: Any) -> Fields:
+    """A job of a runtime in its namespace."""
+    made = _real(script, **{"before": make.own(runtime), **fields})
+    return {**made, "spec": made["spec"] | make.OWN}
+
+
+_CAUSES: dict[str, Fields] = {
     # --- the training code
-    _script(
-        "syntax-error",
-        "a script that Python cannot parse",
-        "def train(:",
-        Category.USER_CODE,
-        _USER,
-        "SyntaxError",
-    ),
-    _script(
-        "import-error",
-        "a package without the name that the script imports",
-        "from json import nosuch",
-        Category.USER_CODE,
-        _USER,
-        "ImportError: cannot import name 'nosuch'",
-    ),
-    _script(
-        "aborted",
-        "native code that ends with an exception; the first process of a container ignores SIGABRT, so SIGSEGV ends it",
-        make.ABORT,
-        Category.USER_CODE,
-        _UNKNOWN,
-        r"^node-0 was killed by signal 11 \(SIGSEGV\): std::runtime_error: no such operator$",
-        exit_code=139,
-    ),
-    _script(
-        "host-unknown",
-        "a server name that DNS does not know",
-        "import urllib.request; urllib.request.urlopen('http://nosuch.invalid/model')",
-        Category.OUTAGE,
-        _INFRASTRUCTURE,
-        "(Name or service not known|name resolution|No address associated)",
-    ),
-    _script(
-        "server-overloaded",
-        "a server that answers with 503",
-        make.SERVER.format(503),
-        Category.OUTAGE,
-        _INFRASTRUCTURE,
-        "HTTP Error 503: Service Unavailable",
-    ),
-    _script(
-        "access-denied",
-        "a server that answers with 403",
-        make.SERVER.format(403),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "HTTP Error 403: Forbidden",
-    ),
-    _script(
-        "certificate-unknown",
-        "a server whose certificate authority the image does not trust",
-        "import urllib.request; urllib.request.urlopen('https://kubernetes.default.svc')",
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "CERTIFICATE_VERIFY_FAILED",
-    ),
-    _script(
-        "shared-memory-full",
-        "256 MiB of shared memory, more than the 64 MiB of /dev/shm",
-        make.SHARED_MEMORY,
-        Category.OUT_OF_MEMORY,
-        _UNKNOWN,
-        r"^node-0 was killed by signal 7 \(SIGBUS\)",
-        exit_code=135,
-    ),
-    _script(
-        "disk-full",
-        "a script that writes 8 MiB into a volume of 1 MiB",
+    "syntax-error": _own("def train(:"),
+    "import-error": _own("from json import nosuch"),
+    "aborted": _own(make.ABORT),
+    "host-unknown": _own("import urllib.request; urllib.request.urlopen('http://nosuch.invalid/model')"),
+    "server-overloaded": _own(make.SERVER.format(503)),
+    "access-denied": _own(make.SERVER.format(403)),
+    "certificate-unknown": _own("import urllib.request; urllib.request.urlopen('https://kubernetes.default.svc')"),
+    "shared-memory-full": _own(make.SHARED_MEMORY),
+    "disk-full": _own(
         "open('/mnt/model', 'wb').write(bytes(8 << 20))",
-        Category.USER_CODE,
-        _UNKNOWN,
-        "No space left on device",
-        before=make.own(make.with_volume("/mnt", {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})),
+        make.with_volume("/mnt", {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
     ),
-    _script(
-        "volume-read-only",
-        "a script that writes into a read-only volume",
-        "open('/mnt/model', 'wb')",
-        Category.CONFIGURATION,
-        _UNKNOWN,
-        "Read-only file system",
-        before=make.own(make.with_volume("/mnt", {"emptyDir": {}}, readOnly=True)),
+    "volume-read-only": _own("open('/mnt/model', 'wb')", make.with_volume("/mnt", {"emptyDir": {}}, readOnly=True)),
+    "file-not-writable": _own(
+        "open('/model', 'wb')", make.stages("node", node={"securityContext": {"runAsUser": 1000}})
     ),
-    _script(
-        "file-not-writable",
-        "a script that writes where its user has no write permission",
-        "open('/model', 'wb')",
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "PermissionError: .*'/model'",
-        before=make.own(make.stages("node", node={"securityContext": {"runAsUser": 1000}})),
-    ),
-    _script(
-        "program-of-another-architecture",
-        "a program compiled for ARM",
-        make.ARM,
-        Category.IMAGE,
-        _CONFIGURATION,
-        "^node-0 exited with code 126: .*Exec format error",
-        python=False,
-        exit_code=126,
-    ),
-    _script(
-        "sub-path-missing",
-        "a missing key of a ConfigMap, mounted by subPath: it becomes a directory",
+    "program-of-another-architecture": _own(make.shell(make.ARM)),
+    "sub-path-missing": _own(
         "open('/opt/settings.json').read()",
-        Category.CONFIGURATION,
-        _UNKNOWN,
-        "IsADirectoryError: .*'/opt/settings.json'",
         before=make.together(
             make.applied(make.SETTINGS),
             make.own(
@@ -201,865 +109,158 @@ FAILURES = (
             ),
         ),
     ),
-    _script(
-        "pod-failure-policy",
-        "exit code 42, for which the Job's podFailurePolicy has FailJob",
-        "raise SystemExit(42)",
-        Category.USER_CODE,
-        _UNKNOWN,
-        "^node-0 exited with code 42$",
-        exit_code=42,
-        before=make.own(make.stages("node", job={"backoffLimit": 5, "podFailurePolicy": make.FAIL_JOB})),
+    "pod-failure-policy": _own(
+        "raise SystemExit(42)", make.stages("node", job={"backoffLimit": 5, "podFailurePolicy": make.FAIL_JOB})
     ),
-    Failure(
-        "processes-missing",
-        "jax.distributed waits for three processes, but the job has one node",
-        {"runtime": "jax-distributed", "num_nodes": 1, "command": ["python3", "-c", make.PROCESSES]},
-        Category.UNKNOWN,
-        _UNKNOWN,
-        r"^node-0 was killed by signal 11 \(SIGSEGV\): Terminating process because the JAX distributed service",
-        rank="node-0",
-        exit_code=139,
-        node="jax",
+    "processes-missing": _real(
+        {"runtime": "jax-distributed", "num_nodes": 1, "command": ["python3", "-c", make.PROCESSES]}, node="jax"
     ),
     # --- probes and hooks
-    Failure(
-        "liveness-probe",
-        "a liveness probe that fails",
-        make.python("import time; time.sleep(600)") | make.OWN,
-        Category.CONFIGURATION,
-        _UNKNOWN,
-        "^node-0 was killed by the kubelet because its liveness probe failed: cat: /tmp/healthy: No such file",
-        rank="node-0",
-        exit_code=137,
-        node="real",
-        before=make.own(make.stages("node", node={"livenessProbe": make.PROBE}, pod=make.RESTARTS)),
-    ),
-    Failure(
-        "startup-probe",
-        "a startup probe that fails",
-        make.python("import time; time.sleep(600)") | make.OWN,
-        Category.CONFIGURATION,
-        _UNKNOWN,
-        "^node-0 was killed by the kubelet because its startup probe failed: cat: /tmp/healthy: No such file",
-        rank="node-0",
-        exit_code=137,
-        node="real",
-        before=make.own(make.stages("node", node={"startupProbe": make.PROBE}, pod=make.RESTARTS)),
-    ),
-    Failure(
-        "post-start-hook",
-        "a postStart hook that fails",
-        make.python("import time; time.sleep(600)") | make.OWN,
-        Category.CONFIGURATION,
-        _UNKNOWN,
-        "^node-0 was killed by the kubelet because its postStart hook failed",
-        rank="node-0",
-        exit_code=137,
-        node="real",
-        before=make.own(
-            make.stages(
-                "node",
-                node={"lifecycle": {"postStart": {"exec": {"command": ["cat", "/tmp/nosuch"]}}}},
-                pod=make.RESTARTS,
-            )
+    "liveness-probe": _own(make.SLEEP, make.stages("node", node={"livenessProbe": make.PROBE}, pod=make.RESTARTS)),
+    "startup-probe": _own(make.SLEEP, make.stages("node", node={"startupProbe": make.PROBE}, pod=make.RESTARTS)),
+    "post-start-hook": _own(
+        make.SLEEP,
+        make.stages(
+            "node", node={"lifecycle": {"postStart": {"exec": {"command": ["cat", "/tmp/nosuch"]}}}}, pod=make.RESTARTS
         ),
     ),
-    Failure(
-        "exit-code",
-        "rank 1 of 3 exits with code 3",
-        make.one_of(3, "sys.exit(3)"),
-        Category.USER_CODE,
-        _UNKNOWN,
-        r"^node-1 exited with code 3( \(restarted \d times\))?$",
-        rank="node-1",
-        exit_code=3,
-        node="real",
+    "exit-code": _real(make.one_of(3, "sys.exit(3)")),
+    "exception": _own(make.one_of(2, "raise ValueError('the answer is not 42')")),
+    "exception-chained": _real(make.CHAINED),
+    "exception-noise": _real(make.NOISE),
+    "module-missing": _real("import nosuchpackage"),
+    "handled-exception": _own(make.HANDLED),
+    "service-down": _own(make.OUTAGE),
+    "argument-unknown": _own(make.USAGE),
+    "script-missing": _own({"command": ["python3", "/opt/train.py"]}),
+    "program-missing": _own(make.shell("no-such-program --epochs 3")),
+    "script-not-executable": _own(make.shell(make.SCRIPT.format("sh", "chmod 644"))),
+    "script-of-windows": _own(make.shell(make.SCRIPT.format("sh\\r", "chmod 755"))),
+    "torchrun": _real(make.torch(1, make.TORCHRUN), node="torch", slow=True),
+    "gloo-torch": _real(make.torch(1, make.PLAIN_TORCH), node="torch", slow=True),
+    "gloo-jax": _real(make.jax("_exit(7)"), node="jax", slow=True),
+    "segmentation-fault": _real("import ctypes; ctypes.string_at(0)"),
+    "killed": _real(make.python(make.SLEEP, 2), after=make.kill_rank_1),
+    "crash-loop": _real("import sys; print('again', flush=True); sys.exit(5)", slow=True),
+    "init-container": _own(
+        {}, make.stages("node", pod={"initContainers": [make.container("fetch", "echo no route; exit 9")]})
     ),
-    Failure(
-        "exception",
-        "rank 1 of 2 raises an exception; the runtime does not restart it",
-        make.one_of(2, "raise ValueError('the answer is not 42')") | make.OWN,
-        Category.USER_CODE,
-        _UNKNOWN,
-        r"^node-1 exited with code 1: ValueError: the answer is not 42$",
-        rank="node-1",
-        exit_code=1,
-        node="real",
-        before=make.own(make.stages("node")),
-        failed=True,
-        shown_log="^Traceback",
-    ),
-    Failure(
-        "exception-chained",
-        "an exception that is raised from another one",
-        make.python(make.CHAINED),
-        Category.USER_CODE,
-        _UNKNOWN,
-        r"RuntimeError: epoch 3 cannot be read \(caused by KeyError: 'label'\)",
-        rank="node-0",
-        exit_code=1,
-        node="real",
-    ),
-    Failure(
-        "exception-noise",
-        "an exception after log lines of 1 MB and bytes that are not UTF-8",
-        make.python(make.NOISE),
-        Category.USER_CODE,
-        _UNKNOWN,
-        r"LookupError: no such layer: 7",
-        rank="node-0",
-        exit_code=1,
-        node="real",
-    ),
-    Failure(
-        "module-missing",
-        "a package that the image does not have",
-        make.python("import nosuchpackage"),
-        Category.USER_CODE,
-        _USER,
-        "ModuleNotFoundError: No module named 'nosuchpackage'",
-        rank="node-0",
-        exit_code=1,
-        node="real",
-    ),
-    Failure(
-        "handled-exception",
-        "a handled exception, then an exit with a message of the script",
-        make.python(make.HANDLED) | make.OWN,
-        Category.USER_CODE,
-        _UNKNOWN,
-        r"^node-0 exited with code 1; last log line: the loss is not a number, giving up$",
-        rank="node-0",
-        exit_code=1,
-        node="real",
-        before=make.own(make.stages("node")),
-        failed=True,
-        shown_log="CUDA out of memory",
-    ),
-    Failure(
-        "service-down",
-        "a server that refuses the connection",
-        make.python(make.OUTAGE) | make.OWN,
-        Category.OUTAGE,
-        _INFRASTRUCTURE,
-        r"Connection refused",
-        rank="node-0",
-        exit_code=1,
-        node="real",
-        before=make.own(make.stages("node")),
-        failed=True,
-    ),
-    Failure(
-        "argument-unknown",
-        "an argument that the script does not know",
-        make.python(make.USAGE) | make.OWN,
-        Category.USER_CODE,
-        _USER,
-        r"^node-0 exited with code 2: train.py: error: unrecognized arguments: --eopchs 3",
-        rank="node-0",
-        exit_code=2,
-        node="real",
-        before=make.own(make.stages("node")),
-        failed=True,
-    ),
-    Failure(
-        "script-missing",
-        "a script that the image does not have",
-        make.OWN | {"command": ["python3", "/opt/train.py"]},
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        r"^node-0 exited with code 2: python3: can't open file '/opt/train.py'",
-        rank="node-0",
-        exit_code=2,
-        node="real",
-        before=make.own(make.stages("node")),
-        failed=True,
-    ),
-    Failure(
-        "program-missing",
-        "a shell script that calls a program that the image does not have",
-        make.shell("no-such-program --epochs 3") | make.OWN,
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        r"^node-0 exited with code 127: sh: 1: no-such-program: not found$",
-        rank="node-0",
-        exit_code=127,
-        node="real",
-        before=make.own(make.stages("node")),
-        failed=True,
-    ),
-    Failure(
-        "script-not-executable",
-        "a script without execute permission",
-        make.shell(make.SCRIPT.format("sh", "chmod 644")) | make.OWN,
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        r"^node-0 exited with code 126: sh: 1: /tmp/train.sh: Permission denied$",
-        rank="node-0",
-        exit_code=126,
-        node="real",
-        before=make.own(make.stages("node")),
-        failed=True,
-    ),
-    Failure(
-        "script-of-windows",
-        "a script whose lines end with CRLF",
-        make.shell(make.SCRIPT.format("sh\\r", "chmod 755")) | make.OWN,
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        r"^node-0 exited with code 127: sh: 1: /tmp/train.sh: not found$",
-        rank="node-0",
-        exit_code=127,
-        node="real",
-        before=make.own(make.stages("node")),
-        failed=True,
-    ),
-    Failure(
-        "torchrun",
-        "rank 1 of 2 raises an exception under torchrun, which appends a report; rank 0 loses its peer",
-        make.torch(1, make.TORCHRUN),
-        Category.USER_CODE,
-        _UNKNOWN,
-        r"^node-1 exited with code 1: ValueError: step 3 has no labels",
-        rank="node-1",
-        exit_code=1,
-        node="torch",
-        shown_log="ValueError: step 3 has no labels",
-        victim="node-0",
-        slow=True,
-    ),
-    Failure(
-        "gloo-torch",
-        "rank 1 of 2 raises an exception during PyTorch's all-reduce by Gloo; rank 0 loses its peer",
-        make.torch(1, make.PLAIN_TORCH),
-        Category.USER_CODE,
-        _UNKNOWN,
-        # Gloo's threads still run when Python exits: sometimes libstdc++ then ends the process by a signal.
-        r"^node-1 (exited with code 1|was killed by signal (6|11) \(SIG(ABRT|SEGV)\))"
-        ": ValueError: step 3 has no labels",
-        rank="node-1",
-        node="torch",
-        victim="node-0",
-        slow=True,
-    ),
-    Failure(
-        "gloo-jax",
-        "rank 1 of 2 exits with code 7 during JAX's all-gather by Gloo; rank 0 loses its peer",
-        make.jax("_exit(7)"),
-        Category.USER_CODE,
-        _UNKNOWN,
-        r"^node-1 exited with code 7( \(restarted \d times\))?$",
-        rank="node-1",
-        exit_code=7,
-        node="jax",
-        victim="node-0",
-        slow=True,
-    ),
-    Failure(
-        "segmentation-fault",
-        "a script that reads address 0",
-        make.python("import ctypes; ctypes.string_at(0)"),
-        Category.USER_CODE,
-        _UNKNOWN,
-        r"^node-0 was killed by signal 11 \(SIGSEGV\)",
-        rank="node-0",
-        exit_code=139,
-        node="real",
-    ),
-    Failure(
-        "killed",
-        "SIGKILL from outside to rank 1 of 2",
-        make.python("import time; time.sleep(600)", 2),
-        Category.UNKNOWN,
-        _INFRASTRUCTURE,
-        r"^node-1 was killed by signal 9 \(SIGKILL\)",
-        rank="node-1",
-        exit_code=137,
-        node="real",
-        after=make.kill_rank_1,
-    ),
-    Failure(
-        "crash-loop",
-        "a rank that exits with code 5 after every restart",
-        make.python("import sys; print('again', flush=True); sys.exit(5)"),
-        Category.USER_CODE,
-        _UNKNOWN,
-        r"^node-0 exited with code 5 \(restarted \d times\)",
-        rank="node-0",
-        exit_code=5,
-        node="real",
-        shown_log="again",
-        slow=True,
-    ),
-    Failure(
-        "init-container",
-        "an init container of the runtime that exits with code 9",
-        make.OWN,
-        Category.USER_CODE,
-        _UNKNOWN,
-        "^node-0's container fetch exited with code 9",
-        rank="node-0",
-        exit_code=9,
-        node="real",
-        before=make.own(
-            make.stages("node", pod={"initContainers": [make.container("fetch", "echo no route; exit 9")]})
-        ),
-        failed=True,
-        shown_log="no route",
-    ),
-    Failure(
-        "sidecar",
-        "a rank that exits with code 3 while its sidecar keeps running",
-        make.OWN | {"command": ["sh", "-c", "exit 3"]},
-        Category.USER_CODE,
-        _UNKNOWN,
-        "^node-0 exited with code 3$",
-        rank="node-0",
-        exit_code=3,
-        node="real",
-        before=make.own(
-            make.stages(
-                "node",
-                pod={"initContainers": [make.container("proxy", "sleep 600") | {"restartPolicy": "Always"}]},
-            )
+    "sidecar": _own(
+        {"command": ["sh", "-c", "exit 3"]},
+        make.stages(
+            "node", pod={"initContainers": [make.container("proxy", "sleep 600") | {"restartPolicy": "Always"}]}
         ),
     ),
-    Failure(
-        "initializer",
-        "a dataset initializer that exits with code 4",
-        make.OWN | {"initializer": {"dataset": {"storage_uri": "s3://bucket/nosuch"}}},
-        Category.USER_CODE,
-        _UNKNOWN,
-        "^dataset-initializer-0 exited with code 4",
-        rank="dataset-initializer-0",
-        exit_code=4,
-        node="real",
-        before=make.own(make.stages("dataset-initializer", "node")),
-        failed=True,
-        shown_log="no such dataset",
+    "initializer": _own(
+        {"initializer": {"dataset": {"storage_uri": "s3://bucket/nosuch"}}}, make.stages("dataset-initializer", "node")
     ),
-    Failure(
-        "deadline",
-        "a training that takes longer than its active_deadline_seconds of 8",
-        make.python("import time; print('epoch 1', flush=True); time.sleep(600)", active_deadline_seconds=8),
-        Category.DEADLINE,
-        _UNKNOWN,
-        "the job exceeded its deadline",
-        node="real",
-        failed=True,
+    "deadline": _real(
+        make.python("import time; print('epoch 1', flush=True); time.sleep(600)", active_deadline_seconds=8)
     ),
     # --- memory
-    Failure(
-        "out-of-memory",
-        "rank 1 of 2 uses more memory than its limit of 64 MiB",
-        make.one_of(2, "x = b'x' * (1 << 30)", resources_per_node={"memory": "64Mi"}),
-        Category.OUT_OF_MEMORY,
-        _UNKNOWN,
-        r"^node-1 was killed because it used more memory than its limit \(OOMKilled\)",
-        rank="node-1",
-        exit_code=137,
-        node="real",
-    ),
-    Failure(
-        "out-of-gpu-memory",
-        "a script that prints PyTorch's error for full GPU memory (the test machine has no GPU)",
-        make.python(make.GPU_MEMORY),
-        Category.OUT_OF_MEMORY,
-        _UNKNOWN,
-        "torch.OutOfMemoryError: CUDA out of memory",
-        rank="node-0",
-        exit_code=1,
-        node="real",
-    ),
+    "out-of-memory": _real(make.one_of(2, "x = b'x' * (1 << 30)", resources_per_node={"memory": "64Mi"})),
+    "out-of-gpu-memory": _real(make.GPU_MEMORY),
     # --- nodes
-    Failure(
-        "evicted-disk",
-        "a script that writes 40 MB with an ephemeral-storage limit of 8 MiB",
+    "evicted-disk": _real(
         make.python(
             "import time; open('/big', 'wb').write(bytes(40_000_000)); time.sleep(600)",
             resources_per_node={"storage": "8Mi"},
         ),
-        Category.USER_CODE,
-        _UNKNOWN,
-        "^node-0 was stopped: Evicted: .*ephemeral",
-        rank="node-0",
-        node="real",
         slow=True,
     ),
-    Failure(
-        "evicted-memory",
-        "memory pressure on the node",
-        # With a request: under memory pressure, a restarted kubelet refuses pods without one.
+    # It has a request: under memory pressure, a restarted kubelet refuses pods without one.
+    "evicted-memory": _real(
         make.python(
-            "import time; x = b'x' * (300 << 20); time.sleep(600)",
-            resources_per_node={"requests": {"memory": "16Mi"}},
+            "import time; x = b'x' * (300 << 20); time.sleep(600)", resources_per_node={"requests": {"memory": "16Mi"}}
         ),
-        Category.OUT_OF_MEMORY,
-        _INFRASTRUCTURE,
-        "^node-0 was stopped: Evicted: The node was low on resource: memory",
-        rank="node-0",
-        node="real",
         before=make.restored_kubelet,
         after=make.press_memory,
         alone=True,
     ),
-    Failure(
-        "node-gone",
-        "the node of the pod is removed",
-        make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE,
-        Category.NODE_LOST,
-        _INFRASTRUCTURE,
-        "^node-0 lost its node: the node was removed",
-        rank="node-0",
-        before=make.own_node,
-        after=make.remove_node,
-        slow=True,
+    "node-gone": _simulated(make.endless() | make.ON_OWN_NODE, before=make.own_node, after=make.remove_node, slow=True),
+    "node-tainted": _simulated(make.endless() | make.ON_OWN_NODE, before=make.own_node, after=make.taint_node),
+    "node-drained": _simulated(make.endless(), after=make.evict_all),
+    "preempted-by-scheduler": _simulated(
+        make.endless(gpus=8) | make.ON_OWN_NODE, before=make.own_node_and_priority, after=make.outrank_on_node
     ),
-    Failure(
-        "node-tainted",
-        "the node gets a taint with NoExecute, as if it no longer responded",
-        make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE,
-        Category.NODE_LOST,
-        _INFRASTRUCTURE,
-        "^node-0 lost its node: the node was tainted or does not respond",
-        rank="node-0",
-        before=make.own_node,
-        after=make.taint_node,
-    ),
-    Failure(
-        "node-drained",
-        "the pod is evicted by the API, as by kubectl drain",
-        make.simulated(env=simulate(run="never")),
-        Category.NODE_LOST,
-        _INFRASTRUCTURE,
-        "^node-0 was evicted: its node is being drained",
-        rank="node-0",
-        after=make.evict,
-    ),
-    Failure(
-        "preempted-by-scheduler",
-        "a pod of higher priority needs the node, which the job fills",
-        make.simulated(gpus=8, env=simulate(run="never")) | make.ON_OWN_NODE,
-        Category.PREEMPTED,
-        RetryVerdict.PREEMPTED,
-        "^node-0 was preempted by a pod of higher priority",
-        rank="node-0",
-        before=make.own_node_and_priority,
-        after=make.outrank_on_node,
-    ),
-    Failure(
-        "preempted-by-kueue",
-        "a job of higher priority needs the queue, which the job fills",
-        make.simulated(gpus=8, env=simulate(run="never")) | make.queued("small"),
-        Category.PREEMPTED,
-        RetryVerdict.PREEMPTED,
-        "Preempted to accommodate a workload",
-        before=make.small_queue,
-        after=make.outrank_in_queue,
+    "preempted-by-kueue": _simulated(
+        make.endless(gpus=8) | make.queued("small"), before=make.queue, after=make.outrank_in_queue
     ),
     # --- images and containers
-    Failure(
-        "image-missing",
-        "an image that its registry does not have",
-        make.simulated(image=f"{make.REGISTRY}/nosuch:1"),
-        Category.IMAGE,
-        _CONFIGURATION,
-        "^node-0 (ErrImagePull|ImagePullBackOff): .*not found",
-        rank="node-0",
-        node="real",
+    "image-missing": _real(make.simulated(image=f"{make.REGISTRY}/nosuch:1")),
+    "registry-unreachable": _real(make.simulated(image="127.0.0.1:1/nosuch:1")),
+    "image-name-invalid": _real(make.simulated(image="a" * 256)),  # the spec refuses other invalid names
+    "command-missing": _real({"runtime": "torch-distributed", "command": ["tran", "--epochs=3"]}),
+    "secret-missing": _real(make.secret_key("nosuch")),
+    "configmap-missing": _real(make.python("") | make.mounted({"name": "settings", "configMap": {"name": "nosuch"}})),
+    "image-being-pulled": _real(make.simulated(image=f"{make.REGISTRY}/slow:1")),
+    "slow-start": _own({}, make.stages("node", pod={"initContainers": [make.container("fetch", "sleep 600")]})),
+    "run-as-non-root": _own({}, make.stages("node", pod={"securityContext": {"runAsNonRoot": True}})),
+    "secret-key-missing": _real(make.secret_key("keys"), before=make.applied(make.KEYS)),
+    "secret-volume-missing": _real(
+        make.python("") | make.mounted({"name": "keys", "secret": {"secretName": "nosuch"}})
     ),
-    Failure(
-        "registry-unreachable",
-        "a registry that refuses connections",
-        make.simulated(image="127.0.0.1:1/nosuch:1"),
-        Category.IMAGE,
-        _INFRASTRUCTURE,
-        "^node-0 (ErrImagePull|ImagePullBackOff): .*",
-        rank="node-0",
-        node="real",
-    ),
-    Failure(
-        "image-name-invalid",
-        "an image name that is longer than allowed",
-        make.simulated(image="a" * 256),  # the spec refuses other invalid names
-        Category.IMAGE,
-        _CONFIGURATION,
-        "^node-0 InvalidImageName: ",
-        rank="node-0",
-        node="real",
-    ),
-    Failure(
-        "command-missing",
-        "a command that the image does not have",
-        {"runtime": "torch-distributed", "command": ["tran", "--epochs=3"]},
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        r'^node-0 could not be started: exec: "tran": executable file not found in \$PATH',
-        rank="node-0",
-        exit_code=128,
-        node="real",
-    ),
-    Failure(
-        "secret-missing",
-        "a variable from a Secret that does not exist",
-        make.python("", env={"TOKEN": {"valueFrom": {"secretKeyRef": {"name": "nosuch", "key": "token"}}}}),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        '^node-0 CreateContainerConfigError: secret "nosuch" not found',
-        rank="node-0",
-        node="real",
-    ),
-    Failure(
-        "configmap-missing",
-        "a volume from a ConfigMap that does not exist",
-        make.python("") | make.mounted({"name": "settings", "configMap": {"name": "nosuch"}}),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        '^node-0 FailedMount: .*configmap "nosuch" not found',
-        rank="node-0",
-        node="real",
-    ),
-    Failure(
-        "image-being-pulled",
-        "a registry that answers slowly",
-        make.simulated(image=f"{make.REGISTRY}/slow:1"),
-        Category.NONE,
-        _INFRASTRUCTURE,
-        f'^node-0 waits for its image: Pulling image "{make.REGISTRY}/slow:1"',
-        node="real",
-    ),
-    Failure(
-        "slow-start",
-        "an init container that runs for long",
-        make.OWN,
-        Category.NONE,
-        _INFRASTRUCTURE,
-        "^node-0 waits for its init container fetch",
-        node="real",
-        before=make.own(make.stages("node", pod={"initContainers": [make.container("fetch", "sleep 600")]})),
-    ),
-    Failure(
-        "run-as-non-root",
-        "runAsNonRoot with an image whose user is root",
-        make.OWN,
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "^node-0 CreateContainerConfigError: container has runAsNonRoot and image will run as root",
-        rank="node-0",
-        node="real",
-        before=make.own(make.stages("node", pod={"securityContext": {"runAsNonRoot": True}})),
-    ),
-    Failure(
-        "secret-key-missing",
-        "a variable from a key that the Secret does not have",
-        make.python("", env={"TOKEN": {"valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}}}),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "^node-0 CreateContainerConfigError: couldn't find key token in Secret",
-        rank="node-0",
-        node="real",
-        before=make.applied(make.KEYS),
-    ),
-    Failure(
-        "secret-volume-missing",
-        "a volume from a Secret that does not exist",
-        make.python("") | make.mounted({"name": "keys", "secret": {"secretName": "nosuch"}}),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        '^node-0 FailedMount: .*secret "nosuch" not found',
-        rank="node-0",
-        node="real",
-    ),
-    Failure(
-        "configmap-key-missing",
-        "a volume from a key that the ConfigMap does not have",
+    "configmap-key-missing": _real(
         make.python("")
         | make.mounted({"name": "settings", "configMap": {"name": "settings", "items": [{"key": "b", "path": "b"}]}}),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "^node-0 FailedMount: .*references non-existent config key: b",
-        rank="node-0",
-        node="real",
         before=make.applied(make.SETTINGS),
     ),
-    Failure(
-        "host-path-missing",
-        "a hostPath directory that does not exist on the node",
-        make.python("") | make.mounted({"name": "data", "hostPath": {"path": "/nosuch", "type": "Directory"}}),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "^node-0 FailedMount: .*hostPath type check failed",
-        rank="node-0",
-        node="real",
+    "host-path-missing": _real(
+        make.python("") | make.mounted({"name": "data", "hostPath": {"path": "/nosuch", "type": "Directory"}})
     ),
-    Failure(
-        "directory-onto-file",
-        "a volume that is mounted onto a file of the image",
-        make.OWN,
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        '^node-0 could not be started: error mounting a volume to rootfs at "/etc/passwd": ',
-        rank="node-0",
-        exit_code=128,
-        node="real",
-        before=make.own(make.with_volume("/etc/passwd", {"emptyDir": {}})),
-    ),
-    Failure(
-        "command-not-executable",
-        "a command without execute permission",
-        {"runtime": "torch-distributed", "command": ["/etc/passwd"]},
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        '^node-0 could not be started: exec: "/etc/passwd": permission denied',
-        rank="node-0",
-        exit_code=128,
-        node="real",
-    ),
-    Failure(
-        "image-certificate-unknown",
-        "a registry whose certificate authority the node does not trust",
-        make.simulated(image="$API_SERVER/nosuch:1"),
-        Category.IMAGE,
-        _CONFIGURATION,
-        "^node-0 (ErrImagePull|ImagePullBackOff): .*x509: certificate signed by unknown authority",
-        rank="node-0",
-        node="real",
-    ),
+    "directory-onto-file": _own({}, make.with_volume("/etc/passwd", {"emptyDir": {}})),
+    "command-not-executable": _real({"runtime": "torch-distributed", "command": ["/etc/passwd"]}),
+    "image-certificate-unknown": _real(make.simulated(image="$API_SERVER/nosuch:1")),
     # --- the scheduler
-    Failure(
-        "unschedulable-cordoned",
-        "the only matching node is cordoned",
-        make.simulated() | make.ON_OWN_NODE,
-        Category.SCHEDULING,
-        _UNKNOWN,
-        "^node-0 is not scheduled: .*were unschedulable",
-        rank="node-0",
-        before=make.cordoned_node,
+    "unschedulable-cordoned": _simulated(make.simulated() | make.ON_OWN_NODE, before=make.cordoned_node),
+    "volume-of-another-node": _simulated(make.simulated() | make.claim("data"), before=make.volume_elsewhere),
+    "node-not-ready": _simulated(
+        make.endless() | make.ON_OWN_NODE, before=make.own_node, after=make.silence_node, slow=True
     ),
-    Failure(
-        "volume-of-another-node",
-        "a PersistentVolumeClaim whose volume is on another node",
-        make.simulated() | make.mounted({"name": "data", "persistentVolumeClaim": {"claimName": "data"}}),
-        Category.SCHEDULING,
-        _UNKNOWN,  # nodes of other tests have taints, which the scheduler does not name
-        "^node-0 is not scheduled: .*didn't match PersistentVolume's node affinity",
-        rank="node-0",
-        before=make.volume_elsewhere,
-    ),
-    Failure(
-        "node-not-ready",
-        "the kubelet of the pod's node stops responding",
-        make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE,
-        Category.NODE_LOST,
-        _INFRASTRUCTURE,
-        "NodeNotReady: Node is not ready",
-        before=make.own_node,
-        after=make.silence_node,
-        slow=True,
-    ),
-    Failure(
-        "unschedulable-gpus",
-        "1000 GPUs on each of two nodes",
-        make.simulated(2, gpus=1000),
-        Category.SCHEDULING,
-        _INFRASTRUCTURE,
-        r"^node-0 \(and 1 more\) is not scheduled: .*Insufficient nvidia.com/gpu",
-        rank="node-0",
-    ),
-    Failure(
-        "unschedulable-selector",
-        "a node selector that no node matches",
-        make.simulated() | make.patched({"nodeSelector": {"gpu": "nosuch"}}),
-        Category.SCHEDULING,
-        _UNKNOWN,
-        "^node-0 is not scheduled: .*didn't match Pod's node affinity/selector",
-        rank="node-0",
-    ),
-    Failure(
-        "unschedulable-taint",
-        "a taint that the pod does not tolerate",
-        make.simulated() | make.ON_OWN_NODE,
-        Category.SCHEDULING,
-        _UNKNOWN,
-        "^node-0 is not scheduled: .*untolerated taint",
-        rank="node-0",
-        before=make.tainted_node,
-    ),
-    Failure(
-        "claim-missing",
-        "a PersistentVolumeClaim that does not exist",
-        make.simulated() | make.mounted({"name": "data", "persistentVolumeClaim": {"claimName": "nosuch"}}),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        '^node-0 is not scheduled: .*persistentvolumeclaim "nosuch" not found',
-        rank="node-0",
-    ),
-    Failure(
-        "claim-pending",
-        "a PersistentVolumeClaim that no volume satisfies",
-        make.simulated() | make.mounted({"name": "data", "persistentVolumeClaim": {"claimName": "data"}}),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        r"^node-0 is not scheduled: .*unbound immediate PersistentVolumeClaims.*PersistentVolumeClaims: data",
-        rank="node-0",
-        before=make.unbound_claim,
-    ),
+    "unschedulable-gpus": _simulated(make.simulated(2, gpus=1000)),
+    "unschedulable-selector": _simulated(make.simulated() | make.patched({"nodeSelector": {"gpu": "nosuch"}})),
+    "unschedulable-taint": _simulated(make.simulated() | make.ON_OWN_NODE, before=make.tainted_node),
+    "claim-missing": _simulated(make.simulated() | make.claim("nosuch")),
+    "claim-pending": _simulated(make.simulated() | make.claim("data"), before=make.applied(make.UNBOUND_CLAIM)),
     # --- quotas and queues
-    Failure(
-        "resource-quota",
-        "4 GPUs with a ResourceQuota of 4, all of them in use",
-        make.simulated(gpus=4),
-        Category.QUOTA,
-        RetryVerdict.QUOTA,
-        "^job .*: FailedCreate: .*exceeded quota: gpus",
-        before=make.full_gpu_quota,
+    "resource-quota": _simulated(make.simulated(gpus=4), before=make.full_gpu_quota),
+    "resource-quota-too-small": _simulated(make.simulated(gpus=8), before=make.applied(make.GPU_QUOTA)),
+    "resource-quota-demands-limits": _simulated(make.simulated(), before=make.applied(make.CPU_QUOTA)),
+    "limit-range": _simulated(make.simulated(resources_per_node={"memory": "2Gi"}), before=make.applied(make.LIMITS)),
+    "pod-security": _simulated(make.simulated(), before=make.restricted),
+    "priority-class-missing": _own({}, make.stages("node", pod={"priorityClassName": "nosuch"}), node="simulated"),
+    "queue-resource-missing": _simulated(
+        make.simulated(resources_per_node={"example.com/fpga": 1}) | make.queued("small"), before=make.queue
     ),
-    Failure(
-        "resource-quota-too-small",
-        "8 GPUs with a ResourceQuota of 4",
-        make.simulated(gpus=8),
-        Category.QUOTA,
-        _CONFIGURATION,
-        "^job .*: FailedCreate: .*exceeded quota: gpus",
-        before=make.gpu_quota,
-    ),
-    Failure(
-        "resource-quota-demands-limits",
-        "a ResourceQuota for limits.cpu, which the job does not set",
-        make.simulated(),
-        Category.QUOTA,
-        _CONFIGURATION,
-        "^job .*: FailedCreate: .*must specify limits.cpu",
-        before=make.cpu_quota,
-    ),
-    Failure(
-        "limit-range",
-        "2 GiB of memory with a LimitRange of 1 GiB",
-        make.simulated(resources_per_node={"memory": "2Gi"}),
-        Category.ADMISSION,
-        _CONFIGURATION,
-        "^job .*: FailedCreate: .*maximum memory usage per Container is 1Gi",
-        before=make.applied(make.LIMITS),
-    ),
-    Failure(
-        "pod-security",
-        "a namespace that enforces the Pod Security Standard restricted",
-        make.simulated(),
-        Category.ADMISSION,
-        _CONFIGURATION,
-        '^job .*: FailedCreate: .*violates PodSecurity "restricted',
-        before=make.restricted,
-    ),
-    Failure(
-        "priority-class-missing",
-        "a priority class that does not exist",
-        make.OWN,
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "FailedCreate: .*no PriorityClass with name nosuch",
-        before=make.own(make.stages("node", pod={"priorityClassName": "nosuch"})),
-    ),
-    Failure(
-        "queue-resource-missing",
-        "a resource that the ClusterQueue does not have",
-        make.simulated(resources_per_node={"example.com/fpga": 1}) | make.queued("small"),
-        Category.QUOTA,
-        _CONFIGURATION,
-        "resource example.com/fpga unavailable in ClusterQueue",
-        before=make.small_queue,
-    ),
-    Failure(
-        "queue-stopped",
-        "a ClusterQueue that an administrator has stopped",
-        make.simulated(gpus=1) | make.queued("small"),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "is (inactive|stopped)",
-        before=make.stopped_queue,
-    ),
-    Failure(
-        "queue-full",
-        "8 GPUs in a queue that has 8, all of them in use",
-        make.simulated(gpus=8) | make.queued("small"),
-        Category.QUOTA,
-        RetryVerdict.QUOTA,
-        "insufficient unused quota for nvidia.com/gpu",
-        before=make.full_queue,
-    ),
-    Failure(
-        "queue-too-small",
-        "16 GPUs in a queue that has 8",
-        make.simulated(2, gpus=8) | make.queued("small"),
-        Category.QUOTA,
-        _CONFIGURATION,
-        r"> maximum capacity \(8\)",
-        before=make.small_queue,
-    ),
-    Failure(
-        "queue-missing",
-        "a LocalQueue that does not exist",
-        make.simulated() | make.queued("nosuch"),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "LocalQueue nosuch doesn't exist",
-    ),
+    "queue-stopped": _simulated(make.simulated(gpus=1) | make.queued("small"), before=make.stopped_queue),
+    "queue-full": _simulated(make.simulated(gpus=8) | make.queued("small"), before=make.full_queue),
+    "queue-too-small": _simulated(make.simulated(2, gpus=8) | make.queued("small"), before=make.queue),
+    "queue-missing": _simulated(make.simulated() | make.queued("nosuch")),
     # --- admission
-    Failure(
-        "name-too-long",
-        "a name of 60 characters, which Trainer accepts and JobSet refuses",
-        make.simulated(),
-        Category.ADMISSION,
-        _CONFIGURATION,
-        "denied the request",
-        job_name="n" * 60,
-    ),
-    Failure(
-        "patch-refused",
-        "a patch that puts an invalid label on the JobSet",
+    "name-too-long": _simulated(make.simulated(), job_name="n" * 60),
+    "patch-refused": _simulated(
         make.simulated()
-        | {
-            "runtime_patches": [{"training_runtime_spec": {"template": {"metadata": {"labels": {"a": "not a value"}}}}}]
-        },
-        Category.ADMISSION,
-        _CONFIGURATION,
-        "is invalid: metadata.labels",
+        | {"runtime_patches": [{"training_runtime_spec": {"template": {"metadata": {"labels": {"a": "not a value"}}}}}]}
     ),
-    Failure(
-        "volume-refused",
-        "a patch with an invalid volume name, which only the Job API refuses",
-        make.simulated() | make.patched({"volumes": [{"name": "Not_A_Name", "emptyDir": {}}]}),
-        Category.ADMISSION,
-        _CONFIGURATION,
-        "is invalid: ",
+    "volume-refused": _simulated(
+        make.simulated() | make.patched({"volumes": [{"name": "Not_A_Name", "emptyDir": {}}]})
     ),
-    Failure(
-        "service-account-missing",
-        "a service account that does not exist",
-        make.simulated() | make.patched({"serviceAccountName": "nosuch"}),
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        '^job .*: FailedCreate: .*serviceaccount "nosuch" not found',
-    ),
-    Failure(
-        "runtime-removed",
-        "a suspended job whose runtime is removed",
-        make.OWN | {"suspend": True},
-        Category.CONFIGURATION,
-        _CONFIGURATION,
-        "^the job cannot start: its TrainingRuntime own does not exist anymore",
-        before=make.own(make.stages("node")),
-        after=make.remove_runtime,
-    ),
+    "service-account-missing": _simulated(make.simulated() | make.patched({"serviceAccountName": "nosuch"})),
+    "runtime-removed": _own({"suspend": True}, node="simulated", after=make.remove_runtime),
     # --- deletion
-    Failure(
-        "deleted",
-        "the TrainJob is deleted",
-        make.simulated(env=simulate(run="never")),
-        Category.DELETED,
-        _CONFIGURATION,
-        "^the TrainJob was deleted before it finished",
-        after=make.delete,
-        failed=True,
-    ),
-)
+    "deleted": _simulated(make.endless(), after=make.delete),
+}
+
+
+def _read() -> tuple[Failure, ...]:
+    listed = yaml.safe_load((Path(__file__).parent / "failures.yaml").read_text())
+    assert listed.keys() == _CAUSES.keys()
+    failures = []
+    for name, row in listed.items():
+        expected = row.pop("expected")
+        verdict = {"category": Category(expected.pop("category")), "retry": RetryVerdict(expected.pop("retry"))}
+        failures.append(Failure(name, **row, **verdict, **expected, **_CAUSES[name]))
+    return tuple(failures)
+
+
+FAILURES = _read()
