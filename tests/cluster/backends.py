@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 
@@ -22,3 +24,7 @@ async def opened(kubeconfig: Path, **options: Any) -> AsyncIterator[KubernetesBa
     backend = backend_of(kubeconfig, **options)
     yield backend
     await backend.aclose()
+
+
+both_watches = pytest.mark.parametrize("backend", [False, True], indirect=True, ids=["alone", "shared"])
+"""Runs a test with a watch of one job, and with one that all jobs of a namespace share."""

@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.certificates import Authority
+from tests.cluster.backends import opened
+from tests.cluster.failing import queue
 from tests.cluster.kfp_steps import Steps, create_account
 from tests.cluster.launchers import launcher_environment, run
 from tests.cluster.wires import Wires
-from tests.testcluster import build, image_store, kueue, step_image as steps
+from tests.testcluster import build, image_store, step_image as steps
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import why_unsupported
 from xdist import is_xdist_controller
 
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._install import objects
 
@@ -40,7 +41,6 @@ LONGEST = (
     "workflows",
     "doctor",
     "fault_schedules",
-    "unattended_schedules",
     "stores",
     "recovery",
     "credentials",
@@ -234,18 +234,22 @@ def small_queue(cluster: Access, namespace: str, needs: Callable[[str], None]) -
     """A LocalQueue with room for one job of 8 GPUs."""
     needs("kueue")
     needs("simulated-nodes")
-    cluster.api.apply(kueue.cluster_queue(namespace, gpu=8))
-    cluster.api.create(kueue.local_queue(namespace, "small", namespace))
-    yield "small"
-    cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
+    with queue(cluster, namespace):
+        yield "small"
 
 
-@pytest.fixture(params=[False, True], ids=["alone", "shared"])
+@pytest.fixture
 async def backend(request: pytest.FixtureRequest, cluster: Access) -> AsyncIterator[KubernetesBackend]:
-    """A backend of the administrator, with both kinds of watch."""
-    opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=request.param)
-    yield opened
-    await opened.aclose()
+    """A backend of the administrator; with `both_watches`, also one that shares its watch."""
+    async with opened(cluster.kubeconfig, shared=getattr(request, "param", False)) as found:
+        yield found
+
+
+@pytest.fixture
+def real_namespace(real_node: Access) -> Iterator[str]:
+    """A separate namespace, for pods on the real node."""
+    with real_node.namespace("real", real=True) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-from tests.cluster.failing import REGISTRY
+from tests.cluster.failing import REGISTRY, mounted
 from tests.cluster.failures import FAILURES, Failure
 from tests.processes import Component, wait_until
 from tests.recordings import by_line
@@ -167,11 +167,7 @@ async def _launched(failure: Failure, backend: KubernetesBackend, cluster: Acces
     if failure.node in ("real", "torch", "jax") and "image" not in fields:
         fields["image"] = steps.IMAGE if failure.node == "jax" else images.PYTHON
     if failure.node == "torch":
-        volume = {"name": "torch", "hostPath": {"path": images.torch_packages()}}
-        mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
-        pod = {"volumes": [volume], "containers": [{"name": "node", "volumeMounts": [mount]}]}
-        node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
-        fields["runtime_patches"] = [{"training_runtime_spec": {"template": {"spec": {"replicated_jobs": [node]}}}}]
+        fields |= mounted({"name": "torch", "hostPath": {"path": images.torch_packages()}}, "/opt/torch", readOnly=True)
     spec = TrainJobSpec.parse(fields)
     if not failure.job_name:
         return await launch(backend, spec, failure.name, namespace=where)

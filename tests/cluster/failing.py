@@ -59,8 +59,8 @@ def container(name: str, script: str) -> Object:
     return {"name": name, "image": images.PYTHON, "command": ["sh", "-c", script]}
 
 
-def mounted(volume: Object) -> Object:
-    mount = {"name": volume["name"], "mountPath": "/mnt/volume"}
+def mounted(volume: Object, path: str = "/mnt/volume", **options: Any) -> Object:
+    mount = {"name": volume["name"], "mountPath": path, **options}
     return patched({"volumes": [volume], "containers": [{"name": "node", "volumeMounts": [mount]}]})
 
 
@@ -424,17 +424,18 @@ def own_node_and_priority(cluster: Access, where: str) -> Iterator[None]:
             cluster.api.delete("scheduling.k8s.io/v1", "PriorityClass", "", where)
 
 
+def outrank(cluster: Access, namespace: str, selector: Mapping[str, str]) -> None:
+    """Create a pod of higher priority, of the class of the namespace's name, that needs 8 GPUs of a reserved node."""
+    gpus = {"requests": {nodes.GPU: "8"}, "limits": {nodes.GPU: "8"}}
+    container = {"name": "x", "image": images.PYTHON, "resources": gpus, "env": simulate(run="never")}
+    priority = {"priorityClassName": namespace, "nodeSelector": dict(selector), "tolerations": [nodes.ADMITTED]}
+    pod = {"metadata": {"name": "urgent", "namespace": namespace}, "spec": {**priority, "containers": [container]}}
+    cluster.api.create({"apiVersion": "v1", "kind": "Pod", **pod})
+
+
 def outrank_on_node(cluster: Access, ref: JobRef) -> None:
     """Create a pod of higher priority for the node that the job fills."""
-    resources = {"requests": {nodes.GPU: "8"}, "limits": {nodes.GPU: "8"}}
-    container = {"name": "x", "image": images.PYTHON, "resources": resources, "env": simulate(run="never")}
-    spec = {
-        "priorityClassName": ref.namespace,
-        "nodeSelector": {"trainjob.test/own": ref.namespace},
-        "tolerations": [nodes.ADMITTED],
-    }
-    pod = {"metadata": {"name": "urgent", "namespace": ref.namespace}, "spec": {**spec, "containers": [container]}}
-    cluster.api.create({"apiVersion": "v1", "kind": "Pod", **pod})
+    outrank(cluster, ref.namespace, {"trainjob.test/own": ref.namespace})
 
 
 def remove_runtime(cluster: Access, ref: JobRef) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.cluster.pods import evict, pods_of
 from tests.processes import wait_until
 from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.api import ApiError
@@ -27,7 +28,7 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import RealNode
 
 from trainjob._install import objects
-from trainjob.job import job_name
+from trainjob.job import JobRef, job_name
 from trainjob.status import CANCELLED
 
 COMPILED = Path(__file__).parents[2] / "kfp_components" / "trainjob_kfp" / "compiled"
@@ -307,15 +308,10 @@ class Steps:
 
     def evict(self, tried: Try) -> tuple[Result, str]:
         """Evict a try's pod, as ``kubectl drain`` does, and wait for its end; return the result and the timed log."""
-        pods = f"{self.cluster.api.path('v1', 'Pod', self.namespace, tried.pod)}"
-        hold: dict[str, Any] = {
-            "metadata": {"finalizers": ["tests.trainjob.dev/hold"]}
-        }  # its status is read afterwards
+        hold = {"metadata": {"finalizers": ["tests.trainjob.dev/hold"]}}  # its status is read afterwards
         self.cluster.api.patch("v1", "Pod", self.namespace, tried.pod, hold)
         try:
-            metadata = {"name": tried.pod, "namespace": self.namespace}
-            eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
-            self.cluster.api.request("POST", f"{pods}/eviction", eviction)
+            evict(self.cluster, self.namespace, tried.pod)
             return self.end(tried), self.log(tried, timestamps="true")
         finally:
             self.cluster.api.patch("v1", "Pod", self.namespace, tried.pod, {"metadata": {"finalizers": None}})
@@ -327,6 +323,11 @@ class Steps:
     def job(self, execution: Execution, namespace: str = "") -> dict[str, Any] | None:
         """The first TrainJob of an execution, None if there is none."""
         return self.cluster.api.get(TRAINER, "TrainJob", namespace or self.namespace, execution.job)
+
+    def pods(self, execution: Execution) -> list[dict[str, Any]]:
+        """The running pods of the first TrainJob of an execution."""
+        found = pods_of(self.cluster, JobRef(self.namespace, execution.job, ""))
+        return [pod for pod in found if pod["status"]["phase"] == "Running"]
 
     def _outputs(self, pod: str) -> Path:
         return self.cluster.directory / "kfp-outputs" / pod

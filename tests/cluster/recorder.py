@@ -7,13 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.cluster.pods import JOBSET, REPLICATED_JOB
 from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.api import Api
 
 Object = dict[str, Any]
-
-JOBSET = "jobset.sigs.k8s.io/jobset-name"
-REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
 
 
 @dataclass

@@ -19,34 +19,13 @@ RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 SCRIPT = ["python", "train.py"]
 
-INITIALIZER_VOLUME: Object = {
-    "training_runtime_spec": {
-        "template": {
-            "spec": {
-                "replicated_jobs": [
-                    {
-                        "name": "dataset-initializer",
-                        "template": {
-                            "spec": {
-                                "template": {
-                                    "spec": {
-                                        "volumes": [{"name": "initializer", "emptyDir": {}}],
-                                        "containers": [
-                                            {
-                                                "name": "dataset-initializer",
-                                                "volume_mounts": [{"name": "initializer", "mountPath": "/workspace"}],
-                                            }
-                                        ],
-                                    }
-                                }
-                            }
-                        },
-                    }
-                ]
-            }
-        }
-    }
+_MOUNT = {"name": "initializer", "mountPath": "/workspace"}
+_POD = {
+    "volumes": [{"name": "initializer", "emptyDir": {}}],
+    "containers": [{"name": "dataset-initializer", "volume_mounts": [_MOUNT]}],
 }
+_JOB = {"name": "dataset-initializer", "template": {"spec": {"template": {"spec": _POD}}}}
+INITIALIZER_VOLUME: Object = {"training_runtime_spec": {"template": {"spec": {"replicated_jobs": [_JOB]}}}}
 """Without it Trainer refuses `initializer.dataset` with torch-distributed-with-cache."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.launchers import launcher_environment
-from tests.cluster.recorder import JOBSET, REPLICATED_JOB
+from tests.cluster.pods import JOBSET, REPLICATED_JOB
 from tests.processes import Component, wait_until
 from tests.testcluster import kueue
 from tests.testcluster.access import TRAINER, Access, condition, trainjob

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.cluster.pods import RANK, pods_of
 from tests.contract import test_backend_contract as contract
 from tests.contract.conftest import Harness, sent_by
 from tests.testcluster.access import RULES, Access, Object
@@ -77,7 +78,7 @@ def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared:
 
 
 def running(cluster: Access, ref: JobRef) -> list[Object]:
-    pods = cluster.api.find("v1", "Pod", ref.namespace, labels=f"jobset.sigs.k8s.io/jobset-name={ref.name}")
+    pods = pods_of(cluster, ref)
     return [pod for pod in pods if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]]
 
 
@@ -112,9 +113,7 @@ async def test_evidence_of_the_rank_that_failed(shell: Harness) -> None:
     await contract.ended(shell, ref)
     evidence = await shell.backend.evidence(ref)
     codes = {
-        pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: (
-            status["state"]["terminated"]["exitCode"]
-        )
+        pod["metadata"]["labels"][RANK]: status["state"]["terminated"]["exitCode"]
         for pod in evidence.pods
         for status in pod["status"]["containerStatuses"]
         if "terminated" in status["state"]
@@ -123,7 +122,5 @@ async def test_evidence_of_the_rank_that_failed(shell: Harness) -> None:
     assert ["rank 1"] in evidence.logs.values()
 
 
-async def test_an_administrator_lists_runtimes(cluster: Access) -> None:
-    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+async def test_an_administrator_lists_runtimes(backend: KubernetesBackend) -> None:
     assert "torch-distributed" in await backend.runtimes()
-    await backend.aclose()

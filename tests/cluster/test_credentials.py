@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
+import select
 import shutil
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,11 +32,12 @@ VERSIONS = ("27.2.0", "31.0.0", "36.0.1", "37.0.2")
 """The oldest supported release, kfp's upper limit, that of Airflow's provider, and the first of the new generation."""
 
 LOOK = """
-import asyncio, json, sys, warnings
-import kubernetes
+import asyncio, json, sys
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.credentials import Credentials
-assert kubernetes.__version__ == sys.argv[1], (kubernetes.__version__, kubernetes.__file__)
+if sys.argv[1]:
+    import kubernetes
+    assert kubernetes.__version__ == sys.argv[1], (kubernetes.__version__, kubernetes.__file__)
 for credentials in json.loads(sys.argv[2]):
     backend = KubernetesBackend(Credentials(**credentials))
     namespace = backend.default_namespace
@@ -51,31 +53,22 @@ print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "Exec
 """
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
-def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+@pytest.fixture(params=VERSIONS)
+def package(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     """A release of the ``kubernetes`` package in a separate directory."""
-    target = tmp_path_factory.mktemp("kubernetes")
     uv = Path(sys.executable).parent / "uv"
-    install = [str(uv), "pip", "install", "--quiet", "--python", sys.executable, "--target", str(target)]
+    install = [str(uv), "pip", "install", "--quiet", "--python", sys.executable, "--target", str(tmp_path / "package")]
     subprocess.run([*install, f"kubernetes=={request.param}"], check=True)
-    return str(request.param), target
+    return str(request.param), tmp_path / "package"
 
 
-def look(package: tuple[str, Path], *credentials: dict[str, Any], wrapper: str = "", **environment: str) -> list[str]:
-    """Output of a program with this package, for each of the credentials."""
-    version, directory = package
+def look(command: list[str], *credentials: dict[str, Any], **environment: str) -> list[str]:
+    """Output of a program that ends with code 0, for each of the credentials."""
     clean = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
-    path = os.pathsep.join(filter(None, (str(directory), clean.get("PYTHONPATH"))))
-    command = [sys.executable, "-c", LOOK, version, json.dumps(credentials)]
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", f'{wrapper}\nexec "$@"', "sh", *command] if wrapper else command,
-        env={**clean, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
+        [*command, json.dumps(credentials)], env={**clean, **environment}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return done.stdout.splitlines() if done.returncode == 0 else [done.stderr]
 
 
 def user(kubeconfig: Path, target: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
@@ -121,13 +114,15 @@ def test_every_kind_of_kubeconfig_user(
         {"kubeconfig": str(cluster.kubeconfig)},  # a client certificate
         {"kubeconfig_text": limited.read_text()},
     ]
-    assert look(package, *every) == [f"{namespace} []"] * 4 + ["default []", f"{namespace} []"]
-    assert look(package, {}, KUBECONFIG=str(limited)) == [f"{namespace} []"]
+    version, directory = package
+    path = os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))
+    program = [sys.executable, "-c", LOOK, version]
+    found = look(program, *every, PYTHONPATH=path)
+    assert found == [f"{namespace} []"] * 4 + ["default []", f"{namespace} []"]
+    assert look(program, {}, PYTHONPATH=path, KUBECONFIG=str(limited)) == [f"{namespace} []"]
 
 
-def test_the_in_cluster_service_account(
-    package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path
-) -> None:
+def test_the_in_cluster_service_account(cluster: Access, namespace: str, tmp_path: Path) -> None:
     """The files and variables of every pod, in a separate mount namespace."""
     if os.geteuid() or not shutil.which("unshare"):
         pytest.skip("needs root and unshare, to have /var/run/secrets")
@@ -139,59 +134,51 @@ def test_the_in_cluster_service_account(
     mount = f"mount -t tmpfs tmpfs /run; mkdir -p {where}; cp {tmp_path}/* {where}"
     server = urlsplit(cluster.api.server)
     variables = {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
-    assert look(package, {}, wrapper=mount, **variables) == [f"{namespace} []"]
+    mounted = ["unshare", "--mount", "sh", "-ec", f'{mount}\nexec "$@"', "sh"]
+    assert look([*mounted, sys.executable, "-c", LOOK, ""], {}, **variables) == [f"{namespace} []"]
 
 
-@contextmanager
-def connect_proxy() -> Iterator[tuple[str, list[str]]]:
+@pytest.fixture
+def proxy() -> Iterator[tuple[str, list[str]]]:
     """An HTTP proxy that tunnels (CONNECT): its URL, and the requested hosts."""
     asked: list[str] = []
-    ready = threading.Event()
-    address: list[str] = []
-    stop = asyncio.Event()
-    loop = asyncio.new_event_loop()
 
-    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while data := await source.read(65536):
-            target.write(data)
-            await target.drain()
-        target.close()
+    class Handler(BaseHTTPRequestHandler):
+        def do_CONNECT(self) -> None:
+            asked.append(self.path)
+            host, _, port = self.path.rpartition(":")
+            with socket.create_connection((host, int(port))) as upstream:
+                self.send_response(200)
+                self.end_headers()
+                others = {self.connection: upstream, upstream: self.connection}
+                while data := (ready := select.select([*others], [], [])[0][0]).recv(65536):
+                    others[ready].sendall(data)
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
-        asked.append(host)
-        upstream = await asyncio.open_connection(*host.rsplit(":", 1))
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        await asyncio.gather(pump(reader, upstream[1]), pump(upstream[0], writer), return_exceptions=True)
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
 
-    async def run() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            address.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
-    thread.start()
-    ready.wait(10)
-    yield address[0], asked
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
-    loop.close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
 
 
-def test_requests_go_through_a_proxy(
-    package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path
+@pytest.mark.anyio
+async def test_requests_go_through_a_proxy(
+    cluster: Access, proxy: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limited = cluster.kubeconfig_for(namespace=namespace)
+    url, asked = proxy
     host = urlsplit(cluster.api.server).netloc
-    with connect_proxy() as (url, asked):
-        proxied = user(limited, tmp_path / "proxy.kubeconfig", lambda _, cluster: cluster.update({"proxy-url": url}))
-        look(package, {"kubeconfig": str(proxied), "context": "test"}, no_proxy="")
-        assert asked == [host]
-        look(package, {"kubeconfig": str(limited)}, https_proxy=url, no_proxy="")
-        assert asked == [host] * 2
-        look(package, {"kubeconfig": str(limited)}, https_proxy=url, no_proxy="127.0.0.1,localhost")
-        assert asked == [host] * 2, "no_proxy covers the host"
+    monkeypatch.setenv("no_proxy", "")
+    proxied = user(cluster.kubeconfig, tmp_path / "config", lambda _, cluster: cluster.update({"proxy-url": url}))
+    assert await finds(Credentials(kubeconfig=str(proxied), context="test")) == []
+    assert asked == [host]
+    monkeypatch.setenv("https_proxy", url)
+    assert await finds(Credentials(kubeconfig=str(cluster.kubeconfig))) == []
+    assert asked == [host] * 2
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+    assert await finds(Credentials(kubeconfig=str(cluster.kubeconfig))) == []
+    assert asked == [host] * 2, "no_proxy covers the host"
 
 
 async def finds(credentials: Credentials) -> list[Any]:

@@ -22,7 +22,6 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._diagnosis import diagnosis_of
 from trainjob._install import objects
 from trainjob._jobs.launching import launch
-from trainjob.errors import RuntimeNotFound
 from trainjob.verdicts import Category
 
 pytestmark = pytest.mark.timeout(1200)
@@ -96,13 +95,4 @@ async def test_with_the_shipped_role_a_removed_runtime_is_reported(cluster: Acce
     other = await launch(backend, TrainJobSpec.parse(make.simulated(suspend=True)), "b", namespace=namespace)
     (hidden,) = diagnosis_of(await backend.evidence(other)).unseen
     assert 'resource "clustertrainingruntimes"' in hidden, "no Role can grant access to cluster-scoped objects"
-    await backend.aclose()
-
-
-@pytest.mark.anyio
-async def test_a_missing_runtime_is_reported_before_a_job_is_created(cluster: Access, namespace: str) -> None:
-    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    with pytest.raises(RuntimeNotFound, match="no ClusterTrainingRuntime 'nosuch'"):
-        await launch(backend, TrainJobSpec.parse({"runtime": "nosuch"}), "a", namespace=namespace)
-    assert await backend.find(namespace, {}) == []
     await backend.aclose()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,10 @@ import httpx
 import pytest
 import yaml
 from tests.certificates import Authority
+from tests.cluster import failing as make
+from tests.cluster.backends import backend_of
+from tests.cluster.commands import by_command, examined, failures, of
 from tests.cluster.conftest import KUBECONFIG
-from tests.cluster.test_fault_tokens import Tokens
 from tests.fakes.faults import FaultProxy
 from tests.processes import wait_until
 from tests.testcluster import kueue, step_image as steps
@@ -30,11 +30,10 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobSpec
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._backends.kubernetes.errors import Forbidden
-from trainjob._doctor import Finding, Level, cluster as doctor
+from trainjob._doctor import Level
 from trainjob._doctor.permissions import PERMISSIONS, Permission
 from trainjob._install import objects
 from trainjob._jobs.cancellation import cancel
@@ -47,35 +46,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 ADMISSION = "admissionregistration.k8s.io/v1"
 (ROLE,) = [each for each in objects("rbac") if each["kind"] == "Role"]
-
-
-async def examined(kubeconfig: Path, namespace: str, runtimes: Sequence[str] = (), queue: str = "") -> list[Finding]:
-    with anyio.fail_after(240):
-        async with aclosing(
-            doctor.examine(Credentials(kubeconfig=str(kubeconfig)), namespace, runtimes, queue)
-        ) as all_:
-            return [finding async for finding in all_]
-
-
-def of(findings: Sequence[Finding], check: str) -> Finding:
-    (found,) = [finding for finding in findings if finding.check == check]
-    return found
-
-
-def failures(findings: Sequence[Finding]) -> list[str]:
-    return [finding.check for finding in findings if finding.level is Level.FAILURE]
-
-
-def by_command(kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]:
-    """Exit code and output of the command itself."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "KUBE"))}
-    command = [str(Path(sys.executable).parent / "trainjob"), "doctor", "-n", namespace, *words]
-    environment = {**clean, "KUBECONFIG": str(kubeconfig)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stderr == ""
-    token = yaml.safe_load(kubeconfig.read_text())["users"][0]["user"].get("token")
-    assert token is None or token not in done.stdout
-    return done.returncode, done.stdout
 
 
 # ---------------------------------------------------------------- healthy clusters
@@ -115,6 +85,10 @@ async def test_checks_without_permission_are_reported_as_skipped(cluster: Access
     assert skipped == ["reaper", "queue"]
     assert of(found, "identity").message.startswith(f"you are system:serviceaccount:{namespace}:limited-")
     assert "would be accepted and wait for its admission" in of(found, "admission").message, "shown by a dry run"
+    with make.own(make.NODE)(cluster, namespace):
+        found = await examined(narrow, namespace, ["own"])
+    assert failures(found) == []
+    assert of(found, "admission").message.startswith("a job of TrainingRuntime own would be accepted")
     found = await examined(narrow, namespace, ["nosuch"])
     assert failures(found) == ["runtime"]
     assert of(found, "runtime").message == "ClusterTrainingRuntime nosuch does not exist"
@@ -149,43 +123,32 @@ def without(permission: Permission) -> list[dict[str, Any]]:
     """The rules of the Role without one verb."""
     rules = []
     for rule in ROLE["rules"]:
-        verbs = [
-            verb for verb in rule["verbs"] if rule["resources"] != [permission.resource] or verb != permission.verb
-        ]
+        dropped = {permission.verb} if rule["resources"] == [permission.resource] else set()
+        verbs = [verb for verb in rule["verbs"] if verb not in dropped]
         rules += [{**rule, "verbs": verbs}] if verbs else []
     return rules
 
 
-async def test_each_missing_permission_is_reported(cluster: Access, namespace: str) -> None:
+async def test_each_missing_permission_is_reported(cluster: Access, backend: KubernetesBackend, namespace: str) -> None:
     """The missing permission is named, and the operations fail that depend on it."""
-    kubeconfigs = {permission: cluster.kubeconfig_for(without(permission), namespace) for permission in PERMISSIONS}
-    admin = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    refs = {}
-    for i, permission in enumerate(PERMISSIONS):
-        refs[permission] = await launch(admin, spec(), f"{i}", namespace=namespace)
 
-    async def check(permission: Permission) -> None:
-        found = await examined(kubeconfigs[permission], namespace)
-        missing = [finding for finding in found if finding.check == "rights" and finding.level is not Level.OK]
-        assert [finding.level for finding in missing] == [permission.level]
-        assert (
-            missing[0].message
-            == f"may not {permission.verb} {permission.resource} in {namespace}: {permission.without}"
-        )
-        install, _, apply = missing[0].advice.partition(" | ")
-        assert re.fullmatch(
-            rf"trainjob install --only rbac -n {namespace} --service-account {namespace}:limited-\w+", install
-        )
+    async def check(permission: Permission, kubeconfig: Path, key: str, ref: JobRef) -> None:
+        found = await examined(kubeconfig, namespace)
+        (missing,) = [finding for finding in found if finding.check == "rights" and finding.level is not Level.OK]
+        what = f"{permission.verb} {permission.resource} in {namespace}"
+        assert (missing.level, missing.message) == (permission.level, f"may not {what}: {permission.without}")
+        install, _, apply = missing.advice.partition(" | ")
+        account = rf"{namespace}:limited-\w+"
+        assert re.fullmatch(rf"trainjob install --only rbac -n {namespace} --service-account {account}", install)
         assert apply == "kubectl apply --server-side -f -"
         assert set(failures(found)) <= {"rights"}
-        await fails_as_reported(
-            kubeconfigs[permission], permission, f"{PERMISSIONS.index(permission)}", refs[permission]
-        )
+        await fails_as_reported(kubeconfig, permission, key, ref)
 
     async with anyio.create_task_group() as tasks:
-        for permission in PERMISSIONS:
-            tasks.start_soon(check, permission)
-    await admin.aclose()
+        for i, permission in enumerate(PERMISSIONS):
+            kubeconfig = cluster.kubeconfig_for(without(permission), namespace)
+            ref = await launch(backend, spec(), f"{i}", namespace=namespace)
+            tasks.start_soon(check, permission, kubeconfig, f"{i}", ref)
 
 
 def spec() -> TrainJobSpec:
@@ -194,8 +157,7 @@ def spec() -> TrainJobSpec:
 
 async def fails_as_reported(kubeconfig: Path, permission: Permission, key: str, ref: JobRef) -> None:
     """Try all operations, and check which ones fail."""
-    often = Timings(poll=(0.2, 0.5))
-    backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), timings=often)
+    backend = backend_of(kubeconfig, timings=Timings(poll=(0.2, 0.5)))
     failed = set()
 
     async def launched() -> None:
@@ -274,50 +236,28 @@ async def test_a_missing_runtime_and_queue_are_reported(cluster: Access, namespa
 
 
 async def test_a_held_queue_is_reported(cluster: Access, namespace: str) -> None:
-    held = {**kueue.cluster_queue(namespace), "spec": {**kueue.cluster_queue(namespace)["spec"], "stopPolicy": "Hold"}}
-    cluster.api.apply(held)
-    cluster.api.create(kueue.local_queue(namespace, "held", namespace))
-    cluster.api.create(kueue.local_queue(namespace, "dangling", f"{namespace}-nosuch"))
-    checked = lambda: all(  # noqa: E731
-        (each.get("status") or {}).get("conditions") for each in cluster.api.find(kueue.API, "LocalQueue", namespace)
-    )
-    wait_until("Kueue has checked the queues", checked, 30)
     narrow = cluster.kubeconfig_for([*ROLE["rules"], READ_QUEUES], namespace)
-    for kubeconfig in (cluster.kubeconfig, narrow):
-        for queue in ("held", "dangling"):
-            found = of(await examined(kubeconfig, namespace, queue=queue), "queue")
-            assert found.level is Level.FAILURE
-            assert f"LocalQueue {queue}" in found.message
-            assert "takes no jobs" in found.message
-            assert namespace in found.advice, "the ClusterQueue to activate"
-        everyone = [each for each in await examined(kubeconfig, namespace) if each.check == "queue"]
-        assert sorted(each.level for each in everyone) == [Level.OK, Level.WARNING, Level.WARNING], (
-            "no queue was requested"
-        )
-    cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
+    with make.queue(cluster, namespace, "held", policy="Hold"):
+        cluster.api.create(kueue.local_queue(namespace, "dangling", f"{namespace}-nosuch"))
+        queues = partial(cluster.api.find, kueue.API, "LocalQueue", namespace)
+        checked = lambda: all((each.get("status") or {}).get("conditions") for each in queues())  # noqa: E731
+        wait_until("Kueue has checked the queues", checked, 30)
+        for kubeconfig in (cluster.kubeconfig, narrow):
+            for queue in ("held", "dangling"):
+                found = of(await examined(kubeconfig, namespace, queue=queue), "queue")
+                assert found.level is Level.FAILURE
+                assert f"LocalQueue {queue}" in found.message
+                assert "takes no jobs" in found.message
+                assert namespace in found.advice, "the ClusterQueue to activate"
+            everyone = [each.level for each in await examined(kubeconfig, namespace) if each.check == "queue"]
+            assert sorted(everyone) == [Level.OK, Level.WARNING, Level.WARNING], "no queue was requested"
 
 
 READ_QUEUES = {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get", "list"]}
 
 
-async def test_runtimes_of_the_namespace_are_found(cluster: Access, namespace: str) -> None:
-    shipped = cluster.api.get(TRAINER, "ClusterTrainingRuntime", "", "jax-distributed") or {}
-    metadata = {"name": "own", "namespace": namespace, "labels": shipped["metadata"]["labels"]}
-    cluster.add_runtime({**shipped, "kind": "TrainingRuntime", "metadata": metadata})
-    found = await examined(cluster.kubeconfig_for(ROLE["rules"], namespace), namespace, ["own"])
-    assert failures(found) == []
-    assert of(found, "admission").message.startswith("a job of TrainingRuntime own would be accepted")
-
-
 async def test_an_exceeded_quota_is_reported(cluster: Access, namespace: str) -> None:
-    hard = {"count/trainjobs.trainer.kubeflow.org": "0"}
-    metadata = {"name": "none", "namespace": namespace}
-    cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}})
-
-    def counted() -> bool:
-        return "exceeded quota" in refused(lambda: cluster.api.create(trainjob("probe", namespace), dry_run=True))
-
-    wait_until("the quota is counted", counted, 60)
+    cluster.forbid_trainjobs(namespace)
     found = await examined(cluster.kubeconfig, namespace, ["torch-distributed"])
     assert failures(found) == ["admission"]
     assert "exceeded quota: none" in of(found, "admission").message
@@ -329,14 +269,8 @@ async def test_an_exceeded_quota_is_reported(cluster: Access, namespace: str) ->
 
 
 async def test_refused_credentials_are_reported(cluster: Access, namespace: str, tmp_path: Path) -> None:
-    cluster.kubeconfig_for([], namespace)
-    account = next(
-        each["metadata"]["name"]
-        for each in cluster.api.find("v1", "ServiceAccount", namespace)
-        if each["metadata"]["name"].startswith("limited-")
-    )
-    expired = Tokens(cluster, namespace, account).new("bound")
-    cluster.api.delete("v1", "Secret", namespace, "bound")
+    expired = cluster.token_for("leaver", namespace)
+    cluster.api.delete("v1", "ServiceAccount", namespace, "leaver")
     server, authority = cluster.api.server, cluster.api.authority
     old = write_kubeconfig(tmp_path / "old", server, authority, {"token": expired}, namespace)
     code, text = by_command(old, namespace)
@@ -358,7 +292,7 @@ async def test_refused_credentials_are_reported(cluster: Access, namespace: str,
     assert failures(found) == []
 
 
-@pytest.mark.parametrize("seconds", [90, -90, 3])
+@pytest.mark.parametrize("seconds", [90, -90])
 async def test_clock_skew_is_reported(
     cluster: Access, namespace: str, authority: Authority, tmp_path: Path, seconds: int
 ) -> None:
@@ -374,15 +308,10 @@ async def test_clock_skew_is_reported(
             tmp_path / "config", proxy.url, authority.certificate.read_bytes(), token, namespace
         )
         clock = of(await examined(kubeconfig, namespace), "clock")
-    if abs(seconds) <= 5:
-        assert clock.level is Level.OK
-    else:
-        assert clock.level is Level.WARNING
-        assert ("behind the server" if seconds > 0 else "ahead of the server") in clock.message
-        assert clock.advice == "synchronize both clocks by NTP (chrony, systemd-timesyncd)"
-        skew = int(clock.message.partition(" is ")[2].partition(" s ")[0])
-        assert 85 <= skew <= 90
-    assert failures([clock]) == []
+    assert clock.level is Level.WARNING
+    assert ("behind the server" if seconds > 0 else "ahead of the server") in clock.message
+    assert clock.advice == "synchronize both clocks by NTP (chrony, systemd-timesyncd)"
+    assert 85 <= int(clock.message.partition(" is ")[2].partition(" s ")[0]) <= 90
 
 
 # ---------------------------------------------------------------- failing components

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import ssl
-import statistics
 from collections import Counter
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
@@ -17,7 +16,7 @@ import httpx
 import pytest
 from tests import campaigns
 from tests.certificates import Authority
-from tests.cluster.fault_schedules import RandomPlan, Run, Truth, busiest, draw
+from tests.cluster.fault_schedules import RandomPlan, Run, Truth, draw
 from tests.fakes.faults import FaultProxy, Kind
 from tests.testcluster.access import Access
 
@@ -54,9 +53,6 @@ async def test_random_faults(
     seeds = iter(range(campaigns.SEED, campaigns.SEED + RUNS))
     failures: dict[int, list[str]] = {}
     injected: Counter[Kind] = Counter()
-    requests: list[int] = []
-    peaks: list[float] = []
-    seconds: list[float] = []
 
     async def one(seed: int, namespace: str, truth: Truth, direct: httpx.AsyncClient) -> None:
         async with AsyncExitStack() as stack:
@@ -73,9 +69,6 @@ async def test_random_faults(
             if problems := await run():
                 failures[seed] = problems
             injected.update(seen.fault.kind for seen in proxy.injected if seen.fault)
-            requests.append(len(proxy.requests))
-            peaks.append(max(busiest(proxy).values()) / len(run.works))
-            seconds.append(run.seconds)
             faults = len(proxy.injected)
             campaigns.done(
                 f"seed {seed}: {len(run.works)} works, {faults} faults, {run.seconds:.1f} s, {len(problems)} problems"
@@ -85,9 +78,8 @@ async def test_random_faults(
         (await direct.delete(path, params={"labelSelector": f"{KEY} in ({keys})"})).raise_for_status()
 
     async def lane(number: int, namespace: str, truth: Truth, direct: httpx.AsyncClient) -> None:
-        await anyio.sleep(
-            number * 0.5
-        )  # the start of a schedule takes most CPU, and a busy event loop could hide a storm
+        # The start of a schedule takes most CPU, and a busy event loop could hide a storm.
+        await anyio.sleep(number * 0.5)
         for seed in seeds:
             await one(seed, namespace, truth, direct)
 
@@ -107,8 +99,6 @@ async def test_random_faults(
             listening.cancel_scope.cancel()
     gc.collect()
     print(f"{RUNS} schedules, {sum(injected.values())} faults: {dict(injected)}")
-    print(f"requests of one: {statistics.median(requests)}, most {max(requests)}; a second and work: {max(peaks):.0f}")
-    print(f"seconds of one: {statistics.median(seconds):.1f}, most {max(seconds):.1f}")
     report = "\n".join(
         f"TRAINJOB_SEED={seed} TRAINJOB_RUNS=1: {problem}" for seed, each in failures.items() for problem in each
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -20,7 +19,7 @@ from tests.processes import free_port
 from tests.testcluster.access import TRAINER
 from tests.testcluster.nodes import run_until_finished, simulate
 
-from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
+from trainjob import JobRef, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
@@ -128,23 +127,15 @@ async def test_after_a_lost_reply_no_older_job_is_adopted(wires: Wires) -> None:
     await wires.each(AFTER, check)
 
 
-async def test_a_cancel_with_a_fault_leaves_no_job(wires: Wires) -> None:
+@pytest.mark.parametrize(("action", "method", "left"), [("cancel", "DELETE", []), ("suspend", "PATCH", [True])])
+async def test_a_cancel_with_a_fault_stops_the_job(
+    wires: Wires, action: Literal["cancel", "suspend"], method: str, left: list[bool]
+) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         ref = await launch(backend, LONG, name, namespace=wires.namespace)
-        proxy.plan = first("DELETE", fault)
-        assert await cancel(backend, ref)
-        assert wires.jobs(name) == []
-        assert len(proxy.injected) == 1
-
-    await wires.each({**BEFORE, **REFUSED, **AFTER, **DELAY}, check)
-
-
-async def test_a_suspension_with_a_fault_suspends_the_job(wires: Wires) -> None:
-    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
-        ref = await launch(backend, LONG, name, namespace=wires.namespace)
-        proxy.plan = first("PATCH", fault)
-        assert await cancel(backend, ref, "suspend")
-        assert [job["spec"]["suspend"] for job in wires.jobs(name)] == [True]
+        proxy.plan = first(method, fault)
+        assert await cancel(backend, ref, action)
+        assert [job["spec"]["suspend"] for job in wires.jobs(name)] == left
         assert len(proxy.injected) == 1
 
     await wires.each({**BEFORE, **REFUSED, **AFTER, **DELAY}, check)
@@ -173,31 +164,20 @@ async def finish_after_a_fault(wires: Wires, proxy: FaultProxy, ref: JobRef) -> 
 
 
 @both_watches
-async def test_a_wait_survives_a_fault_of_the_watch(wires: Wires, shared: bool) -> None:
+@pytest.mark.parametrize(("method", "times", "more"), [("WATCH", 2, EVENTS), ("GET", 1, {})])
+async def test_a_wait_survives_a_fault_of_its_watch_or_list(
+    wires: Wires, method: str, times: int, more: dict[str, Fault], shared: bool
+) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
-        proxy.plan = first("WATCH", fault, fault, ending="/trainjobs")
+        proxy.plan = first(method, *[fault] * times, ending="/trainjobs")
         ref = await launch(backend, UNTIL_FINISHED, name, namespace=wires.namespace)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(finish_after_a_fault, wires, proxy, ref)
             assert (await ended(backend, ref)).uid == ref.uid
             tasks.cancel_scope.cancel()
-        assert proxy.injected
+        assert 1 <= len(proxy.injected) <= times
 
-    await wires.each({**BEFORE, **REFUSED, **AFTER, **GONE, **EVENTS}, check, shared=shared)
-
-
-@both_watches
-async def test_a_wait_survives_a_fault_of_the_list(wires: Wires, shared: bool) -> None:
-    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
-        proxy.plan = first("GET", fault, ending="/trainjobs")
-        ref = await launch(backend, UNTIL_FINISHED, name, namespace=wires.namespace)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(finish_after_a_fault, wires, proxy, ref)
-            assert (await ended(backend, ref)).uid == ref.uid
-            tasks.cancel_scope.cancel()
-        assert len(proxy.injected) == 1
-
-    await wires.each({**BEFORE, **REFUSED, **AFTER, **GONE}, check, shared=shared)
+    await wires.each({**BEFORE, **REFUSED, **AFTER, **GONE, **more}, check, shared=shared)
 
 
 @both_watches
@@ -219,28 +199,23 @@ async def test_a_job_deleted_while_the_watch_was_broken_is_reported(wires: Wires
         assert len(proxy.injected) == 2
 
 
-async def test_a_server_that_does_not_answer_is_reported_within_seconds(wires: Wires) -> None:
+async def test_a_server_that_does_not_answer_is_reported_before_its_watch_ends(wires: Wires) -> None:
     """The watch of a running job is silent for a minute even without a fault. `connect` sets 8 s for terminals."""
     async with wires.open(Timings(probe=2)) as (backend, proxy):
         ref = await launch(backend, LONG, "a", namespace=wires.namespace)
         await until_phase(backend, ref, Phase.RUNNING)
         notices: list[str] = []
-        began = 0.0
         with anyio.fail_after(30):
             async with aclosing(follow(backend, ref)) as changes:
                 async for observation, notice in changes:
                     if notice:
                         notices.append(notice)
                         proxy.thaw()
-                    if not began and observation.phase is Phase.RUNNING:
-                        began = time.monotonic()
+                    elif observation.phase is Phase.RUNNING:
                         proxy.freeze()
-                    if notices == notices[:1] and notice:
-                        seconds = time.monotonic() - began
                     if "answers again" in notice:
                         break
         assert notices[0].startswith("the API server does not answer; still waiting")
-        assert seconds < 10, "the server is probed after the 2 s of `probe`, not after the minute of the watch"
 
 
 async def test_a_first_request_that_is_not_answered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -290,10 +265,10 @@ async def test_a_total_outage_exhausts_the_retry_budget_without_a_request_storm(
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         ref = await launch(backend, LONG, name, namespace=wires.namespace)
         await until_phase(backend, ref, Phase.RUNNING)
-        began, proxy.plan = time.monotonic(), lambda _: fault
+        proxy.plan = lambda _: fault
         with pytest.raises(BackendUnavailable, match=r"could not be reached \d+ times in a row"):
             await ended(backend, ref)
-        assert time.monotonic() - began >= 4
+        assert len(proxy.injected) >= 3, "the budget is three failures and four seconds"
         assert max(busiest(proxy).values()) <= MOST_A_SECOND
 
     timings = Timings(
@@ -314,32 +289,10 @@ async def test_the_result_does_not_wait_for_unreadable_logs(wires: Wires) -> Non
             fields = make.OWN | {"num_nodes": 1, "env": simulate(run="1s", exit_code=3)}
             ref = await launch(backend, TrainJobSpec.parse(fields), "a", namespace=wires.namespace)
             lines: list[str] = []
-            ended: list[float] = []
-
-            def note(observation: Observation, _: str) -> None:
-                if observation.phase.terminal:
-                    ended.append(time.monotonic())
-
             with pytest.raises(TrainJobFailed, match="node-0 exited with code 3") as failed:
-                await wait(backend, ref, on_change=note, on_log=lambda line: lines.append(line.text))
-            seconds = time.monotonic() - ended[0]
+                await wait(backend, ref, on_log=lambda line: lines.append(line.text))
         assert any("no answer within 5 s" in line for line in failed.value.diagnosis.unseen)
         assert lines == ["the last lines of node-0 could not be read"]
-        assert seconds < 13, "5 s for the last lines, 5 s for the log of the crash"
-
-
-async def test_evidence_reports_unreadable_logs(wires: Wires) -> None:
-    async with wires.open() as (backend, proxy):
-        # The job fails at its seventh crash, and its pods are deleted.
-        ref = await launch(backend, spec(env=simulate(run="4s", exit_code=3)), "a", namespace=wires.namespace)
-        with anyio.fail_after(240):
-            async with aclosing(backend.crashes(ref)) as crashes:
-                assert (await anext(crashes)).logs
-            proxy.plan = lambda seen: Fault(Kind.ANSWER, 500) if seen.path.endswith("/log") else None
-            evidence = await backend.evidence(ref)
-        assert proxy.injected
-        assert evidence.pods
-        assert "logs: injected 500" in evidence.unseen
 
 
 async def test_stored_logs_are_complete_after_failed_requests(wires: Wires, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 import yaml
-from tests.cluster.recorder import JOBSET
+from tests.cluster.pods import pods_of, running
 from tests.processes import wait_until
 from tests.testcluster import kueue, nodes
 from tests.testcluster.access import TRAINER, Access, condition, refused
@@ -21,7 +21,6 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import GPU, simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobSpec
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.following import follow
@@ -49,13 +48,6 @@ def cluster(gangs: Cluster) -> Cluster:
     return gangs
 
 
-@pytest.fixture
-async def backend(cluster: Access) -> AsyncIterator[KubernetesBackend]:
-    opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    yield opened
-    await opened.aclose()
-
-
 def spec(runtime: str, num_nodes: int, gpus: int, **fields: Any) -> TrainJobSpec:
     asked = {"runtime": runtime, "num_nodes": num_nodes, "resources_per_node": {"gpu": gpus}, **fields}
     return TrainJobSpec.parse(asked)
@@ -69,14 +61,6 @@ async def until(backend: KubernetesBackend, ref: JobRef, enough: Callable[[Obser
                 if enough(observation):
                     return observation
     raise AssertionError("the job ended")
-
-
-def pods_of(cluster: Access, ref: JobRef) -> list[Object]:
-    return cluster.api.find("v1", "Pod", ref.namespace, labels=f"{JOBSET}={ref.name}")
-
-
-def running(pods: list[Object]) -> int:
-    return sum(pod["status"]["phase"] == "Running" for pod in pods)
 
 
 def refusals(cluster: Access, namespace: str) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 import yaml
+from tests.cluster.commands import applied, printed
 from tests.cluster.waits import until
 from tests.testcluster import step_image as steps
 from tests.testcluster.access import TRAINER, Access, condition
@@ -44,31 +42,6 @@ ACCOUNT = "launcher"
 SLEEPER = TrainJobSpec.parse(
     {"runtime": "trainjob-step", "command": ["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"]}
 )
-
-
-def printed(*words: str) -> list[str]:
-    """The printed documents, as text: the API server parses YAML."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "KUBE"))}
-    command = [str(Path(sys.executable).parent / "trainjob"), "install", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    _, *documents = done.stdout.split("---\n")
-    return documents
-
-
-def applied(cluster: Access, documents: Sequence[str]) -> list[dict[str, Any]]:
-    """The objects after `kubectl apply --server-side --force-conflicts`; other tests also apply the step runtime."""
-    params = {"fieldManager": "kubectl", "fieldValidation": "Strict", "force": "true"}
-    stored = []
-    for document in documents:
-        each = yaml.safe_load(document)
-        metadata = each["metadata"]
-        path = cluster.api.path(each["apiVersion"], each["kind"], metadata.get("namespace", ""), metadata["name"])
-        headers = {"Content-Type": "application/apply-patch+yaml"}
-        answer = cluster.api._client.patch(path, content=document, params=params, headers=headers)
-        assert answer.is_success, f"{document}\n{answer.text}"
-        assert "warning" not in answer.headers, answer.headers["warning"]
-        stored.append(answer.json())
-    return stored
 
 
 def account(cluster: Access, namespace: str, name: str = ACCOUNT) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from tests.cluster.kfp_steps import ARGO, WORKFLOWS, Execution, Steps, create_account, owner_reference
 from tests.processes import wait_until
@@ -14,43 +12,13 @@ from tests.testcluster.nodes import variable
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "reason", "advice"),
-    [
-        ({"runtime": "nosuch"}, "there is no ClusterTrainingRuntime 'nosuch'", ""),
-        (
-            {"runtime": "trainjob-step", "image": "a" * 256, "fail_fast": True},
-            "InvalidImageName",
-            "what to do: correct the image name",
-        ),
-        (
-            {"runtime": "trainjob-step", "image": "127.0.0.1:1/nosuch:1", "start_timeout": 20},
-            "no rank was running within start_timeout of 20s",
-            "",
-        ),
-    ],
-    ids=["runtime", "image-name", "image"],
-)
-def test_a_job_that_cannot_run_fails_the_step(
-    kfp_steps: Steps, parameters: dict[str, Any], reason: str, advice: str
-) -> None:
-    ended = kfp_steps.run(Execution("train", {**parameters, "command": ["train"]}))
+def test_a_job_that_cannot_run_fails_the_step(kfp_steps: Steps) -> None:
+    image = {"runtime": "trainjob-step", "image": "127.0.0.1:1/nosuch:1", "start_timeout": 20}
+    ended = kfp_steps.run(Execution("train", {**image, "command": ["train"]}))
     assert (ended.code, ended.output) == (1, {}), ended.log
-    assert reason in ended.message
-    assert advice in ended.message
-    if "127.0.0.1" in str(parameters):
-        assert "ImagePull" in ended.message, "the blocker"
+    assert "no rank was running within start_timeout of 20s" in ended.message
+    assert "ImagePull" in ended.message, "the blocker"
     assert "Traceback" not in ended.log
-
-
-def test_an_exceeded_quota_is_named(own_cluster: Cluster, step_image: str) -> None:
-    with own_cluster.namespace("pipeline", real=True) as namespace:
-        create_account(own_cluster, namespace)
-        own_cluster.forbid_trainjobs(namespace)
-        execution = Execution("train", {"runtime": "trainjob-step", "command": ["train"]})
-        ended = Steps(own_cluster, namespace, step_image).run(execution)
-    assert (ended.code, ended.output) == (1, {}), ended.log
-    assert "exceeded quota: none" in ended.message
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,10 @@ test_kfp_terminate.py measures how often a step can stop its job after Terminate
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.certificates import Authority
 from tests.cluster.kfp_steps import (
     ACCOUNT,
     DELETED,
@@ -25,12 +20,9 @@ from tests.cluster.kfp_steps import (
     kill_python,
     suspended,
 )
-from tests.cluster.launchers import launcher_environment, run
-from tests.kfp.test_steps import document_of
 from tests.processes import wait_until
-from tests.testcluster.access import TRAINER, Access, condition
+from tests.testcluster.access import TRAINER, condition
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.slow_webhook import slow_changes
 
 from trainjob._install import objects
 from trainjob.status import CANCELLED
@@ -61,15 +53,8 @@ def training(seconds: float) -> Execution:
     return Execution("train", {"runtime": "trainjob-step", "command": command})
 
 
-def pods(cluster: Access, namespace: str, job: str) -> list[str]:
-    """Phases of a job's pods."""
-    found = cluster.api.find("v1", "Pod", namespace, labels=f"jobset.sigs.k8s.io/jobset-name={job}")
-    return [pod["status"]["phase"] for pod in found]
-
-
 def wait_for_training(kfp_steps: Steps, execution: Execution) -> dict[str, Any]:
-    running = lambda: "Running" in pods(kfp_steps.cluster, kfp_steps.namespace, execution.job)  # noqa: E731
-    wait_until("the training runs", running, 90, poll=0.2)
+    wait_until("the training runs", lambda: kfp_steps.pods(execution), 90, poll=0.2)
     job = kfp_steps.job(execution)
     assert job is not None
     return job
@@ -118,43 +103,25 @@ def test_a_killed_and_retried_step_returns_the_result_of_one_job(kfp_steps: Step
     only_job(kfp_steps, execution)
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-def test_a_terminated_step_stops_its_job_and_retry_run_resumes_it(
-    own_cluster: Cluster, step_image: str, authority: Authority, delay: int
-) -> None:
-    """If the control plane is busy or its webhooks are slow, the job is deleted instead of suspended."""
-    with own_cluster.namespace("pipeline", real=True) as namespace:
-        create_account(own_cluster, namespace)
-        kfp_steps = Steps(own_cluster, namespace, step_image)
-        execution = training(8)
-        with slow_changes(own_cluster.api, authority, namespace, delay):
-            pod = kfp_steps.start(execution, seconds_left=1.0)
-            before = wait_for_training(kfp_steps, execution)
-            wait_until("the step waits", lambda: "is Running" in kfp_steps.log(pod), 30, poll=0.2)
-            time.sleep(2 * delay)  # the first dry run
-            kfp_steps.signal(pod)
-            ended = kfp_steps.end(pod)
-        assert ended.code == 143
-        deleted = ended.message.startswith(DELETED)
-        if deleted:
-            assert ended.message.endswith("the API server takes too long to suspend it")
-            assert kfp_steps.job(execution) is None
-        else:
-            assert ended.message == SUSPEND_REQUESTED
-            assert suspended(kfp_steps.job(execution))
-        assert deleted or not delay
+def test_a_terminated_step_suspends_its_job_and_retry_run_resumes_it(kfp_steps: Steps) -> None:
+    """A busy control plane may have it deleted instead; test_kfp_terminate.py has slow webhooks."""
+    execution = training(8)
+    pod = kfp_steps.start(execution, seconds_left=1.0)
+    before = wait_for_training(kfp_steps, execution)
+    wait_until("the step waits", lambda: "is Running" in kfp_steps.log(pod), 30, poll=0.2)
+    kfp_steps.signal(pod)
+    ended = kfp_steps.end(pod)
+    assert ended.code == 143
+    deleted = ended.message == f"{DELETED}: the API server takes too long to suspend it"
+    assert deleted or (ended.message == SUSPEND_REQUESTED and suspended(kfp_steps.job(execution)))
+    wait_until("the pods are gone", lambda: not kfp_steps.pods(execution), 60, poll=0.2)
 
-        def gone() -> bool:
-            return "Running" not in pods(kfp_steps.cluster, kfp_steps.namespace, execution.job)
-
-        wait_until("the pods are gone", gone, 60, poll=0.2)
-
-        retried = kfp_steps.run(execution)
-        assert retried.code == 0, retried.log
-        job = only_job(kfp_steps, execution)
-        assert (job["metadata"]["uid"] == before["metadata"]["uid"]) is not deleted
-        assert CANCELLED not in job["metadata"]["annotations"]
-        assert condition(job, "Complete")
+    retried = kfp_steps.run(execution)
+    assert retried.code == 0, retried.log
+    job = only_job(kfp_steps, execution)
+    assert (job["metadata"]["uid"] == before["metadata"]["uid"]) is not deleted
+    assert CANCELLED not in job["metadata"]["annotations"]
+    assert condition(job, "Complete")
 
 
 def test_the_next_pod_of_an_evicted_step_adopts_its_job(kfp_steps: Steps) -> None:
@@ -200,34 +167,18 @@ def test_a_step_without_permission_to_read_its_pod_logs_what_a_drain_does(
     assert "no permission to list pods, so a drain that evicts pod " in ended.log
 
 
-def test_a_failed_training_is_explained_in_the_termination_message(kfp_steps: Steps, tmp_path: Path) -> None:
-    command = ["python", "-c", FAILING]
-    execution = Execution("train", {"runtime": "trainjob-step", "command": command, "num_nodes": 2})
+def test_a_failed_training_is_explained_in_the_termination_message(kfp_steps: Steps) -> None:
+    execution = Execution("train", {"runtime": "trainjob-step", "command": ["python", "-c", FAILING], "num_nodes": 2})
     ended = kfp_steps.run(execution)
     assert (ended.code, ended.output) == (1, {}), ended.log
     summary, *rest = ended.message.splitlines()
-    assert summary.startswith(f"TrainJob {kfp_steps.namespace}/{execution.job} failed: node-1 exited with code 1"), (
-        summary
-    )
-    assert "  | ValueError: the data is wrong" in rest
-    assert any(line.startswith("what to do: ") for line in rest), ended.message
-    assert "category: user code; can be retried: the failure may not repeat" in rest
     job = f"{kfp_steps.namespace}/{execution.job}"
-    assert f"watch it: trainjob ui -n {kfp_steps.namespace} (job {execution.job})" in ended.log
+    assert summary.startswith(f"TrainJob {job} failed: node-1 exited with code 1")
+    assert "  | ValueError: the data is wrong" in rest
+    assert "category: user code; can be retried: the failure may not repeat" in rest
     assert rest[-1] == f"report: trainjob report {job} -o {execution.job}.html"
+    assert f"watch it: trainjob ui -n {kfp_steps.namespace} (job {execution.job})" in ended.log
     assert ended.log.rstrip().endswith(ended.message.rstrip()), "the log ends with the same text"
-    assert "Traceback" not in ended.log.replace("  | Traceback", "").replace("[node-1] Traceback", "")
-
-    settings = {"TRAINJOB_BACKEND": "kubernetes", "KUBECONFIG": str(kfp_steps.cluster.kubeconfig)}
-    of_run = ["report", execution.run, "-n", kfp_steps.namespace, "-o", "run.html"]
-    for words in (shlex.split(rest[-1])[2:], of_run):
-        program = [sys.executable, "-c", "from trainjob.cli import main; main()", *words]
-        run({**launcher_environment(), **settings}, tmp_path, *program)
-    training = document_of((tmp_path / f"{execution.job}.html").read_text())
-    assert (training["phase"], training["task"]) == ("Failed", "train")
-    assert training["diagnosis"]["summary"].startswith("node-1 exited with code 1"), training["diagnosis"]
-    (only,) = document_of((tmp_path / "run.html").read_text())["trainings"]
-    assert (only["name"], only["phase"]) == (execution.job, "Failed")
 
 
 def test_a_step_without_permissions_reports_how_to_grant_them(own_cluster: Cluster, step_image: str) -> None:
@@ -248,9 +199,9 @@ def test_the_exit_component_stops_the_job_of_a_killed_step(kfp_steps: Steps) -> 
     kfp_steps.signal(pod, signal.SIGKILL)
     assert kfp_steps.end(pod).code == 137
     assert not suspended(kfp_steps.job(execution))
-    assert "Running" in pods(kfp_steps.cluster, kfp_steps.namespace, execution.job)
+    assert kfp_steps.pods(execution)
 
     cleaned = kfp_steps.run(Execution("cleanup", {"run_id": execution.run}, run=execution.run))
     assert cleaned.code == 0, cleaned.log
     assert suspended(kfp_steps.job(execution))
-    assert "Running" not in pods(kfp_steps.cluster, kfp_steps.namespace, execution.job)
+    assert not kfp_steps.pods(execution)

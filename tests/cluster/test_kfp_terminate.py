@@ -7,7 +7,6 @@ only proves that a request is sent and that the exit component stops the other j
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import time
@@ -49,27 +48,18 @@ LATE = 61  # seconds that late steps wait first: an idle connection is closed af
 
 @dataclass
 class Trial:
-    """A step that is terminated.
-
-    Attributes:
-        execution: The execution that the step runs.
-        left: Seconds that Python keeps running after SIGTERM.
-        late: Whether it is terminated more than a minute after its job's creation, when idle connections are closed.
-        tried: The step's pod.
-        answered: Whether Python received the answer to its request before it ended.
-        deleted: Whether the job was deleted because a suspend would have taken too long.
-        took: Seconds from SIGTERM to the answer.
-        outcome: The last message of the step.
-    """
+    """A step that is terminated."""
 
     execution: Execution
     left: float
+    """Seconds that Python keeps running after SIGTERM."""
     late: bool
+    """Whether it is terminated more than a minute after its job's creation, when idle connections are closed."""
     tried: Try | None = None
-    answered: bool = False
     deleted: bool = False
+    """Whether the job was deleted because a suspend would have taken too long."""
     took: float | None = None
-    outcome: str = ""
+    """Seconds from SIGTERM to the answer to its request; None if Python ended before."""
 
 
 def draw_trials(number: int, late: int, jobs: str) -> list[Trial]:
@@ -107,16 +97,14 @@ def terminate(steps: Steps, jobs: str, trials: Sequence[Trial]) -> None:
         assert trial.tried
         ended = steps.end(trial.tried)
         assert ended.code == 143, ended.log
-        trial.outcome = ended.message or ended.log.splitlines()[-1]
         trial.deleted = DELETED in ended.log
         expected = DELETED if trial.deleted else SUSPEND_REQUESTED
-        trial.answered = expected in ended.log and stopped(steps, jobs, trial)
-        if trial.answered:
+        if expected in ended.log and stopped(steps, jobs, trial):
             assert ended.message.startswith(expected), "the launcher is gone, so only the message is visible"
             trial.took = seconds_between(FORWARDED, expected, steps.log(trial.tried, timestamps="true"))
         steps.force_delete(trial.tried)  # ended pods cost the kubelet time
-        how = f"answered after {trial.took:.3f} s" if trial.took is not None else f"not answered: {trial.outcome}"
-        how += ", deleted" if trial.deleted else ""
+        last = ended.message or ended.log.splitlines()[-1]
+        how = f"not answered: {last}" if trial.took is None else f"answered after {trial.took:.3f} s: {last}"
         campaigns.done(f"{trial.execution.job}: {trial.left:.3f} s left, {'late' if trial.late else 'soon'}, {how}")
 
 
@@ -133,13 +121,6 @@ def seconds_between(first: str, second: str, log: str) -> float:
         for text in (first, second)
     )
     return (ended - began).total_seconds()
-
-
-def run_exit_handler(steps: Steps, jobs: str, trial: Trial) -> None:
-    """Run the cleanup component, as the run's exit handler does, also after Terminate."""
-    cleanup = {"run_id": trial.execution.run, "namespace": jobs}
-    ended = steps.run(Execution("cleanup", cleanup, run=trial.execution.run))
-    assert ended.code == 0, ended.log
 
 
 def test_time_left_has_the_measured_distribution() -> None:
@@ -162,7 +143,6 @@ def test_terminate_is_answered_in_time_and_the_exit_component_does_the_rest(
         create_account(cluster, kfp_steps.namespace, jobs)
         trials = draw_trials(runs, -(-runs // 5) if campaigns.FULL or not delay else 0, jobs)
         late, soon = [each for each in trials if each.late], [each for each in trials if not each.late]
-        began = time.monotonic()
         start_steps(kfp_steps, jobs, late)
         waiting = time.monotonic()
         for some in (soon[i : i + AT_ONCE] for i in range(0, len(soon), AT_ONCE)):
@@ -172,11 +152,13 @@ def test_terminate_is_answered_in_time_and_the_exit_component_does_the_rest(
             time.sleep(max(0.0, waiting + LATE - time.monotonic()))
             terminate(kfp_steps, jobs, late)
         left = [trial for trial in trials if not stopped(kfp_steps, jobs, trial)]
-        result = print_results(trials, time.monotonic() - began, len(left), delay)
+        result = summary(trials, len(left), delay)
+        campaigns.done(result)
         record_property("result", result)
         with ThreadPoolExecutor(STARTING) as pool:
-            for _ in pool.map(lambda trial: run_exit_handler(kfp_steps, jobs, trial), left):
-                pass
+            runs_left = [trial.execution.run for trial in left]
+            cleanups = [Execution("cleanup", {"run_id": run, "namespace": jobs}, run=run) for run in runs_left]
+            assert [ended.log for ended in pool.map(kfp_steps.run, cleanups) if ended.code] == []
 
         def still_there() -> list[str]:
             found = cluster.api.find(TRAINER, "TrainJob", jobs)
@@ -187,7 +169,7 @@ def test_terminate_is_answered_in_time_and_the_exit_component_does_the_rest(
 
         deleted = sum(kfp_steps.job(trial.execution, jobs) is None for trial in trials)
         wait_until("no job runs", lambda: not still_there(), 60, poll=0.5)
-        answered = sum(trial.answered for trial in trials)
+        answered = sum(trial.took is not None for trial in trials)
         assert answered >= (0.99 * runs if campaigns.FULL else 1), result
         if delay and campaigns.FULL:
             assert deleted >= answered, "webhooks are too slow for a suspend"
@@ -224,7 +206,7 @@ def test_a_drained_step_keeps_its_job(kfp_steps: Steps, record_property: campaig
             kfp_steps.cluster.api.delete(TRAINER, "TrainJob", jobs, execution.job)
     who = "that knows its pod" if named else "that does not know its pod"
     result = f"drain of a step {who}: {kept} of {runs} jobs kept knowingly; SIGTERM to that: {percentiles(took)}"
-    print(result, flush=True)
+    campaigns.done(result)
     record_property("result", result)
     if not named:
         assert not kept, result
@@ -234,26 +216,13 @@ def test_a_drained_step_keeps_its_job(kfp_steps: Steps, record_property: campaig
         assert all(outcome in ("kept", "stopped") for outcome in outcomes)
 
 
-def print_results(trials: list[Trial], seconds: float, left: int, delay: int) -> str:
-    """Print the trials and their outcomes; return the summary, which is also printed."""
-    windows = sorted(trial.left for trial in trials)
+def summary(trials: list[Trial], left: int, delay: int) -> str:
     took = sorted(trial.took for trial in trials if trial.took is not None)
     deleted = sum(trial.deleted for trial in trials)
-    print(f"{len(trials)} trials in {seconds:.0f} s, load average {os.getloadavg()[0]:.1f}")
-    print(f"Python keeps running for {windows[0]:.3f} to {windows[-1]:.2f} s, median {statistics.median(windows):.2f}")
-    for name, late in (("soon", False), ("late", True)):
-        some = sorted(each.took for each in trials if each.took is not None and each.late is late)
-        print(f"  terminated {name} after the launch: {percentiles(some)}")
-    print("not answered:")
-    for trial in trials:
-        if not trial.answered:
-            print(f"  {trial.left:.3f} s left, {'late' if trial.late else 'soon'} after the launch: {trial.outcome}")
-    result = (
+    return (
         f"webhooks {delay} ms slower: {len(took)} of {len(trials)} answered ({deleted} by a deletion); "
         f"SIGTERM to answer: {percentiles(took)}; left to the exit component: {left}"
     )
-    print(result, flush=True)
-    return result
 
 
 def percentiles(seconds: list[float]) -> str:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import anyio
 import pytest
-from tests.certificates import Authority
+from tests.cluster.backends import opened
 from tests.cluster.waits import until, until_phase
 from tests.testcluster.access import JOBSET, Access
 from tests.testcluster.nodes import simulate
-from tests.testcluster.slow_webhook import slow_changes
 
-from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec, cancel, cancel_key
-from trainjob._backends.base import TrainJob
-from trainjob._backends.credentials import Credentials
+from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec, cancel_key
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs.launching import launch
-from trainjob._jobs.reaper import reap
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import REPLACES, work_of
 from trainjob._support.kube_objects import name_of
@@ -32,33 +27,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 KEY = "nightly/train"
 LONG = simulate(run="10m")
-
-
-@pytest.fixture
-async def backend(cluster: Access) -> AsyncIterator[KubernetesBackend]:
-    opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    yield opened
-    await opened.aclose()
-
-
-class Frozen(KubernetesBackend):
-    """The backend of a process that is frozen before it sends its create, until `thaw`."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        super().__init__(credentials)
-        self.creating, self.thaw = anyio.Event(), anyio.Event()
-
-    async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
-        self.creating.set()
-        await self.thaw.wait()
-        return await super().create(trainjob, dry_run=dry_run)
-
-
-@pytest.fixture
-async def frozen(cluster: Access) -> AsyncIterator[Frozen]:
-    opened = Frozen(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    yield opened
-    await opened.aclose()
 
 
 def spec(env: Sequence[dict[str, str]] = LONG, **fields: Any) -> TrainJobSpec:
@@ -113,115 +81,17 @@ async def test_a_failed_attempt_whose_jobset_is_deleted_does_not_train_again(
     assert present["metadata"]["annotations"][REPLACES] == first.uid
 
 
-async def test_a_process_that_was_frozen_before_its_create_adopts_the_other_attempt(
-    cluster: Access, backend: KubernetesBackend, frozen: Frozen, namespace: str
-) -> None:
-    refs: list[JobRef] = []
-
-    async def late() -> None:
-        refs.append(await launch(frozen, spec(), KEY, namespace=namespace, tried=1))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(late)
-        await frozen.creating.wait()
-        first = await failed_attempt(backend, namespace)
-        second = await launch(backend, spec(), KEY, namespace=namespace, tried=2)
-        await backend.delete(first)  # the name that the frozen process has chosen is free again
-        await until(lambda: cluster.api.get(JOBSET, "JobSet", namespace, first.name) is None)
-        await anyio.sleep(1.1)  # creationTimestamp has whole seconds
-        frozen.thaw.set()
-    assert len(await active(backend, namespace)) == 1, "one of the two attempts was ended"
-    assert refs == [JobRef.of(await present(backend, namespace, refs[0].name))]
-    assert second.uid == refs[0].uid, "the attempt that was created first counts"
-
-
-async def present(backend: KubernetesBackend, namespace: str, name: str) -> TrainJob:
-    found = await backend.get(namespace, name)
-    assert found is not None
-    return found
-
-
 async def test_many_launches_of_a_key_at_once_are_one_job(cluster: Access, namespace: str) -> None:
     refs: list[JobRef] = []
 
     async def one() -> None:
-        own = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-        try:
+        async with opened(cluster.kubeconfig) as own:
             refs.append(await launch(own, spec(), KEY, namespace=namespace))
-        finally:
-            await own.aclose()
 
     async with anyio.create_task_group() as tasks:
         for _ in range(8):
             tasks.start_soon(one)
     assert len({ref.uid for ref in refs}) == 1
-
-
-@pytest.mark.parametrize("by", ["name", "key"])
-async def test_a_cancel_needs_no_webhook(
-    by: str, cluster: Access, backend: KubernetesBackend, authority: Authority, namespace: str
-) -> None:
-    ref = await launch(backend, spec(), KEY, namespace=namespace)
-    await until_phase(backend, ref, Phase.RUNNING)
-    with slow_changes(cluster.api, authority, namespace, 6):
-        began = time.monotonic()
-        if by == "name":
-            await cancel(backend, ref, timeout_seconds=0)
-        else:
-            await cancel_key(backend, KEY, namespace=namespace, timeout_seconds=0)
-        assert await backend.get(namespace, ref.name) is None
-        assert time.monotonic() - began < 5
-
-
-async def test_a_launch_obeys_a_cancel_that_came_before_its_create(
-    backend: KubernetesBackend, frozen: Frozen, namespace: str
-) -> None:
-    async with anyio.create_task_group() as tasks:
-
-        async def late() -> None:
-            with pytest.raises(TrainJobFailed, match="its key was cancelled while it was launched"):
-                await launch(frozen, spec(), KEY, namespace=namespace)
-
-        tasks.start_soon(late)
-        await frozen.creating.wait()
-        await cancel_key(backend, KEY, namespace=namespace)
-        frozen.thaw.set()
-    assert await active(backend, namespace) == []
-    again = await launch(backend, spec(), KEY, namespace=namespace)
-    assert await active(backend, namespace) == [again.name], "a later launch resumes it"
-
-
-async def test_the_reaper_ends_what_a_launch_created_that_did_not_see_the_cancel(
-    backend: KubernetesBackend, frozen: Frozen, namespace: str
-) -> None:
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(launch_only_creates, frozen, namespace)
-        await frozen.creating.wait()
-        await cancel_key(backend, KEY, namespace=namespace)
-        frozen.thaw.set()
-    (created,) = await backend.find(namespace, labels_of(KEY))  # its launcher was killed before its second look
-    await until_phase(backend, JobRef.of(created), Phase.RUNNING)  # until then its controllers change it
-    (ended,) = await reap(backend, namespace)
-    assert "its key was cancelled" in str(ended)
-    assert await active(backend, namespace) == []
-
-
-async def launch_only_creates(backend: Frozen, namespace: str) -> None:
-    """A launch whose process is killed after its create."""
-    created = anyio.Event()
-    create = backend.create
-
-    async def creating(trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
-        stored = await create(trainjob, dry_run=dry_run)
-        created.set()
-        await anyio.sleep_forever()
-        return stored
-
-    backend.create = creating  # type: ignore[method-assign] # this object only
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: launch(backend, spec(), KEY, namespace=namespace))
-        await created.wait()
-        tasks.cancel_scope.cancel()
 
 
 async def test_the_next_attempt_of_a_cancelled_key_gets_its_own_jobset(
@@ -252,40 +122,3 @@ async def test_the_next_attempt_waits_for_the_ranks_of_the_earlier_one(
     assert second.uid != first.uid
     left = map(name_of, await backend.remaining_pods(namespace, [first.name]))
     assert name_of(rank) not in left
-
-
-@pytest.fixture
-def requests_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[KubernetesBackend], list[str]]:
-    """Records the requests of a backend."""
-
-    def record(backend: KubernetesBackend) -> list[str]:
-        found: list[str] = []
-        stream = backend._client.stream
-
-        def recorded(request: Any) -> Any:
-            found.append(f"{request.method} {request.path.rpartition('/namespaces/')[2].partition('/')[2]}")
-            return stream(request)
-
-        monkeypatch.setattr(backend._client, "stream", recorded)
-        return found
-
-    return record
-
-
-async def test_what_a_launch_costs(
-    backend: KubernetesBackend, namespace: str, requests_of: Callable[[KubernetesBackend], list[str]]
-) -> None:
-    """The figures of docs/concepts/identity-and-retries.md."""
-    requests = requests_of(backend)
-    ref = await launch(backend, spec(), KEY, namespace=namespace)
-    look = ["GET leases", "GET trainjobs"]
-    assert sorted(requests[:4]) == sorted([*look, "GET pods", f"GET jobsets/{ref.name}"])
-    assert requests[4] == "POST trainjobs"
-    assert sorted(requests[5:]) == look
-    await until_phase(backend, ref, Phase.RUNNING)  # until then its controllers change it
-    requests.clear()
-    assert await launch(backend, spec(), KEY, namespace=namespace, tried=2) == ref
-    assert (sorted(requests[:2]), requests[2:]) == (look, [f"PATCH trainjobs/{ref.name}"])
-    requests.clear()
-    await launch(backend, spec(), f"{KEY}-2", namespace=namespace, is_new=True)
-    assert (requests[:1], sorted(requests[1:])) == (["POST trainjobs"], look)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from tests.cluster.test_blockers import spec
+from tests.cluster.backends import opened
 from tests.cluster.waits import until_phase
-from tests.testcluster import images
+from tests.testcluster import images, kueue
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes import optional_apis
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request
@@ -44,6 +41,12 @@ while True:
 """
 
 
+def spec(queue: str) -> TrainJobSpec:
+    """A job of two pods with four GPUs each."""
+    never = {"num_nodes": 2, "resources_per_node": {"gpu": 4}, "env": simulate(run="never")}
+    return TrainJobSpec.parse({"runtime": "torch-distributed", "labels": {kueue.QUEUE_LABEL: queue}, **never})
+
+
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The requests for optional APIs, each with the status of its reply."""
@@ -58,13 +61,6 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ApiClient, "_open", recorded)
     return sent
-
-
-@asynccontextmanager
-async def opened(kubeconfig: Path) -> AsyncIterator[KubernetesBackend]:
-    backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)))
-    yield backend
-    await backend.aclose()
 
 
 async def document_when(
@@ -83,15 +79,19 @@ def position(document: dict[str, Any]) -> Any:
     return document["blocker"] and document["blocker"]["position"]
 
 
-async def test_queued_jobs_show_their_positions(own_cluster: Cluster, namespace: str, small_queue: str) -> None:
-    async with opened(own_cluster.kubeconfig_for(ROLE["rules"], namespace)) as backend:
-        await check_positions(own_cluster, backend, namespace, small_queue)
+@pytest.fixture
+async def backend(cluster: Access, namespace: str) -> AsyncIterator[KubernetesBackend]:
+    """A backend with the permissions of `trainjob install`."""
+    async with opened(cluster.kubeconfig_for(ROLE["rules"], namespace)) as found:
+        yield found
 
 
-async def check_positions(own_cluster: Cluster, backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
+async def test_queued_jobs_show_their_positions(
+    own_cluster: Cluster, backend: KubernetesBackend, namespace: str, small_queue: str
+) -> None:
     jobs = []
     for name in ("runs", "first", "second", "third"):
-        jobs.append(await launch(backend, spec(4, small_queue, env=simulate(run="never")), name, namespace=namespace))
+        jobs.append(await launch(backend, spec(small_queue), name, namespace=namespace))
         if name == "runs":
             await until_phase(backend, jobs[0], Phase.RUNNING)
         await anyio.sleep(1.1)  # Kueue orders jobs of one second by their names
@@ -153,9 +153,9 @@ async def test_without_the_apis_a_job_is_read_as_before(
     caplog.set_level(logging.INFO, logger="trainjob")
     kubeconfig = cluster.kubeconfig if allowed else cluster.kubeconfig_for(RULES, namespace)
     async with opened(kubeconfig) as backend:
-        running = await launch(backend, spec(4, small_queue, env=simulate(run="never")), "runs", namespace=namespace)
+        running = await launch(backend, spec(small_queue), "runs", namespace=namespace)
         await until_phase(backend, running, Phase.RUNNING)
-        queued = await launch(backend, spec(4, small_queue, env=simulate(run="never")), "queued", namespace=namespace)
+        queued = await launch(backend, spec(small_queue), "queued", namespace=namespace)
         reader = LiveReader(backend, seconds=0)
         await document_when(reader, queued, lambda seen: seen["blocker"] and seen["phase"] == "Queued")
         for _ in range(5):

@@ -13,7 +13,6 @@ from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import simulate
 
 from trainjob import Observation, Phase, TrainJobSpec, WaitOptions
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
@@ -22,8 +21,9 @@ from trainjob.errors import RunTimeout
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 
-async def test_a_new_waiter_knows_that_the_job_has_run(cluster: Access, namespace: str) -> None:
-    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+async def test_a_new_waiter_knows_that_the_job_has_run(
+    cluster: Access, backend: KubernetesBackend, namespace: str
+) -> None:
     fields = json.dumps(make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE)
     asked = json.loads(fields.replace("$NAMESPACE", namespace))
     with make.own_node(cluster, namespace):
@@ -46,7 +46,6 @@ async def test_a_new_waiter_knows_that_the_job_has_run(cluster: Access, namespac
         assert [observation.has_run for observation, _ in seen[:2]] == [False, True]
         assert seen[1][1] == "a rank has been running before, so start_timeout does not apply"
         await backend.delete(ref)
-    await backend.aclose()
 
 
 def _jobs(cluster: Access, namespace: str, name: str) -> list[dict[str, int]]:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster.test_install import applied, printed
+from tests.cluster.commands import applied, printed
 from tests.processes import wait_until
 from tests.testcluster import step_image as steps
 from tests.testcluster.access import TRAINER, Access, refused, trainjob
 
 from trainjob import TrainJobSpec
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._install import objects
 from trainjob._jobs.launching import dry_run, launch
@@ -223,8 +222,7 @@ def test_without_its_allow_lists_the_policy_refuses_all_jobs(cluster: Access) ->
 
 
 @pytest.mark.anyio
-async def test_a_launcher_reports_what_the_policy_refuses(cluster: Access, namespace: str) -> None:
-    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+async def test_a_launcher_reports_what_the_policy_refuses(backend: KubernetesBackend, namespace: str) -> None:
     spec = {
         "runtime": "torch-resilient",
         "image": f"registry.example/train@{DIGEST}",
@@ -237,4 +235,3 @@ async def test_a_launcher_reports_what_the_policy_refuses(cluster: Access, names
     spec["image"] = "registry.example/train:1"
     with pytest.raises(Rejected, match=r"registry\.example/train:1 has no digest; write <name>@sha256:<digest>"):
         await launch(backend, TrainJobSpec.parse(spec), "refused", namespace=namespace)
-    await backend.aclose()

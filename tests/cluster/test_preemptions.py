@@ -24,6 +24,7 @@ import anyio.to_thread
 import pytest
 from tests import campaigns
 from tests.cluster import failing, lost_time
+from tests.cluster.pods import evict, pods_of
 from tests.cluster.waits import until
 from tests.local import preempted
 from tests.local.training_logs import Files, Life, Result, lives_of
@@ -164,18 +165,14 @@ class Training:
         return f"umask 2; exec {script} --epochs={self.epochs} >> {log} 2>&1"
 
     async def _launch(self, key: str, command: str, world: int, cpu: int, **fields: Any) -> JobRef:
-        mount = {"name": "folder", "mountPath": str(self.scripts)}
-        pod = {
-            "volumes": [{"name": "folder", "hostPath": {"path": str(self.scripts)}}],
-            "containers": [{"name": "node", "volumeMounts": [mount]}],
-        }
         spec = {
             "image": steps.IMAGE,
             "num_nodes": world,
             "command": ["sh", "-c", command],
-            "env": {**KERNELS, "STEP_SECONDS": str(self.step_seconds)},
-            "resources_per_node": {"requests": {"cpu": f"{cpu}m", "memory": "100Mi"}},
-            **failing.patched(pod),
+            # An empty variable, and a quantity that the API server normalizes: Kueue must still start the job.
+            "env": {**KERNELS, "STEP_SECONDS": str(self.step_seconds), "EMPTY": ""},
+            "resources_per_node": {"requests": {"cpu": f"0.{cpu:03}", "memory": "100Mi"}},
+            **failing.mounted({"name": "folder", "hostPath": {"path": str(self.scripts)}}, str(self.scripts)),
             **fields,
         }
         labels = {kueue.QUEUE_LABEL: self.key, **spec.pop("labels", {})}
@@ -208,8 +205,7 @@ class Training:
         await anyio.sleep(self.chance.uniform(0, 0.5 if instant == "time" else 0.03))
 
     def _pods(self) -> list[dict[str, Any]]:
-        labels = f"jobset.sigs.k8s.io/jobset-name={self.ref.name}"
-        return self.cluster.api.find("v1", "Pod", self.namespace, labels=labels)
+        return pods_of(self.cluster, self.ref)
 
     async def _preempt(self, way: str) -> None:
         """Preempt the training, and wait until it has resumed."""
@@ -254,9 +250,7 @@ class Training:
             status = next(pod for pod in pods if pod["metadata"]["name"] == name)["status"]
             node.kill_container(status["containerStatuses"][0]["containerID"], signal.SIGTERM)
         elif way == "eviction":
-            metadata = {"name": name, "namespace": self.namespace}
-            eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
-            api.request("POST", f"{path}/eviction", eviction)
+            evict(self.cluster, self.namespace, name)
         else:  # as PodGC does with the pods of a node that is gone; their processes still run for a moment
             gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
             content = "application/merge-patch+json"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster.recorder import JOBSET
+from tests.cluster import failing as make
+from tests.cluster.pods import pods_of
 from tests.cluster.runtimes import SHIPPED
 from tests.processes import wait_until
 from tests.testcluster import build, images, step_image as steps
@@ -133,10 +134,6 @@ def jobs(client: TrainJobClient, own_cluster: Cluster, step_image: str) -> dict[
 
 def elastic(site: str) -> Object:
     """The example with PyTorch mounted and a script of this test."""
-    volume = {"name": "torch", "hostPath": {"path": site}}
-    mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
-    pod = {"volumes": [volume], "containers": [{"name": "node", "volume_mounts": [mount]}]}
-    node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
     example: Object = yaml.safe_load((EXAMPLES / "torch-elastic.yaml").read_text())
     torchrun, *options = example["command"]
     *meeting, script = example["args"]
@@ -148,7 +145,7 @@ def elastic(site: str) -> Object:
         "command": ["python", "-m", "torch.distributed.run", *options],
         "args": [*meeting, "--no-python", "python", "-c", ELASTIC],
         "env": {**example["env"], "PYTHONPATH": "/opt/torch", "OMP_NUM_THREADS": "1"},
-        "runtime_patches": [{"training_runtime_spec": {"template": {"spec": {"replicated_jobs": [node]}}}}],
+        **make.mounted({"name": "torch", "hostPath": {"path": site}}, "/opt/torch", readOnly=True),
     }
 
 
@@ -182,8 +179,7 @@ def test_elastic_torch_training_survives_the_loss_and_return_of_a_node(
         return lambda: any(text in line.text for line in client.logs(job.ref))
 
     wait_until("both nodes train", logged("of 2, 0 lost"), 300, poll=1)
-    selector = f"{JOBSET}={job.ref.name},batch.kubernetes.io/job-completion-index=1"
-    (lost,) = api.find("v1", "Pod", job.ref.namespace, labels=selector)
+    (lost,) = pods_of(own_cluster, job.ref, 1)
     with no_more_pods(own_cluster, job.ref.namespace):  # no replacement before the other rank trains alone
         api.delete("v1", "Pod", job.ref.namespace, lost["metadata"]["name"], grace=0)
         wait_until("one node trains alone", logged("rank 0 of 1,"), 300, poll=1)
@@ -191,25 +187,22 @@ def test_elastic_torch_training_survives_the_loss_and_return_of_a_node(
     assert job.result
     assert job.result.metrics["world"] == 2
     assert float(job.result.metrics["lost"]) > 0
-    (replaced,) = api.find("v1", "Pod", job.ref.namespace, labels=selector)
+    (replaced,) = pods_of(own_cluster, job.ref, 1)
     assert replaced["metadata"]["uid"] != lost["metadata"]["uid"]
 
 
 @contextmanager
 def no_more_pods(cluster: Cluster, namespace: str) -> Iterator[None]:
     """No pod can be created in a namespace; existing pods stay."""
-    quota = {"metadata": {"name": "no-more", "namespace": namespace}, "spec": {"hard": {"pods": "0"}}}
-    cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", **quota})
+    with make.applied(make.quota("no-more", pods="0"))(cluster, namespace):
 
-    def counted() -> bool:
-        found = cluster.api.get("v1", "ResourceQuota", namespace, "no-more") or {}
-        return "used" in found.get("status", {})
+        def counted() -> bool:
+            found = cluster.api.get("v1", "ResourceQuota", namespace, "no-more") or {}
+            return "used" in found.get("status", {})
 
-    wait_until("the quota is in force", counted)
-    try:
+        wait_until("the quota is in force", counted)
         yield
-    finally:
-        cluster.api.delete("v1", "ResourceQuota", namespace, "no-more")
+    cluster.api.delete("v1", "ResourceQuota", namespace, "no-more")
 
 
 def test_jax_on_two_nodes(client: TrainJobClient, jobs: dict[str, Ended]) -> None:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import anyio
 import click
-import httpx
 import pytest
-from tests.cluster.launchers import launcher_environment
 from tests.testcluster import kueue
 from tests.testcluster.access import TRAINER, Access, trainjob
-from tests.testcluster.nodes import run_until_finished, simulate
+from tests.testcluster.nodes import simulate
 
-from trainjob import Phase, TrainJobSpec, launch
-from trainjob._backends.credentials import Credentials
+from trainjob import Phase
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs.report import Report, diagnose
 from trainjob._pages.documents.training import training_document
@@ -74,8 +68,9 @@ EXPECTED: dict[str, Callable[[Report], bool]] = {
 }
 
 
-async def test_any_job_can_be_diagnosed(cluster: Access, namespace: str, small_queue: str) -> None:
-    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+async def test_any_job_can_be_diagnosed(
+    cluster: Access, backend: KubernetesBackend, namespace: str, small_queue: str
+) -> None:
     for name, fields in jobs(small_queue).items():
         queue = fields.pop("queue", "")
         job = trainjob(name, namespace, **fields)
@@ -107,66 +102,3 @@ async def test_any_job_can_be_diagnosed(cluster: Access, namespace: str, small_q
     assert "WANDB_API_KEY" in found["runs"].spec["env"]
     with pytest.raises(NotFound, match="there is no TrainJob"):
         await diagnose(backend, namespace, "nosuch")
-    await backend.aclose()
-
-
-async def test_pages_and_reports_of_a_namespace(cluster: Access, namespace: str, tmp_path: Path) -> None:
-    """`trainjob ui` shows jobs of the namespace as they change, and `trainjob report` writes their pages."""
-    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    origin = {"dag_id": "digits", "run_id": "manual", "task_id": "train"}
-    fields = {"runtime": "torch-distributed", "num_nodes": 2, "runtime_patches": [run_until_finished()]}
-    asked = TrainJobSpec.parse(fields)
-    ref = await launch(backend, asked, "study/train", namespace=namespace, origin=origin)
-    environment = {**launcher_environment(), "KUBECONFIG": str(cluster.kubeconfig)}
-    program = str(Path(sys.executable).parent / "trainjob")
-
-    async def pages(path: str) -> dict[str, Any]:
-        async with httpx.AsyncClient(timeout=20) as client:
-            response = await client.get(f"{url}{path}document.json")
-        assert response.status_code == 200, response.text
-        found: dict[str, Any] = response.json()
-        return found
-
-    async def shows(phase: str) -> dict[str, Any]:
-        with anyio.fail_after(240):
-            while (document := await pages(f"jobs/{ref.name}/"))["phase"] != phase:
-                await anyio.sleep(0.2)
-        return document
-
-    process = await anyio.open_process([program, "ui", "-n", namespace], env=environment)
-    try:
-        assert process.stdout is not None
-        url = (await process.stdout.receive()).decode().strip()
-        running = await shows("Running")
-        assert [rank["state"] for rank in running["ranks"]] == ["Running"] * 2
-        assert running["notes"] == []
-        (listed,) = (await pages(""))["jobs"]
-        assert (listed["name"], listed["workflow"]) == (ref.name, "DAG digits, run manual")
-        (compared,) = (await pages(listed["workflow_href"]))["trainings"]
-        assert (compared["name"], compared["task"]) == (ref.name, "train")
-        cluster.api.delete(TRAINER, "TrainJob", namespace, ref.name)
-        deleted = await shows("Deleted")
-        assert deleted["notes"] == ["The TrainJob was deleted. This is the state that was read last."]
-        assert [rank["rank"] for rank in deleted["ranks"]] == ["node-0", "node-1"]
-        ref = await launch(backend, asked, "study/train", namespace=namespace, origin=origin)
-        await shows("Running")
-        cluster.finish(namespace)
-        assert (await shows("Complete"))["finished"] is not None
-        process.send_signal(signal.SIGINT)
-        assert await process.wait() == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.aclose()
-
-    for what in (ref.name, "study/train", "digits/manual", "study"):
-        page = tmp_path / "page.html"
-        command = [program, "report", "-n", namespace, what, "-o", str(page)]
-        done = await anyio.run_process(command, env=environment, check=False)
-        assert done.returncode == 0, done.stderr.decode()
-        assert ref.name in page.read_text()
-    unknown = [program, "report", "-n", namespace, "other/nosuch"]
-    done = await anyio.run_process(unknown, env=environment, check=False)
-    assert done.returncode == 2
-    assert b"TrainJob other/nosuch" in done.stderr
-    await backend.aclose()

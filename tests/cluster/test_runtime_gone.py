@@ -16,7 +16,6 @@ from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import TrainJobSpec, WaitOptions
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs import report
 from trainjob._jobs.cancellation import cancel
@@ -34,7 +33,7 @@ def test_a_job_that_completes_without_its_runtime_is_a_success(cluster: Access, 
     environment = {**clean, "KUBECONFIG": str(cluster.kubeconfig)}
     words = ["run", "--no-logs", "--key", "a", "-n", namespace, str(spec)]
     command = [str(Path(sys.executable).with_name("trainjob")), *words]
-    with make.own(make.stages("node"))(cluster, namespace):
+    with make.own(make.NODE)(cluster, namespace):
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -50,25 +49,25 @@ def test_a_job_that_completes_without_its_runtime_is_a_success(cluster: Access, 
 
 
 @pytest.mark.anyio
-async def test_waiting_for_a_job_without_its_runtime_fails(cluster: Access, namespace: str) -> None:
-    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    with make.own(make.stages("node"))(cluster, namespace):
+async def test_waiting_for_a_job_without_its_runtime_fails(
+    cluster: Access, backend: KubernetesBackend, namespace: str
+) -> None:
+    with make.own(make.NODE)(cluster, namespace):
         ref = await launch(backend, TrainJobSpec.parse(make.OWN | {"suspend": True}), "a", namespace=namespace)
         cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
         with anyio.fail_after(10), pytest.raises(Stuck, match="its TrainingRuntime own does not exist anymore"):
             await wait(backend, ref, WaitOptions(fail_fast=True))
         assert (await report.diagnose(backend, namespace, ref.name)).observation.stuck
-    await backend.aclose()
 
 
 @pytest.mark.anyio
-async def test_suspending_a_job_without_its_runtime_deletes_it(cluster: Access, namespace: str) -> None:
-    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    with make.own(make.stages("node"))(cluster, namespace):
+async def test_suspending_a_job_without_its_runtime_deletes_it(
+    cluster: Access, backend: KubernetesBackend, namespace: str
+) -> None:
+    with make.own(make.NODE)(cluster, namespace):
         asked = TrainJobSpec.parse(make.OWN | {"env": simulate(run="never")})
         ref = await launch(backend, asked, "a", namespace=namespace)
         wait_until("it runs", lambda: cluster.api.find("v1", "Pod", namespace), 60)
         cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
         assert await cancel(backend, ref, "suspend")
         assert await backend.get(namespace, ref.name) is None
-    await backend.aclose()

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 from tests.cluster.launchers import execution_api, launcher_environment, run
-from tests.cluster.recorder import JOBSET, REPLICATED_JOB, Ran, Recorder
+from tests.cluster.pods import JOBSET, REPLICATED_JOB
+from tests.cluster.recorder import Ran, Recorder
 from tests.cluster.runtimes import INITIALIZER_VOLUME, PROVIDERS, SHIPPED, Object, Shipped, for_kfp
 from tests.processes import wait_until
 from tests.testcluster import build
@@ -64,21 +65,17 @@ with open("results.json", "w") as file:
 
 def simulated(case: Shipped) -> Object:
     """The fields of the spec with the settings of simulated pods: how they end, and that sshd keeps running."""
-    settings = {each["name"]: each["value"] for each in simulate(run="300ms", message=REPORT)}
     fields = {"runtime": case.runtime, **case.asked}
     if "launcher" not in case.pods:
-        return {**fields, "env": settings}
+        return {**fields, "env": {each["name"]: each["value"] for each in simulate(run="300ms", message=REPORT)}}
     # Variables of a spec reach both launcher and nodes, so the settings are annotations of one of them.
     ends = {"node": {"run": "never"}, "launcher": {"run": "3s", "message": REPORT}}
-    jobs = [
-        {"name": name, "template": {"spec": {"template": {"metadata": {"annotations": _annotations(settings)}}}}}
-        for name, settings in ends.items()
-    ]
+    jobs = []
+    for name, settings in ends.items():
+        annotations = {variable(setting): value for setting, value in settings.items()}
+        pod = {"metadata": {"annotations": annotations}}
+        jobs.append({"name": name, "template": {"spec": {"template": pod}}})
     return {**fields, "runtime_patches": [{"training_runtime_spec": {"template": {"spec": {"replicated_jobs": jobs}}}}]}
-
-
-def _annotations(settings: Mapping[str, str]) -> dict[str, str]:
-    return {variable(name): value for name, value in settings.items()}
 
 
 @dataclass
@@ -179,7 +176,7 @@ def test_all_runtimes_of_trainer_are_tested() -> None:
 
 @each_provider
 @cases
-def test_a_job_has_the_expected_pods(launched: Launched, case: Shipped, provider: str) -> None:
+def test_a_job_has_the_expected_pods_and_reports_its_result(launched: Launched, case: Shipped, provider: str) -> None:
     job = launched.ran[provider][case.runtime]
     assert condition(job.job, "Complete")
     assert {name: len(pods) for name, pods in job.pods.items()} == case.pods
@@ -193,14 +190,9 @@ def test_a_job_has_the_expected_pods(launched: Launched, case: Shipped, provider
             assert container["command"] == case.asked["command"]
         else:
             assert container["command"] == _own_command(case.runtime)
-
-
-@each_provider
-@cases
-def test_a_job_reports_its_result(launched: Launched, case: Shipped, provider: str) -> None:
-    job, result = launched.ran[provider][case.runtime].job, launched.results[provider][case.runtime]
+    result = launched.results[provider][case.runtime]
     assert result["metrics"] == {"loss": 0.5}
-    assert (result["name"], result["uid"]) == (job["metadata"]["name"], job["metadata"]["uid"])
+    assert (result["name"], result["uid"]) == (job.name, job.job["metadata"]["uid"])
 
 
 @cases

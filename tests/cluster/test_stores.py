@@ -1,15 +1,13 @@
 """Datasets, models and a registry, with real pods: SeaweedFS, PVCs, and the API of a Kubeflow Model Registry.
 
-The tests run the workflow initialize, train, export on ``s3://``, from Airflow and by the components of KFP; the step
-image instead of Trainer's initializers; steps and trainings on ``pvc://``.
+The tests run the workflow initialize, train, export on ``s3://`` by the components of KFP; the step image instead of
+Trainer's initializers; steps and trainings on ``pvc://``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +16,6 @@ from typing import Any
 
 import pytest
 from tests.cluster.kfp_steps import Execution, Steps
-from tests.cluster.launchers import launcher_environment, run
 from tests.fakes.model_registry import FakeRegistry
 from tests.seaweedfs import SeaweedFS
 from tests.testcluster import step_image as steps
@@ -30,7 +27,7 @@ from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob.data import file_manifest
 from trainjob.data.options import STEPS
-from trainjob.job import KEY, job_name
+from trainjob.job import job_name
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -153,123 +150,6 @@ def namespace(platform: Platform) -> Iterator[str]:
         yield name
 
 
-def check_export(platform: Platform, name: str, outputs: Mapping[str, str], dataset: str, training: str) -> Object:
-    """Check that the version is live, complete in the bucket, and has its provenance; return its artifact.
-
-    Args:
-        platform: The servers.
-        name: Name of the model.
-        outputs: Outputs of the export step.
-        dataset: Digest of the dataset.
-        training: Name of the TrainJob that trained it.
-    """
-    version, artifact = platform.version(name)
-    recorded = properties(version)
-    manifest = platform.stored(artifact["uri"])
-    assert (outputs["version"], outputs["uri"], outputs["digest"]) == (
-        version["name"],
-        artifact["uri"],
-        manifest.digest,
-    )
-    assert recorded["trainjob.digest"] == manifest.digest
-    assert {file.path for file in manifest.files} == {"config.json", "model.safetensors"}
-    assert [each["digest"] for each in recorded["trainjob.provenance.datasets"]] == [dataset]
-    assert [each["uri"] for each in recorded["trainjob.provenance.datasets"]] == [DIGITS_URI]
-    assert recorded["trainjob.provenance.trainjob"]["name"] == training
-    assert 0.3 < recorded["trainjob.metric.accuracy"] <= 1
-    assert recorded["trainjob.provenance.run"]
-    return artifact
-
-
-# ---------------------------------------------------------------- Airflow
-
-DAG = """
-import json, os
-from airflow.sdk import DAG
-from trainjob_airflow.operators.data import DatasetInitializerOperator, ModelExportOperator
-from trainjob_airflow.operators.trainjob import TrainJobOperator
-
-source, command, args = json.loads(os.environ["ASKED"])
-work = "s3://training/work/{{ run_id }}"
-with DAG("digits"):
-    dataset = DatasetInitializerOperator(task_id="initialize", source=source, target=f"{work}/dataset")
-    train = TrainJobOperator(
-        task_id="train",
-        runtime="trainjob-step",
-        command=command,
-        args=args,
-        inputs={"dataset": "{{ ti.xcom_pull(task_ids='initialize')['outputs']['uri'] }}"},
-        outputs={"model": f"{work}/model"},
-    )
-    export = ModelExportOperator(
-        task_id="export",
-        source=f"{work}/model",
-        target="s3://training/models",
-        name="digits-airflow",
-        metrics=train.output,
-        alias="champion",
-        metric="accuracy",
-        datasets=[dataset.output],
-    )
-    dataset >> train >> export
-"""
-
-RUN = """
-import json, sys
-from airflow.__main__ import main
-from airflow.dag_processing.dagbag import DagBag
-from airflow.models.xcom import XComModel
-from airflow.utils.session import create_session
-from sqlalchemy import select
-
-def show():
-    with create_session() as session:
-        xcoms = [[each.task_id, each.key, each.value] for each in session.scalars(select(XComModel))]
-    print("XCOMS", json.dumps(xcoms), flush=True)
-
-run = DagBag(sys.argv[1]).dags["digits"].test()
-assert run.state == "success", run.state
-show()
-sys.argv = ["airflow", "tasks", "test", "digits", "export", run.run_id]  # run the last task again
-main()
-show()
-"""
-
-
-def test_the_workflow_from_airflow(platform: Platform, namespace: str, airflow_home: Path, tmp_path: Path) -> None:
-    (tmp_path / "dags").mkdir()
-    (tmp_path / "dags" / "digits.py").write_text(DAG)
-    connection = {"conn_type": "trainjob", "extra": {"backend": "kubernetes", "namespace": namespace}}
-    environment = {
-        **launcher_environment(),
-        "KUBECONFIG": str(platform.cluster.kubeconfig_for(namespace=namespace)),
-        "TRAINJOB_REGISTRY": f"kubeflow+{platform.registry.url}",
-        "ASKED": json.dumps([DIGITS_URI, STAGED, TRAIN_ARGS]),
-        "AIRFLOW_HOME": str(airflow_home),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags"),
-        "AIRFLOW_CONN_TRAINJOB_DEFAULT": json.dumps(connection),
-        "NO_COLOR": "1",
-    }
-    log = run(environment, tmp_path, sys.executable, "-c", RUN, str(tmp_path / "dags"))
-    platform.output.append(log)
-    found = [json.loads(line) for line in re.findall(r"^XCOMS (.*)$", log, re.MULTILINE)]
-    first, second = ({task: value for task, key, value in xcoms if key == "return_value"} for xcoms in found)
-    dataset, train, export = (first[task] for task in ("initialize", "train", "export"))
-    artifact = check_export(platform, "digits-airflow", export["outputs"], dataset["outputs"]["digest"], train["name"])
-    assert (artifact["modelSourceKind"], artifact["modelSourceClass"]) == ("airflow", "dagrun")
-    assert artifact["modelSourceGroup"] == "digits"
-    assert artifact["modelSourceId"].startswith("digits/")
-    assert artifact["modelSourceId"].endswith("/export/-1")
-    assert second["export"]["uid"] != export["uid"], "another job has repeated the export"
-    assert second["export"]["outputs"]["version"] == export["outputs"]["version"]
-    keys = [job["metadata"]["annotations"][KEY] for job in platform.cluster.api.find(TRAINER, "TrainJob", namespace)]
-    assert sorted(key.rpartition("/")[2] for key in keys if "/digits/" in key) == [
-        *("export", "export", "initialize", "train")
-    ]
-    platform.check_that_no_secret_shows(namespace)
-
-
 # ---------------------------------------------------------------- KFP
 
 
@@ -310,7 +190,17 @@ def test_the_workflow_by_the_components_of_kfp(platform: Platform, kfp_steps: St
         run=run_id,
     )
     exported = execute(export)
-    artifact = check_export(platform, "digits-kfp", exported, dataset["digest"], trained["result"]["name"])
+    version, artifact = platform.version("digits-kfp")
+    recorded, manifest = properties(version), platform.stored(artifact["uri"])
+    names = ("version", "uri", "digest")
+    assert [exported[name] for name in names] == [version["name"], artifact["uri"], manifest.digest]
+    assert recorded["trainjob.digest"] == manifest.digest
+    assert {file.path for file in manifest.files} == {"config.json", "model.safetensors"}
+    (source,) = recorded["trainjob.provenance.datasets"]
+    assert (source["uri"], source["digest"]) == (DIGITS_URI, dataset["digest"])
+    assert recorded["trainjob.provenance.trainjob"]["name"] == trained["result"]["name"]
+    assert 0.3 < recorded["trainjob.metric.accuracy"] <= 1
+    assert recorded["trainjob.provenance.run"]
     source = {name: value for name, value in artifact.items() if name.startswith("modelSource")}
     assert source == {
         "modelSourceKind": "kfp",

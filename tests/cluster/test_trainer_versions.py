@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import anyio
 import httpx
 import pytest
 import yaml
+from tests.cluster import failing as make
+from tests.cluster.backends import opened
+from tests.cluster.commands import applied, examined, failures, of, printed
 from tests.cluster.conftest import KUBECONFIG
-from tests.cluster.test_doctor import examined, failures, of
-from tests.cluster.test_install import applied, printed
+from tests.cluster.pods import pods_of
 from tests.cluster.test_policy import asked as why_refused, key, patch, protected
 from tests.cluster.test_recovery import begin
 from tests.cluster.waits import phases_of, until_phase
@@ -28,8 +30,7 @@ from tests.testcluster.manifests import load, point
 from tests.testcluster.nodes import simulate
 from tests.unit.schemas import cut, recorded
 
-from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
-from trainjob._backends.credentials import Credentials
+from trainjob import Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
@@ -50,18 +51,9 @@ class Older(Cluster):
 
     def start(self) -> None:
         super().start()
-        containers = [{"name": name, "image": "none"} for name in ("node", "sidecar")]
-        job = {"backoffLimit": 0, "template": {"spec": {"restartPolicy": "Never", "containers": containers}}}
-        labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-        node = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": job}}
-        self.api.apply(
-            {
-                "apiVersion": TRAINER,
-                "kind": "ClusterTrainingRuntime",
-                "metadata": {"name": RUNTIME, "labels": {"trainer.kubeflow.org/framework": "torch"}},
-                "spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [node]}}},
-            }
-        )
+        runtime = make.stages("node", pod={"containers": [{"name": n, "image": "none"} for n in ("node", "sidecar")]})
+        metadata = {"name": RUNTIME, "labels": {"trainer.kubeflow.org/framework": "torch"}}
+        self.api.apply({"apiVersion": TRAINER, "kind": "ClusterTrainingRuntime", "metadata": metadata, "spec": runtime})
 
 
 @pytest.fixture(scope="module", params=["2.1", "2.2"])
@@ -81,9 +73,8 @@ def namespace(older: Older) -> Iterator[str]:
 @pytest.fixture
 async def backend(older: Older, namespace: str) -> AsyncIterator[KubernetesBackend]:
     """A backend with only the permissions of Trainer's editor role."""
-    opened = KubernetesBackend(Credentials(kubeconfig=str(older.kubeconfig_for(RULES, namespace))))
-    yield opened
-    await opened.aclose()
+    async with opened(older.kubeconfig_for(RULES, namespace)) as found:
+        yield found
 
 
 @pytest.fixture
@@ -120,10 +111,6 @@ POD: dict[str, Any] = {
     "containers": [{"name": "sidecar", "env": [{"name": "LEVEL", "value": "debug"}]}],
     "volumes": [{"name": "scratch", "emptyDir": {}}],
 }
-
-
-def pods_of(older: Older, ref: JobRef) -> list[dict[str, Any]]:
-    return older.api.find("v1", "Pod", ref.namespace, labels=f"jobset.sigs.k8s.io/jobset-name={ref.name}")
 
 
 def posts(namespace: str) -> str:
@@ -320,17 +307,14 @@ def undiscoverable(older: Older) -> Iterator[None]:
 
 async def test_an_unreadable_schema_is_named_in_the_refusal(older: Older, namespace: str) -> None:
     narrow = older.kubeconfig_for(RULES, namespace)
-    backend, api = KubernetesBackend(Credentials(kubeconfig=str(narrow))), Api(narrow)
-
-    with undiscoverable(older):
-        wait_until("the schema cannot be read", lambda: "403" in refused(lambda: api.request("GET", OPENAPI)), 20)
-        grace = spec(runtime_patches=patches({"terminationGracePeriodSeconds": 5}))
-        with pytest.raises(Rejected, match=r"unknown field .* cannot be read \(403 .*system:discovery"):
-            await launch(backend, grace, "a", namespace=namespace)
-        ref = await launch(backend, spec(env=simulate(run="never")), "a", namespace=namespace)
-        assert await cancel(backend, ref)
-    api.close()
-    await backend.aclose()
+    async with opened(narrow) as backend:
+        with undiscoverable(older), closing(Api(narrow)) as api:
+            wait_until("the schema cannot be read", lambda: "403" in refused(lambda: api.request("GET", OPENAPI)), 20)
+            grace = spec(runtime_patches=patches({"terminationGracePeriodSeconds": 5}))
+            with pytest.raises(Rejected, match=r"unknown field .* cannot be read \(403 .*system:discovery"):
+                await launch(backend, grace, "a", namespace=namespace)
+            ref = await launch(backend, spec(env=simulate(run="never")), "a", namespace=namespace)
+            assert await cancel(backend, ref)
 
 
 async def test_after_an_upgrade_new_fields_are_supported(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,12 @@ from typing import Any
 import anyio
 import pytest
 import yaml
-from tests.cluster.recorder import JOBSET
+from tests.cluster.pods import JOBSET, pods_of
 from tests.processes import wait_until
 from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
@@ -26,13 +25,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "cluster" / "torch-ttl.yaml"
 Object = dict[str, Any]
-
-
-@pytest.fixture
-async def backend(cluster: Access) -> AsyncIterator[KubernetesBackend]:
-    opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    yield opened
-    await opened.aclose()
 
 
 def runtimes() -> tuple[Object, Object]:
@@ -89,9 +81,8 @@ async def test_a_ttl_of_the_jobs_keeps_the_result_and_one_of_the_jobset_does_not
 
 
 def _nothing_left(cluster: Access, ref: JobRef) -> bool:
-    labels = f"{JOBSET}={ref.name}"
-    kinds = (("batch/v1", "Job"), ("v1", "Pod"))
-    return not any(cluster.api.find(version, kind, ref.namespace, labels=labels) for version, kind in kinds)
+    jobs = cluster.api.find("batch/v1", "Job", ref.namespace, labels=f"{JOBSET}={ref.name}")
+    return not jobs and not pods_of(cluster, ref)
 
 
 def _jobset(cluster: Access, ref: JobRef) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import run_until_finished
 
 from trainjob import TrainJobSpec
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob.tuning import Study, StudyResult, tune
 from trainjob.tuning.journal import open_journal
@@ -34,13 +33,6 @@ STUDY = Study.read(
     }
 )
 GONE_SECONDS = 20.0  # on a machine that runs other tests
-
-
-@pytest.fixture
-async def backend(cluster: Access) -> AsyncIterator[KubernetesBackend]:
-    opened_backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    yield opened_backend
-    await opened_backend.aclose()
 
 
 class Trials:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from tests.testcluster.access import Access, trainjob
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import simulate
 
 TRAINJOB = str(Path(sys.executable).parent / "trainjob")
 ROOT = Path(__file__).parents[2]
@@ -23,39 +19,6 @@ METRICS = {
     "connections",
     "memory, RSS",
 }
-
-
-@pytest.mark.timeout(400)
-def test_many_jobs_in_one_process(cluster: Access, namespace: str) -> None:
-    """A job that completes, one that fails, one that ended before, one created without trainjob, and a missing one."""
-    settings = {"TRAINJOB_BACKEND": "kubernetes", "TRAINJOB_NAMESPACE": namespace}
-    environment = {**os.environ, **settings, "KUBECONFIG": str(cluster.kubeconfig)}
-
-    def launched(env: list[dict[str, str]]) -> str:
-        words = [word for each in env for word in ("--env", f"{each['name']}={each['value']}")]
-        spec = ["--runtime", "torch-distributed", "--num-nodes", "2", *words, "--", "train"]
-        command = [TRAINJOB, "run", "--detach", *spec]
-        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-
-    early, good, bad = map(launched, (simulate(run="1ms"), simulate(run="3s"), simulate(run="100ms", exit_code=3)))
-    by_hand = {"numNodes": 2, "env": simulate(run="3s")}
-    cluster.api.create(trainjob("by-hand", namespace, trainer=by_hand))
-    names = [f"{namespace}/{early}", f"{namespace}/{good}", bad, "by-hand", "nosuch"]
-    began = time.time()
-    done = subprocess.run(
-        [TRAINJOB, "wait", *names],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    seen = {name: float(at) for name, at in (line.split("\t") for line in done.stdout.splitlines())}
-    assert seen.keys() == {*names[:4]}
-    assert began < min(seen.values()) < max(seen.values()) < time.time()
-    assert f"there is no TrainJob {namespace}/nosuch" in done.stderr
-    assert f"TrainJob {namespace}/{bad} is Failed" in done.stderr
-    assert done.returncode == 1
 
 
 @pytest.mark.timeout(400)

@@ -134,7 +134,6 @@ def check_version(registry: Registry, known: set[str], before: ModelVersion | No
 
 
 def test_airflow_deferred(platform: Platform, airflow: dict[str, str], namespace: str, tmp_path: Path) -> None:
-    """`test_stores` tests waiting in workers."""
     registry = connect(platform.registry)
     known = {version.version for version in registry.list("digits")}
     before = champion(registry)
@@ -157,37 +156,3 @@ def test_kfp_starts_from_the_champion(platform: Platform, namespace: str, tmp_pa
     assert "[node-0] epoch 3/3" in log
     check_version(registry, known, before)
     platform.check_jobs(namespace, tmp_path)
-
-
-FAILING = """
-from airflow.sdk import DAG
-from trainjob_airflow.operators.trainjob import TrainJobOperator
-
-with DAG("failing"):
-    TrainJobOperator(
-        task_id="train",
-        runtime="digits-jax",
-        num_nodes=2,
-        command=["python", "{examples}/training/digits_jax.py"],
-        args=[
-            *("--dataset={examples}/data", "--output=/tmp/model"),
-            *("--fail-at-epoch=2", "--fail-rank=1", "--exit-code=7"),
-        ],
-        retries=2,
-        retry_delay=1,
-        retry_user_errors=False,
-    )
-"""
-
-
-def test_a_failed_training_is_diagnosed_in_airflow(
-    platform: Platform, airflow: dict[str, str], namespace: str, tmp_path: Path
-) -> None:
-    (tmp_path / "dags").mkdir()
-    (tmp_path / "dags" / "failing.py").write_text(FAILING.format(examples=steps.EXAMPLES))
-    environment = {**airflow, "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags")}
-    log = run(environment, tmp_path, "airflow", "dags", "test", "failing", code=1)
-    assert "TrainJobFatal" in log
-    assert "node-1 exited with code 7" in log, log[-6000:]
-    assert "rank 1 fails at epoch 2 as requested, exit code 7" in log
-    assert len(platform.cluster.api.find(TRAINER, "TrainJob", namespace)) == 1, "not retried"

@@ -93,12 +93,6 @@ class Run:
         return [each["metadata"]["name"] for each in self.cluster.api.find(TRAINER, "TrainJob", self.namespace)]
 
     @property
-    def suspended(self) -> bool:
-        """Whether its only job is suspended."""
-        (job,) = self.cluster.api.find(TRAINER, "TrainJob", self.namespace)
-        return bool(job["spec"].get("suspend"))
-
-    @property
     def task(self) -> dict[str, Any]:
         return self.airflow.task(self.dag, self.id)
 
@@ -131,13 +125,7 @@ Runs = dict[str, list[Run]]
 @pytest.fixture(scope="module")
 def runs(airflow: Airflow, own_cluster: Cluster) -> Iterator[Runs]:
     """Case -> a run that waits in a worker, and one that waits in the triggerer; the short cases are started."""
-    dags = {
-        "marked": "waits",
-        "deleted": "waits",
-        "misconfigured": "misconfigured",
-        "cut off": "waits",
-        "many": "mapped",
-    }
+    dags = {"misconfigured": "misconfigured", "cut off": "waits", "many": "mapped"}
     with ExitStack() as stack:
         runs = {
             case: [
@@ -148,41 +136,9 @@ def runs(airflow: Airflow, own_cluster: Cluster) -> Iterator[Runs]:
         }
         for single, mapped in zip(runs["cut off"], runs["many"], strict=True):
             single.namespace = mapped.namespace
-        for case in ("marked", "deleted", "misconfigured"):
-            for run in runs[case]:
-                run.begin()
+        for run in runs["misconfigured"]:
+            run.begin()
         yield runs
-
-
-def test_marking_a_task_failed_suspends_its_job(runs: Runs) -> None:
-    marked, stopped = dict[str, float](), dict[str, float]()
-    for run in runs["marked"]:
-        run.until_logged("TrainJob is Running")
-    for run in runs["marked"]:
-        run.airflow.mark("failed", run.dag, run.id)
-        marked[run.dag] = time.monotonic()
-
-    def all_stopped() -> bool:
-        for run in runs["marked"]:
-            if run.suspended:
-                stopped.setdefault(run.dag, time.monotonic())
-        return stopped.keys() == marked.keys()
-
-    wait_until("the jobs are suspended", all_stopped, 60)
-    took = {dag: stopped[dag] - marked[dag] for dag in marked}
-    assert max(took.values()) < 30, took
-
-
-def test_a_task_is_not_retried_after_its_job_was_deleted(runs: Runs, own_cluster: Cluster) -> None:
-    for run in runs["deleted"]:
-        run.until_logged("TrainJob is Running")
-        (name,) = run.jobs
-        own_cluster.api.delete(TRAINER, "TrainJob", run.namespace, name)
-    for run in runs["deleted"]:
-        assert run.until_ended() == "failed"
-        assert "the TrainJob was deleted before it finished" in run.log()
-        assert run.task["try_number"] == 1, "a deleted job is not wanted, so the task is not retried"
-        assert run.jobs == []
 
 
 def test_configuration_errors_are_not_retried(runs: Runs, ended_token: str) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from tests.cluster.test_cluster import _ends, _job
+from tests.cluster.backends import both_watches
 from tests.cluster.waits import until, until_phase
 from tests.cluster.wires import Wires
 from tests.processes import wait_until
-from tests.testcluster.access import TRAINER, trainjob
+from tests.testcluster.access import TRAINER, condition, trainjob
 from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
@@ -28,22 +28,30 @@ from trainjob.status import observe
 pytestmark = pytest.mark.timeout(400)
 
 
+def job_of(cluster: Cluster, namespace: str, name: str = "job") -> dict[str, Any]:
+    return cluster.api.get(TRAINER, "TrainJob", namespace, name) or {}
+
+
+def until_complete(cluster: Cluster, namespace: str, name: str = "job") -> None:
+    wait_until(f"{name} is complete", lambda: condition(job_of(cluster, namespace, name), "Complete"), 60)
+
+
 def spec(**fields: Any) -> TrainJobSpec:
     return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, **fields})
 
 
 def test_the_api_server_restarts_without_old_revisions(own_cluster: Cluster, namespace: str) -> None:
     own_cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": simulate(run="1s")}))
-    job = _job(own_cluster, namespace)
+    job = job_of(own_cluster, namespace)
     accounts = own_cluster.api.path("v1", "ServiceAccount")
     list_token = own_cluster.api.request("GET", accounts, params={"limit": "1"})["metadata"]["continue"]
-    _ends(own_cluster, namespace, "Complete")
+    until_complete(own_cluster, namespace)
     own_cluster.kill("kube-apiserver")
     with pytest.raises(httpx.TransportError):
-        _job(own_cluster, namespace)
+        job_of(own_cluster, namespace)
     own_cluster.compact()
     own_cluster.start_component("kube-apiserver")
-    assert _job(own_cluster, namespace)["metadata"]["uid"] == job["metadata"]["uid"]
+    assert job_of(own_cluster, namespace)["metadata"]["uid"] == job["metadata"]["uid"]
     with pytest.raises(ApiError) as gone:
         own_cluster.api.request("GET", accounts, params={"limit": "1", "continue": list_token})
     assert gone.value.status == 410
@@ -54,17 +62,18 @@ def test_the_api_server_restarts_without_old_revisions(own_cluster: Cluster, nam
     [event] = own_cluster.api.request("GET", path, params=watch).splitlines()
     assert json.loads(event)["object"]["code"] == 410
     own_cluster.api.create(trainjob("next", namespace, trainer={"numNodes": 1}))
-    _ends(own_cluster, namespace, "Complete", name="next")  # the controllers have reconnected to the API server
+    until_complete(own_cluster, namespace, "next")  # the controllers have reconnected to the API server
 
 
 @pytest.mark.parametrize("program", ["trainer", "etcd", "kueue"])
 def test_components_restart(own_cluster: Cluster, namespace: str, program: str) -> None:
     own_cluster.restart(program)
     own_cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1}))
-    _ends(own_cluster, namespace, "Complete")
+    until_complete(own_cluster, namespace)
 
 
 @pytest.mark.anyio
+@both_watches
 async def test_a_waiter_survives_a_restart_of_the_api_server(
     backend: KubernetesBackend, own_cluster: Cluster, namespace: str
 ) -> None:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cluster.test_doctor import by_command
+from tests.cluster.commands import by_command
 from tests.testcluster.access import RULES
 from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.control_plane import Cluster
