@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import yaml
@@ -111,39 +111,41 @@ NODE = stages("node")
 OWN: Object = {"runtime": {"name": "own", "kind": "TrainingRuntime"}}
 
 
-def own(spec: Object) -> Callable[[Access, str], AbstractContextManager[None]]:
-    """Create a runtime `own` in the job's namespace."""
+def own(spec: Object, *others: Object) -> Callable[[Access, str], AbstractContextManager[None]]:
+    """Create a runtime `own`, and other objects, in the job's namespace."""
+    metadata = {"name": "own", "labels": {"trainer.kubeflow.org/framework": "torch"}}
+    runtime = {"apiVersion": TRAINER, "kind": "TrainingRuntime", "metadata": metadata, "spec": spec}
 
     @contextmanager
     def made(cluster: Access, where: str) -> Iterator[None]:
-        labels = {"trainer.kubeflow.org/framework": "torch"}
-        metadata = {"name": "own", "namespace": where, "labels": labels}
-        cluster.add_runtime({"apiVersion": TRAINER, "kind": "TrainingRuntime", "metadata": metadata, "spec": spec})
-        yield
+        with applied(*others)(cluster, where):
+            cluster.add_runtime({**runtime, "metadata": {**metadata, "namespace": where}})
+            yield
 
     return made
 
 
-@contextmanager
-def own_node(cluster: Access, where: str, *taints: Object) -> Iterator[None]:
+def _node(*taints: Object, **spec: Any) -> Callable[[Access, str], AbstractContextManager[None]]:
     """A simulated node only for pods that select it by the name of their namespace."""
-    made = nodes.node(0, 8)
-    made["metadata"] |= {"name": where, "labels": {**made["metadata"]["labels"], "trainjob.test/own": where}}
-    cluster.api.create({**made, "spec": {"taints": [nodes.RESERVED, *taints]}})
-    try:
-        yield
-    finally:
-        cluster.api.delete("v1", "Node", "", where)
+
+    @contextmanager
+    def made(cluster: Access, where: str) -> Iterator[None]:
+        node = nodes.node(0, 8)
+        node["metadata"] |= {"name": where, "labels": {**node["metadata"]["labels"], "trainjob.test/own": where}}
+        cluster.api.create({**node, "spec": {"taints": [nodes.RESERVED, *taints], **spec}})
+        try:
+            yield
+        finally:
+            cluster.api.delete("v1", "Node", "", where)
+
+    return made
 
 
+own_node = _node()
+tainted_node = _node({"key": "reserved", "value": "others", "effect": "NoSchedule"})
+cordoned_node = _node(unschedulable=True)
 ON_OWN_NODE = patched({"nodeSelector": {"trainjob.test/own": "$NAMESPACE"}, "tolerations": [nodes.ADMITTED]})
 """``$NAMESPACE`` in a spec is the namespace of the job, ``$API_SERVER`` the API server's address for the real node."""
-
-
-@contextmanager
-def tainted_node(cluster: Access, where: str) -> Iterator[None]:
-    with own_node(cluster, where, {"key": "reserved", "value": "others", "effect": "NoSchedule"}):
-        yield
 
 
 def remove_node(cluster: Access, ref: JobRef) -> None:
@@ -158,13 +160,6 @@ def silence_node(cluster: Access, ref: JobRef) -> None:
 def taint_node(cluster: Access, ref: JobRef) -> None:
     taints = [{"key": "out-of-order", "effect": "NoExecute"}]
     cluster.api.patch("v1", "Node", "", ref.namespace, {"spec": {"taints": taints}})
-
-
-@contextmanager
-def cordoned_node(cluster: Access, where: str) -> Iterator[None]:
-    with own_node(cluster, where):
-        cluster.api.patch("v1", "Node", "", where, {"spec": {"unschedulable": True}})
-        yield
 
 
 @contextmanager
@@ -271,21 +266,6 @@ def applied(*objects: Object) -> Callable[[Access, str], AbstractContextManager[
     return made
 
 
-def together(
-    *steps: Callable[[Access, str], AbstractContextManager[None]],
-) -> Callable[[Access, str], AbstractContextManager[None]]:
-    """Enter all context managers in order."""
-
-    @contextmanager
-    def made(cluster: Access, where: str) -> Iterator[None]:
-        with ExitStack() as stack:
-            for step in steps:
-                stack.enter_context(step(cluster, where))
-            yield
-
-    return made
-
-
 def quota(name: str, **hard: str) -> Object:
     return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": hard}}
 
@@ -327,6 +307,9 @@ def with_volume(path: str, source: Object, **mount: Any) -> Object:
     """A runtime whose node has a volume at that path."""
     mounts = [{"name": "volume", "mountPath": path, **mount}]
     return stages("node", pod={"volumes": [{"name": "volume", **source}]}, node={"volumeMounts": mounts})
+
+
+SUB_PATH = with_volume("/opt/settings.json", {"configMap": {"name": "settings"}}, subPath="settings.json")
 
 
 PROBE: Object = {
@@ -386,12 +369,6 @@ def queue(cluster: Access, where: str, name: str = "small", policy: str = "None"
         yield
     finally:
         cluster.api.delete(kueue.API, "ClusterQueue", "", where)
-
-
-@contextmanager
-def stopped_queue(cluster: Access, where: str) -> Iterator[None]:
-    with queue(cluster, where, policy="Hold"):
-        yield
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,12 +103,7 @@ _CAUSES: dict[str, Fields] = {
     "program-of-another-architecture": _own(make.shell(make.ARM)),
     "sub-path-missing": _own(
         "open('/opt/settings.json').read()",
-        before=make.together(
-            make.applied(make.SETTINGS),
-            make.own(
-                make.with_volume("/opt/settings.json", {"configMap": {"name": "settings"}}, subPath="settings.json")
-            ),
-        ),
+        before=make.own(make.SUB_PATH, make.SETTINGS),
     ),
     "pod-failure-policy": _own(
         "raise SystemExit(42)", make.stages("node", job={"backoffLimit": 5, "podFailurePolicy": make.FAIL_JOB})
@@ -232,7 +228,9 @@ _CAUSES: dict[str, Fields] = {
     "queue-resource-missing": _simulated(
         make.simulated(resources_per_node={"example.com/fpga": 1}) | make.queued("small"), before=make.queue
     ),
-    "queue-stopped": _simulated(make.simulated(gpus=1) | make.queued("small"), before=make.stopped_queue),
+    "queue-stopped": _simulated(
+        make.simulated(gpus=1) | make.queued("small"), before=partial(make.queue, policy="Hold")
+    ),
     "queue-full": _simulated(make.simulated(gpus=8) | make.queued("small"), before=make.full_queue),
     "queue-too-small": _simulated(make.simulated(2, gpus=8) | make.queued("small"), before=make.queue),
     "queue-missing": _simulated(make.simulated() | make.queued("nosuch")),
