@@ -40,7 +40,6 @@ LONGEST = (
     "faults",
     "workflows",
     "doctor",
-    "fault_schedules",
     "stores",
     "recovery",
     "credentials",
@@ -268,6 +267,5 @@ def wires(cluster: Access, authority: Authority, token: str, namespace: str) -> 
 @pytest.fixture(scope="session")
 def token(cluster: Access) -> str:
     """Token of a service account with the permissions of Trainer's editor role in all namespaces."""
-    clean_up = {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["deletecollection"]}
-    kubeconfig = cluster.kubeconfig_for([*RULES, clean_up], cluster_wide=True)
+    kubeconfig = cluster.kubeconfig_for(RULES, cluster_wide=True)
     return str(yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"])

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from tests.certificates import Authority
 from tests.cluster.backends import opened
-from tests.cluster.fault_schedules import LONG, busiest
+from tests.cluster.wires import LONG, busiest
 from tests.fakes.faults import FaultProxy
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.api import write_kubeconfig

@@ -11,9 +11,8 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.cluster import failing as make
-from tests.cluster.fault_schedules import busiest
 from tests.cluster.waits import until, until_phase
-from tests.cluster.wires import FAST, Wires
+from tests.cluster.wires import FAST, LONG, Wires, busiest
 from tests.fakes.faults import Fault, FaultProxy, Kind, Plan, Seen
 from tests.processes import free_port
 from tests.testcluster.access import TRAINER
@@ -65,7 +64,6 @@ def spec(**fields: Any) -> TrainJobSpec:
     return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, **fields})
 
 
-LONG = spec(env=simulate(run="never"))
 SHORT = spec(env=simulate(run="3s"))
 UNTIL_FINISHED = spec(runtime_patches=[run_until_finished()])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,13 +13,16 @@ import anyio
 from tests.certificates import Authority
 from tests.fakes.faults import Fault, FaultProxy
 from tests.testcluster.access import TRAINER, Access
+from tests.testcluster.nodes import simulate
 
+from trainjob import TrainJobSpec
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._support.retrying import REQUEST
 from trainjob.job import KEY, key_hash
 
+LONG = TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run="never")})
 FAST = Timings(
     connect=2,
     read=2,
@@ -74,3 +78,14 @@ class Wires:
 
     def jobs(self, key: str) -> list[dict[str, Any]]:
         return self.cluster.api.find(TRAINER, "TrainJob", self.namespace, labels=f"{KEY}={key_hash(key)}")
+
+
+def busiest(proxy: FaultProxy) -> dict[tuple[str, str], int]:
+    """Method and path -> most requests within any one second."""
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for seen in proxy.requests:
+        times[seen.method, seen.path].append(seen.at)
+    return {
+        what: max(sum(1 for other in each[i:] if other < at + 1) for i, at in enumerate(each))
+        for what, each in times.items()
+    }
