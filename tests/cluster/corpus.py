@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+from tests.cluster.backends import backend_of
 from tests.cluster.failing import REGISTRY, mounted
 from tests.cluster.failures import FAILURES, Failure
 from tests.processes import Component, wait_until
@@ -28,7 +29,6 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import RealNode
 
 from trainjob import JobRef, Phase, TrainJobSpec
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._diagnosis import diagnosis_of
 from trainjob._diagnosis.crashes import crashes_in
@@ -55,22 +55,15 @@ Object = dict[str, Any]
 
 def differences(failure: Failure, found: Diagnosis, evidence: Evidence) -> list[str]:
     """Differences of a diagnosis from the expected one, and missing evidence, one a line."""
-    expected = {
-        "category": failure.category,
-        "retry": failure.retry,
-        "rank": failure.rank,
-        "exit code": failure.exit_code if failure.exit_code is not None else found.exit_code,
-        "failed": failure.failed or found.failed,
-    }
-    actual = {
-        "category": found.category,
-        "retry": found.retry,
-        "rank": found.rank,
-        "exit code": found.exit_code,
-        "failed": found.failed,
+    compared = {
+        "category": (found.category, failure.category),
+        "retry": (found.retry, failure.retry),
+        "rank": (found.rank, failure.rank),
+        "exit code": (found.exit_code, found.exit_code if failure.exit_code is None else failure.exit_code),
+        "failed": (found.failed, failure.failed or found.failed),
     }
     different = [
-        f"{name}: {actual[name]!r}, not {expected[name]!r}" for name in expected if actual[name] != expected[name]
+        f"{name}: {actual!r}, not {expected!r}" for name, (actual, expected) in compared.items() if actual != expected
     ]
     if not re.search(failure.summary, found.summary):
         different.append(f"summary: {found.summary!r} does not match {failure.summary!r}")
@@ -86,13 +79,7 @@ def differences(failure: Failure, found: Diagnosis, evidence: Evidence) -> list[
 
 @dataclass
 class Made:
-    """A job that has failed.
-
-    Attributes:
-        failure: The failure that it has.
-        evidence: The evidence.
-        diagnosis: The diagnosis of the evidence.
-    """
+    """A job that has failed, and the diagnosis of its evidence."""
 
     failure: Failure
     evidence: Evidence
@@ -132,7 +119,7 @@ def make_all(wanted: list[Failure], cluster: Cluster, *, record: bool) -> dict[s
 
 async def make(failure: Failure, cluster: Access) -> Made:
     """Let a job fail, and diagnose it until the diagnosis is right or the time limit of the failure expires."""
-    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    backend = backend_of(cluster.kubeconfig)
     run = anyio.to_thread.run_sync
     room = cluster.namespace(f"fails-{failure.name[:30]}", real=failure.node != "simulated")
     where = await run(room.__enter__)

@@ -36,6 +36,7 @@ ACCOUNT = "pipeline-runner"
 _OUTPUTS = "/tmp/kfp_outputs"
 
 ARGO = "argoproj.io/v1alpha1"
+_ANYTHING = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
 WORKFLOWS: dict[str, Any] = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -44,14 +45,7 @@ WORKFLOWS: dict[str, Any] = {
         "group": "argoproj.io",
         "scope": "Namespaced",
         "names": {"kind": "Workflow", "plural": "workflows", "singular": "workflow"},
-        "versions": [
-            {
-                "name": "v1alpha1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            },
-        ],
+        "versions": [{"name": "v1alpha1", "served": True, "storage": True, "schema": _ANYTHING}],
     },
 }
 """A minimal CustomResourceDefinition of Argo's Workflows, enough for owner references."""
@@ -105,11 +99,7 @@ def time_left(share: float) -> float:
 class Execution:
     """One execution of a task of a run, as KFP's driver creates it; all its tries share it.
 
-    Attributes:
-        component: Name of the component, such as ``train``.
-        parameters: Parameters set by the pipeline; the others have their defaults.
-        run: Id of the run.
-        uuid: The UUID that the driver generates for the execution.
+    The pipeline sets `parameters`; the others have their defaults. The driver generates `uuid`.
     """
 
     component: str
@@ -179,30 +169,18 @@ class Try:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a try.
-
-    Attributes:
-        code: Exit code.
-        log: The complete log.
-        message: The container's termination message.
-        output: Outputs for KFP, parameterValues and artifacts; empty if there are none.
-    """
+    """The result of a try."""
 
     code: int
     log: str
     message: str
+    """The container's termination message."""
     output: dict[str, Any]
+    """Outputs for KFP, parameterValues and artifacts; empty if there are none."""
 
 
 def create_account(cluster: Access, namespace: str, *others: str, grant: bool = True) -> None:
-    """Create the service account of a pipeline's pods, with the permissions that `trainjob install` grants.
-
-    Args:
-        cluster: The cluster.
-        namespace: Namespace of the pods.
-        others: Further namespaces in which the account may launch jobs.
-        grant: Whether to grant the permissions.
-    """
+    """Create the service account of a pipeline's pods, with the permissions of `trainjob install`, also in `others`."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": namespace}}
     cluster.api.apply(account)
     for where in (namespace, *others) if grant else ():
@@ -213,13 +191,7 @@ def create_account(cluster: Access, namespace: str, *others: str, grant: bool = 
 
 
 class Steps:
-    """Runs steps as pods of a namespace.
-
-    Args:
-        cluster: A cluster with the real node and the step image.
-        namespace: Namespace of the pods; see `create_account`.
-        image: The step image.
-    """
+    """Runs steps as pods of a namespace (see `create_account`) on the real node."""
 
     def __init__(self, cluster: Cluster, namespace: str, image: str) -> None:
         assert cluster.real_node
@@ -237,11 +209,11 @@ class Steps:
         workflow: Mapping[str, Any] | None = None,
         named: bool = True,
     ) -> Try:
-        """Create the pod of one try.
+        """Create the pod of one try, the `retry`-th from 0 if the task has ``set_retry``.
 
         Args:
             execution: The execution that the try belongs to.
-            retry: Number of the try, from 0, if the task has ``set_retry``.
+            retry: Number of the try.
             seconds_left: Seconds that Python keeps running after SIGTERM, for a try that the test terminates.
             workflow: Owner of the pod, such as the run's Workflow.
             named: Whether the step has the name of its pod in its environment, so that it can read the pod.

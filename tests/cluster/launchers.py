@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import subprocess
@@ -19,6 +20,19 @@ def launcher_environment() -> dict[str, str]:
     foreign = ("TRAINJOB_", "AWS_", "AIRFLOW", "KUBE", "PYTHONDONTWRITEBYTECODE")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {**inherited, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def airflow_environment(home: Path, dags: Path, **connections: dict[str, object]) -> dict[str, str]:
+    """Settings of an Airflow with these DAGs, and with connections of type ``trainjob`` by their names."""
+    settings = {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "NO_COLOR": "1",
+    }
+    for name, extra in connections.items():
+        settings[f"AIRFLOW_CONN_{name.upper()}"] = json.dumps({"conn_type": "trainjob", "extra": extra})
+    return settings
 
 
 def run(environment: dict[str, str], directory: Path, *command: str, code: int = 0, timeout: float = 400) -> str:

@@ -16,12 +16,7 @@ Object = dict[str, Any]
 
 @dataclass
 class Ran:
-    """The objects of one job.
-
-    Attributes:
-        job: The TrainJob at its end.
-        pods: Replicated job -> its pods by rank, each in its last recorded state.
-    """
+    """The TrainJob at its end, and its pods by replicated job and rank, each in its last recorded state."""
 
     job: Object
     pods: dict[str, list[Object]] = field(default_factory=dict)

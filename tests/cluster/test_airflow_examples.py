@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.launchers import launcher_environment
+from tests.cluster.launchers import airflow_environment, launcher_environment
 from tests.cluster.pods import JOBSET, REPLICATED_JOB
 from tests.processes import Component, wait_until
 from tests.testcluster import kueue
@@ -63,10 +63,7 @@ def test_gang_fine_tuning_and_adoption(
         "KUBECONFIG": str(cluster.kubeconfig_for(role["rules"], namespace)),
         "TRAINJOB_BACKEND": "kubernetes",
         "TRAINJOB_NAMESPACE": namespace,
-        "AIRFLOW_HOME": str(airflow_home),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(EXAMPLES),
-        "NO_COLOR": "1",
+        **airflow_environment(airflow_home, EXAMPLES),
     }
     airflow = Component(
         "airflow", [sys.executable, "-c", PROGRAM, str(EXAMPLES), json.dumps(asked)], tmp_path, environment

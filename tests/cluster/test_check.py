@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster.launchers import launcher_environment
+from tests.cluster.launchers import airflow_environment, launcher_environment
 from tests.processes import wait_until
 from tests.testcluster import kueue
 from tests.testcluster.access import TRAINER, Access, condition
@@ -99,9 +99,7 @@ def checked(dags: Path, airflow_home: Path, kubeconfig: Path, **environment: str
         **launcher_environment(),
         "PATH": os.environ["PATH"],
         "KUBECONFIG": str(kubeconfig),
-        "AIRFLOW_HOME": str(airflow_home),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW_CONN_LAPTOP": json.dumps({"conn_type": "trainjob", "extra": {"backend": "local"}}),
+        **airflow_environment(airflow_home, dags, laptop={"backend": "local"}),
         **environment,
     }
     command = [str(Path(sys.executable).parent / "trainjob"), "check", "--cluster", "--json", str(dags)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.cluster.backends import backend_of
 from tests.cluster.pods import RANK, pods_of
 from tests.contract import test_backend_contract as contract
 from tests.contract.conftest import Harness, sent_by
@@ -20,7 +21,6 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -54,7 +54,7 @@ def other(cluster: Access) -> Iterator[str]:
 
 @contextmanager
 def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared: bool) -> Iterator[Harness]:
-    backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), shared=shared)
+    backend = backend_of(kubeconfig, shared=shared)
 
     async def end(ref: JobRef, code: int) -> None:
         """End the job's only pod, as the kubelet of its node does."""

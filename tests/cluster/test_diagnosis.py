@@ -10,6 +10,7 @@ import os
 import anyio
 import pytest
 from tests.cluster import corpus, failing as make
+from tests.cluster.backends import backend_of
 from tests.cluster.corpus import Made
 from tests.cluster.failures import FAILURES, Failure
 from tests.testcluster.access import RULES, TRAINER, Access
@@ -17,8 +18,6 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import TrainJobSpec
-from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._diagnosis import diagnosis_of
 from trainjob._install import objects
 from trainjob._jobs.launching import launch
@@ -56,7 +55,7 @@ async def test_diagnosis_without_a_permission_uses_the_rest(hidden: str, cluster
     """The diagnosis uses the other evidence, and reports the evidence that could not be read."""
     rules = [{**rule, "resources": [each for each in rule["resources"] if each != hidden]} for rule in RULES]
     narrow = cluster.kubeconfig_for([rule for rule in rules if rule["resources"]], namespace)
-    backend = KubernetesBackend(Credentials(kubeconfig=str(narrow)))
+    backend = backend_of(narrow)
     jobs = {Category.SCHEDULING: make.simulated(gpus=1000)}
     if hidden != "pods":
         # On a runtime that keeps ended pods: with Trainer's runtime they are deleted after the seventh crash.
@@ -81,7 +80,7 @@ async def test_diagnosis_without_a_permission_uses_the_rest(hidden: str, cluster
 async def test_with_the_shipped_role_a_removed_runtime_is_reported(cluster: Access, namespace: str) -> None:
     (role,) = [each for each in objects("rbac") if each["kind"] == "Role"]
     narrow = cluster.kubeconfig_for(role["rules"], namespace)
-    backend = KubernetesBackend(Credentials(kubeconfig=str(narrow)))
+    backend = backend_of(narrow)
     with make.own(make.stages("node"))(cluster, namespace):
         waits = TrainJobSpec.parse(make.OWN | {"suspend": True})
         ref = await launch(backend, waits, "a", namespace=namespace)

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.cluster.backends import backend_of
 from tests.processes import wait_until
 from tests.testcluster.access import Access
 
 from trainjob import TrainJobClient
-from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._install import objects
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"
@@ -30,7 +29,7 @@ def test_settings_of_the_examples_reach_the_jobset(cluster: Access, namespace: s
         "ttl": {"runtime": "torch-ttl"},
         "elastic": elastic,
     }
-    with TrainJobClient(KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig))), namespace) as client:
+    with TrainJobClient(backend_of(cluster.kubeconfig), namespace) as client:
         refs = {key: client.launch({**fields, "suspend": True}, key) for key, fields in asked.items()}
 
     def made(key: str) -> Object:

@@ -19,6 +19,7 @@ import anyio.to_thread
 import pytest
 from tests import campaigns
 from tests.cluster import failing, lost_time
+from tests.cluster.backends import backend_of
 from tests.cluster.waits import until
 from tests.local import hanging
 from tests.processes import wait_until
@@ -28,8 +29,6 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import BLKIO, NAME, RealNode
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec, progress
-from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs.cancellation import cancel, give_up
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
@@ -66,19 +65,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Jobs:
-    """Runs jobs on the real node.
-
-    Args:
-        cluster: The cluster.
-        namespace: Namespace of the jobs.
-        folder: Directory of the pods.
-    """
+    """Runs jobs on the real node, whose pods mount `folder`."""
 
     def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
         assert cluster.real_node is not None
         self.node: RealNode = cluster.real_node
         self.cluster, self.namespace, self.folder = cluster, namespace, folder
-        self.backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+        self.backend = backend_of(cluster.kubeconfig)
         self.right = 0
         self.seconds: list[float] = []
         self.problems: list[str] = []

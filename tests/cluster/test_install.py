@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 import yaml
+from tests.cluster.backends import backend_of
 from tests.cluster.commands import applied, printed
 from tests.cluster.waits import until
 from tests.testcluster import step_image as steps
@@ -18,7 +19,6 @@ from tests.testcluster.api import Api, write_kubeconfig
 
 from trainjob import Phase, TrainJobSpec, _install
 from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._doctor.cluster import examine
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
@@ -132,7 +132,7 @@ async def test_the_account_has_only_the_needed_permissions(real_node: Access, st
         others = permissions(account(real_node, namespace, "nobody"), namespace)
         assert permissions(kubeconfig, namespace) - others == expanded(role["rules"])
 
-        backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)))
+        backend = backend_of(kubeconfig)
         assert backend.default_namespace == namespace
         step = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["sh", "-c", "echo a step ran as $(id -u)"]})
         lines: list[str] = []

@@ -24,6 +24,7 @@ import anyio.to_thread
 import pytest
 from tests import campaigns
 from tests.cluster import failing, lost_time
+from tests.cluster.backends import backend_of
 from tests.cluster.pods import evict, pods_of
 from tests.cluster.waits import until
 from tests.local import preempted
@@ -34,7 +35,6 @@ from tests.testcluster.access import Access
 from tests.testcluster.control_plane import Cluster
 
 from trainjob import JobRef, TrainJobResult, TrainJobSpec
-from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
@@ -91,16 +91,7 @@ def undisturbed(world: int, epochs: int, directory: Path) -> Result:
 class Training:
     """One training on the real node, in a queue in which only it or something more urgent has room.
 
-    Args:
-        cluster: The cluster.
-        backend: Its backend.
-        namespace: Namespace with the PersistentVolumeClaim ``volume`` and the priority class of the same name.
-        folder: The directory of that volume.
-        key: Key of the work.
-        chance: Draws what happens.
-        world: Number of ranks.
-        pace: Its epochs, and the seconds of a step.
-        saver: What saves the checkpoints.
+    The namespace has the PVC ``volume``, whose directory is `folder`, and a priority class of its name.
     """
 
     def __init__(
@@ -321,7 +312,7 @@ async def test_a_preempted_training_repeats_at_most_one_interval_and_ends_with_t
     kinds = {(world, epochs) for world, (epochs, _) in zip(worlds, paces, strict=True)}
     expected = {kind: undisturbed(*kind, folder / f"of-{kind}") for kind in kinds}
     api = own_cluster.api
-    backend = KubernetesBackend(Credentials(kubeconfig=str(own_cluster.kubeconfig)))
+    backend = backend_of(own_cluster.kubeconfig)
     limiter, total = anyio.CapacityLimiter(AT_ONCE), Counter[str]()
     with (
         # It restarts Trainer, which `make test-rest` forbids here. Without it, nothing tells what was repeated.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster import failing as make
+from tests.cluster.backends import backend_of
 from tests.cluster.pods import pods_of
 from tests.cluster.runtimes import SHIPPED
 from tests.processes import wait_until
@@ -21,8 +22,6 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.manifests import load
 
 from trainjob import JobRef, TrainJobClient, TrainJobResult
-from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._support.log_lines import LogLine
 
 pytestmark = pytest.mark.timeout(900)
@@ -76,13 +75,7 @@ def rank_of() -> dict[str, str]:
 
 @dataclass
 class Ended:
-    """A job of the real node.
-
-    Attributes:
-        ref: The job.
-        result: Result of the job.
-        lines: Log lines of its ranks.
-    """
+    """A job of the real node, with its result and log lines once it has ended."""
 
     ref: JobRef
     result: TrainJobResult | None = None
@@ -101,8 +94,7 @@ def namespace(real_node: Access) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(real_node: Access, namespace: str) -> Iterator[TrainJobClient]:
-    user = Credentials(kubeconfig=str(real_node.kubeconfig_for(namespace=namespace)))
-    with TrainJobClient(KubernetesBackend(user), namespace) as opened:
+    with TrainJobClient(backend_of(real_node.kubeconfig_for(namespace=namespace)), namespace) as opened:
         yield opened
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.launchers import execution_api, launcher_environment, run
+from tests.cluster.backends import backend_of
+from tests.cluster.launchers import airflow_environment, execution_api, launcher_environment, run
 from tests.cluster.pods import JOBSET, REPLICATED_JOB
 from tests.cluster.recorder import Ran, Recorder
 from tests.cluster.runtimes import INITIALIZER_VOLUME, PROVIDERS, SHIPPED, Object, Shipped, for_kfp
@@ -28,8 +29,6 @@ from tests.testcluster.manifests import load
 from tests.testcluster.nodes import GPU, simulate, variable
 
 from trainjob import TrainJobClient
-from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.local.runtimes import FRAMEWORKS
 from trainjob.errors import Rejected
 
@@ -80,17 +79,12 @@ def simulated(case: Shipped) -> Object:
 
 @dataclass
 class Launched:
-    """The job of every runtime from every provider.
-
-    Attributes:
-        ran: Provider -> runtime -> its objects.
-        results: Provider -> runtime -> the result that the client got.
-        logs: Runtime -> the ranks whose log lines Python read.
-    """
+    """The job of every runtime from every provider: its objects, and the result that the client got."""
 
     ran: dict[str, dict[str, Ran]] = field(default_factory=dict)
     results: dict[str, dict[str, Object]] = field(default_factory=dict)
     logs: dict[str, set[str]] = field(default_factory=dict)
+    """Runtime -> the ranks whose log lines Python read."""
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +124,7 @@ def launched(
         (here / "dags" / "shipped.py").write_text(DAG)
         settings = {
             **environment("airflow", [simulated(case) for case in SHIPPED]),
-            "AIRFLOW_HOME": str(airflow_home),
-            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            "AIRFLOW__CORE__DAGS_FOLDER": str(here / "dags"),
+            **airflow_environment(airflow_home, here / "dags"),
             "AIRFLOW__CORE__PARALLELISM": str(len(SHIPPED)),
         }
         with execution_api(settings, here) as executor:
@@ -150,7 +142,7 @@ def launched(
         launched.results["kfp"] = json.loads((here / "results.json").read_text())
 
     def python() -> None:
-        backend = KubernetesBackend(Credentials(kubeconfig=str(users["python"])))
+        backend = backend_of(users["python"])
         with TrainJobClient(backend, namespaces["python"]) as client:
             refs = {case.runtime: client.launch(simulated(case), case.runtime) for case in SHIPPED}
             launched.results["python"] = {runtime: client.wait(ref).as_dict() for runtime, ref in refs.items()}
@@ -268,7 +260,7 @@ def test_initializers_get_their_variables(cluster: Access, launched: Launched, p
 
 def test_refusals_of_the_webhook_are_explained(cluster: Access, namespace: str) -> None:
     """Trainer 2.3 accepts `initializer` only if a container mounts a volume of that name: docs/how-to/runtimes.md."""
-    with TrainJobClient(KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig))), namespace) as client:
+    with TrainJobClient(backend_of(cluster.kubeconfig), namespace) as client:
         cached = next(case for case in SHIPPED if case.runtime == "torch-distributed-with-cache")
         bare = {"runtime": cached.runtime, **cached.asked, "runtime_patches": []}
         with pytest.raises(Rejected, match=r"(?s)must have volumeMount.*mount a volume called initializer"):

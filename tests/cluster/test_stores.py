@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.backends import backend_of
 from tests.cluster.kfp_steps import Execution, Steps
 from tests.fakes.model_registry import FakeRegistry
 from tests.seaweedfs import SeaweedFS
@@ -23,8 +24,6 @@ from tests.testcluster.access import TRAINER
 from tests.testcluster.control_plane import Cluster
 
 from trainjob import TrainJobClient, TrainJobFailed
-from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob.data import file_manifest
 from trainjob.data.options import STEPS
 from trainjob.job import job_name
@@ -42,20 +41,13 @@ TRAIN_ARGS = ["--dataset=$(TRAINJOB_INPUT_DATASET)", "--output=$(TRAINJOB_OUTPUT
 
 @dataclass
 class Platform:
-    """A cluster, storage and a registry, as pods reach them.
-
-    Attributes:
-        cluster: The cluster with the real node, the step image and the runtimes of `trainjob install`.
-        s3: The storage.
-        registry: The registry, which requires a token.
-        output: Output of launchers and logs so far, which must not contain a secret.
-        volumes: Names of the created PersistentVolumes.
-    """
+    """A cluster, storage and a registry that requires a token, as pods reach them."""
 
     cluster: Cluster
     s3: SeaweedFS
     registry: FakeRegistry
     output: list[str] = field(default_factory=list)
+    """Of launchers and logs so far; it must not contain a secret."""
     volumes: list[str] = field(default_factory=list)
 
     def admit(self, namespace: str) -> None:
@@ -69,8 +61,7 @@ class Platform:
 
     def client(self, namespace: str) -> TrainJobClient:
         """A client with the permissions of Trainer's role for users."""
-        user = Credentials(kubeconfig=str(self.cluster.kubeconfig_for(namespace=namespace)))
-        return TrainJobClient(KubernetesBackend(user), namespace)
+        return TrainJobClient(backend_of(self.cluster.kubeconfig_for(namespace=namespace)), namespace)
 
     def volume(self, name: str, namespace: str, directory: Path, mode: str = "ReadWriteOnce") -> Object:
         """The spec of a PVC that gets a volume on the real node, backed by `directory`."""

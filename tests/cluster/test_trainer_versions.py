@@ -17,9 +17,9 @@ from tests.cluster.backends import opened
 from tests.cluster.commands import applied, examined, failures, of, printed
 from tests.cluster.conftest import KUBECONFIG
 from tests.cluster.pods import pods_of
-from tests.cluster.test_policy import asked as why_refused, key, patch, protected
-from tests.cluster.test_recovery import begin
+from tests.cluster.policies import asked as why_refused, key, patch, protected
 from tests.cluster.waits import phases_of, until_phase
+from tests.cluster.work import begin
 from tests.processes import wait_until
 from tests.testcluster import build, images
 from tests.testcluster.access import RULES, TRAINER, condition, refused, trainjob, wait_for_runtime

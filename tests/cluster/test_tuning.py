@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
+from tests.cluster.waits import until
 from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import run_until_finished
 
@@ -32,31 +34,24 @@ STUDY = Study.read(
         "parallel": 5,
     }
 )
-GONE_SECONDS = 20.0  # on a machine that runs other tests
 
 
-class Trials:
-    """The trials of the study in a namespace, as the cluster has them."""
+def jobs_of(cluster: Access, namespace: str) -> dict[int, dict[str, Any]]:
+    """Number of a trial -> its job."""
+    found = cluster.api.find(TRAINER, "TrainJob", namespace)
+    return {int(job["metadata"]["labels"][TRIAL]): job for job in found}
 
-    def __init__(self, cluster: Access, namespace: str) -> None:
-        self._cluster = cluster
-        self._namespace = namespace
 
-    def jobs(self) -> dict[int, dict[str, Any]]:
-        found = self._cluster.api.find(TRAINER, "TrainJob", self._namespace)
-        return {int(job["metadata"]["labels"][TRIAL]): job for job in found}
-
-    def report(self, job: dict[str, Any]) -> int:
-        """Report the loss of a trial, as its script would do; returns its x."""
-        values = {each["name"]: each["value"] for each in job["spec"]["trainer"]["env"]}
-        x = values["KUBEFLOW_TRAINER_OPT_X"]
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        metrics = [{"name": "loss", "value": x}, {"name": "trainjob.step", "value": "1"}]
-        status = {"trainerStatus": {"lastUpdatedTime": now, "metrics": metrics}}
-        api = self._cluster.api
-        path = api.path(TRAINER, "TrainJob", self._namespace, job["metadata"]["name"])
-        api.request("PATCH", f"{path}/status", {"status": status}, content_type="application/merge-patch+json")
-        return int(x)
+def report(cluster: Access, job: dict[str, Any]) -> int:
+    """Report the loss of a trial, as its script would do; returns its x."""
+    values = {each["name"]: each["value"] for each in job["spec"]["trainer"]["env"]}
+    x = values["KUBEFLOW_TRAINER_OPT_X"]
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    metrics = [{"name": "loss", "value": x}, {"name": "trainjob.step", "value": "1"}]
+    status = {"trainerStatus": {"lastUpdatedTime": now, "metrics": metrics}}
+    path = f"{cluster.api.path(TRAINER, 'TrainJob', job['metadata']['namespace'], job['metadata']['name'])}/status"
+    cluster.api.request("PATCH", path, {"status": status}, content_type="application/merge-patch+json")
+    return int(x)
 
 
 async def test_a_study_runs_prunes_and_outlives_its_jobs(
@@ -64,40 +59,27 @@ async def test_a_study_runs_prunes_and_outlives_its_jobs(
 ) -> None:
     needs("simulated-nodes")
     template = TrainJobSpec.parse({"runtime": "torch-distributed", "runtime_patches": [run_until_finished()]})
-    trials = Trials(cluster, namespace)
 
     async def run() -> StudyResult:
         with open_journal(tmp_path.as_uri()) as journal:
             return await tune(backend, STUDY, template, "study", journal, namespace=namespace)
 
     study = asyncio.create_task(run())
-    with anyio.fail_after(240):
-        while len(jobs := await anyio.to_thread.run_sync(trials.jobs)) < 5:
-            assert not study.done(), study.result()
-            await anyio.sleep(0.1)
-        began = time.monotonic()
-        bad = 0
-        for number, job in jobs.items():
-            if await anyio.to_thread.run_sync(trials.report, job) == 5:
-                bad = number
-        while bad in await anyio.to_thread.run_sync(trials.jobs):
-            assert not study.done(), study.result()
-            await anyio.sleep(0.1)
-        seconds = time.monotonic() - began
-        print(f"the pruned trial was gone after {seconds:.1f} s")
-        assert seconds < GONE_SECONDS
-        while not study.done():
-            await anyio.to_thread.run_sync(cluster.finish, namespace)
-            await anyio.sleep(0.3)
+    await until(lambda: study.done() or len(jobs_of(cluster, namespace)) == 5)
+    losses = {number: report(cluster, job) for number, job in jobs_of(cluster, namespace).items()}
+    (bad,) = [number for number, x in losses.items() if x == 5]
+    await until(lambda: study.done() or bad not in jobs_of(cluster, namespace))
+    assert not study.done(), "the other trials run on"
+    while not study.done():
+        await anyio.to_thread.run_sync(cluster.finish, namespace)
+        await anyio.sleep(0.3)
     result = await study
     assert sorted(trial.state for trial in result.trials) == ["complete"] * 4 + ["pruned"]
     assert result.trials[bad].value == 5
     assert (result.best.value, result.best.parameters) == (1, {"x": 1})
 
-    for job in trials.jobs().values():  # as after a TTL
+    for job in jobs_of(cluster, namespace).values():  # as after a TTL
         cluster.api.delete(TRAINER, "TrainJob", namespace, job["metadata"]["name"])
-    with anyio.fail_after(240):
-        while await anyio.to_thread.run_sync(trials.jobs):
-            await anyio.sleep(0.1)
-        assert await run() == result
-    assert trials.jobs() == {}
+    await until(lambda: not jobs_of(cluster, namespace))
+    assert await run() == result
+    assert jobs_of(cluster, namespace) == {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.cluster.launchers import launcher_environment, run
+from tests.cluster.launchers import airflow_environment, launcher_environment, run
 from tests.registry import mlflow_server
 from tests.seaweedfs import SeaweedFS
 from tests.testcluster import step_image as steps
@@ -32,18 +32,11 @@ KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 @dataclass
 class Platform:
-    """A cluster with storage and a registry, as a team would set it up.
-
-    Attributes:
-        cluster: The cluster with the real node, the step image and the runtimes.
-        settings: Settings with which pods reach the storage, without the keys.
-        keys: Keys of the storage.
-        registry: URI of the registry.
-        bucket: URI of the storage.
-    """
+    """A cluster with storage and a registry, as a team would set it up; both are URIs."""
 
     cluster: Access
     settings: dict[str, str]
+    """With which pods reach the storage, without the keys."""
     keys: dict[str, str]
     registry: str
     bucket: str
@@ -103,15 +96,9 @@ def namespace(platform: Platform) -> Iterator[str]:
 @pytest.fixture
 def airflow(platform: Platform, airflow_home: Path, namespace: str, tmp_path: Path) -> dict[str, str]:
     """Environment of an Airflow with a connection to the cluster."""
-    connection = {"conn_type": "trainjob", "extra": {"backend": "kubernetes", "namespace": namespace}}
-    return {
-        **platform.environment(namespace, tmp_path),
-        "AIRFLOW_HOME": str(airflow_home),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags_examples" / "airflow"),
-        "AIRFLOW_CONN_TRAINJOB_DEFAULT": json.dumps(connection),
-        "NO_COLOR": "1",
-    }
+    connection = {"backend": "kubernetes", "namespace": namespace}
+    settings = airflow_environment(airflow_home, ROOT / "dags_examples" / "airflow", trainjob_default=connection)
+    return {**platform.environment(namespace, tmp_path), **settings}
 
 
 def champion(registry: Registry) -> ModelVersion | None:

@@ -34,15 +34,7 @@ Object = dict[str, Any]
 
 @dataclass
 class Run:
-    """A run of the pipeline, with its tasks as KFP's driver creates them.
-
-    Attributes:
-        steps: Runs the tasks.
-        tasks: The compiled tasks.
-        workspace: Directory of the volume of the PVC.
-        claim: Name of the PVC.
-        id: Id of the run.
-    """
+    """A run of the pipeline with its compiled tasks; `workspace` is the directory of the PVC."""
 
     steps: Steps
     tasks: Object

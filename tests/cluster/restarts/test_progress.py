@@ -176,28 +176,10 @@ def test_a_refused_report_does_not_fail_the_training(line: Line, tmp_path: Path,
 
 # The reports of Hugging Face's KubeflowCallback (transformers 5, integrations/integration_utils.py): the names, the
 # format of the time, and complete states, each of which replaces the previous one.
-HUGGING_FACE = [
-    {"progressPercentage": 0, "metrics": [{"name": "total_steps", "value": "10"}]},
-    {
-        "progressPercentage": 50,
-        "estimatedRemainingSeconds": 7,
-        "metrics": [
-            {"name": "loss", "value": "0.5"},
-            {"name": "learning_rate", "value": "5e-05"},
-            {"name": "current_step", "value": "5"},
-            {"name": "total_steps", "value": "10"},
-            {"name": "current_epoch", "value": "0.5"},
-        ],
-    },
-    {
-        "progressPercentage": 100,
-        "estimatedRemainingSeconds": 0,
-        "metrics": [
-            {"name": "loss", "value": "0.25"},
-            {"name": "learning_rate", "value": "0.0"},
-            {"name": "train_runtime", "value": "14.2"},
-        ],
-    },
+HUGGING_FACE: list[tuple[int, dict[str, str]]] = [
+    (0, {"total_steps": "10"}),
+    (50, {"loss": "0.5", "learning_rate": "5e-05", "current_step": "5", "total_steps": "10"}),
+    (100, {"loss": "0.25", "learning_rate": "0.0", "train_runtime": "14.2"}),
 ]
 
 
@@ -212,10 +194,11 @@ def test_reports_of_hugging_face_are_read(reporting: Cluster, namespace: str, tm
         wait_until("the job runs", lambda: any(each.phase is Phase.RUNNING for each in seen), 60)
         tls = ssl.create_default_context(cafile=reporting.layout.authority.certificate)
         with httpx.Client(verify=tls, headers={"Authorization": f"Bearer {line.sign()}"}) as http:
-            for state in HUGGING_FACE:
-                now = {"lastUpdatedTime": "2026-11-21T10:00:00.123456+00:00"}
-                assert http.post(line.url, json={"trainerStatus": now | state}).status_code == 200
-                percent = state["progressPercentage"]
+            for percent, named in HUGGING_FACE:
+                state: dict[str, Any] = {"estimatedRemainingSeconds": (100 - percent) // 7}
+                state |= {"progressPercentage": percent, "lastUpdatedTime": "2026-11-21T10:00:00.123456+00:00"}
+                state["metrics"] = [{"name": name, "value": value} for name, value in named.items()]
+                assert http.post(line.url, json={"trainerStatus": state}).status_code == 200
                 wait_until(f"the waiter sees {percent} %", lambda: percent in [each.progress for each in seen], 30)  # noqa: B023
         result = waiting.result(60)
     half = next(each for each in seen if each.progress == 50)
