@@ -144,11 +144,11 @@ async def test_each_missing_permission_is_reported(cluster: Access, backend: Kub
         assert set(failures(found)) <= {"rights"}
         await fails_as_reported(kubeconfig, permission, key, ref)
 
+    kubeconfigs = [cluster.kubeconfig_for(without(permission), namespace) for permission in PERMISSIONS]
+    refs = [await launch(backend, spec(), f"{i}", namespace=namespace) for i in range(len(PERMISSIONS))]
     async with anyio.create_task_group() as tasks:
         for i, permission in enumerate(PERMISSIONS):
-            kubeconfig = cluster.kubeconfig_for(without(permission), namespace)
-            ref = await launch(backend, spec(), f"{i}", namespace=namespace)
-            tasks.start_soon(check, permission, kubeconfig, f"{i}", ref)
+            tasks.start_soon(check, permission, kubeconfigs[i], f"{i}", refs[i])
 
 
 def spec() -> TrainJobSpec:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.cluster.pods import pods_of, running
 from tests.processes import wait_until
-from tests.testcluster import kueue, nodes
+from tests.testcluster import nodes
 from tests.testcluster.access import TRAINER, Access, condition, refused
 from tests.testcluster.components import COSCHEDULER
 from tests.testcluster.control_plane import Cluster
@@ -179,23 +179,3 @@ async def test_volcanos_settings_reach_its_pod_group(
         assert "Unsupported value" in refused(partial(gangs.api.create, bad, dry_run=True))
         await cancel(backend, ref)
     gangs.api.delete("scheduling.k8s.io/v1", "PriorityClass", "", "training")
-
-
-async def test_kueue_admits_all_of_a_job_or_nothing(
-    cluster: Access, backend: KubernetesBackend, namespace: str, small_queue: str
-) -> None:
-    """Six of eight GPUs are free, and four nodes with two each are asked for."""
-    queue = {kueue.QUEUE_LABEL: small_queue}
-    asked = spec("torch-distributed", 1, 2, labels=queue, env=simulate(run="never"))
-    first = await launch(backend, asked, "first", namespace=namespace)
-    await until(backend, first, lambda each: each.phase is Phase.RUNNING)
-    asked = spec("torch-distributed", 4, 2, labels=queue, env=simulate(run="never"))
-    second = await launch(backend, asked, "second", namespace=namespace)
-    seen = await until(backend, second, lambda each: each.reason == "Pending")
-    assert seen.phase is Phase.QUEUED
-    assert seen.message.startswith(f"waiting for admission in queue {small_queue}")
-    assert "insufficient unused quota for nvidia.com/gpu in flavor default, 2 more needed" in seen.message
-    assert not pods_of(cluster, second), "no pod was created"
-    await cancel(backend, first)
-    wait_until("all pods of the second job run", lambda: running(pods_of(cluster, second)) == 4, 60)
-    await cancel(backend, second)
