@@ -160,6 +160,21 @@ async def test_without_permissions_the_namespace_fails(
     assert found["right"]["problem"] == ""
 
 
+async def test_an_unreachable_cluster_is_reported(
+    namespace: str, dags: Path, airflow_home: Path, tmp_path: Path
+) -> None:
+    gone = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    (tmp_path / "gone.yaml").write_text(yaml.safe_dump(gone))
+    code, found, _ = checked(dags, airflow_home, tmp_path / "gone.yaml", TRAINJOB_NAMESPACE=namespace)
+    assert code == 3
+    assert {where for where, each in found.items() if each["problem"]} == {f"namespace {namespace}"}
+
+
 async def test_the_content_of_a_secret_is_not_even_requested(
     cluster: Access, namespace: str, dags: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
 from trainjob import Phase, TrainJobSpec, cancel, cancel_key
+from trainjob._backends.kubernetes.client import Timings
 from trainjob._jobs.launching import launch
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 async def test_a_cancel_needs_no_webhook(by: str, own_cluster: Cluster, wires: Wires) -> None:
     """A PATCH would wait for the webhook."""
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run="10m")})
-    async with wires.open() as (backend, proxy):
+    async with wires.open(Timings()) as (backend, proxy):
         ref = await launch(backend, spec, "nightly/train", namespace=wires.namespace)
         await until_phase(backend, ref, Phase.RUNNING)
         own_cluster.pause("trainer")
