@@ -7,7 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def launcher_environment() -> dict[str, str]:
     return {**inherited, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def airflow_environment(home: Path, dags: Path, **connections: dict[str, object]) -> dict[str, str]:
+def airflow_environment(home: Path, dags: Path, **connections: Mapping[str, object]) -> dict[str, str]:
     """Settings of an Airflow with these DAGs, and with connections of type ``trainjob`` by their names."""
     settings = {
         "AIRFLOW_HOME": str(home),

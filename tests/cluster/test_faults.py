@@ -78,7 +78,7 @@ def first(method: str, *faults: Fault, ending: str = "") -> Plan:
     return plan
 
 
-both_watches = pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+each_watch = pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 
 
 async def ended(backend: KubernetesBackend, ref: JobRef) -> TrainJobResult:
@@ -161,7 +161,7 @@ async def finish_after_a_fault(wires: Wires, proxy: FaultProxy, ref: JobRef) -> 
         await anyio.sleep(0.5)
 
 
-@both_watches
+@each_watch
 @pytest.mark.parametrize(("method", "times", "more"), [("WATCH", 2, EVENTS), ("GET", 1, {})])
 async def test_a_wait_survives_a_fault_of_its_watch_or_list(
     wires: Wires, method: str, times: int, more: dict[str, Fault], shared: bool
@@ -178,7 +178,7 @@ async def test_a_wait_survives_a_fault_of_its_watch_or_list(
     await wires.each({**BEFORE, **REFUSED, **AFTER, **GONE, **more}, check, shared=shared)
 
 
-@both_watches
+@each_watch
 async def test_a_job_deleted_while_the_watch_was_broken_is_reported(wires: Wires, shared: bool) -> None:
     async with wires.open(shared=shared) as (backend, proxy):
         ref = await launch(backend, LONG, "a", namespace=wires.namespace)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,8 +17,9 @@ from tests.cluster.backends import opened
 from tests.cluster.pods import evict
 from tests.cluster.work import Work, begin
 from tests.processes import wait_until
-from tests.testcluster import build, nodes
+from tests.testcluster import build, nodes, step_image as steps
 from tests.testcluster.access import TRAINER, condition
+from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.manifests import load
 from tests.testcluster.nodes import simulate
@@ -24,6 +27,7 @@ from tests.testcluster.nodes import simulate
 from trainjob import Phase
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._install import objects
+from trainjob._jobs.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
@@ -169,6 +173,51 @@ async def test_disruptions_and_failures_are_distinguished(
         assert works["killed"].seen[-1].reason == "ReachedMaxRestarts"
         tasks.cancel_scope.cancel()
     api.delete("scheduling.k8s.io/v1", "PriorityClass", "", namespace)
+
+
+# ---------------------------------------------------------------- a training that resumes, in real pods
+
+
+async def reaches(work: Work, epoch: int) -> None:
+    """Wait until rank 0 has completed that epoch."""
+
+    def done() -> bool:
+        return f"epoch {epoch}/" in work.cluster.pod_log(work.ref.namespace, work.pod(0)["metadata"]["name"])
+
+    not_yet = (ApiError, ValueError)  # the pod or its log does not exist
+    what = f"epoch {epoch} is done"
+    await anyio.to_thread.run_sync(lambda: wait_until(what, done, 150, ignore=not_yet, poll=0.2))
+
+
+@pytest.fixture
+def checkpoints(resilient: Cluster, real_namespace: str, tmp_path: Path) -> Iterator[str]:
+    """A location on a PVC."""
+    tmp_path.chmod(0o775)  # a volume of type hostPath does not get the pods' `fsGroup`
+    with resilient.volume(real_namespace, "checkpoints", tmp_path):
+        yield "pvc://checkpoints/digits"
+
+
+async def test_a_training_resumes_after_a_killed_rank(
+    resilient: Cluster, backend: KubernetesBackend, real_namespace: str, step_image: str, checkpoints: str
+) -> None:
+    """Its busy node notices that end after 3 s: the other rank, which has lost its peer, has failed by then."""
+    script = ["python", f"{steps.EXAMPLES}/training/digits_jax.py", f"--dataset={steps.EXAMPLES}/data"]
+    command = [*script, "--output=/tmp/model", "--epochs=40", "--epoch-seconds=0.3"]
+    fields = {"image": step_image, "command": command, "checkpoints": checkpoints}
+    assert resilient.real_node is not None
+    training = await begin(resilient, backend, real_namespace, "training", **fields)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(training.follow, backend)
+        await reaches(training, 5)
+        container = training.pod(1)["status"]["containerStatuses"][0]["containerID"]
+        await anyio.to_thread.run_sync(resilient.real_node.kill_unnoticed, container, 3.0)
+    log = resilient.pod_log(real_namespace, training.pod(0)["metadata"]["name"])
+    result = await wait(backend, training.ref)
+    resumed = re.search(r"^rank 0 resumes after epoch ([0-9]+)$", log, re.MULTILINE)
+    assert resumed, log
+    assert 4 <= int(resumed[1]) < 40
+    assert (result.metrics["epoch"], result.metrics["resumed_after_epoch"]) == (40, int(resumed[1]))
+    assert training.restarts[1] == 1, "it counts towards the limit of restarts"
 
 
 # ---------------------------------------------------------------- the loss of a node
