@@ -256,7 +256,7 @@ def _read() -> tuple[Failure, ...]:
     failures = []
     for name, row in listed.items():
         expected = row.pop("expected")
-        verdict = {"category": Category(expected.pop("category")), "retry": RetryVerdict(expected.pop("retry"))}
+        verdict: Fields = {"category": Category(expected.pop("category")), "retry": RetryVerdict(expected.pop("retry"))}
         failures.append(Failure(name, **row, **verdict, **expected, **_CAUSES[name]))
     return tuple(failures)
 
