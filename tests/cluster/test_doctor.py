@@ -151,8 +151,8 @@ async def test_each_missing_permission_is_reported(cluster: Access, backend: Kub
             tasks.start_soon(check, permission, kubeconfigs[i], f"{i}", refs[i])
 
 
-def spec() -> TrainJobSpec:
-    return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run="2s")})
+def spec(run: str = "2s") -> TrainJobSpec:
+    return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run=run)})
 
 
 async def fails_as_reported(kubeconfig: Path, permission: Permission, key: str, ref: JobRef) -> None:
@@ -161,7 +161,8 @@ async def fails_as_reported(kubeconfig: Path, permission: Permission, key: str, 
     failed = set()
 
     async def launched() -> None:
-        await cancel(backend, await launch(backend, spec(), f"own/{ref.name}", namespace=ref.namespace))
+        # It must not have ended before its cancel, which then has nothing to do.
+        await cancel(backend, await launch(backend, spec("10m"), f"own/{ref.name}", namespace=ref.namespace))
 
     async def read() -> None:
         assert [line async for line in backend.logs(ref)]
