@@ -24,10 +24,9 @@ hypothesis.settings.register_profile("busy", deadline=None, suppress_health_chec
 hypothesis.settings.load_profile("busy")
 
 
-collect_ignore = (
-    [] if campaigns.FULL else ["cluster/test_gangs.py", "cluster/test_trainer_versions.py", "stores/test_kserve.py"]
-)
-"""Left to `make campaign`: optional schedulers, older releases of Trainer, and another reader of what we write."""
+_CAMPAIGN = ("cluster/test_gangs.py", "cluster/test_trainer_versions.py", "cluster/test_used_resources.py")
+collect_ignore = [] if campaigns.FULL else [*_CAMPAIGN, "stores/test_kserve.py"]
+"""Left to `make campaign`: optional schedulers, older Trainers, metrics-server, and another reader of what we write."""
 FOLDERS = {"cluster", "containers", "oci", "page"}
 """Folders whose tests all need what the marker `full` names."""
 FIXTURES = {

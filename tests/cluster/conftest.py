@@ -112,8 +112,9 @@ def ensure_built(wanted: AbstractSet[str]) -> None:
     build.ensure("control-plane", *filter(None, [OLDER]))
     if "older" in wanted:
         build.ensure("trainer-2.1", "trainer-2.2")
-    if "gangs" in wanted:
-        build.ensure("gangs")
+    for group, fixture in {"gangs": "gangs", "metrics": "metrics_server"}.items():
+        if fixture in wanted:
+            build.ensure(group)
     if "real_node" in wanted and not why_unsupported():
         build.ensure("node")
         image_store.ensure()

@@ -1,21 +1,21 @@
-"""Documents of running jobs: the queue position by Kueue's visibility API, the used resources by the metrics API."""
+"""Documents of jobs: their position in the queue by Kueue's visibility API, and without optional APIs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 import pytest
 from tests.cluster.backends import opened
-from tests.cluster.waits import until_phase
-from tests.testcluster import images, kueue
+from tests.cluster.waits import document_when, until_phase
+from tests.testcluster import kueue
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
 
-from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob import Phase, TrainJobSpec
 from trainjob._backends.kubernetes import optional_apis
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request
@@ -26,19 +26,6 @@ from trainjob._pages.live import LiveReader
 (ROLE,) = [each for each in objects("rbac") if each["kind"] == "Role"]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
-
-# Half a core and 64 MiB; on 2 cores, other tests need the rest.
-BUSY = """
-import time
-memory = bytearray(64 << 20)
-for index in range(0, len(memory), 4096):
-    memory[index] = 1
-while True:
-    stop = time.monotonic() + 0.05
-    while time.monotonic() < stop:
-        pass
-    time.sleep(0.05)
-"""
 
 
 def spec(queue: str) -> TrainJobSpec:
@@ -61,18 +48,6 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ApiClient, "_open", recorded)
     return sent
-
-
-async def document_when(
-    reader: LiveReader, ref: JobRef, enough: Callable[[dict[str, Any]], object], seconds: float = 240
-) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    with anyio.move_on_after(seconds):
-        while not (document and enough(document)):
-            document = await reader.document(ref.namespace, ref.name, tail=0)
-            await anyio.sleep(0.2)
-        return document
-    raise AssertionError(f"not seen within {seconds} s: {document}")
 
 
 def position(document: dict[str, Any]) -> Any:
@@ -113,29 +88,6 @@ async def test_queued_jobs_show_their_positions(
         await backend.delete(running)
         await document_when(reader, queued[0], lambda seen: seen["phase"] == "Running")
         await document_when(reader, queued[2], lambda seen: position(seen) == 1)
-
-
-async def test_running_ranks_show_what_they_use(real_node: Access, own_cluster: Cluster, requests: list[str]) -> None:
-    with own_cluster.namespace("real", real=True) as namespace:
-        async with opened(own_cluster.kubeconfig_for(ROLE["rules"], namespace)) as backend:
-            fields = {"image": images.PYTHON, "command": ["python3", "-c", BUSY], "num_nodes": 2}
-            asked = TrainJobSpec.parse({"runtime": "torch-distributed", **fields})
-            ref = await launch(backend, asked, "busy", namespace=namespace)
-            await until_phase(backend, ref, Phase.RUNNING)
-            reader = LiveReader(backend, seconds=1)
-            with own_cluster.metrics_api():
-                document = await document_when(reader, ref, lambda seen: len(seen["resources"]["used"] or ()) == 2)
-                assert {each["rank"] for each in document["resources"]["used"]} == {"node-0", "node-1"}
-                for each in document["resources"]["used"]:
-                    assert 0.02 < each["cpu"] < 2, each
-                    assert 64 << 20 < each["memory"] < 1 << 30, each
-                assert {each[:3] for each in requests} == {"200"}
-                own_cluster.pause("metrics-server")
-                try:
-                    document = await document_when(reader, ref, lambda seen: seen["resources"]["used"] is None, 30)
-                finally:
-                    own_cluster.resume("metrics-server")
-                assert document["phase"] == "Running"
 
 
 @pytest.mark.parametrize("allowed", [True, False], ids=["absent", "forbidden"])

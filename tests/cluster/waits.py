@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
+from typing import Any
 
 import anyio
 
 from trainjob import JobRef, Observation, Phase, WaitOptions
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs.waiting import wait
+from trainjob._pages.live import LiveReader
 from trainjob.status import observe
 
 
@@ -50,3 +52,16 @@ async def phases_of(
     with anyio.fail_after(seconds):
         await wait(backend, ref, options, on_change=look)
     return phases
+
+
+async def document_when(
+    reader: LiveReader, ref: JobRef, enough: Callable[[dict[str, Any]], object], seconds: float = 240
+) -> dict[str, Any]:
+    """The first document of the job for which `enough` is true, within so many seconds."""
+    document: dict[str, Any] = {}
+    with anyio.move_on_after(seconds):
+        while not (document and enough(document)):
+            document = await reader.document(ref.namespace, ref.name, tail=0)
+            await anyio.sleep(0.2)
+        return document
+    raise AssertionError(f"not seen within {seconds} s: {document}")

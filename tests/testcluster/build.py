@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.testcluster.build [control-plane|node|gangs|trainer-2.1|trainer-2.2|kubernetes-1.36] ...
+    python -m tests.testcluster.build [control-plane|node|metrics|gangs|trainer-2.1|trainer-2.2|kubernetes-1.36] ...
 
     <cache>/trainjob/cluster/<module>-<hash>/<program>
     <cache>/trainjob/cluster/<module>-<hash>/manifests-<hash of manifests.py>/<owner>/*.json
@@ -148,7 +148,8 @@ GANGS = Module(
 
 GROUPS: Mapping[str, tuple[Module, ...]] = {
     "control-plane": (CONTROL_PLANE, _controllers("trainer-2.3", "trainer", "jobset"), _kueue("kueue")),
-    "node": (CONTROL_PLANE, CONTAINERD, COREDNS, METRICS_SERVER),
+    "node": (CONTROL_PLANE, CONTAINERD, COREDNS),
+    "metrics": (METRICS_SERVER,),
     "gangs": (GANGS,),
     # Not one module for both: JobSet 0.11 does not compile against the controller-runtime of Trainer 2.2.
     "trainer-2.1": (_controllers("trainer-2.1", "trainer"), _controllers("jobset-0.10", "jobset")),
