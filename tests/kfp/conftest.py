@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -181,6 +182,26 @@ class Steps:
     def jobs(self) -> list[Any]:
         with self.client() as client:
             return client.list()
+
+
+def script(text: str, *args: str) -> dict[str, Any]:
+    """Parameters of a training that runs a program on each node."""
+    return {"runtime": "jax-distributed", "command": ["python", "-c", text], "args": list(args)}
+
+
+def document_of(page: str) -> dict[str, Any]:
+    """The document in a page."""
+    found = re.search(r'<script type="application/json" id="document">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return dict(json.loads(found[1]))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Mappings inside each other."""
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: KFP reads those of components as objects.
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,9 @@ def test_kfps_loader_drops_passthroughs_that_load_keeps(tmp_path: Path) -> None:
     }
     assert found["kfp"] == set()
     assert found["path"] == found["text"] >= FIELDS
-
-
-@pytest.mark.parametrize("name", ["cleanup", "wait"])
-def test_a_component_without_a_job_has_no_passthroughs(name: str) -> None:
-    assert load(COMPILED / f"{name}.yaml").component_spec.task_config_passthroughs is None
-    assert getattr(trainjob_kfp, name).component_spec.task_config_passthroughs is None
+    for name in ("cleanup", "wait"):  # have no job
+        for component in (load(COMPILED / f"{name}.yaml"), getattr(trainjob_kfp, name)):
+            assert component.component_spec.task_config_passthroughs is None
 
 
 def test_all_task_settings_of_train_compile(tmp_path: Path) -> None:
@@ -100,37 +98,36 @@ def test_invalid_retry_policies_are_refused(wrong: dict[str, int]) -> None:
 def test_tasks_warn_about_settings_that_the_cache_ignores(
     component: Any, name: str, arguments: tuple[Any, ...]
 ) -> None:
-    called = []
-
-    @dsl.pipeline(name="cached")  # type: ignore[untyped-decorator]  # KFP has no types
-    def pipeline() -> None:
+    def build() -> None:
         with pytest.warns(UnseenByCache, match=rf"train\.{name}\(…\) is not part of the key of KFP's cache"):
             getattr(component(runtime="torch-distributed").set_caching_options(True), name)(*arguments)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            getattr(component(runtime="torch-distributed"), name)(*arguments)
-        called.append(name)
+        assert_silent(lambda: getattr(component(runtime="torch-distributed"), name)(*arguments))
 
-    assert called, "the pipeline was not built, so nothing was checked"
+    in_a_pipeline(build)
 
 
 @pytest.mark.parametrize(
     "name", ["set_accelerator_limit", "set_cpu_limit", "set_cpu_request", "set_memory_limit", "set_memory_request"]
 )
 def test_tasks_warn_about_resources_from_parameters_other_than_str(name: str) -> None:
-    called = []
-
-    @dsl.pipeline(name="lost")  # type: ignore[untyped-decorator]  # KFP has no types
-    def pipeline(number: int, text: str) -> None:
+    def build(number: int, text: str) -> None:
         with pytest.warns(LostByKfp, match=rf"train\.{name}\(number\): KFP passes on only .* declare number as str"):
             getattr(train(runtime="x"), name)(number)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            getattr(train(runtime="x"), name)(text)
-            getattr(train(runtime="x"), name)("2")
-        called.append(name)
+        for value in (text, "2"):
+            assert_silent(lambda value=value: getattr(train(runtime="x"), name)(value))  # type: ignore[misc]
 
-    assert called
+    in_a_pipeline(build)
+
+
+def in_a_pipeline(build: Callable[..., None]) -> None:
+    """Build a pipeline of tasks; KFP calls the function."""
+    assert dsl.pipeline(build, name="built").component_spec.implementation.graph is not None
+
+
+def assert_silent(act: Callable[[], object]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        act()
 
 
 @pytest.mark.parametrize("origin", ["imported", "loaded"])

@@ -34,10 +34,10 @@ MOUNTED = {
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 
 
-def compiled(example: Path, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def compiled(example: Path, directory: Path, *options: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Compile an example as a user does; a warning is an error."""
     path = directory / f"{example.stem}.yaml"
-    command = [sys.executable, "-W", "error", str(example), "--compile", str(path)]
+    command = [sys.executable, "-W", "error", str(example), "--compile", str(path), *options]
     subprocess.run(command, check=True, cwd=directory)
     return validated(path)
 
@@ -92,6 +92,13 @@ def test_a_parameter_that_the_compiler_drops_is_found(tmp_path: Path) -> None:
     assert dangling(spec) == ["comp-exit-handler-1: train takes pipelinechannel--gpus"]
 
 
+def test_retrain_digits_with_another_framework(tmp_path: Path) -> None:
+    spec, _ = compiled(ROOT / "dags_examples" / "kfp" / "retrain_digits.py", tmp_path, "--framework", "torch")
+    steps = {"initialize-dataset", "initialize-model", "train", "evaluate-model", "export-model"}
+    assert set(spec["root"]["dag"]["tasks"]) == steps
+    assert spec["root"]["inputDefinitions"]["parameters"]["runtime"]["defaultValue"] == "torch-distributed"
+
+
 def test_finetune_llm_requests_lora(tmp_path: Path) -> None:
     spec, _ = compiled(ROOT / "dags_examples" / "kfp" / "finetune_llm.py", tmp_path)
     # KFP passes numbers as floats, and values inside a text as text.
@@ -131,6 +138,33 @@ def test_train_torch_passes_the_task_settings_to_the_job(tmp_path: Path) -> None
     target = tasks(spec)["initialize-dataset"]["inputs"]["parameters"]["target"]["runtimeValue"]["constant"]
     assert target == f"file://{dsl.WORKSPACE_PATH_PLACEHOLDER}/dataset"
     assert tasks(spec)["cleanup"]["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)  # 30 to 60 s on two idle cores, most of it imports of MLflow and JAX
+def test_the_second_run_of_retrain_digits_starts_from_the_champion(steps: "Steps") -> None:
+    uri = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
+    steps.environment |= {
+        "TRAINJOB_REGISTRY": uri,
+        "TRAINJOB_WORKSPACE": (steps.directory / "workspace").as_uri(),
+        # The environment of the steps has no JAX.
+        "TRAINJOB_LOCAL_ENVIRONMENTS": json.dumps({"jax-distributed": sys.prefix}),
+    }
+    first, second = (steps.run_example("retrain_digits.py", "--epochs", epochs) for epochs in ("2", "4"))
+    assert "starting fresh, since if_missing is 'fresh'" in first
+    assert "starting fresh" not in second
+    assert "[node-0] epoch 2/2" in first
+    assert "[node-0] epoch 4/4" in second
+    assert len(steps.jobs()) == 10
+    assert "there is no models:/digits@champion: the candidate is evaluated without a champion" in first
+    assert "[node-0] evaluating the champion, models:/digits@champion" in second
+
+    records = registry.connect(uri)
+    accuracies = {each.version: each.metrics["accuracy"] for each in records.list("digits")}
+    assert set(accuracies) == {"1", "2"}
+    champion = records.resolve("digits", "champion")
+    assert champion.metrics["accuracy"] == max(accuracies.values()) > 0.9
+    assert champion.tags["trainjob.evaluation.passed"] == "true"
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.kfp.step_backend import StepBackend
 
-from trainjob import InvalidSpec, JobRef, LogLine, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec
+from trainjob import JobRef, LogLine, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec
 from trainjob._manifest.attempts import given_up
 from trainjob.errors import QueueTimeout, RankCrashed
 from trainjob.job import KEY, TRY
@@ -60,48 +60,43 @@ def at_creation(backend: StepBackend, happens: Callable[[JobRef], object]) -> No
     backend.after = after
 
 
-def crashes(backend: StepBackend, code: int, *log: str) -> None:
-    at_creation(backend, lambda ref: backend.crash(ref, 1, code, *log))
+def replaced_at_the_first_watch(backend: StepBackend, happens: Callable[[JobRef], object]) -> None:
+    """Another launcher has decided that its attempt counts, to which something happens."""
+
+    def before(request: str) -> None:
+        if request == "WATCH trainjobs" and (first := attempts(backend)[0]).attempt == 1:
+            happens(backend.replaced(first, SPEC))
+
+    backend.before = before
 
 
-# ---------------------------------------------------------------- crashes and hangs
+# ---------------------------------------------------------------- crashes and messages
 
 
 @pytest.mark.parametrize(
-    ("action", "phase", "outcome"),
-    [
-        ("suspend", Phase.SUSPENDED, "was suspended"),
-        ("cancel", None, "was deleted"),
-        ("keep", Phase.RUNNING, "keeps running"),
-    ],
+    ("action", "left"), [("suspend", [Phase.SUSPENDED]), ("cancel", []), ("keep", [Phase.RUNNING])]
 )
+@pytest.mark.parametrize("replaced", [False, True], ids=["its own attempt", "another attempt"])
 def test_the_first_crash_fails_the_step(
     backend: StepBackend,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     action: str,
-    phase: Phase | None,
-    outcome: str,
+    left: list[Phase],
+    replaced: bool,
 ) -> None:
     recorded: list[object] = []
     monkeypatch.setattr(jobs, "record_goodput", lambda _, spent: recorded.append(spent))
-    crashes(backend, 3, "ValueError: no")
+    happens = replaced_at_the_first_watch if replaced else at_creation
+    happens(backend, lambda ref: backend.crash(ref, 1, 3, "ValueError: no"))
     with pytest.raises(RankCrashed, match="exited with code 3") as raised:
         jobs.run_job(EXECUTION, SPEC, {**TRAIN, "on_crash_action": action})
-    assert bool(getattr(raised.value, "__notes__", ())) is bool(phase), "a deleted job has no page"
-    log = capsys.readouterr().out
-    assert outcome in log
-    assert re.search(r"goodput \d+\.\d%: training ", log)
+    assert bool(getattr(raised.value, "__notes__", ())) is bool(left), "a deleted job has no page"
+    assert re.search(r"goodput \d+\.\d%: training ", capsys.readouterr().out)
     assert recorded == ([] if action == "keep" else [raised.value.spent]), "a later wait records a job that runs"
-    left = [backend.job(ref) for ref in attempts(backend)]
-    assert [observe(job).phase for job in left] == ([phase] if phase else [])
-    assert all(given_up(job) for job in left if phase is Phase.SUSPENDED)
-
-
-def test_unknown_crash_actions_are_refused(backend: StepBackend) -> None:
-    with pytest.raises(InvalidSpec, match=r"on_crash_action: must be 'suspend', 'cancel' or 'keep', not 'delete'"):
-        jobs.run_job(EXECUTION, SPEC, {**TRAIN, "on_crash_action": "delete"})
-    assert backend.jobs == {}
+    found = [backend.job(ref) for ref in attempts(backend)]
+    assert [observe(job).phase for job in found] == left
+    assert all(given_up(job) for job in found if action == "suspend")
 
 
 def test_the_log_of_a_step_has_no_control_sequences(
@@ -158,28 +153,26 @@ def test_kfps_retries_and_retry_run_start_new_attempts(backend: StepBackend, mon
         monkeypatch.setenv("KFP_RETRY_INDEX", index)
         with pytest.raises(TrainJobFailed, match="node-0 exited with code 7"):
             jobs.run_job(EXECUTION, SPEC, {**WAIT, "retry_user_errors": user_errors})
-        found.append(len(attempts(backend)))
-    assert found == [1, 1, 2, 3], "the failure is not certain to repeat"
+        found.append([job["metadata"]["annotations"][TRY] for job in backend.jobs.values()])
+    assert found == [["1"], ["1"], ["1", "2"], ["1", "2", "3"]], "the failure is not certain to repeat"
 
 
-@pytest.mark.parametrize("queue", [{}, {"labels": {QUEUE_LABEL: "main"}}], ids=["without a queue", "in a queue"])
 def test_a_failure_that_is_certain_to_repeat_is_not_retried(
-    backend: StepBackend, monkeypatch: pytest.MonkeyPatch, queue: dict[str, Any]
+    backend: StepBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 14: in a queue the crashed job is deleted, since Kueue would start it again; its verdict outlives it."""
-    spec = TrainJobSpec.parse({**FIELDS, **queue})
-    crashes(backend, 1, *MISSING)
-    made = []
+    spec = TrainJobSpec.parse({**FIELDS, "labels": {QUEUE_LABEL: "main"}})
+    made: set[JobRef] = set()
+    at_creation(backend, lambda ref: (made.add(ref), backend.crash(ref, 1, 1, *MISSING)))
+    counts = []
     for index, error in (("0", RankCrashed), ("1", TrainJobFailed), ("0", RankCrashed)):  # at last: "Retry run"
         monkeypatch.setenv("KFP_RETRY_INDEX", index)
-        before = len([each for each in backend.store.log if each.method == "POST" and each.plural == "trainjobs"])
         with pytest.raises(error, match="the module is missing in the image"):
             jobs.run_job(EXECUTION, spec, TRAIN)
-        created = [each for each in backend.store.log if each.method == "POST" and each.plural == "trainjobs"]
-        made.append(len(created) > before)
-        assert (attempts(backend) == []) is bool(queue)
-        backend.remove_pods()  # of the job, which was suspended
-    assert made == [True, False, True]
+        counts.append(len(made))
+        assert attempts(backend) == []
+        backend.remove_pods()
+    assert counts == [1, 1, 2]
 
 
 def test_a_job_that_got_no_capacity_changes_the_next_try(
@@ -194,34 +187,7 @@ def test_a_job_that_got_no_capacity_changes_the_next_try(
     assert "on_retry changed this attempt: queue main -> backfill" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("index", "tried"), [("", None), ("0", 1), ("2", 3)])
-def test_the_try_of_a_step_is_that_of_its_job(
-    backend: StepBackend, monkeypatch: pytest.MonkeyPatch, index: str, tried: int | None
-) -> None:
-    monkeypatch.setenv("KFP_RETRY_INDEX", index)
-    assert EXECUTION.tried == tried
-    at_creation(backend, backend.end)
-    assert jobs.run_job(EXECUTION, SPEC, INITIALIZER).attempt == 1
-    (job,) = backend.jobs.values()
-    assert job["metadata"]["annotations"][TRY] == str(tried or 1)
-
-
-def test_an_unknown_try_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KFP_RETRY_INDEX", "x")
-    assert EXECUTION.tried is None
-
-
 # ---------------------------------------------------------------- attempts of the key
-
-
-def replaced_at_the_first_watch(backend: StepBackend, happens: Callable[[JobRef], object]) -> None:
-    """Another launcher has decided that its attempt counts, to which something happens."""
-
-    def before(request: str) -> None:
-        if request == "WATCH trainjobs" and (first := attempts(backend)[0]).attempt == 1:
-            happens(backend.replaced(first, SPEC))
-
-    backend.before = before
 
 
 def test_a_step_follows_the_attempt_that_replaces_its_job(
@@ -235,18 +201,3 @@ def test_a_step_follows_the_attempt_that_replaces_its_job(
     assert f"TrainJob ns/{second.name[:-1]}1 was replaced by {second}, which is waited for from now on" in out
     assert f"TrainJob {second} is Complete" in out
     assert second.name in (tmp_path / "report.html").read_text()
-
-
-@pytest.mark.parametrize(("action", "left"), [("suspend", [Phase.SUSPENDED]), ("cancel", [])])
-def test_the_attempt_that_crashed_is_given_up_after_a_replacement(
-    backend: StepBackend, action: str, left: list[Phase]
-) -> None:
-    replaced_at_the_first_watch(backend, lambda ref: backend.crash(ref, 0, 1, "ValueError: no"))
-    with pytest.raises(RankCrashed):
-        jobs.run_job(EXECUTION, SPEC, {**TRAIN, "on_crash_action": action})
-    assert [observe(backend.job(ref)).phase for ref in attempts(backend)] == left
-
-
-def test_the_key_of_an_execution_has_its_run() -> None:
-    """`SharedJobs` recognizes by it the jobs that no other run has."""
-    assert EXECUTION.key.startswith("kfp/run/")

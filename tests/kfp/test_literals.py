@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from kfp import dsl
+from tests.kfp.conftest import nested
 from tests.kfp.pipelines import calling, compiled
 
 from trainjob.errors import TrainJobError
@@ -36,29 +37,20 @@ TUNE = {
 OUTSIDE = 3
 
 
-def score(model: str, dataset: str) -> dict[str, Any]:
-    return {"metrics": {"accuracy": 1.0}, "examples": 10}
-
-
 def closure(model: str, dataset: str) -> dict[str, Any]:
     return {"metrics": {"accuracy": OUTSIDE}}
 
 
-def nested(depth: int) -> dict[str, Any]:
-    """Mappings inside each other."""
-    value: dict[str, Any] = {}
-    for _ in range(depth):
-        value = {"a": value}
-    return value
+def released(evaluation: dict[str, Any]) -> None:
+    """Export with the evaluation of another step, and with a rule beside it."""
+    task = evaluate_model(**evaluation)
+    export_model(source="s3://b/m", name="m", evaluation=task.outputs["evaluation"], metric="accuracy")
 
 
 WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "depth": (train, {**TRAIN, "spec": nested(20_000)}, "spec is nested 65 lists and mappings deep"),
-    "depth of a step": (export_model, {**EXPORT, "provenance": nested(20_000)}, "provenance is nested 65"),
     "size": (train, {**TRAIN, "args": ["x" * 2**20]}, "args has more than 1,048,576 bytes"),
     "token in env": (train, {**TRAIN, "env": {"T": TOKEN}}, "secret"),
-    "token in args": (train, {**TRAIN, "args": [f"--token={TOKEN}"]}, "secret"),
-    "token in spec": (train, {**TRAIN, "spec": {"runtime_patches": [TOKEN]}}, "runtime_patches"),
     "unit of bytes": (train, {**TRAIN, "resources_per_node": {"memory": "64GB"}}, "64GB"),
     "field of spec": (train, {**TRAIN, "spec": {"nodes": 2}}, "nodes"),
     "argument in spec": (
@@ -68,57 +60,42 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     ),
     "input": (train, {**TRAIN, "inputs": {"d": "bucket/x"}}, "is not a URI"),
     "token of a step": (initialize_dataset, {**DATASET, "env": {"T": TOKEN}}, "secret"),
-    "name of a runtime": (train, {"runtime": "Torch_Distributed"}, "'Torch_Distributed' is not a valid name"),
     "image": (train, {**TRAIN, "image": "my image"}, "'my image' is not an image"),
     "namespace": (train, {**TRAIN, "namespace": "A B"}, "'A B' is not a namespace"),
     "backend": (train, {**TRAIN, "backend": "docker"}, "backend must be 'kubernetes' or 'local', not 'docker'"),
     "crash action": (train, {**TRAIN, "on_crash_action": "retry"}, "on_crash_action must be 'suspend', 'cancel' or"),
-    "kill action": (initialize_dataset, {**DATASET, "on_kill_action": "delete"}, "on_kill_action must be"),
     "timeout": (train, {**TRAIN, "queue_timeout": -5}, "queue_timeout is -5; give a number of seconds"),
     "no source": (initialize_dataset, {"source": ""}, "initialize-dataset: source is empty"),
     "no name": (export_model, {**EXPORT, "name": ""}, "export-model: name is empty"),
     "target": (export_model, {**EXPORT, "target": "https://host/x"}, "https:// can only be read"),
     "name of a job": (wait, {"job": "Bad Name", "run_id": "x"}, "'Bad Name' is not the name of a TrainJob"),
-    "no job": (wait, {"job": "", "run_id": "x"}, "wait: job is empty"),
     "no run": (cleanup, {"run_id": ""}, "cleanup: run_id is empty"),
     "action": (cleanup, {"run_id": "x", "action": "delete"}, "action must be 'suspend' or 'cancel', not 'delete'"),
     "scheme": (initialize_dataset, {"source": "ftp://h/x"}, "ftp:// is not a supported scheme"),
-    "digest": (initialize_dataset, {**DATASET, "digest": "md5:1"}, "is not a digest"),
     "fresh": (initialize_model, {"source": "s3://b/m", "if_missing": "fresh"}, "is for registered models"),
-    "registry": (initialize_model, {**MODEL, "registry": "postgresql://db"}, "is not a supported scheme of a registry"),
-    "name": (export_model, {**EXPORT, "name": "a/b"}, "is not a valid model name"),
     "metric": (export_model, {**EXPORT, "metrics": {"a": 1}, "alias": "c", "metric": "b"}, "the metrics given are: a"),
-    "mode": (export_model, {**EXPORT, "mode": "best"}, "mode must be 'max' or 'min'"),
     "no command": (evaluate_model, {**EVALUATE, "command": []}, "set exactly one of command and function"),
-    "both": (evaluate_model, {**EVALUATE, "function": score}, "set exactly one of command and function"),
     "no candidate": (evaluate_model, {**EVALUATE, "candidate": ""}, "evaluate-model: candidate is empty"),
     "dataset": (evaluate_model, {**EVALUATE, "dataset": "ftp://b/d"}, "ftp"),
     "gate": (evaluate_model, {**EVALUATE, "gate": {"metric": {}}}, "gate.metric"),
     "closure": (evaluate_model, {**EVALUATE, "command": [], "function": closure}, "uses OUTSIDE from outside itself"),
-    "image of an evaluation": (evaluate_model, {**EVALUATE, "image": "my image"}, "'my image' is not an image"),
     "two rules": (
         export_model,
         {**EXPORT, "evaluation": "s3://b/e", "metric": "accuracy"},
         "metric and min_improvement cannot be combined",
     ),
-    "two improvements": (
-        export_model,
-        {**EXPORT, "evaluation": "s3://b/e", "min_improvement": 0.1},
-        "metric and min_improvement cannot be",
+    "rule beside an evaluation": (
+        released,
+        {"evaluation": EVALUATE},
+        "metric and min_improvement cannot be combined with evaluation",
     ),
-    "location": (export_model, {**EXPORT, "evaluation": "ftp://b/e"}, "ftp"),
     "no study": (tune, {**TUNE, "study": {}}, "tune: study is empty"),
-    "no metric": (tune, {**TUNE, "study": {name: each for name, each in STUDY.items() if name != "metric"}}, "metric"),
-    "sampler": (tune, {**TUNE, "study": {**STUDY, "sampler": {"name": "best"}}}, "sampler.name"),
     "range": (tune, {**TUNE, "study": {**STUDY, "space": {"x": {"type": "float", "low": 2, "high": 1}}}}, "low is 2"),
     "unknown parameter": (
         tune,
         {**TUNE, "args": ["--lr=$(KUBEFLOW_TRAINER_OPT_LR)"]},
         "uses KUBEFLOW_TRAINER_OPT_LR, but the space has no such parameter",
     ),
-    "variable of the study": (tune, {**TUNE, "env": {"TRAINJOB_TRIAL": "1"}}, "env.TRAINJOB_TRIAL"),
-    "field of spec of a trial": (tune, {**TUNE, "spec": {"nodes": 2}}, "nodes"),
-    "timeout of a trial": (tune, {**TUNE, "run_timeout": -1}, "run_timeout is -1"),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,6 @@ from trainjob._pages.page import page_html
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-SCREENSHOTS = Path(__file__).parents[2] / ".test-output" / "screenshots"
 # As the tab "Visualization" of an artifact in KFP 2.17 does it: the content in `srcdoc`, no origin, no size limit.
 FRAME = """<!doctype html><iframe src="about:blank" sandbox="allow-scripts"
 style="border: 1px solid; min-height: 600px; width: 1100px"></iframe>
@@ -30,7 +28,6 @@ def browser() -> Iterator[Browser]:
         pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
     from playwright.sync_api import sync_playwright
 
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
         yield browser
 
@@ -49,13 +46,11 @@ def test_the_report_works_in_the_sandbox(browser: Browser, name: str) -> None:
     page.goto("http://kfp.test/")
     frame = page.frame_locator("iframe")
     frame.get_by_role("heading", name="Curves").wait_for()
-    page.screenshot(path=SCREENSHOTS / f"kfp-report-{name}.png")
     frame.get_by_role("heading", name="Curves").scroll_into_view_if_needed()
     frame.locator("canvas").first.wait_for()
     frame.get_by_role("navigation").get_by_role("button", name="Ranks").click()
     frame.get_by_role("heading", name="Ranks").wait_for()
     page.wait_for_timeout(500)
-    page.screenshot(path=SCREENSHOTS / f"kfp-report-{name}-ranks.png")
     assert frame.get_by_role("heading", name="Curves").count() == 1, "the frame still shows the report"
     assert errors == []
     assert requests == ["http://kfp.test/"]

@@ -1,4 +1,4 @@
-"""`trainjob report` for steps that failed, whose outputs KFP drops, and for whole runs."""
+"""What a failed step leaves, whose outputs KFP drops, and `trainjob report` for it and for whole runs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.kfp.test_steps import FAILING, RUN, document_of, script
+from tests.kfp.conftest import RUN, Steps, document_of, script
 
 from trainjob._manifest.workflow_labels import KFP_RUN
 
-if TYPE_CHECKING:
-    from tests.kfp.conftest import Steps
-
+FAILING = """
+import os, sys
+print("about to fail", flush=True)
+sys.exit(7 if os.environ["JAX_PROCESS_ID"] == "1" else 0)
+"""
 # A pipeline as a user writes it: a training that completes, and one that fails. kfp.local stops at a failure.
 PIPELINE = """
 from kfp import dsl, local
@@ -35,40 +36,10 @@ sweep()
 """
 
 
-def trainjob(steps: Steps, words: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run the program in the directory of the steps."""
-    program = [sys.executable, "-c", "from trainjob.cli import main; main()", *words]
-    return subprocess.run(
-        program, cwd=steps.directory, env=steps.variables(), capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def test_the_last_line_of_a_failed_step_makes_its_page(steps: Steps) -> None:
-    ended = steps.run("train", **script(FAILING), num_nodes=2)
-    assert (ended.code, ended.output) == (1, {}), ended.log
-    label, _, command = ended.log.splitlines()[-1].partition(": trainjob ")
-    assert label == "report"
-    words = shlex.split(command)
-    made = trainjob(steps, words)
-    assert made.returncode == 0, made.stderr
-    document = document_of((steps.directory / words[-1]).read_text())
-    assert (document["phase"], document["task"]) == ("Failed", "train")
-    assert document["diagnosis"]["summary"].startswith("node-1 exited with code 7")
-    assert document["logs"]
-
-
-def test_the_run_of_a_failed_step_has_a_page(steps: Steps) -> None:
-    assert steps.run("train", **script(FAILING), num_nodes=2).code == 1
-    document = report(steps, RUN)
-    assert RUN in document["title"]
-    assert [(each["task"], each["phase"]) for each in document["trainings"]] == [("train", "Failed")]
-
-
-def test_a_run_of_kfp_local_has_a_page_that_compares_its_trainings(steps: Steps) -> None:
-    file = steps.directory / "sweep.py"
-    file.write_text(PIPELINE)
-    log = subprocess.run(
-        [sys.executable, file],
+def output_of(steps: Steps, *program: str) -> str:
+    """Run a Python program in the directory of the steps; return all that it prints."""
+    ended = subprocess.run(
+        [sys.executable, *program],
         cwd=steps.directory,
         env=steps.variables(),
         stdout=subprocess.PIPE,
@@ -76,21 +47,57 @@ def test_a_run_of_kfp_local_has_a_page_that_compares_its_trainings(steps: Steps)
         text=True,
         timeout=300,
         check=False,
-    ).stdout
+    )
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
+def reported(steps: Steps, words: list[str]) -> dict[str, Any]:
+    """Run `trainjob` with words that end with the file of a page; return the document in the page."""
+    output_of(steps, "-c", "from trainjob.cli import main; main()", *words)
+    return document_of((steps.directory / words[-1]).read_text())
+
+
+def run_page(steps: Steps, run: str) -> dict[str, Any]:
+    """The document in the page of a run."""
+    document = reported(steps, ["--backend", "local", "report", run, "-o", "run.html"])
+    assert document["kind"] == "workflow", json.dumps(document)[:300]
+    return document
+
+
+def test_a_failed_step_explains_itself_and_has_pages(steps: Steps) -> None:
+    """In its log, its termination message, and the page that the command in its last line makes."""
+    ended = steps.run("train", **script(FAILING), num_nodes=2)
+    assert (ended.code, ended.output) == (1, {}), ended.log
+    assert "Traceback" not in ended.log
+    assert ended.termination_message.startswith("TrainJob default/train-")
+    assert ended.log.endswith(f"{ended.termination_message}\n")
+    for text in (
+        "failed: node-1 exited with code 7",
+        "| about to fail",
+        "category: user code; can be retried: the failure may not repeat",
+    ):
+        assert text in ended.termination_message
+
+    (name,) = [job["metadata"]["name"] for job in steps.jobs()]
+    last = ended.log.splitlines()[-1]
+    assert last == f"report: trainjob --backend local report default/{name} -o {name}.html"
+    document = reported(steps, shlex.split(last.partition(": trainjob ")[2]))
+    assert (document["phase"], document["task"]) == ("Failed", "train")
+    assert document["diagnosis"]["summary"].startswith("node-1 exited with code 7")
+    assert document["logs"]
+    page = run_page(steps, RUN)
+    assert RUN in page["title"]
+    assert [(each["task"], each["phase"]) for each in page["trainings"]] == [("train", "Failed")]
+
+
+def test_a_run_of_kfp_local_has_a_page_that_compares_its_trainings(steps: Steps) -> None:
+    file = steps.directory / "sweep.py"
+    file.write_text(PIPELINE)
+    log = output_of(steps, str(file))
     (run,) = {job["metadata"]["labels"][KFP_RUN] for job in steps.jobs()}
     assert re.fullmatch(r"sweep-\d{4}(-\d{2}){5}-\d{6}", run), log[-3000:]
-    document = report(steps, run)
-    trainings = {each["task"]: each for each in document["trainings"]}
+    trainings = {each["task"]: each for each in run_page(steps, run)["trainings"]}
     assert {name: each["phase"] for name, each in trainings.items()} == {"train": "Complete", "train-2": "Failed"}
     assert trainings["train"]["metrics"] == {"loss": 0.25}
     assert f"report: trainjob --backend local report default/{trainings['train-2']['name']}" in log
-
-
-def report(steps: Steps, run: str) -> dict[str, Any]:
-    """The document in the page of a run."""
-    page = Path("run.html")
-    made = trainjob(steps, ["--backend", "local", "report", run, "-o", str(page)])
-    assert made.returncode == 0, made.stderr
-    document = document_of((steps.directory / page).read_text())
-    assert document["kind"] == "workflow", json.dumps(document)[:300]
-    return document

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.fakes.model_registry import FakeRegistry
+from tests.kfp.conftest import RUN, Ended, Steps, document_of, nested, script
 from tests.local.hanging import SLOW_RANK
 from tests.processes import eventually, read_until
 
@@ -20,11 +20,6 @@ from trainjob import Phase
 from trainjob.registry.mlflow import MlflowRegistry
 from trainjob.status import observe
 from trainjob_kfp.jobs import address_of
-
-RUN = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"
-
-if TYPE_CHECKING:
-    from tests.kfp.conftest import Ended, Steps
 
 TRAINING = """
 import os, sys, time
@@ -43,15 +38,13 @@ SLEEPING = [
 ]
 
 
-def script(text: str, *args: str) -> dict[str, Any]:
-    return {"runtime": "jax-distributed", "command": ["python", "-c", text], "args": list(args)}
-
-
 def phases(steps: Steps) -> list[Phase]:
     return [observe(job).phase for job in steps.jobs()]
 
 
 def test_train_outputs_model_metrics_and_result(steps: Steps) -> None:
+    """Its log shows where to see the job: KFP shows artifacts only after the end of their step."""
+    steps.environment["TRAINJOB_JOB_URL"] = "https://dashboard.example/{namespace}/trainjobs/{name}?uid={uid}"
     # A real KFP passes numbers inside lists and dicts as floats.
     ended = steps.run(
         "train",
@@ -66,12 +59,16 @@ def test_train_outputs_model_metrics_and_result(steps: Steps) -> None:
     assert ended.code == 0, ended.log
     own = steps.artifact_root("train") / "model"
     (job,) = steps.jobs()
+    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    address = f"https://dashboard.example/default/trainjobs/{name}?uid={uid}"
 
+    watch = f"watch it: trainjob --backend local ui -n default (job {name})\n"
+    assert 0 < ended.log.index(f"TrainJob default/{name}: {address}\n") < ended.log.index(watch)
     for rank in (0, 1):
-        assert f"[node-{rank}] rank {rank} of 2 s3://bucket/digits {own.as_uri()} --epochs" in ended.log
-    assert "is Running" in ended.log
-    assert "50 %, about 5s left, loss 0.5" in ended.log
-    assert "is Complete" in ended.log
+        line = f"[node-{rank}] rank {rank} of 2 s3://bucket/digits {own.as_uri()} --epochs"
+        assert ended.log.index(watch) < ended.log.index(line)
+    for text in ("is Running", "50 %, about 5s left, loss 0.5", "is Complete"):
+        assert text in ended.log
 
     assert job["spec"]["activeDeadlineSeconds"] == 600
     assert job["metadata"]["labels"]["team"] == "vision"
@@ -80,7 +77,7 @@ def test_train_outputs_model_metrics_and_result(steps: Steps) -> None:
     assert env["TRAINJOB_STALL_TIMEOUT"] == "3600"
     result = ended.output["parameterValues"]["result"]
     assert ended.output["parameterValues"]["model_uri"] == own.as_uri()
-    assert (result["name"], result["uid"]) == (job["metadata"]["name"], job["metadata"]["uid"])
+    assert (result["name"], result["uid"]) == (name, uid)
     assert result["metrics"] == {"loss": 0.5, "epoch": 2.0, "gap": "nan"}
     assert "NaN" not in json.dumps(ended.output), "KFP's launcher cannot parse NaN"
 
@@ -89,8 +86,9 @@ def test_train_outputs_model_metrics_and_result(steps: Steps) -> None:
     assert model["uri"] == str(own), "KFP's URI is kept"
     assert model["metadata"] == {
         "uri": own.as_uri(),
-        "trainjob": result["name"],
-        "trainjob_uid": result["uid"],
+        "trainjob": name,
+        "trainjob_uid": uid,
+        "trainjob_url": address,
         "metric.loss": 0.5,
         "metric.epoch": 2.0,
         "metric.gap": "nan",
@@ -113,32 +111,6 @@ def test_a_model_at_another_location_leaves_a_reference_in_the_artifact(steps: S
     (model,) = ended.output["artifacts"]["model"]["artifacts"]
     assert model["uri"] == str(steps.artifact_root("train") / "model")
     assert json.loads(Path(model["uri"]).read_text())["uri"] == "s3://models/digits"
-
-
-FAILING = """
-import os, sys
-print("about to fail", flush=True)
-sys.exit(7 if os.environ["JAX_PROCESS_ID"] == "1" else 0)
-"""
-
-
-def test_a_failure_is_explained_in_log_and_termination_message(steps: Steps) -> None:
-    ended = steps.run("train", **script(FAILING), num_nodes=2)
-    assert ended.code == 1
-    assert ended.output == {}
-    assert "Traceback" not in ended.log
-    last = ended.log[ended.log.rindex("TrainJob default/train-") :]
-    for text in (
-        "failed: node-1 exited with code 7",
-        "| about to fail",
-        "category: user code; can be retried: the failure may not repeat",
-    ):
-        assert text in last
-        assert text in ended.termination_message
-    assert ended.termination_message.startswith("TrainJob default/train-")
-    assert last.rstrip() == ended.termination_message
-    (name,) = [job["metadata"]["name"] for job in steps.jobs()]
-    assert last.endswith(f"\nreport: trainjob --backend local report default/{name} -o {name}.html\n")
 
 
 def sleeping(steps: Steps, **parameters: Any) -> subprocess.Popen[str]:
@@ -186,27 +158,22 @@ def test_a_process_ends_if_its_stdout_is_closed(tmp_path: Path, writable: bool) 
     assert not writable or file.read_text() == "the end"
 
 
-def nested(depth: int) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for _ in range(depth):
-        value = {"a": value}
-    return value
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
         ({"spec": nested(200)}, "spec is nested 65 lists and mappings deep, or more; a spec has at most 64"),
         ({"spec": {"lables": {}}}, "lables: no such field (did you mean labels?)"),
         ({"spec": {"numNodes": 2.0}}, "spec.num_nodes: is a parameter of the component"),
+        ({"spec": {"labels": {}}}, "spec.labels: is a parameter of the component"),
         ({"spec": {"kind": "TrainJob"}}, "spec: is a complete TrainJob object"),
         ({"run_timeout": -1}, "run_timeout: is -1 seconds"),
         ({"inputs": {"dataset": "nowhere"}}, "inputs.dataset"),
         ({"outputs": {"model": "s3://user:pass@bucket/x"}}, "outputs.model"),
-        ({"spec": {"labels": {}}}, "spec.labels: is a parameter of the component"),
         ({"spec": {"annotations": 5.0}}, "annotations: must be a mapping, not 5"),
         ({"on_kill_action": "stop"}, "on_kill_action: must be 'suspend', 'cancel' or 'keep', not 'stop'"),
+        ({"on_crash_action": "delete"}, "on_crash_action: must be 'suspend', 'cancel' or 'keep', not 'delete'"),
         ({"backend": "kubernetes"}, "TRAINJOB_BACKEND=local"),
+        ({"owned_by_run": True}, "owned_by_run needs a step on a KFP backend"),
     ],
 )
 def test_invalid_parameters_are_explained(steps: Steps, parameters: dict[str, Any], message: str) -> None:
@@ -239,12 +206,12 @@ def test_a_dataset_as_a_job_and_in_the_pod(steps: Steps) -> None:
     assert len(steps.jobs()) == 1
 
 
-def test_a_wrong_digest_fails_the_step(steps: Steps) -> None:
+@pytest.mark.parametrize("in_pod", [False, True])
+def test_a_wrong_digest_fails_the_step(steps: Steps, in_pod: bool) -> None:
     (steps.directory / "a.csv").write_text("1,2\n")
-    for in_pod in (False, True):
-        ended = steps.run("initialize_dataset", source=str(steps.directory / "a.csv"), digest="0" * 64, in_pod=in_pod)
-        assert ended.code == 1
-        assert "0" * 64 in ended.termination_message
+    ended = steps.run("initialize_dataset", source=str(steps.directory / "a.csv"), digest="0" * 64, in_pod=in_pod)
+    assert ended.code == 1
+    assert "0" * 64 in ended.termination_message
 
 
 def exported_model(steps: Steps, base_model: dict[str, str]) -> tuple[Ended, dict[str, Any]]:
@@ -315,7 +282,6 @@ def test_wait_outputs_the_result_of_a_job_launched_elsewhere(steps: Steps) -> No
     result = ended.output["parameterValues"]["result"]
     assert (result["uid"], result["metrics"]["loss"]) == (ref.uid, 0.5)
     assert "[node-0] rank 0 of 1" in ended.log
-    assert f"watch it: trainjob --backend local ui -n default (job {ref.name})\n" in ended.log
     (report,) = ended.output["artifacts"]["report"]["artifacts"]
     assert ref.name in Path(report["uri"]).read_text()
     (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
@@ -375,25 +341,6 @@ def test_cleanup_can_delete(steps: Steps) -> None:
 # ---------------------------------------------------------------- report, links
 
 
-def test_a_step_shows_where_to_see_its_job(steps: Steps) -> None:
-    """KFP shows artifacts only after the end of their step."""
-    steps.environment["TRAINJOB_JOB_URL"] = "https://dashboard.example/{namespace}/trainjobs/{name}?uid={uid}"
-    ended = steps.run("train", **script("print('trained')"))
-    assert ended.code == 0, ended.log
-    (job,) = steps.jobs()
-    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
-    address = f"https://dashboard.example/default/trainjobs/{name}?uid={uid}"
-    assert f"TrainJob default/{name}: {address}\n" in ended.log
-    watch = f"watch it: trainjob --backend local ui -n default (job {name})\n"
-    assert 0 < ended.log.index(watch) < ended.log.index("[node-0] trained")
-    (model,) = ended.output["artifacts"]["model"]["artifacts"]
-    assert model["metadata"]["trainjob_url"] == address
-    (report,) = ended.output["artifacts"]["report"]["artifacts"]
-    page = Path(report["uri"]).read_text()
-    assert page.startswith("<!doctype html>")
-    assert name in page
-
-
 @pytest.mark.full
 def test_a_straggler_is_in_the_log_the_result_and_the_metrics(steps: Steps) -> None:
     ended = steps.run("train", **script(SLOW_RANK), num_nodes=2, stall_timeout=2)
@@ -423,22 +370,9 @@ def test_the_report_has_the_curves_that_the_step_has_seen(steps: Steps) -> None:
     assert [value for _, _, value in document["history"]["loss"]][-1] == 0.2
     assert len(document["history"]["loss"]) >= 3
     (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
-    assert metrics["metadata"]["metric.display_name"] == 7.0, "KFP uses display_name"
-    assert metrics["metadata"] == (
-        {"loss": 0.2, "metric.display_name": 7.0, "a/b <c>": 1.0, "goodput": -1.0}
-        | {
-            name: spent
-            for name, spent in goodput_of(ended.output["parameterValues"]["result"]).items()
-            if name != "goodput"
-        }
-    ), "the metric of the training keeps its name"
-
-
-def document_of(page: str) -> dict[str, Any]:
-    """The document in a page."""
-    found = re.search(r'<script type="application/json" id="document">(.*?)</script>', page, re.DOTALL)
-    assert found
-    return dict(json.loads(found[1]))
+    spent = goodput_of(ended.output["parameterValues"]["result"])
+    own = {"loss": 0.2, "metric.display_name": 7.0, "a/b <c>": 1.0, "goodput": -1.0}
+    assert metrics["metadata"] == spent | own, "KFP uses display_name; goodput of the training keeps its name"
 
 
 @pytest.mark.parametrize("template", ["https://x/{nmae}", "https://x/{", "https://x/{}", "https://x/{name.x}"])
@@ -448,9 +382,3 @@ def test_an_invalid_link_template_is_reported(
     monkeypatch.setenv("TRAINJOB_JOB_URL", template)
     assert address_of("n", "j", "u") == ""
     assert "TRAINJOB_JOB_URL is invalid" in capsys.readouterr().out
-
-
-def test_owned_by_run_needs_a_run(steps: Steps) -> None:
-    ended = steps.run("train", **script("pass"), owned_by_run=True)
-    assert "owned_by_run needs a step on a KFP backend" in ended.termination_message
-    assert steps.jobs() == []

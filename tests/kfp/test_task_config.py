@@ -9,8 +9,10 @@ import pytest
 
 from trainjob import InvalidSpec, TrainJobSpec
 from trainjob._manifest.render import render
+from trainjob._spec import for_every_node
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import Execution
+from trainjob_kfp.runtime import spec_of
 
 AFFINITY = {
     "nodeAffinity": {
@@ -116,8 +118,7 @@ def test_the_launcher_of_mpi_runtimes_gets_the_patch() -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
-    [{}, dict.fromkeys(RECORDED), {**dict.fromkeys(RECORDED), "env": [], "resources": {}}],
+    "config", [{}, dict.fromkeys(RECORDED), {**dict.fromkeys(RECORDED), "env": [], "resources": {}}]
 )
 def test_an_empty_task_config_changes_nothing(config: dict[str, Any]) -> None:
     assert task_config.apply(config, FIELDS, {"labels": {"a": "b"}}) == (FIELDS, {"labels": {"a": "b"}})
@@ -134,3 +135,36 @@ def test_settings_given_twice_are_refused() -> None:
     with pytest.raises(InvalidSpec) as caught:
         task_config.apply(RECORDED, {**FIELDS, "resources_per_node": {"gpu": 1}}, {"runtime_patches": [twice]})
     assert [problem.path for problem in caught.value.problems] == ["resources_per_node", "spec.runtime_patches"]
+
+
+# ---------------------------------------------------------------- the workspace of a run
+
+# KFP mounts it only for a step that has its path in a text parameter (needsWorkspaceMount in driver.go).
+INSIDE = {"model": "file:///kfp-workspace/model"}
+OWN = for_every_node(
+    "torch-distributed",
+    {
+        "volumes": [{"name": "own", "persistentVolumeClaim": {"claimName": "own"}}],
+        "containers": [{"name": "node", "volumeMounts": [{"name": "own", "mountPath": "/kfp-workspace"}]}],
+    },
+    "example.com/me",
+)
+
+
+def parsed(fields: dict[str, Any], config: dict[str, Any], *, local: bool = False, **added: Any) -> TrainJobSpec:
+    fields = {"runtime": "torch-distributed", "command": ["train"], **fields}
+    return spec_of(Execution("k", "run", "task", local=local), fields, {"spec": added, "task_config": config})
+
+
+@pytest.mark.parametrize(
+    ("fields", "added"),
+    [({"inputs": INSIDE}, {}), ({"outputs": INSIDE}, {}), ({}, {"checkpoints": "file:///kfp-workspace/checkpoints"})],
+    ids=["inputs", "outputs", "spec"],
+)
+def test_a_workspace_path_needs_the_mounted_workspace(fields: dict[str, Any], added: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpec, match="KFP has not mounted the workspace"):
+        parsed(fields, {}, **added)
+    mounted = parsed(fields, RECORDED, **added)
+    assert {name: getattr(mounted, name) for name in fields} == fields
+    assert parsed(fields, {}, local=True, **added), "with kfp.local, the workspace needs no mount"
+    assert parsed(fields, {}, runtime_patches=[OWN], **added)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kfp import dsl
 from tests.fakes.model_registry import FakeRegistry
-from tests.kfp.pipelines import calling, compiled
-from tests.kfp.test_steps import document_of
+from tests.kfp.conftest import document_of
+from tests.kfp.pipelines import compiled
 from tests.processes import eventually, read_until
 
 from trainjob import Phase, registry
@@ -22,7 +22,7 @@ from trainjob_kfp.execution import Execution
 from trainjob_kfp.studies import workspace_of
 
 if TYPE_CHECKING:
-    from tests.kfp.conftest import Ended, Steps
+    from tests.kfp.conftest import Steps
 
 STUDY = {
     "space": {
@@ -70,9 +70,8 @@ def given(steps: "Steps", **changes: Any) -> dict[str, Any]:
     script = steps.directory / "trial.py"
     script.write_text(SCRIPT.replace('f"gate-{number}"', f"{str(steps.directory)!r}, f'gate-{{number}}'"))
     command = ["python", str(script), *TEMPLATE["command"][2:]]
-    study = {**STUDY, **{name: value for name, value in changes.items() if name in ("max_trials", "parallel")}}
-    others = {name: value for name, value in changes.items() if name not in study}
-    return {"study": study, **TEMPLATE, "command": command, **others}
+    study = {**STUDY, "max_trials": changes.pop("max_trials", 3.0)}
+    return {"study": study, **TEMPLATE, "command": command, **changes}
 
 
 def keys(steps: "Steps") -> list[str]:
@@ -85,7 +84,8 @@ def test_the_best_model_goes_on_as_any_model(steps: "Steps") -> None:
     assert ended.code == 0, ended.log
     outputs = ended.output["parameterValues"]
     result, best = outputs["result"], outputs["result"]["best"]
-    own = steps.artifact_root("tune") / "model"
+    root = steps.artifact_root("tune")
+    own = root / "model"
     assert outputs["model_uri"] == f"{own.as_uri()}/{best['number']}"
     assert (own / str(best["number"]) / "model.safetensors").read_bytes()[-1] == best["number"]
 
@@ -93,13 +93,9 @@ def test_the_best_model_goes_on_as_any_model(steps: "Steps") -> None:
     values = [each["value"] for each in result["trials"]]
     assert values == sorted(values)
     assert best["value"] == values[0] == best["metrics"]["loss"]
-    assert result["journal"].endswith(
-        f"/artifacts/pipeline/{steps.artifact_root('tune').parts[-3]}/tune/"
-        f"{steps.artifact_root('tune').name}/studies/{Path(result['journal']).name}"
-    )
-    assert sorted(each.name for each in Path(result["journal"].removeprefix("file://"), "ended").iterdir()) == [
-        f"{number:05}.json" for number in range(3)
-    ]
+    journal = Path(result["journal"].removeprefix("file://"))
+    assert journal.parent == root / "studies"
+    assert {each.name for each in (journal / "ended").iterdir()} == {f"0000{number}.json" for number in range(3)}
     for number in range(3):
         assert f"trial {number} complete, loss" in ended.log
     assert f"best: trial {best['number']}, loss" in ended.log
@@ -167,29 +163,25 @@ def test_terminate_stops_the_running_trials(steps: "Steps", action: str, left: P
     assert not (journal / "ended").exists(), "a trial that was stopped has no outcome, so it runs again"
 
 
-def test_the_step_fails_if_all_trials_fail(steps: "Steps") -> None:
-    ended = steps.run(
-        "tune", **{**given(steps, max_trials=2.0), "command": ["python", "-c", "import sys; sys.exit(3)"]}
-    )
-    assert ended.code == 1
-    assert ended.output == {}
+ANOTHER_RUN_CANNOT = ("outputs.model: is missing", "owned_by_run: cannot be combined with key", "workspace: is missing")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        ({"key": "digits", "owned_by_run": True}, ANOTHER_RUN_CANNOT),
+        (
+            {"study": {**STUDY, "space": {"x": {"type": "float", "low": 5, "high": 1}}}},
+            ("space.x: low is 5,",),
+        ),
+    ],
+    ids=["a key of several runs", "a value that only the run knows"],
+)
+def test_a_study_that_cannot_run_is_refused(steps: "Steps", changes: dict[str, Any], problems: tuple[str, ...]) -> None:
+    ended = steps.run("tune", **{**given(steps), **changes})
+    assert (ended.code, steps.jobs()) == (1, [])
     assert "Traceback" not in ended.log
-    assert "has completed: max_trials of 2 is reached; trial 0 of job" in ended.termination_message
-    assert "node-0 exited with code 3" in ended.termination_message
-
-
-def refused(steps: "Steps", **parameters: Any) -> "Ended":
-    ended = steps.run("tune", **{**given(steps), **parameters})
-    assert ended.code == 1
-    assert "Traceback" not in ended.log
-    assert steps.jobs() == []
-    return ended
-
-
-def test_a_key_of_several_runs_needs_what_is_the_same_in_all(steps: "Steps") -> None:
-    message = refused(steps, key="digits", owned_by_run=True).termination_message
-    for problem in ("outputs.model: is missing", "owned_by_run: cannot be combined with key", "workspace: is missing"):
-        assert problem in message
+    assert [problem for problem in problems if problem not in ended.termination_message] == []
 
 
 def test_with_a_key_another_run_continues_the_study(steps: "Steps") -> None:
@@ -214,24 +206,17 @@ def test_the_journal_is_where_all_tries_find_it(monkeypatch: pytest.MonkeyPatch)
     assert workspace_of(execution, {"workspace": "s3://other"}, model) == "s3://other"
 
 
-def test_what_is_known_only_in_the_run_is_checked_there(steps: "Steps") -> None:
-    space = {"x": {"type": "float", "low": 5, "high": 1}}
+def test_the_outputs_are_inputs_of_export_model(tmp_path: Path) -> None:
+    """A value of the study may be known only in the run."""
 
     @dsl.pipeline(name="wrapper")  # type: ignore[untyped-decorator]  # KFP has no types
     def wrapper(low: float = 0.1) -> None:
-        tune(study={**STUDY, "space": {"x": {**space["x"], "low": low}}}, **TEMPLATE)
-
-    compiled(wrapper, steps.directory / "pipeline.yaml")
-    assert (
-        "space.x: low is 5, which is more than high, 1"
-        in refused(steps, study={**STUDY, "space": space}).termination_message
-    )
-
-
-def test_the_outputs_are_inputs_of_export_model(tmp_path: Path) -> None:
-    def whole(**arguments: Any) -> None:
-        tuned = tune(**arguments)
+        tuned = tune(study={**STUDY, "space": {"x": {"type": "float", "low": low, "high": 1}}}, **TEMPLATE)
         export_model(source=tuned.outputs["model_uri"], name="m", metrics=tuned.outputs["result"])
 
-    compiled(calling(whole, study=STUDY, **TEMPLATE), tmp_path / "pipeline.yaml")
-    assert (tmp_path / "pipeline.yaml").read_text().count("model_uri") >= 2
+    spec, _ = compiled(wrapper, tmp_path / "pipeline.yaml")
+    taken = spec["root"]["dag"]["tasks"]["export-model"]["inputs"]["parameters"]
+    assert {name: taken[name]["taskOutputParameter"]["outputParameterKey"] for name in ("source", "metrics")} == {
+        "source": "model_uri",
+        "metrics": "result",
+    }
