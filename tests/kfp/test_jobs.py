@@ -163,7 +163,12 @@ def test_a_failure_that_is_certain_to_repeat_is_not_retried(
     """Case 14: in a queue the crashed job is deleted, since Kueue would start it again; its verdict outlives it."""
     spec = TrainJobSpec.parse({**FIELDS, "labels": {QUEUE_LABEL: "main"}})
     made: set[JobRef] = set()
-    at_creation(backend, lambda ref: (made.add(ref), backend.crash(ref, 1, 1, *MISSING)))
+
+    def crash(ref: JobRef) -> None:
+        made.add(ref)
+        backend.crash(ref, 1, 1, *MISSING)
+
+    at_creation(backend, crash)
     counts = []
     for index, error in (("0", RankCrashed), ("1", TrainJobFailed), ("0", RankCrashed)):  # at last: "Retry run"
         monkeypatch.setenv("KFP_RETRY_INDEX", index)

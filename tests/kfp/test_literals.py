@@ -24,7 +24,6 @@ from trainjob_kfp import (
 TOKEN = "ghp_" + "a1B2" * 9
 TRAIN = {"runtime": "torch-distributed"}
 DATASET = {"source": "s3://b/d"}
-MODEL = {"source": "models:/m@champion"}
 EXPORT = {"source": "s3://b/m", "name": "digits"}
 EVALUATE = {"candidate": "s3://b/m", "dataset": "s3://b/d", "command": ["python", "evaluate.py"]}
 SPACE = {"x": {"type": "float", "low": -2.0, "high": 2.0}}

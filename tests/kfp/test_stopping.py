@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from tests.kfp.step_backend import StepBackend
 from tests.kfp.stopped_runs import KEY, RUN, SPEC, given_up_job, launched, made, phases
 from tests.processes import eventually
 
-from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobFailed, launch
+from trainjob import JobRef, Phase, TimedOut, TrainJobClient
 from trainjob._manifest.attempts import is_stale
 from trainjob._manifest.workflow_labels import STUDY
 from trainjob.errors import NotFound, Rejected
@@ -99,30 +98,15 @@ def test_terminate_during_a_launch_stops_what_it_creates(
     assert [phase for name, phase in phases(backend).items() if name != first.name] == left
 
 
-def test_a_launch_that_began_before_terminate_stops_what_it_creates_later(
+def test_terminate_before_an_attempt_exists_leaves_a_record_and_is_not_confirmed(
     client: TrainJobClient, backend: StepBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A launch that began before reads the record once it has created its job (tests/unit/test_launch_protocol.py)."""
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.05)
-    cancelled = anyio.Event()
-
-    async def turn(request: str) -> None:
-        if request == "POST trainjobs":
-            await cancelled.wait()
-
-    async def terminate(stop: StopWithStep) -> str:
-        outcome = await stop.request()
-        cancelled.set()
-        return outcome
-
-    backend.turn = turn
-    launching: Future[JobRef] = client.start(lambda: launch(backend, SPEC, KEY, namespace="ns"))
-    eventually(lambda: "LIST leases" in backend.requests)
     with step_of(client, None) as stop:
-        outcome = client.call(lambda: terminate(stop))
-    assert "trainjob cancel -n ns --key" in outcome, "the stop is not confirmed"
-    with pytest.raises(TrainJobFailed, match="its key was cancelled"):
-        launching.result(5)
-    assert list(phases(backend).values()) == [Phase.SUSPENDED]
+        outcome = client.call(stop.request)
+    assert "its launch has not created it yet; stop it: trainjob cancel -n ns --key" in outcome
+    assert backend.cancelled == [key_hash(KEY)]
 
 
 # ---------------------------------------------------------------- the last line
