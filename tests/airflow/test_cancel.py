@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from tests.processes import wait_until
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec, launch
 from trainjob._backends.local.backend import LocalBackend
 from trainjob.job import key_hash
-from trainjob_airflow.check import check_dags
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.identity import RUN_START
 from trainjob_airflow.operators.cancel import TrainJobCancelOperator
@@ -204,16 +201,6 @@ def test_pods_that_do_not_end_in_time_fail_the_task(run: Run, monkeypatch: pytes
     assert "have not ended 0.2 s after" in str(error)
 
 
-def test_invalid_arguments_are_refused_when_the_dag_is_parsed() -> None:
-    with pytest.raises(ValueError, match="action must be 'cancel' or 'suspend', not 'stop'"):
-        TrainJobCancelOperator(task_id="cancel", launched_by="train", action="stop")
-    for wrong in ("", [], [launched("a")]):
-        with pytest.raises(ValueError, match="launched_by must be a task ID"):
-            TrainJobCancelOperator(task_id="cancel", launched_by=wrong)  # type: ignore[arg-type]  # on purpose
-    with pytest.raises(ValueError, match="stop_timeout"):
-        TrainJobCancelOperator(task_id="cancel", launched_by="train", stop_timeout=0)
-
-
 def test_invalid_rendered_arguments_fail_without_a_retry(run: Run) -> None:
     with DAG("wrong", params={"of": "trian"}) as dag:
         launched(code="")
@@ -226,24 +213,3 @@ def test_invalid_rendered_arguments_fail_without_a_retry(run: Run) -> None:
     assert "has no task 'trian' that launches a TrainJob; tasks that do: many, train" in str(errors["typo"])
     assert "namespace of task many is mapped; set namespace of spread" in str(errors["spread"])
     assert "action must be 'cancel' or 'suspend'" in str(errors["verb"])
-
-
-def test_trainjob_check_finds_an_invalid_launched_by(airflow_home: Path, tmp_path: Path) -> None:
-    (tmp_path / "d.py").write_text(
-        textwrap.dedent("""
-        from airflow.sdk import DAG
-        from trainjob_airflow.operators.cancel import TrainJobCancelOperator
-        from trainjob_airflow.operators.trainjob import TrainJobOperator
-
-        with DAG("d"):
-            TrainJobOperator(task_id="train", runtime="x")
-            TrainJobCancelOperator(task_id="right", launched_by="train")
-            TrainJobCancelOperator(task_id="open", launched_by="{{ var.value.x }}")
-            TrainJobCancelOperator(task_id="wrong", launched_by="right")
-        """)
-    )
-    found = {each.where: each for each in check_dags(tmp_path)}
-    assert {where for where, each in found.items() if each.problem} == {"d.wrong"}
-    assert "has no task 'right' that launches a TrainJob" in found["d.wrong"].problem
-    assert found["d.open"].open == ("launched_by",)
-    assert json.dumps(found["d.right"].open) == "[]"

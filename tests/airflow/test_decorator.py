@@ -8,8 +8,6 @@ import pytest
 from airflow.sdk import DAG, task
 from tests.airflow.conftest import Run
 
-from trainjob import InvalidSpec
-
 
 def test_a_function_runs_as_the_training(run: Run) -> None:
     with DAG("decorated") as dag:
@@ -94,17 +92,3 @@ def test_a_return_value_that_is_not_json_does_not_fail_the_training(run: Run) ->
     ran = run(dag)
     assert "the return value of train() is lost: it cannot be written as JSON: Object of type set" in ran.log
     assert ran.xcoms["train"]["attempt"] == 1
-
-
-def test_invalid_functions_are_refused() -> None:
-    outside = 7
-    with DAG("refused-function"):
-
-        @task.trainjob(runtime="trainjob-step", retries=2)
-        def train() -> None:
-            print(outside)
-
-        with pytest.raises(InvalidSpec, match=r"train\(\) uses outside from outside itself"):
-            train()
-    with DAG("x"), pytest.raises(TypeError, match="remove command"):
-        task.trainjob(runtime="trainjob-step", command=["x"])(lambda: None)()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Asset, TaskGroup
 from tests.airflow.conftest import Run
 
-from trainjob.errors import ConfigurationError, InvalidGate, TrainJobError
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.evaluation import ModelEvaluationOperator, ModelGateOperator
@@ -26,7 +24,6 @@ SCORED = {
     },
 }  # fmt: skip
 FAILED = {**SCORED, "outputs": {**SCORED["outputs"], "passed": False}}  # type: ignore[dict-item]
-OUTSIDE = 3
 
 
 def score(model: str, dataset: str) -> dict[str, Any]:
@@ -125,109 +122,28 @@ def test_the_verdict_skips_tasks(run: Run) -> None:
     assert ended(run, gated(SCORED, if_passed=["export"], skip=True)) == skipped * 2 + done * 2
 
 
+NO_VERDICT = "task gate: evaluation has no verdict; set gate in the ModelEvaluationOperator"
+
+
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("given", "branches", "problem"),
     [
-        ({**SCORED, "outputs": {}}, "evaluation has no verdict; set gate in the ModelEvaluationOperator"),
-        ({**SCORED, "outputs": {"passed": "false"}}, "evaluation has no verdict"),
-        ({}, "evaluation has no verdict"),
+        ({**SCORED, "outputs": {}}, {}, NO_VERDICT),
+        ({**SCORED, "outputs": {"passed": "false"}}, {}, NO_VERDICT),
+        ({}, {}, NO_VERDICT),
+        (SCORED, {"if_passed": "deploy"}, "if_passed and if_failed must name tasks directly after gate; deploy is not"),
     ],
+    ids=["no outputs", "text", "empty", "unknown branch"],
 )
-def test_a_gate_without_a_verdict_fails(run: Run, given: Any, problem: str) -> None:
-    error = run(gated(given)).errors["gate"]
+def test_a_gate_that_cannot_decide_fails(run: Run, given: Any, branches: dict[str, str], problem: str) -> None:
+    error = run(gated(given, **branches)).errors["gate"]
     assert isinstance(error, TrainJobFatal)
-    assert problem in str(error)
-
-
-def test_unknown_branches_fail(run: Run) -> None:
-    error = run(gated(SCORED, if_passed="deploy")).errors["gate"]
-    assert str(error) == "if_passed and if_failed must name tasks directly after gate; deploy is not"
-
-
-def gate(**fields: Any) -> Callable[[], object]:
-    return lambda: ModelGateOperator(task_id="t", **{"evaluation": SCORED, **fields})
+    assert str(error) == problem
 
 
 def export(**fields: Any) -> ModelExportOperator:
     given = {"source": "file:///m", "target": "s3://models", "name": "m", "evaluation": SCORED}
     return ModelExportOperator(task_id="t", **{**given, **fields})
-
-
-def _closure(model: str, dataset: str) -> dict[str, Any]:
-    return {"metrics": {"accuracy": OUTSIDE}}
-
-
-def _one(model: str) -> dict[str, Any]:
-    return {}
-
-
-WRONG: dict[str, tuple[Callable[[], object], str]] = {
-    "no command": (lambda: evaluation(function=None), "set exactly one of command and function"),
-    "both": (lambda: evaluation(command=["x"]), "set exactly one of command and function"),
-    "command as text": (lambda: evaluation(function=None, command="python x.py"), "command must be a list of words"),
-    "lambda": (lambda: evaluation(function=lambda model, dataset: {}), "function must be a function defined with def"),
-    "function as text": (lambda: evaluation(function="score"), "function must be a function defined with def"),
-    "outside": (
-        lambda: evaluation(function=_closure),
-        "_closure() uses OUTSIDE from outside itself, which does not exist on the nodes: import or define it inside the"
-        " function",
-    ),
-    "parameters": (lambda: evaluation(function=_one), "_one() must accept two paths, model and dataset"),
-    "gate": (lambda: evaluation(gate={"metrics": {"accuracy": {"minimum": 1}}}), "gate.metrics.accuracy.minimum"),
-    "empty gate": (lambda: evaluation(gate={}), "invalid gate: has no rule"),
-    "gate as text": (lambda: evaluation(gate="accuracy > 1"), "must be a mapping of rules"),
-    "code": (lambda: evaluation(code="git"), "code must be a mapping with uri and revision"),
-    "no dataset": (lambda: evaluation(dataset=""), "dataset must not be empty"),
-    "dataset": (lambda: evaluation(dataset="ftp://host/d"), "ftp"),
-    "champion": (lambda: evaluation(champion="models:/"), "models:/"),
-    "digest": (lambda: evaluation(dataset_digest="md5:1"), "digest"),
-    "args": (lambda: evaluation(args=["x"]), "ModelEvaluationOperator sets the command of the job: remove args"),
-    "export metric": (lambda: export(metric="accuracy"), "metric and min_improvement cannot be combined with"),
-    "export improvement": (lambda: export(min_improvement=0.1), "metric and min_improvement cannot be combined with"),
-    "export rule of an XCom": (
-        lambda: export(evaluation=evaluation().output, metric="accuracy"),
-        "metric and min_improvement cannot be combined with",
-    ),
-    "export XCom": (
-        lambda: export(evaluation={"outputs": {}}),
-        "evaluation must be the XCom of a ModelEvaluationOperator or a location",
-    ),
-    "export location": (lambda: export(evaluation="ftp://host/e"), "ftp"),
-    "gate evaluation": (gate(evaluation="file:///e"), "evaluation must be the XCom of a ModelEvaluationOperator"),
-    "gate branches": (gate(if_passed=[]), "if_passed must be a task ID or a list of task IDs, not []"),
-    "gate branch": (gate(if_failed=3), "if_failed must be a task ID or a list of task IDs, not 3"),
-    "gate skip": (gate(skip="no"), "skip must be True or False"),
-    "gate skip and branch": (gate(skip=True, if_failed="x"), "skip cannot be combined with if_failed"),
-    "gate same branch": (gate(if_passed="x", if_failed="x"), "if_passed and if_failed both have x"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_invalid_literals_are_refused_when_the_dag_is_parsed(name: str) -> None:
-    make, problem = WRONG[name]
-    with DAG("d"), pytest.raises((ValueError, TypeError, TrainJobError, ConfigurationError, InvalidGate)) as raised:
-        make()
-    assert problem in str(raised.value)
-
-
-def test_templates_are_not_checked_when_the_dag_is_parsed() -> None:
-    with DAG("templates"):
-        first = evaluation()
-        ModelEvaluationOperator(
-            task_id="e",
-            candidate="{{ params.model }}",
-            dataset="{{ params.data }}",
-            target="{{ params.target }}",
-            champion="{{ params.champion }}",
-            command=["python", "{{ params.script }}", "{model}", "{dataset}", "{scores}"],
-            gate={"metrics": {"accuracy": {"min": "{{ params.min }}"}}},
-        )
-        ModelGateOperator(task_id="g", evaluation=first.output)
-        ModelGateOperator(task_id="g2", evaluation="{{ ti.xcom_pull('evaluate') }}")
-        export(evaluation="{{ params.evaluation }}", metric="{{ params.metric }}")
-        ModelEvaluationOperator.partial(task_id="m", dataset="/d", target="/e", function=score).expand(
-            candidate=["/a", "/b"]
-        )
 
 
 def test_the_job_gets_the_function_and_the_rules() -> None:

@@ -1,4 +1,7 @@
-"""Literals are checked when a DAG file is parsed, templates after they are rendered."""
+"""Literals are checked when a DAG file is parsed, templates after they are rendered.
+
+tests/unit tests the rules: here is at least one row for each check of each operator.
+"""
 
 from __future__ import annotations
 
@@ -13,151 +16,213 @@ from trainjob import TrainJobSpec
 from trainjob.errors import TrainJobError
 from trainjob_airflow.operators.cancel import TrainJobCancelOperator
 from trainjob_airflow.operators.data import DatasetInitializerOperator, ModelExportOperator, ModelInitializerOperator
+from trainjob_airflow.operators.evaluation import ModelEvaluationOperator, ModelGateOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.operators.tuning import TrainJobTuningOperator
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
 
 TOKEN = "ghp_" + "a1B2" * 9
 OUTSIDE = 3
+SCORED: dict[str, Any] = {
+    "namespace": "ns", "name": "evaluate-1", "uid": "u", "attempt": 1, "seconds": {}, "metrics": {"accuracy": 0.9},
+    "outputs": {
+        "uri": "file:///e", "digest": "sha256:ee", "candidate": "sha256:cc", "champion": "1", "passed": True,
+        "rule": "metrics.accuracy.min", "reason": "",
+    },
+}  # fmt: skip
+STUDY: dict[str, Any] = {
+    "space": {"x": {"type": "float", "low": 1, "high": 3}}, "metric": "loss", "direction": "minimize", "max_trials": 3,
+}  # fmt: skip
 
 
-def train(**fields: Any) -> Callable[[], object]:
-    return lambda: TrainJobOperator(task_id="t", **{"runtime": "torch-distributed", **fields})
+def score(model: str, dataset: str) -> dict[str, Any]:
+    return {"metrics": {"accuracy": 1.0}}
 
 
-def dataset(**fields: Any) -> Callable[[], object]:
-    return lambda: DatasetInitializerOperator(task_id="t", **{"source": "s3://b/d", "target": "file:///w", **fields})
+def closure(model: str, dataset: str) -> dict[str, Any]:
+    return {"metrics": {"accuracy": OUTSIDE}}
 
 
-def model(**fields: Any) -> Callable[[], object]:
-    return lambda: ModelInitializerOperator(task_id="t", **{"source": "models:/m@a", "target": "file:///w", **fields})
+def one(model: str) -> dict[str, Any]:
+    return {}
 
 
-def export(**fields: Any) -> Callable[[], object]:
-    given = {"source": "file:///m", "target": "s3://models", "name": "m"}
-    return lambda: ModelExportOperator(task_id="t", **{**given, **fields})
+Make = Callable[..., object]
 
 
-def sensor(**fields: Any) -> Callable[[], object]:
-    return lambda: TrainJobSensor(task_id="t", **fields)
+def with_defaults(operator: Make, **defaults: Any) -> Make:
+    return lambda **fields: operator(**{"task_id": "t", **defaults, **fields})
 
 
-def cancel(**fields: Any) -> Callable[[], object]:
-    return lambda: TrainJobCancelOperator(task_id="t", **fields)
+whole = with_defaults(TrainJobOperator)
+train = with_defaults(TrainJobOperator, runtime="torch-distributed")
+dataset = with_defaults(DatasetInitializerOperator, source="s3://b/d", target="file:///w")
+model = with_defaults(ModelInitializerOperator, source="models:/m@a", target="file:///w")
+export = with_defaults(ModelExportOperator, source="file:///m", target="s3://models", name="m")
+evaluate = with_defaults(
+    ModelEvaluationOperator, candidate="file:///m", dataset="file:///d", target="file:///e", function=score
+)
+gate = with_defaults(ModelGateOperator, evaluation=SCORED)
+tune = with_defaults(TrainJobTuningOperator, study=STUDY, runtime="trainjob-step", command=["train"])
+sensor = with_defaults(TrainJobSensor)
+cancel = with_defaults(TrainJobCancelOperator, launched_by="x")
 
 
-def function(body: str, **fields: Any) -> Callable[[], object]:
-    def of() -> object:
-        if body == "closure":
+def function_with(value: object) -> object:
+    @task.trainjob(runtime="jax-distributed")
+    def take(when: Any) -> None:
+        print(when)
 
-            @task.trainjob(runtime="jax-distributed", **fields)
-            def fit() -> None:
-                print(OUTSIDE)
-
-            return fit()
-
-        @task.trainjob(runtime="jax-distributed", **fields)
-        def take(when: Any = None) -> None:
-            print(when)
-
-        return take(date(2026, 1, 1) if body == "argument" else None)
-
-    return of
+    return take(value)
 
 
-def nested(kind: Callable[[Any], Any], depth: int = 20_000) -> Any:
-    """Lists or mappings inside each other, deeper than Python's own limit of recursion."""
-    value: Any = 1
+def function_of(**fields: Any) -> object:
+    @task.trainjob(runtime="jax-distributed", **fields)
+    def fit() -> None:
+        print(OUTSIDE)
+
+    return fit()
+
+
+def nested(depth: int = 20_000) -> dict[str, Any]:
+    """Mappings inside each other, deeper than Python's own limit of recursion."""
+    value: dict[str, Any] = {}
     for _ in range(depth):
-        value = kind(value)
+        value = {"a": value}
     return value
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return {"a": value}
-
-
-WRONG: dict[str, tuple[Callable[[], object], str]] = {
-    "deep labels": (train(labels=nested(_mapping)), "is nested 65 lists and mappings deep"),
-    "deep affinity": (train(affinity=nested(_mapping)), "is nested 65 lists and mappings deep"),
-    "large YAML": (lambda: TrainJobOperator(task_id="t", spec="runtime: x\n#" + "x" * 2**20), "at most 1,048,576"),
-    "no runtime": (lambda: TrainJobOperator(task_id="t", command=["x"]), "runtime: is missing"),
-    "bool as a number": (train(num_nodes=True), "num_nodes: must be a number, not a bool"),
-    "name of a runtime": (train(runtime="Torch_Distributed"), "runtime.name: 'Torch_Distributed' is not a valid name"),
-    "command as text": (train(command="python train.py"), "command"),
-    "unit of bytes": (train(resources_per_node={"memory": "64GB"}), "64GB"),
-    "token in args": (train(args=[f"--token={TOKEN}"]), "secret"),
-    "number in env": (train(env={"EPOCHS": 3}), "write '3'"),
-    "input": (train(inputs={"d": "bucket/x"}), "inputs.d: 'bucket/x' is not a URI"),
-    "checkpoints": (train(checkpoints="bucket/x"), "checkpoints"),
-    "label": (train(labels={"team": "a b"}), "labels"),
-    "misspelled argument": (lambda: TrainJobOperator(task_id="t", runtime="x", num_node=2), "num_node"),
-    "spec and fields": (lambda: TrainJobOperator(task_id="t", runtime="x", spec={"runtime": "y"}), "spec cannot be"),
-    "field of YAML": (lambda: TrainJobOperator(task_id="t", spec="runtime: x\nnum_nodes: two"), "num_nodes"),
-    "no YAML": (lambda: TrainJobOperator(task_id="t", spec="runtime: [x"), "not valid YAML"),
-    "spec object": (lambda: TrainJobOperator(task_id="t", spec=TrainJobSpec(num_nodes=2)), "runtime: is missing"),
-    "kind of a manifest": (lambda: TrainJobOperator(task_id="t", spec={"kind": "PyTorchJob"}), "TrainJob"),
-    "initializer": (train(initializer={"dataset": {"uri": "s3://b"}}), "initializer"),
-    "volume without source": (train(volumes=[{"name": "d"}]), r"  - volumes\[0\]: needs a name and one source"),
-    "mount": (train(volume_mounts=[{"name": "d"}]), r"  - volume_mounts\[0\].mount_path: is missing"),
-    "toleration": (train(tolerations={"key": "x"}), "  - tolerations: "),
-    "affinity": (train(affinity={"nodeAffinty": {}}), "  - affinity.nodeAffinty"),
-    "service account": (train(service_account_name="My Account"), "  - service_account_name: 'My Account'"),
-    "label of pods": (train(pod_labels={"team": 5}), "  - pod_labels.team: "),
+NO_RULE = "metric and min_improvement cannot be combined with"
+WRONG: dict[str, tuple[Make, dict[str, Any], str]] = {
+    # fields of a spec
+    "deep labels": (train, {"labels": nested()}, "is nested 65 lists and mappings deep"),
+    "deep affinity": (train, {"affinity": nested()}, "is nested 65 lists and mappings deep"),
+    "no runtime": (whole, {"command": ["x"]}, "runtime: is missing"),
+    "bool as a number": (train, {"num_nodes": True}, "num_nodes: must be a number, not a bool"),
+    "token in args": (train, {"args": [f"--token={TOKEN}"]}, "secret"),
+    "misspelled argument": (whole, {"runtime": "x", "num_node": 2}, "num_node"),
+    "volume without source": (train, {"volumes": [{"name": "d"}]}, r"  - volumes\[0\]: needs a name and one source"),
+    "mount": (train, {"volume_mounts": [{"name": "d"}]}, r"  - volume_mounts\[0\].mount_path: is missing"),
+    "affinity": (train, {"affinity": {"nodeAffinty": {}}}, "  - affinity.nodeAffinty"),
+    "service account": (train, {"service_account_name": "My Account"}, "  - service_account_name: 'My Account'"),
+    "label of pods": (train, {"pod_labels": {"team": 5}}, "  - pod_labels.team: "),
     "field of a patch": (
-        train(runtime_patches=[], volumes=[{"name": "d"}]),
+        train,
+        {"runtime_patches": [], "volumes": [{"name": "d"}]},
         r"runtime_patches\[0\].trainingRuntimeSpec.*volumes\[0\]: needs",
     ),
-    "pods beside a spec": (lambda: TrainJobOperator(task_id="t", spec="runtime: x", volumes=[]), "spec cannot be"),
-    "patch": (train(runtime_patches=[{"manager": "x"}]), "runtime_patches"),
-    "closure": (function("closure"), "uses OUTSIDE from outside itself"),
-    "argument that is no JSON": (function("argument"), "cannot be written as JSON"),
-    "kill action": (train(on_kill_action="delete"), "on_kill_action"),
-    "crash action": (train(on_crash_action="retry"), "on_crash_action must be 'suspend', 'cancel' or 'keep'"),
-    "stall timeout": (train(stall_timeout="soon"), "stall_timeout"),
-    "queue timeout": (train(queue_timeout=-1), "queue_timeout"),
-    "switch": (train(fail_fast="no"), "fail_fast must be True or False, not 'no'"),
-    "deferrable": (train(deferrable="false"), "deferrable must be True or False"),
-    "connection": (train(trainjob_conn_id=None), "trainjob_conn_id must be a string, not None"),
-    "sensor of nothing": (sensor(), "set exactly one of job and labels"),
-    "sensor of two": (sensor(job="x", labels={"a": "b"}), "set exactly one of job and labels"),
-    "sensor's name": (sensor(job="Bad Name"), "'Bad Name' is not the name of a TrainJob"),
-    "sensor's label": (sensor(labels={"a": "b c"}), "labels.a: 'b c' is not a label value"),
-    "sensor of no phase": (sensor(job="x", phases=[]), "phases must be one of"),
-    "sensor's namespace": (sensor(job="x", namespace="A B"), "'A B' is not a namespace"),
-    "sensor's switch": (sensor(job="x", deferrable="no"), "deferrable must be True or False"),
-    "cancel": (cancel(launched_by=5), "launched_by must be a task ID"),
-    "cancel's namespace": (cancel(launched_by="x", namespace="A_B"), "'A_B' is not a namespace"),
-    "namespace": (train(namespace="My_NS"), "'My_NS' is not a namespace"),
-    "empty source": (dataset(source=""), "source must not be empty"),
-    "empty target": (dataset(target=" "), "target must not be empty"),
-    "model without name": (export(name=""), "name must not be empty"),
-    "export to the web": (export(target="http://host/x"), "http:// can only be read"),
-    "export's switch": (export(allow_pickle="no"), "allow_pickle must be True or False"),
-    "export's metrics": (export(metrics=["accuracy"]), "metrics must be a mapping"),
-    "export's base": (export(base_model="s3://b/m"), "datasets and base_model must be XComs of initializers"),
+    # complete specs
+    "large YAML": (whole, {"spec": "runtime: x\n#" + "x" * 2**20}, "at most 1,048,576"),
+    "field of YAML": (whole, {"spec": "runtime: x\nnum_nodes: two"}, "num_nodes"),
+    "no YAML": (whole, {"spec": "runtime: [x"}, "not valid YAML"),
+    "spec object": (whole, {"spec": TrainJobSpec(num_nodes=2)}, "runtime: is missing"),
+    "kind of a manifest": (whole, {"spec": {"kind": "PyTorchJob"}}, "TrainJob"),
+    "spec and fields": (whole, {"runtime": "x", "spec": {"runtime": "y"}}, "spec cannot be combined with runtime"),
+    "pods beside a spec": (whole, {"spec": "runtime: x", "volumes": []}, "spec cannot be"),
+    # functions
+    "closure": (function_of, {}, "uses OUTSIDE from outside itself"),
+    "command of a function": (function_of, {"command": ["x"]}, "remove command"),
+    "argument that is no JSON": (function_with, {"value": date(2026, 1, 1)}, "cannot be written as JSON"),
+    # what becomes of a job
+    "kill action": (train, {"on_kill_action": "delete"}, "on_kill_action"),
+    "crash action": (train, {"on_crash_action": "retry"}, "on_crash_action must be 'suspend', 'cancel' or 'keep'"),
+    "queue timeout": (train, {"queue_timeout": 0}, "queue_timeout"),
+    "switch": (train, {"fail_fast": "no"}, "fail_fast must be True or False, not 'no'"),
+    "deferrable": (train, {"deferrable": "false"}, "deferrable must be True or False"),
+    "connection": (train, {"trainjob_conn_id": None}, "trainjob_conn_id must be a string, not None"),
+    "namespace": (train, {"namespace": "My_NS"}, "'My_NS' is not a namespace"),
+    "exit code 0": (train, {"skip_on_exit_code": [0]}, "skip_on_exit_code must be 1 to 255"),
+    "exit code 256": (train, {"skip_on_exit_code": 256}, "skip_on_exit_code must be 1 to 255"),
+    "exit code as text": (train, {"skip_on_exit_code": ["4"]}, "skip_on_exit_code must be 1 to 255"),
+    # sensors and cancels
+    "sensor of nothing": (sensor, {}, "set exactly one of job and labels"),
+    "sensor of two": (sensor, {"job": "x", "labels": {"a": "b"}}, "set exactly one of job and labels"),
+    "sensor's name": (sensor, {"job": "Bad Name"}, "'Bad Name' is not the name of a TrainJob"),
+    "sensor's label": (sensor, {"labels": {"a": "b c"}}, "labels.a: 'b c' is not a label value"),
+    "sensor of no phase": (sensor, {"job": "x", "phases": []}, "phases must be one of"),
+    "phase": (sensor, {"job": "x", "phases": "Succeeded"}, "phases: 'Succeeded' is not a phase"),
+    "sensor's namespace": (sensor, {"job": "x", "namespace": "A B"}, "'A B' is not a namespace"),
+    "sensor's switch": (sensor, {"job": "x", "deferrable": "no"}, "deferrable must be True or False"),
+    "cancel of a number": (cancel, {"launched_by": 5}, "launched_by must be a task ID"),
+    "cancel of nothing": (cancel, {"launched_by": ""}, "launched_by must be a task ID"),
+    "cancel of no tasks": (cancel, {"launched_by": []}, "launched_by must be a task ID"),
+    "cancel of operators": (cancel, {"launched_by": [object()]}, "launched_by must be a task ID"),
+    "cancel's action": (cancel, {"action": "stop"}, "action must be 'cancel' or 'suspend', not 'stop'"),
+    "cancel's timeout": (cancel, {"stop_timeout": 0}, "stop_timeout"),
+    "cancel's namespace": (cancel, {"namespace": "A_B"}, "'A_B' is not a namespace"),
+    # steps around training
+    "empty source": (dataset, {"source": ""}, "source must not be empty"),
+    "empty target": (dataset, {"target": " "}, "target must not be empty"),
+    "scheme of a source": (dataset, {"source": "ftp://host/x"}, "ftp:// is not a supported scheme"),
+    "digest": (dataset, {"digest": "md5:abc"}, "is not a digest"),
+    "fresh dataset": (model, {"source": "s3://b/m", "if_missing": "fresh"}, "is for registered models"),
+    "model without name": (export, {"name": ""}, "name must not be empty"),
+    "export's arguments": (export, {"args": ["x"]}, "remove args"),
+    "export to the web": (export, {"target": "http://host/x"}, "http:// can only be read"),
+    "export's switch": (export, {"allow_pickle": "no"}, "allow_pickle must be True or False"),
+    "export's metrics": (export, {"metrics": ["accuracy"]}, "metrics must be a mapping"),
+    "export's base": (export, {"base_model": "s3://b/m"}, "datasets and base_model must be XComs of initializers"),
     "metric as text": (
-        export(metrics={"f1": "high"}, metric="f1", alias="c"),
+        export,
+        {"metrics": {"f1": "high"}, "metric": "f1", "alias": "c"},
         r"metrics\['f1'\] must be a number, not 'high'",
     ),
-    "phase": (sensor(job="x", phases="Succeeded"), "phases: 'Succeeded' is not a phase"),
-    "scheme of a source": (dataset(source="ftp://host/x"), "ftp:// is not a supported scheme"),
-    "digest": (dataset(digest="md5:abc"), "is not a digest"),
-    "fresh dataset": (model(source="s3://b/m", if_missing="fresh"), "is for registered models"),
-    "if missing": (model(if_missing="ignore"), "'fail' or 'fresh'"),
-    "registry": (export(registry="postgresql://db"), "is not a supported scheme of a registry"),
-    "name of a model": (export(name="a/b"), "is not a valid model name"),
-    "metric without metrics": (export(alias="champion", metric="accuracy"), "the metrics given are: none"),
-    "metric without alias": (export(metrics={"accuracy": 1}, metric="accuracy"), "requires an alias; set alias"),
-    "mode": (export(mode="best"), "mode must be 'max' or 'min'"),
+    "registry": (export, {"registry": "postgresql://db"}, "is not a supported scheme of a registry"),
+    "metric without metrics": (export, {"alias": "champion", "metric": "accuracy"}, "the metrics given are: none"),
+    "mode": (export, {"mode": "best"}, "mode must be 'max' or 'min'"),
+    "export metric": (export, {"evaluation": SCORED, "metric": "accuracy"}, NO_RULE),
+    "export improvement": (export, {"evaluation": SCORED, "min_improvement": 0.1}, NO_RULE),
+    "export XCom": (export, {"evaluation": {"outputs": {}}}, "evaluation must be the XCom of a Model"),
+    "export location": (export, {"evaluation": "ftp://host/e"}, "ftp"),
+    # evaluations and gates
+    "no command": (evaluate, {"function": None}, "set exactly one of command and function"),
+    "both": (evaluate, {"command": ["x"]}, "set exactly one of command and function"),
+    "command as text": (evaluate, {"function": None, "command": "python x.py"}, "command must be a list of words"),
+    "lambda": (evaluate, {"function": lambda model, dataset: {}}, "function must be a function defined with def"),
+    "function as text": (evaluate, {"function": "score"}, "function must be a function defined with def"),
+    "outside": (evaluate, {"function": closure}, r"closure\(\) uses OUTSIDE from outside itself, which does not exist"),
+    "parameters": (evaluate, {"function": one}, r"one\(\) must accept two paths, model and dataset"),
+    "gate": (evaluate, {"gate": {"metrics": {"accuracy": {"minimum": 1}}}}, "gate.metrics.accuracy.minimum"),
+    "code": (evaluate, {"code": "git"}, "code must be a mapping with uri and revision"),
+    "no dataset": (evaluate, {"dataset": ""}, "dataset must not be empty"),
+    "champion": (evaluate, {"champion": "models:/"}, "models:/"),
+    "evaluation's digest": (evaluate, {"dataset_digest": "md5:1"}, "digest"),
+    "evaluation's arguments": (evaluate, {"args": ["x"]}, "ModelEvaluationOperator sets the command of the job"),
+    "gate evaluation": (gate, {"evaluation": "file:///e"}, "evaluation must be the XCom of a ModelEvaluationOperator"),
+    "gate branches": (gate, {"if_passed": []}, r"if_passed must be a task ID or a list of task IDs, not \[\]"),
+    "gate branch": (gate, {"if_failed": 3}, "if_failed must be a task ID or a list of task IDs, not 3"),
+    "gate skip": (gate, {"skip": "no"}, "skip must be True or False"),
+    "gate skip and branch": (gate, {"skip": True, "if_failed": "x"}, "skip cannot be combined with if_failed"),
+    "gate same branch": (gate, {"if_passed": "x", "if_failed": "x"}, "if_passed and if_failed both have x"),
+    # studies
+    "space": (tune, {"study": {**STUDY, "space": {"x": {"type": "float", "low": 3, "high": 1}}}}, "study.space.x: low"),
+    "field of a study": (tune, {"study": {**STUDY, "max_trial": 3}}, "did you mean max_trials"),
+    "unknown parameter": (tune, {"args": ["$(KUBEFLOW_TRAINER_OPT_Y)"]}, r"args\[0\]: uses KUBEFLOW_TRAINER_OPT_Y"),
+    "variable of the study": (tune, {"env": {"KUBEFLOW_TRAINER_OPT_X": "1"}}, "OPT_X: is set by the study"),
+    "nodes of trials": (tune, {"num_nodes": 0}, "num_nodes"),
+    "logs of trials": (tune, {"get_logs": True}, "remove get_logs"),
+    "study that only launches": (tune, {"wait_for_completion": True}, "remove wait_for_completion"),
+    "exit code of trials": (tune, {"skip_on_exit_code": True}, "remove skip_on_exit_code"),
+    "suspended trials": (tune, {"on_kill_action": "suspend"}, "no trial is suspended"),
 }
 
 
 @pytest.mark.parametrize("use", WRONG)
 def test_a_wrong_literal_is_refused_when_the_dag_is_parsed(use: str) -> None:
-    make, words = WRONG[use]
+    make, fields, words = WRONG[use]
     with DAG("wrong"), pytest.raises((TrainJobError, ValueError, TypeError), match=words) as raised:
-        make()
+        make(**fields)
     assert TOKEN not in str(raised.value)
+
+
+def test_a_rule_beside_the_xcom_of_an_evaluation_is_refused() -> None:
+    with DAG("wrong"), pytest.raises((TrainJobError, ValueError), match=NO_RULE):
+        export(evaluation=cast("Any", evaluate(task_id="e")).output, metric="accuracy")
+
+
+def test_a_default_action_of_the_dag_is_that_of_a_study() -> None:
+    with DAG("defaults", default_args={"on_kill_action": "keep"}):
+        assert cast("Any", tune()).on_kill_action == "keep"
 
 
 POD: dict[str, Any] = {
@@ -213,45 +278,46 @@ def test_models_of_the_kubernetes_package_are_accepted() -> None:
     assert "digits" in str(spec)
 
 
+SECRET = {"valueFrom": {"secretKeyRef": {"name": "{{ params.secret }}", "key": "k"}}}
+COMMAND = ["python", "{{ params.script }}", "{model}", "{dataset}", "{scores}"]
+OPEN: list[tuple[Make, dict[str, Any]]] = [
+    (train, {"runtime": "{{ params.runtime }}", "num_nodes": "{{ params.nodes }}"}),
+    (train, {"runtime": {"name": "{{ params.runtime }}", "kind": "TrainingRuntime"}, "command": ["{{ params.x }}"]}),
+    (
+        train,
+        {"resources_per_node": {"gpu": "{{ params.gpus }}", "memory": "64Gi"}, "env": {"A": "{{ ds }}", "S": SECRET}},
+    ),
+    (train, {"inputs": {"d": "{{ params.data }}"}, "initializer": {"dataset": {"storage_uri": "{{ params.data }}"}}}),
+    (train, {"runtime_patches": [{"manager": "{{ params.me }}"}], "labels": {"{{ params.label }}": "x"}}),
+    (train, {"active_deadline_seconds": "{% if params.fast %}60{% else %}600{% endif %}"}),
+    (train, {"runtime": "{{ x }}", "torchtune": {"epochs": 1}}),
+    (whole, {"spec": "runtime: x\nnum_nodes: {{ params.nodes }}"}),
+    (whole, {"spec": "train.yaml"}),
+    (sensor, {"job": "{{ params.name }}", "phases": "{{ params.phase }}"}),
+    (dataset, {"source": "{{ params.data }}", "target": "s3://b/{{ ds }}", "digest": "{{ d }}"}),
+    (model, {"source": "{{ params.model }}", "if_missing": "fresh"}),
+    (export, {"metrics": {"a": 1}, "alias": "{{ x }}", "metric": "a"}),
+    (export, {"metric": "{{ x }}", "min_improvement": 0.1}),
+    (export, {"evaluation": "{{ params.evaluation }}", "metric": "{{ params.metric }}"}),
+    (evaluate, {"candidate": "{{ params.m }}", "dataset": "{{ d }}", "target": "{{ t }}", "champion": "{{ c }}"}),
+    (evaluate, {"function": None, "command": COMMAND, "gate": {"metrics": {"accuracy": {"min": "{{ params.min }}"}}}}),
+    (gate, {"evaluation": "{{ ti.xcom_pull('evaluate') }}"}),
+]
+
+
 def test_templates_are_not_checked_before_they_are_rendered() -> None:
     with DAG("right", params={"nodes": Param(2, type="integer")}):
-        first = TrainJobOperator(task_id="first", runtime="{{ params.runtime }}", num_nodes="{{ params.nodes }}")
-        TrainJobOperator(
-            task_id="all",
-            runtime={"name": "{{ params.runtime }}", "kind": "TrainingRuntime"},
-            command=["python", "{{ params.script }}"],
-            num_nodes="{{ params.nodes }}",
-            resources_per_node={"gpu": "{{ params.gpus }}", "memory": "64Gi"},
-            env={"A": "{{ ds }}", "S": {"valueFrom": {"secretKeyRef": {"name": "{{ params.secret }}", "key": "k"}}}},
-            inputs={"dataset": "{{ params.data }}"},
-            initializer={"dataset": {"storage_uri": "{{ params.data }}"}},
-            runtime_patches=[{"manager": "{{ params.me }}"}],
-            labels={"{{ params.label }}": "x"},
-            active_deadline_seconds="{% if params.fast %}60{% else %}600{% endif %}",
-        )
-        TrainJobOperator(task_id="text", spec="runtime: x\nnum_nodes: {{ params.nodes }}")
-        TrainJobOperator(task_id="file", spec="train.yaml")
-        TrainJobOperator(task_id="xcom", spec=cast("Any", first.output))
-        TrainJobOperator(task_id="tune", runtime="{{ x }}", torchtune={"epochs": 1})
-        TrainJobOperator(task_id="args", runtime="x", args=cast("Any", first.output))
-        TrainJobOperator.partial(task_id="mapped", runtime="x").expand(args=first.output)
-        TrainJobSensor(task_id="sensor", job="{{ params.name }}", phases="{{ params.phase }}")
-        DatasetInitializerOperator(task_id="d", source="{{ params.data }}", target="s3://b/{{ ds }}", digest="{{ d }}")
-        ModelInitializerOperator(task_id="m", source="{{ params.model }}", target="/w", if_missing="fresh")
-        ModelExportOperator(
-            task_id="e",
-            source="{{ x }}",
-            target="/m",
-            name="m",
-            metrics=first.output,
-            alias="{{ params.alias }}",
-            metric="accuracy",
-            min_improvement="{{ params.gain }}",
-        )
-        ModelExportOperator(
-            task_id="e2", source="/m", target="/m", name="m", metrics={"a": 1}, alias="{{ x }}", metric="a"
-        )
-        ModelExportOperator(task_id="e3", source="/m", target="/m", name="m", metric="{{ x }}", min_improvement=0.1)
+        for number, (make, fields) in enumerate(OPEN):
+            make(task_id=f"task{number}", **fields)
+        first = cast("Any", train(task_id="first")).output
+        whole(task_id="xcom", spec=first)
+        train(task_id="args", args=first)
+        TrainJobOperator.partial(task_id="mapped", runtime="x").expand(args=first)
+        rule = {"alias": "{{ params.alias }}", "metric": "accuracy", "min_improvement": "{{ params.gain }}"}
+        export(task_id="export", metrics=first, **rule)
+        gate(task_id="gate", evaluation=cast("Any", evaluate(task_id="scores")).output)
+        given = ModelEvaluationOperator.partial(task_id="many", dataset="/d", target="/e", function=score)
+        given.expand(candidate=["/a", "/b"])
 
 
 def test_literals_beside_templates_are_checked() -> None:
