@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
+from trainjob import TrainJobClient
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.local.backend import LocalBackend
 from trainjob.errors import ConfigurationError
-from trainjob_airflow.hooks.trainjob import TrainJobHook
+from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 
+VERSION = "client.authentication.k8s.io/v1"
+TOKEN = json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "status": {"token": "by-plugin"}})
+PLUGIN = {"exec": {"apiVersion": VERSION, "command": "echo", "args": [TOKEN], "interactiveMode": "Never"}}
 KUBECONFIG = {
     "apiVersion": "v1",
     "kind": "Config",
@@ -24,23 +29,7 @@ KUBECONFIG = {
         {"name": "b", "context": {"cluster": "b", "user": "plugin"}},
     ],
     "clusters": [{"name": each, "cluster": {"server": f"https://{each}.test:6443"}} for each in ("a", "b")],
-    "users": [
-        {
-            "name": "plugin",
-            "user": {
-                "exec": {
-                    "apiVersion": "client.authentication.k8s.io/v1",
-                    "command": "python",
-                    "args": [
-                        "-c",
-                        'print(\'{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", '
-                        '"status": {"token": "by-plugin"}}\')',
-                    ],
-                    "interactiveMode": "Never",
-                }
-            },
-        }
-    ],
+    "users": [{"name": "plugin", "user": PLUGIN}],
 }
 
 
@@ -187,3 +176,13 @@ def test_settings_of_the_environment_are_not_passed_to_triggers(monkeypatch: pyt
     monkeypatch.setenv("TRAINJOB_BACKEND", "kubernetes")
     target = TrainJobHook().target()
     assert target == {"backend": None, "namespace": None, "credentials": None}
+
+
+def test_a_hook_tests_its_connection(home: Path) -> None:
+    with TrainJobClient("local") as client:
+        client.wait(client.launch({"runtime": "trainjob-step", "command": ["true"]}, "k"))
+    hook = TrainJobHook()
+    hook._known = Target()
+    assert hook.test_connection() == (True, "1 TrainJob(s) of Airflow in namespace default")
+    hook._known = Target("nowhere")
+    assert hook.test_connection()[0] is False

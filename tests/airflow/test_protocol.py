@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow.sdk import DAG, task
 from tests.airflow.conftest import LONG_AGO, Run, jobs, publish, python, replaced
 from tests.airflow.tasks import CRASHED, SLEEP, both, meanwhile, phases, step, waits
+from tests.airflow.triggers import trigger_of
 from tests.processes import wait_until
 
 import trainjob as core
@@ -111,37 +112,25 @@ class Ranks:
         monkeypatch.setattr(base, "_RANKS_PAUSE", 0.2)
 
 
-def test_a_deferrable_task_waits_for_ranks_of_an_earlier_attempt_in_the_triggerer(
-    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("deferrable", "count", "seconds", "waits"),
+    [(True, 2, 60, False), (True, 1000, 0.3, True), (False, 1000, 60, True)],
+    ids=["in the triggerer", "in the triggerer for as long as they may take", "in a worker"],
+)
+def test_a_task_waits_for_ranks_of_an_earlier_attempt(
+    run: Run, monkeypatch: pytest.MonkeyPatch, deferrable: bool, count: int, seconds: float, waits: bool
 ) -> None:
-    ranks = Ranks(monkeypatch, 2)
+    """In the triggerer between two launches; in a worker, or at last, in the launch itself."""
+    ranks = Ranks(monkeypatch, count, seconds)
     with DAG("ranks") as dag:
-        step(deferrable=True)
+        step(deferrable=deferrable)
     ran = run(dag)
     assert ran.state == "success", ran.log[-3000:]
-    assert ranks.waited == [False, False, False]
-    assert ran.log.count("node-0 of x-1 on node a has not ended") == 2
+    *before, last = ranks.waited
+    assert (any(before), last) == (False, waits)
+    assert ran.log.count("node-0 of x-1 on node a has not ended") == len(before)
+    assert (len(before) == count, bool(before)) == (count == 2, deferrable)
     assert len(phases()) == 1
-
-
-def test_the_wait_for_ranks_is_bounded(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 1000, seconds=0.3)
-    with DAG("ranks_bounded") as dag:
-        step(deferrable=True)
-    assert run(dag).state == "success"
-    assert ranks.waited[0] is False
-    assert ranks.waited[-1] is True, "the launch waits itself, for as long as the ranks may take, and goes on"
-    assert ranks.waited.count(True) == 1
-
-
-def test_a_task_in_a_worker_waits_for_ranks_in_the_launch(
-    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = Ranks(monkeypatch, 1000)
-    with DAG("ranks_worker") as dag:
-        step()
-    assert run(dag).state == "success"
-    assert ranks.waited == [True]
 
 
 def test_a_cancel_while_a_task_waits_for_ranks_concerns_its_next_launch(
@@ -210,59 +199,65 @@ def test_nothing_that_somebody_waits_for_lacks_a_policy(run: Run, home: Path, ac
 # ---------------------------------------------------------------- kills
 
 
+KEY, FIELDS = "airflow/a/d/r/-1/train", {"runtime": "trainjob-step", "command": python(SLEEP)}
+SPEC = TrainJobSpec.parse(FIELDS)
+
+
+def arrive(client: TrainJobClient, number: int, tried: int) -> None:
+    """Create an attempt, as a request whose reply was lost does."""
+    made = render(SPEC, KEY, number, "default")
+    made["metadata"]["annotations"]["trainjob.dev/try"] = str(tried)
+    client.call(lambda: client.backend.create(made))
+
+
+def launched(client: TrainJobClient, tried: int) -> JobRef:
+    return client.call(lambda: core.launch(client.backend, SPEC, KEY, namespace="default", tried=tried))
+
+
 def test_a_kill_stops_the_job_of_a_launch_that_is_on_its_way(home: Path) -> None:
     """Also beside earlier attempts, which were given up and are kept suspended."""
-    key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
     with TrainJobClient("local") as client:
-
-        def launched(tried: int) -> JobRef:
-            return client.call(lambda: core.launch(client.backend, spec, key, namespace="default", tried=tried))
-
-        first = launched(1)
+        first = launched(client, 1)
         wait_until("it runs", lambda: phases()[first.name] is Phase.RUNNING, 60)
         client.call(lambda: give_up(client.backend, first, CRASHED))
-        running = RunningJob(client, key, tried=2)
-
-        def arrive() -> None:
-            made = render(spec, key, 2, "default")
-            made["metadata"]["annotations"]["trainjob.dev/try"] = "2"
-            client.call(lambda: client.backend.create(made))
-
-        late = threading.Timer(0.3, arrive)
+        late = threading.Timer(0.3, arrive, (client, 2, 2))
         late.start()
-        running.cancel("cancel", 3.5)
+        RunningJob(client, KEY, tried=2).cancel("cancel", 3.5)
         late.join()
         wait_until("both are cancelled", lambda: [*phases().values()] == [Phase.CANCELLED] * 2, 5)
-        again = launched(3)
+        again = launched(client, 3)
         wait_until("the next try does not obey", lambda: phases()[again.name] is Phase.RUNNING, 60)
 
 
-@pytest.mark.parametrize("action", ["cancel", "suspend"])
-def test_a_kill_stops_each_attempt_of_its_key(home: Path, action: Literal["cancel", "suspend"]) -> None:
+def kill_in_the_worker(client: TrainJobClient, ref: JobRef, action: Any) -> None:
+    for _ in range(2):
+        assert RunningJob(client, KEY, ref, tried=1).cancel(action, 30), "nothing is left to stop"
+
+
+def kill_in_the_triggerer(client: TrainJobClient, ref: JobRef, action: Any) -> None:
+    trigger = trigger_of(ref, on_kill_action=action, key=KEY, tried=1)
+    assert client.call(lambda: trigger.cancel(client.backend)) == f"TrainJob {ref} has ended ({action})"
+
+
+@pytest.mark.parametrize("kill", [kill_in_the_worker, kill_in_the_triggerer])
+@pytest.mark.parametrize(("action", "stopped"), [("cancel", Phase.CANCELLED), ("suspend", Phase.SUSPENDED)])
+def test_a_kill_stops_each_attempt_of_its_key(
+    home: Path, kill: Callable[..., None], action: str, stopped: Phase
+) -> None:
     """Not only the one that the task knows: a request whose reply was lost may have created another one since."""
-    key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
     with TrainJobClient("local") as client:
-        ref = RunningJob(client, key, tried=1).launch(spec, {})
-
-        def arrive(number: int, tried: int) -> None:
-            made = render(spec, key, number, "default")
-            made["metadata"]["annotations"]["trainjob.dev/try"] = str(tried)
-            client.call(lambda: client.backend.create(made))
-
-        arrive(2, 1)
-        arrive(3, 2)
+        ref = launched(client, 1)
+        arrive(client, 2, 1)
+        arrive(client, 3, 2)
         wait_until("all run", lambda: [*phases().values()] == [Phase.RUNNING] * 3, 60)
-        assert RunningJob(client, key, ref, tried=1).cancel(action, 30)
-        stopped = Phase.CANCELLED if action == "cancel" else Phase.SUSPENDED
+        kill(client, ref, action)
         assert [*phases().values()] == [stopped, stopped, Phase.RUNNING], "that of the next try keeps running"
-        assert RunningJob(client, key, ref, tried=1).cancel(action, 30), "nothing is left to stop"
 
 
 def test_a_kill_stops_a_job_with_an_earlier_key(home: Path) -> None:
     """The deployment may have been renamed since the launch."""
-    spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
     with TrainJobClient("local") as client:
-        ref = RunningJob(client, "airflow/old/d/r/-1/train").launch(spec, {})
+        ref = RunningJob(client, "airflow/old/d/r/-1/train").launch(SPEC, {})
         assert RunningJob(client, "airflow/new/d/r/-1/train", ref).cancel("cancel", 30)
         assert [*phases().values()] == [Phase.CANCELLED]
 
@@ -270,30 +265,28 @@ def test_a_kill_stops_a_job_with_an_earlier_key(home: Path) -> None:
 def test_a_kill_of_a_job_whose_deletion_was_requested_before_waits_for_its_pods(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    find, get = LocalBackend.find, LocalBackend.get
+
+    def deleting(job: Any) -> dict[str, Any]:
+        return {**job, "metadata": {**job["metadata"], "deletionTimestamp": "2026-11-21T10:00:00Z"}}
+
+    async def find_deleting(*given: Any) -> list[dict[str, Any]]:
+        return [deleting(each) for each in await find(*given)]
+
+    async def get_deleting(*given: Any) -> dict[str, Any] | None:
+        found = await get(*given)
+        return None if found is None else deleting(found)
+
     async def never(self: LocalBackend, ref: JobRef) -> bool:
         return False
 
-    key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
-    with TrainJobClient("local") as client:
-        running = RunningJob(client, key)
-        running.launch(spec, {})
-        find, get = LocalBackend.find, LocalBackend.get
-
-        def deleting(job: dict[str, Any]) -> dict[str, Any]:
-            return {**job, "metadata": {**job["metadata"], "deletionTimestamp": "2026-11-21T10:00:00Z"}}
-
-        async def find_deleting(*given: Any) -> list[dict[str, Any]]:
-            return [deleting(dict(each)) for each in await find(*given)]
-
-        async def get_deleting(*given: Any) -> dict[str, Any] | None:
-            found = await get(*given)
-            return None if found is None else deleting(dict(found))
-
-        with monkeypatch.context() as patched:
-            patched.setattr(LocalBackend, "find", find_deleting)
-            patched.setattr(LocalBackend, "get", get_deleting)
-            patched.setattr(LocalBackend, "stopped", never)
-            assert running.cancel("cancel", 2) is False, "it is still terminating"
+    with TrainJobClient("local") as client, monkeypatch.context() as patched:
+        running = RunningJob(client, KEY)
+        running.launch(SPEC, {})
+        patched.setattr(LocalBackend, "find", find_deleting)
+        patched.setattr(LocalBackend, "get", get_deleting)
+        patched.setattr(LocalBackend, "stopped", never)
+        assert running.cancel("cancel", 2) is False, "it is still terminating"
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -302,14 +295,12 @@ def test_a_clear_stops_the_job_of_the_earlier_try_only(
     home: Path, action: Literal["cancel", "suspend"], phase: Phase, changed: bool
 ) -> None:
     """The next try resumes a suspended job, or replaces it if the author has changed the task before the clear."""
-    fields = {"runtime": "trainjob-step", "command": python(SLEEP)}
-    key, spec = "airflow/a/d/r/-1/train", TrainJobSpec.parse(fields)
     with TrainJobClient("local") as client:
-        client.call(lambda: core.launch(client.backend, spec, key, namespace="default", tried=1))
-        running = RunningJob(client, key, tried=2)
+        launched(client, 1)
+        running = RunningJob(client, KEY, tried=2)
         running.stop_earlier_tries(action, 60)
         assert [*phases().values()] == [phase]
-        ref = running.launch(TrainJobSpec.parse(fields | {"env": {"A": "1"}}) if changed else spec, {})
+        ref = running.launch(TrainJobSpec.parse(FIELDS | {"env": {"A": "1"}}) if changed else SPEC, {})
         wait_until("it runs", lambda: phases()[ref.name] is Phase.RUNNING, 60)
         assert ref.attempt == (1 if action == "suspend" and not changed else 2)
         assert running.adopted == (ref if ref.attempt == 1 else None)

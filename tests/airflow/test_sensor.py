@@ -16,7 +16,7 @@ from airflow.exceptions import AirflowRescheduleException
 from airflow.providers.common.compat.sdk import AirflowSensorTimeout
 from airflow.sdk import DAG
 from tests.airflow.conftest import Run, python, replaced
-from tests.airflow.tasks import CRASHED, launched, meanwhile, waits
+from tests.airflow.tasks import CRASHED, both, launched, meanwhile, waits
 from tests.airflow.triggers import UNATTENDED, Presence
 from tests.airflow.versions import since
 
@@ -56,7 +56,7 @@ def test_a_soft_failure_is_a_skip(run: Run, code: str, text: str) -> None:
         client.cancel(ref)
 
 
-@pytest.mark.parametrize("deferrable", [False, True])
+@both
 def test_a_sensor_for_a_phase_before_the_end_waits_for_a_job_that_hangs(run: Run, deferrable: bool) -> None:
     """Its launcher may suspend it then, for which this sensor waits."""
     ref = launched(HANGS, stall_timeout=1)
@@ -77,7 +77,7 @@ def test_a_sensor_for_a_phase_before_the_end_waits_for_a_job_that_hangs(run: Run
     assert ran.states == {"wait": "success"}, ran.log
 
 
-@pytest.mark.parametrize("deferrable", [False, True])
+@both
 def test_the_newest_job_with_the_labels(run: Run, deferrable: bool) -> None:
     with TrainJobClient("local") as client:
         for key, code in (("old", "raise SystemExit(1)"), ("young", "")):
@@ -92,18 +92,17 @@ def test_the_newest_job_with_the_labels(run: Run, deferrable: bool) -> None:
     assert run(dag).state == "success"
 
 
-def test_exactly_one_of_name_and_labels(run: Run) -> None:
+def test_rendered_arguments_are_checked(run: Run) -> None:
+    short: dict[str, Any] = {"poke_interval": 0.1, "timeout": 0.3}
     with DAG("which") as dag:
         TrainJobSensor(task_id="none", job="{{ '' }}")
         TrainJobSensor(task_id="both", job="{{ 'x' }}", labels={"team": "a"})
+        TrainJobSensor(task_id="phase", job="x", phases="{{ 'Completed' }}")
+        TrainJobSensor(task_id="never", job="never-launched", **short)
     errors = run(dag).errors
-    assert {str(error) for error in errors.values()} == {"set exactly one of job and labels"}
-
-
-def test_timeout(run: Run) -> None:
-    with DAG("timeout") as dag:
-        TrainJobSensor(task_id="wait", job="never-launched", poke_interval=0.1, timeout=0.3)
-    assert isinstance(run(dag).errors["wait"], AirflowSensorTimeout)
+    assert [str(errors[name]) for name in ("none", "both")] == ["set exactly one of job and labels"] * 2
+    assert "phases: 'Completed' is not a phase" in str(errors["phase"])
+    assert isinstance(errors["never"], AirflowSensorTimeout)
 
 
 def test_running_counts_as_reached_after_the_end(run: Run, home: Path) -> None:
@@ -113,12 +112,6 @@ def test_running_counts_as_reached_after_the_end(run: Run, home: Path) -> None:
     with DAG("over") as dag:
         TrainJobSensor(task_id="wait", job=name, phases=["Running"], poke_interval=0.1)
     assert run(dag).state == "success"
-
-
-def test_a_phase_that_does_not_exist(run: Run) -> None:
-    with DAG("phase") as dag:
-        TrainJobSensor(task_id="wait", job="x", phases="{{ 'Completed' }}")
-    assert "phases: 'Completed' is not a phase" in str(run(dag).errors["wait"])
 
 
 # ---------------------------------------------------------------- a sensor is a waiter
@@ -158,7 +151,7 @@ def test_a_sensor_counts_as_waiting(run: Run, tmp_path: Path, monkeypatch: pytes
     assert presence.jobs == []
 
 
-@pytest.mark.parametrize("deferrable", [False, True])
+@both
 def test_a_sensor_resumes_what_was_suspended_as_unattended(run: Run, tmp_path: Path, deferrable: bool) -> None:
     (tmp_path / "end").touch()
     ref = launched(waits(tmp_path / "end"), suspend=True, unattended="suspend")
@@ -172,7 +165,7 @@ def test_a_sensor_resumes_what_was_suspended_as_unattended(run: Run, tmp_path: P
     assert "it was suspended because nobody waited for it; it is resumed" in ran.log
 
 
-@pytest.mark.parametrize("deferrable", [False, True])
+@both
 def test_a_sensor_follows_to_the_attempt_that_counts(run: Run, tmp_path: Path, deferrable: bool) -> None:
     ref = launched(waits(tmp_path / "end"))
     made: list[JobRef] = []
@@ -191,7 +184,7 @@ def test_a_sensor_follows_to_the_attempt_that_counts(run: Run, tmp_path: Path, d
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given up", "deleted"])
-@pytest.mark.parametrize("deferrable", [False, True])
+@both
 def test_a_wait_for_a_job_that_never_ends_otherwise_ends(
     run: Run, tmp_path: Path, given: bool, deferrable: bool
 ) -> None:
@@ -232,16 +225,13 @@ def test_a_rescheduled_sensor_leaves_few_records_on_a_cluster(
         waiters=waiters, now=lambda: now, attend=attended.append, leave=lambda *_, **__: attended.clear()
     )
     cluster.cluster = cluster
-    job = {
-        "metadata": {
-            "namespace": ref.namespace,
-            "name": ref.name,
-            "uid": ref.uid,
-            "labels": {"trainjob.dev/unattended": "suspend"},
-            "creationTimestamp": "2026-11-21T08:00:00Z",
-        },
-        "spec": {},
+    identity = {
+        "namespace": ref.namespace,
+        "name": ref.name,
+        "uid": ref.uid,
+        "creationTimestamp": "2026-11-21T08:00:00Z",
     }
+    job = {"metadata": identity | {"labels": {"trainjob.dev/unattended": "suspend"}}, "spec": {}}
     seen: list[int] = []
 
     async def sleep(_: float) -> None:

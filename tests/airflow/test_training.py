@@ -14,7 +14,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from tests.airflow.conftest import Run, python
-from tests.airflow.tasks import stored
+from tests.airflow.tasks import both, stored
 from tests.airflow.versions import since
 
 from trainjob import JobRef, Observation, Phase
@@ -24,7 +24,6 @@ from trainjob_airflow import training as module
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.training import KEY, Task, Training, Writer, bounded
 
-both = pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
 REF = JobRef("team-a", "train-abc", "uid-1", 1)
 TASK = Task("trainjob_default", 1, "dag", "run", "train", -1)
 RUNNING = Observation(Phase.RUNNING, has_run=True)
@@ -59,29 +58,30 @@ def loss(value: float) -> Observation:
     return replace(RUNNING, metrics={"loss": value})
 
 
-def test_a_phase_change_is_due_at_once(clock: Clock) -> None:
-    training = Training(REF, TASK, phase="Queued")
-    training.observe(Observation(Phase.QUEUED))
-    assert training.due is None, "this phase is stored already"
-    training.observe(RUNNING)
-    assert training.due == clock.now
-    document = training.take()
-    assert document is not None
-    assert (document["phase"], document["source"], training.due) == ("Running", "kept", None)
+QUEUED = Observation(Phase.QUEUED)
 
 
-def test_the_first_observation_of_a_new_triggerer_is_not_due(clock: Clock) -> None:
-    training = Training(REF, TASK)
-    training.observe(RUNNING)
-    assert training.due is None
-
-
-def test_nothing_is_due_for_a_job_whose_state_does_not_change(clock: Clock) -> None:
-    training = Training(REF, TASK, phase="Running")
-    for _ in range(100):
+@pytest.mark.parametrize(
+    ("stored", "observed", "due"),
+    [
+        ("Queued", [QUEUED], False),
+        ("Queued", [QUEUED, RUNNING], True),
+        ("", [RUNNING], False),
+        ("Running", [replace(RUNNING, message=f"message {number}") for number in range(100)], False),
+        ("Running", [loss(1.0), replace(loss(0.5), phase=Phase.COMPLETE)], False),
+    ],
+    ids=["is stored", "another phase", "first of a new triggerer", "no change", "the end is left to the worker"],
+)
+def test_a_phase_change_is_due_at_once(clock: Clock, stored: str, observed: list[Observation], due: bool) -> None:
+    training = Training(REF, TASK, phase=stored)
+    for observation in observed:
         clock.now += 60
-        training.observe(replace(RUNNING, message="the same phase, another message"))
-    assert training.due is None
+        training.observe(observation)
+    assert training.due == (clock.now if due else None)
+    if due:
+        document = training.take()
+        assert document is not None
+        assert (document["phase"], document["source"], training.due) == ("Running", "kept", None)
 
 
 @pytest.mark.parametrize(("age", "pause"), [(0, 10), (100, 10), (1000, 50), (100_000, 120)])
@@ -96,13 +96,6 @@ def test_metrics_are_due_less_often_for_older_jobs(clock: Clock, age: float, pau
         training.observe(loss(1 / (number + 2)))
     assert training.due == pytest.approx(begun + pause, abs=0.1)
     assert training.history.points()["loss"][0][2] == 1.0
-
-
-def test_the_end_is_left_to_the_worker(clock: Clock) -> None:
-    training = Training(REF, TASK, phase="Running")
-    training.observe(loss(1.0))
-    training.observe(replace(loss(0.5), phase=Phase.COMPLETE))
-    assert training.due is None
 
 
 def due(number: int) -> Training:
@@ -134,12 +127,11 @@ class Airflow:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Airflow:
+    monkeypatch.setattr(module, "_PAUSE", 0.02)
     return Airflow(monkeypatch)
 
 
-def test_a_thousand_triggers_call_airflow_once_a_pause(api: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PAUSE", 0.02)
-
+def test_a_thousand_triggers_call_airflow_once_a_pause(api: Airflow) -> None:
     async def run() -> None:
         writer = Writer()
         for number in range(1000):
@@ -151,8 +143,7 @@ def test_a_thousand_triggers_call_airflow_once_a_pause(api: Airflow, monkeypatch
     assert 10 <= api.calls <= 50 + 1
 
 
-def test_a_trigger_completes_what_another_process_has_stored(api: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PAUSE", 0.01)
+def test_a_trigger_completes_what_another_process_has_stored(api: Airflow) -> None:
     earlier = observed_document(due(7).ref, loss(9))
     earlier["history"] = {"loss": [[1, 1769860800.0, 9.0]]}
     earlier["spec"] = {"runtime": "torch-distributed"}
@@ -175,11 +166,9 @@ def test_a_trigger_completes_what_another_process_has_stored(api: Airflow, monke
 def test_a_write_that_fails_is_logged_once(
     api: Airflow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_PAUSE", 0.01)
-    monkeypatch.setattr(api, "set", Mock(side_effect=RuntimeError("away")))
     from airflow.providers.common.compat.sdk import XCom
 
-    monkeypatch.setattr(XCom, "set", api.set)
+    monkeypatch.setattr(XCom, "set", Mock(side_effect=RuntimeError("away")))
 
     async def run() -> None:
         writer = Writer()
@@ -219,76 +208,49 @@ def test_a_document_is_at_most_100_kb() -> None:
     assert made["unseen"][-1].endswith("more ranks")
 
 
+def kept(run: Run, code: str = REPORT, state: str = "success", **arguments: Any) -> dict[str, Any]:
+    """The document that a task stores."""
+    with DAG("keeps") as dag:
+        step(code, **arguments)
+    ran = run(dag)
+    assert ran.state == state
+    document: dict[str, Any] = stored(ran.run_id, "xcom").get(KEY, {})
+    assert "hunter2" not in json.dumps(document)
+    return document
+
+
 @both
 def test_a_finished_task_stores_its_training(run: Run, deferrable: bool) -> None:
-    with DAG("keeps") as dag:
-        step(deferrable=deferrable)
-    ran = run(dag)
-    assert ran.state == "success"
-    document = stored(ran.run_id, "xcom")[KEY]
+    document = kept(run, deferrable=deferrable)
     assert (document["kind"], document["source"], document["phase"]) == ("training", "kept", "Complete")
     assert document["metrics"]["loss"] == pytest.approx(1 / 3, abs=1e-5)
     assert [point[0] for point in document["history"]["loss"]] == [0, 1, 2]
     assert document["ranks"][0]["state"] == "Completed"
-    assert document["airflow"] == {
-        "conn_id": "trainjob_default",
-        "try_number": 1,
-        "dag_id": "keeps",
-        "run_id": ran.run_id,
-        "task_id": "train",
-        "map_index": -1,
-    }
-    assert document["task"] == "train"
-    assert document["logs"] == []
-    assert "hunter2" not in json.dumps(document)
+    assert document["airflow"].pop("run_id").startswith("manual__")
+    own = {"dag_id": "keeps", "task_id": "train", "map_index": -1, "try_number": 1}
+    assert document["airflow"] == own | {"conn_id": "trainjob_default"}
+    assert (document["task"], document["logs"]) == ("train", [])
 
 
 @both
 def test_a_failed_task_stores_its_diagnosis(run: Run, deferrable: bool) -> None:
-    with DAG("keeps_failure") as dag:
-        step(REPORT + "raise ValueError('the data is wrong')", deferrable=deferrable)
-    ran = run(dag)
-    assert ran.state == "failed"
-    document = stored(ran.run_id, "xcom")[KEY]
+    code = REPORT + "raise ValueError('the data is wrong')"
+    document = kept(run, code, "failed", deferrable=deferrable)
     assert document["phase"] == "Failed"
     assert "the data is wrong" in document["diagnosis"]["summary"]
     assert document["ranks"][0]["exit_code"] == 1
     assert document["ranks"][0]["culprit"]
     assert document["history"]["loss"][-1][2] == pytest.approx(1 / 3, abs=1e-5)
-    assert "hunter2" not in json.dumps(document)
 
 
 def test_a_job_that_exceeds_a_timeout_is_stored_before_it_is_deleted(run: Run) -> None:
-    with DAG("keeps_timeout") as dag:
-        step(REPORT + "time.sleep(60)", execution_timeout=timedelta(seconds=5))
-    ran = run(dag)
-    assert ran.state == "failed"
-    document = stored(ran.run_id, "xcom")[KEY]
+    document = kept(run, REPORT + "time.sleep(60)", "failed", execution_timeout=timedelta(seconds=5))
     assert document["phase"] == "Running"
     assert document["ranks"][0]["state"] == "Running"
 
 
 def test_a_task_without_xcoms_stores_nothing(run: Run) -> None:
-    with DAG("keeps_nothing") as dag:
-        step("pass", do_xcom_push=False)
-    ran = run(dag)
-    assert ran.state == "success"
-    assert KEY not in stored(ran.run_id, "xcom")
-
-
-@since("3.3", "the state of a task that a new try does not clear")
-def test_a_later_try_has_the_earlier_attempts(run: Run, tmp_path: Path) -> None:
-    first = tmp_path / "first"
-    code = f"first = {str(first)!r}\n{REPORT}if not os.path.exists(first):\n    open(first, 'x')\n    assert 0, 'first'"
-    with DAG("keeps_attempts") as dag:
-        step(code, retries=1, retry_delay=timedelta(0))
-    ran = run(dag)
-    document = stored(ran.run_id, "xcom")[KEY]
-    first, second = document["attempts"]
-    assert (first["phase"], second["phase"]) == ("Failed", "Complete"), ran.log
-    assert first["history"]["loss"]
-    assert "first" in first["summary"]
-    assert document["airflow"]["try_number"] == 2
+    assert kept(run, "pass", do_xcom_push=False) == {}
 
 
 RESUMES = """
@@ -304,42 +266,36 @@ if not again:
 """
 
 
-@both
-@pytest.mark.parametrize("deleted", [False, True], ids=["kept", "deleted"])
+@pytest.mark.parametrize(
+    ("deferrable", "deleted"), [(False, False), (True, False), (True, True)], ids=["worker", "deferred", "deleted"]
+)
 @since("3.3", "the state of a task that a new try does not clear")
-def test_steps_that_a_later_try_repeats_are_no_training(
+def test_a_later_try_has_the_earlier_attempts(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deferrable: bool, deleted: bool
 ) -> None:
-    if deleted:  # as by ttlSecondsAfterFinished
-        find = LocalBackend.find
+    """Steps that it repeats are no training, if the earlier attempt was not deleted, as by ttlSecondsAfterFinished."""
+    find = LocalBackend.find
 
-        async def latest(backend: LocalBackend, namespace: str, labels: Any) -> list[Any]:
-            return sorted(await find(backend, namespace, labels), key=lambda job: JobRef.of(job).attempt)[-1:]
+    async def latest(backend: LocalBackend, namespace: str, labels: Any) -> list[Any]:
+        found = sorted(await find(backend, namespace, labels), key=lambda job: JobRef.of(job).attempt)
+        return found[-1:] if deleted else found
 
-        monkeypatch.setattr(LocalBackend, "find", latest)
+    monkeypatch.setattr(LocalBackend, "find", latest)
+    code = f"first = {str(tmp_path / 'first')!r}\n{RESUMES}"
     with DAG("repeats") as dag:
-        step(
-            f"first = {str(tmp_path / 'first')!r}\n{RESUMES}",
-            retries=1,
-            retry_delay=timedelta(0),
-            deferrable=deferrable,
-        )
+        step(code, retries=1, retry_delay=timedelta(0), deferrable=deferrable)
     ran = run(dag)
     document = stored(ran.run_id, "xcom")[KEY]
     first, second = document["attempts"]
     assert (first["phase"], second["phase"]) == ("Failed", "Complete"), ran.log
+    assert (bool(first["history"]["loss"]), document["airflow"]["try_number"]) == (True, 2)
     assert "exited with code 3" in first["summary"]
     assert first["goodput"]["seconds"]["repeated"] == 0
+    note = f"earlier attempts were deleted ({first['name']}): steps that were repeated after them count as training"
+    assert document["notes"] == ([note] if deleted else [])
     repeated = second["goodput"]["seconds"]["repeated"]
-    if deleted:
-        assert repeated == 0
-        assert document["notes"] == [
-            f"earlier attempts were deleted ({first['name']}): steps that were repeated after them count as training"
-        ]
-    else:
-        assert repeated >= 0.4
-        assert document["goodput"]["seconds"]["repeated"] == repeated
-        assert document["notes"] == []
+    assert repeated == 0 if deleted else repeated >= 0.4
+    assert document["goodput"]["seconds"]["repeated"] == repeated
 
 
 def test_a_failing_store_does_not_fail_the_task(

@@ -25,6 +25,7 @@ from tests.airflow.triggers import (
     until_running,
 )
 from tests.airflow.versions import since
+from tests.objects import ended, pod
 
 import trainjob
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, connect
@@ -34,9 +35,8 @@ from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
-from trainjob._jobs.waiting import attend
-from trainjob._manifest.render import render
 from trainjob.errors import BackendUnavailable
+from trainjob.job import job_name
 from trainjob.status import observe
 from trainjob.verdicts import Evidence
 from trainjob_airflow import events
@@ -83,18 +83,9 @@ def test_arguments_hold_no_settings_and_no_secrets(monkeypatch: pytest.MonkeyPat
 
 def test_observations_are_restored_from_events() -> None:
     now = datetime(2026, 11, 21, 10, 0, 0, 123, tzinfo=UTC)
-    for observation in (
-        Observation(
-            Phase.COMPLETE,
-            "JobsCompleted",
-            "m",
-            created=now,
-            admitted=now,
-            finished=now,
-            metrics={"a": 1, "b": True, "c": "x"},
-        ),
-        Observation(Phase.DELETED),
-    ):
+    times: dict[str, Any] = {"created": now, "admitted": now, "finished": now}
+    complete = Observation(Phase.COMPLETE, "JobsCompleted", "m", **times, metrics={"a": 1, "b": True, "c": "x"})
+    for observation in (complete, Observation(Phase.DELETED)):
         packed = json.loads(json.dumps(events.pack(observation)))
         assert events.unpack(packed) == observation
         assert events.unpack({**packed, "of_a_later_version": 1}) == observation
@@ -186,19 +177,17 @@ def test_errors_are_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (event["status"], event["retryable"], event["message"]) == ("error", False, "ZeroDivisionError: a bug")
 
 
+def state_trigger(name: str, phase: str) -> TrainJobStateTrigger:
+    return TrainJobStateTrigger(trainjob_conn_id="c", namespace="default", name=name, phases=[phase], poll_interval=0.1)
+
+
 def test_waits_for_a_phase_of_a_job_that_does_not_exist_yet() -> None:
     async def scenario() -> None:
-        from trainjob.job import job_name
-
-        trigger = TrainJobStateTrigger(
-            trainjob_conn_id="c", namespace="default", name=job_name("later", 1), phases=["Running"], poll_interval=0.1
-        )
-        waiting = asyncio.create_task(only_event(rebuilt(trigger)))
+        waiting = asyncio.create_task(only_event(rebuilt(state_trigger(job_name("later", 1), "Running"))))
         await asyncio.sleep(0.3)
         assert not waiting.done()
         await started("", key="later")
-        event = await waiting
-        assert event["status"] == "reached"
+        assert (await waiting)["status"] == "reached"
 
     asyncio.run(scenario())
 
@@ -298,41 +287,8 @@ def test_a_kill_of_an_earlier_try_that_arrives_late_does_not_end_the_next_one(ac
         done = await trigger_of(ref, on_kill_action=action, tried=1).cancel(backend)
         assert done == f"TrainJob {ref} keeps running: try 2 has adopted it"
         assert observe(await backend.get(ref.namespace, ref.name)).phase is Phase.RUNNING
-        # It has read the job before, and its request arrives only now.
-        late = {"metadata": {"annotations": {"trainjob.dev/cancelled": "try:1"}}, "spec": {"suspend": True}}
-        await backend.patch(ref, late)
-        waiting = asyncio.create_task(attend(backend, ref))
-        async with asyncio.timeout(20):
-            await until_running(backend, ref)
         await trigger_of(ref, on_kill_action="cancel", tried=2).cancel(backend)
         assert observe(await backend.get(ref.namespace, ref.name)).phase is Phase.CANCELLED
-        await asyncio.wait([waiting])
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("action", ["cancel", "suspend"])
-def test_a_kill_stops_each_attempt_of_the_key(action: str) -> None:
-    """Not only the one that the trigger watches: a request whose reply was lost may have created another one since."""
-
-    async def scenario() -> None:
-        backend = connect()
-        spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": python(SLEEP)})
-        ref = await launch(backend, spec, "k", namespace="default", tried=1)
-        made = [ref]
-        for number, tried in ((2, 1), (3, 2)):
-            late = render(spec, "k", number, "default")
-            late["metadata"]["annotations"]["trainjob.dev/try"] = str(tried)
-            made.append(JobRef.of(await backend.create(late)))
-        for each in made:
-            await until_running(backend, each)
-        done = await trigger_of(ref, on_kill_action=action, key="k", tried=1).cancel(backend)
-        stopped = {"cancel": Phase.CANCELLED, "suspend": Phase.SUSPENDED}[action]
-        assert done == f"TrainJob {ref} has ended ({action})"
-        found = [observe(await backend.get(each.namespace, each.name)).phase for each in made]
-        assert found == [stopped, stopped, Phase.RUNNING], "that of the next try keeps running"
-        for each in made:
-            await cancel(backend, each)
 
     asyncio.run(scenario())
 
@@ -346,14 +302,7 @@ for _ in range(1200):
         break
     time.sleep(0.05)
 """
-CRASHED = {
-    "metadata": {
-        "name": "x-node-0-1",
-        "uid": "uid-1",
-        "labels": {"batch.kubernetes.io/job-completion-index": "1", "jobset.sigs.k8s.io/replicatedjob-name": "node"},
-    },
-    "status": {"containerStatuses": [{"name": "node", "lastState": {"terminated": {"exitCode": 3}}}]},
-}
+CRASHED = pod(1, last=ended(3))
 
 
 @pytest.fixture
@@ -364,7 +313,8 @@ def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def crashes(backend: LocalBackend, ref: JobRef) -> AsyncIterator[Evidence]:
         await until_running(backend, ref)
-        yield Evidence(None, [CRASHED], {"x-node-0-1": ["loading", "ValueError: the data is wrong"]})
+        lines = {CRASHED["metadata"]["name"]: ["loading", "ValueError: the data is wrong"]}
+        yield Evidence(None, [CRASHED], lines)
         reported.touch()  # the waiter has read the evidence and requests the next one
         await asyncio.sleep(600)
 
@@ -421,26 +371,15 @@ def test_triggers_of_one_process_share_a_backend(monkeypatch: pytest.MonkeyPatch
 # ---------------------------------------------------------------- the trigger of a sensor
 
 
-def state_trigger(ref: JobRef, *phases: str, **arguments: Any) -> BaseTrigger:
-    return rebuilt(
-        TrainJobStateTrigger(
-            trainjob_conn_id="c",
-            namespace="default",
-            name=ref.name,
-            phases=list(phases),
-            poll_interval=0.1,
-            **arguments,
-        )
-    )
-
-
 def test_a_deferred_sensor_counts_as_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     presence = Presence(monkeypatch)
 
     async def scenario() -> None:
         backend, ref = await started(waits(tmp_path / "end"), unattended="suspend")
-        waiting = asyncio.create_task(only_event(state_trigger(ref, "Complete")))
-        suspension = asyncio.create_task(only_event(state_trigger(ref, "Suspended")))
+        waiting, suspension = (
+            asyncio.create_task(only_event(rebuilt(state_trigger(ref.name, phase))))
+            for phase in ("Complete", "Suspended")
+        )
         await until_running(backend, ref)
         async with asyncio.timeout(20):
             while not presence.jobs:

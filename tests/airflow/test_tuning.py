@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
-import textwrap
-from collections.abc import Iterator
-from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG, Asset
-from tests.airflow.conftest import ENVIRONMENT, Run, jobs, python
-from tests.airflow.forks import WORKER as EXECUTION, airflow_forks
-from tests.airflow.tasks import WORKER
-from tests.airflow.triggers import Triggerer, rebuilt
+from tests.airflow.conftest import Run, jobs, python
+from tests.airflow.tasks import both, stored
+from tests.airflow.triggers import Triggerer, only_event, rebuilt
 from tests.airflow.versions import since
-from tests.forks import Forked, Warm
 from tests.processes import wait_until
 
 from trainjob import connect
-from trainjob.errors import TrainJobError
 from trainjob.job import key_hash
 from trainjob.tuning.journal import journal_location, open_journal
 from trainjob.tuning.trial_jobs import find_trials
@@ -68,23 +61,8 @@ def files(key: str, folder: str) -> list[str]:
         return sorted(journal.all(folder))
 
 
-def xcoms(run_id: str) -> dict[str, Any]:
-    """The XComs of a run that are objects."""
-    from airflow.models.xcom import XComModel
-    from airflow.utils.session import create_session
-    from sqlalchemy import select
-
-    with create_session() as session:
-        rows = session.execute(select(XComModel.key, XComModel.value).where(XComModel.run_id == run_id)).all()
-    found = {}
-    for key, value in rows:
-        with suppress(ValueError):  # the text of a link
-            found[key] = json.loads(value) if isinstance(value, str) else value
-    return found
-
-
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("deferrable", [False, True])
+@both
 def test_the_best_trial_becomes_the_result(run: Run, home: Path, deferrable: bool) -> None:
     dag = dag_of(
         f"tuned_{deferrable}", deferrable=deferrable, outputs={"model": "file:///m"}, outlets=[Asset("searched")]
@@ -101,13 +79,13 @@ def test_the_best_trial_becomes_the_result(run: Run, home: Path, deferrable: boo
     assert "Result: loss 0 of trial" in done.log
     assert done.log.count(" is complete, loss ") == 3
 
-    stored = xcoms(done.run_id)
-    best = stored["best"]
+    kept = stored(done.run_id, "xcom")
+    best = kept["best"]
     assert (best["name"], best["metrics"]) == (result["best"]["job"], {"loss": 0.0})
     export = ModelExportOperator(task_id="export", source="s", target="t", name="n", metrics=best).options("k")
     assert export["metrics"] == {"loss": 0.0}
     assert export["provenance"]["trainjob"]["uid"] == best["uid"] != ""
-    document = stored["trainjob_training"]
+    document = kept["trainjob_training"]
     assert (document["kind"], document["state"], document["best"]) == ("study", "ended", result["best"]["number"])
     assert document["importances"] == result["importances"]
 
@@ -120,7 +98,7 @@ def test_all_trials_fail(run: Run) -> None:
     assert isinstance(error, TrainJobFatal)
     assert "no trial of study" in str(error)
     assert "wrong data" in str(error)
-    assert xcoms(done.run_id)["trainjob_training"]["counts"] == {"failed": 3}
+    assert stored(done.run_id, "xcom")["trainjob_training"]["counts"] == {"failed": 3}
 
 
 @pytest.mark.timeout(300)
@@ -147,44 +125,10 @@ def test_a_study_with_a_key_continues_in_another_run_and_its_xcom_stays_short(ru
 
 @pytest.mark.timeout(300)
 def test_execution_timeout_cancels_the_trials(run: Run, home: Path) -> None:
-    from datetime import timedelta
-
     done = run(dag_of("tuned_late", SLEEP, execution_timeout=timedelta(seconds=4)))
     assert isinstance(done.errors["search"], TrainJobTimeout)
     assert "did not end within execution_timeout; it was cancelled" in str(done.errors["search"])
     wait_until("the trials are cancelled", lambda: jobs(home) == [], 30, poll=0.1)
-
-
-# ---------------------------------------------------------------- checks of DAG files
-
-
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"study": {**STUDY, "space": {"x": {"type": "float", "low": 3, "high": 1}}}}, "study.space.x: low is 3"),
-        ({"study": {**STUDY, "sampler": {"name": "best"}}}, "study.sampler.name"),
-        ({"study": {**STUDY, "max_trial": 3}}, "did you mean max_trials"),
-        ({"study": {"space": {}}}, "study.metric"),
-        ({"args": ["$(KUBEFLOW_TRAINER_OPT_Y)"]}, "args[0]: uses KUBEFLOW_TRAINER_OPT_Y"),
-        ({"env": {"KUBEFLOW_TRAINER_OPT_X": "1"}}, "env.KUBEFLOW_TRAINER_OPT_X: is set by the study"),
-        ({"num_nodes": 0}, "num_nodes"),
-    ],
-)
-def test_a_wrong_study_or_template_is_refused_at_parse(fields: dict[str, Any], problem: str) -> None:
-    with pytest.raises(TrainJobError) as caught:
-        search(**fields)
-    assert problem in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["get_logs", "wait_for_completion", "skip_on_exit_code"])
-def test_arguments_of_one_job_are_refused(name: str) -> None:
-    fields: dict[str, Any] = {name: True}
-    with pytest.raises(TypeError, match=f"remove {name}"):
-        search(**fields)
-    with pytest.raises(ValueError, match="no trial is suspended"):
-        search(on_kill_action="suspend")
-    with DAG("defaults", default_args={"on_kill_action": "keep"}):
-        assert search().on_kill_action == "keep"
 
 
 @pytest.mark.timeout(300)
@@ -201,98 +145,18 @@ def test_values_of_templates_are_checked_in_the_run(run: Run) -> None:
 
 
 def test_a_document_is_bounded() -> None:
-    trial = {
-        "number": 0,
-        "state": "complete",
-        "value": 1.0,
-        "values": [[n, 1.0] for n in range(300)],
-        "reason": "x" * 99,
-    }
-    document = {
-        "notes": [],
-        "direction": "maximize",
-        "trials": [{**trial, "number": n, "value": n} for n in range(900)],
-    }
+    trial = {"state": "complete", "values": [[n, 1.0] for n in range(300)], "reason": "x" * 99}
+    trials = [{**trial, "number": n, "value": n} for n in range(900)]
+    document = {"notes": [], "direction": "maximize", "trials": trials}
     made = bounded(document)
     assert len(json.dumps(made)) <= 100_000
     numbers = [each["number"] for each in made["trials"]]
-    assert numbers == sorted(numbers)
-    assert numbers[-1] == 899, "the best and latest"
+    assert (numbers, numbers[-1]) == (sorted(numbers), 899), "the best and latest"
     assert len(made["notes"]) == 2
-    assert bounded({**document, "trials": [trial | {"values": [[1, 1.0]]}]})["notes"] == []
+    assert bounded({**document, "trials": [trials[0] | {"values": [[1, 1.0]]}]})["notes"] == []
 
 
-# ---------------------------------------------------------------- workers and triggerers that are killed
-
-DAGS = '''
-from airflow.sdk import DAG
-from trainjob_airflow.operators.tuning import TrainJobTuningOperator
-
-CODE = """
-import os, time
-from trainjob import progress
-while not os.path.exists(os.environ["FLAG"]):
-    time.sleep(0.1)
-progress.report(metrics={"loss": float(os.environ["KUBEFLOW_TRAINER_OPT_X"])})
-"""
-
-with DAG("killed_study") as dag:
-    TrainJobTuningOperator(
-        task_id="search",
-        study={
-            "space": {"x": {"type": "float", "low": 1, "high": 3}}, "metric": "loss", "direction": "minimize",
-            "max_trials": 4, "parallel": 2,
-        },
-        runtime="trainjob-step",
-        command=["python", "-c", CODE],
-    )
-'''
-
-
-@pytest.fixture(scope="module")
-def forks(airflow_home: Path) -> Iterator[Warm]:
-    with airflow_forks(ENVIRONMENT, EXECUTION) as forks:
-        yield forks
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_a_second_worker_continues_the_study(
-    forks: Warm, airflow_home: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flag = tmp_path / "flag"
-    monkeypatch.setenv("FLAG", str(flag))
-    (airflow_home / "dags" / "killed_study.py").write_text(DAGS)
-    command = [sys.executable, "-c", textwrap.dedent(WORKER), str(airflow_home / "dags"), "killed_study"]
-
-    def worker(name: str) -> Forked:
-        process = Forked(forks, name, command, tmp_path, dict(os.environ))
-        process.start()
-        return process
-
-    first = worker("first")
-    try:
-        wait_until("two trials run", lambda: len(jobs(home)) == 2, 150, poll=0.1, among=[first])
-        wait_until("both are known", lambda: b"trial 1 is running" in first.log.read_bytes(), 60, among=[first])
-    finally:
-        first.kill()
-    running = jobs(home)
-    key = "airflow/http://airflow.test:8080/killed_study/manual__2026-01-02T00:00:00+00:00/-1/search"
-    with open_journal(journal_location(key_hash(key))) as journal:
-        asked = journal.all("asked")
-        assert journal.all("ended") == {}
-    flag.touch()
-    second = worker("second")
-    try:
-        assert second.exit_status() == 0
-    finally:
-        second.kill()
-    assert second.log.read_text().splitlines()[-1] == "success", second.log.read_text()[-6000:]
-    with open_journal(journal_location(key_hash(key))) as journal:
-        assert {name: journal.all("asked")[name] for name in asked} == asked, "the same parameters"
-        assert len(journal.all("ended")) == 4
-    assert len(jobs(home)) == 4, "no trial has two jobs"
-    assert set(running) <= set(jobs(home))
+# ---------------------------------------------------------------- triggers
 
 
 def trigger_of(code: str, **fields: Any) -> TrainJobStudyTrigger:
@@ -369,14 +233,9 @@ def test_a_person_kills_a_deferred_study(airflow_home: Path, home: Path, action:
 
 @pytest.mark.usefixtures("no_connection")
 def test_a_study_that_fails_is_an_event(airflow_home: Path) -> None:
-    async def scenario(**fields: Any) -> dict[str, Any]:
-        (event,) = [event async for event in trigger_of("1 / 0", **fields).run()]
-        payload: dict[str, Any] = event.payload
-        return payload
-
-    failed = asyncio.run(scenario())
+    failed = asyncio.run(only_event(trigger_of("1 / 0")))
     assert (failed["status"], failed["retryable"], failed["key"]) == ("error", False, "k")
     assert "ZeroDivisionError" in failed["message"]
-    wrong = asyncio.run(scenario(study={**STUDY, "metric": "other"}))
+    wrong = asyncio.run(only_event(trigger_of("1 / 0", study={**STUDY, "metric": "other"})))
     assert (wrong["status"], wrong["retryable"]) == ("error", False)
     assert "use another key" in wrong["message"]
