@@ -11,8 +11,8 @@ from urllib.parse import quote
 import jsonschema
 import pytest
 from airflow.sdk import DAG, Asset
-from tests.airflow.conftest import Run, python
-from tests.airflow.tasks import stored
+from tests.airflow.conftest import Run
+from tests.airflow.tasks import both, step, stored
 from tests.airflow.versions import older_than
 from tests.local.hanging import SLOW_RANK
 
@@ -35,10 +35,10 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_TRAINJOB_DEFAULT", json.dumps({"conn_type": "trainjob", "extra": extra}))
 
 
-@pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
+@both
 def test_a_task_links_to_its_job(run: Run, deferrable: bool) -> None:
     with DAG("linked") as dag:
-        TrainJobOperator(task_id="t", runtime="trainjob-step", command=python(REPORT), deferrable=deferrable)
+        step("t", REPORT, deferrable=deferrable)
     ran = run(dag)
     job = ran.xcoms["t"]
     found = stored(ran.run_id, "xcom")
@@ -107,7 +107,7 @@ def test_the_event_of_an_outlet_has_the_result_of_the_job(run: Run) -> None:
     from sqlalchemy import select
 
     with DAG("outlet") as dag:
-        TrainJobOperator(task_id="t", runtime="trainjob-step", command=python(REPORT), outlets=[Asset("s3://b/m")])
+        step("t", REPORT, outlets=[Asset("s3://b/m")])
     job = run(dag).xcoms["t"]
     with create_session() as session:
         (event,) = session.scalars(select(AssetEvent).where(AssetEvent.source_dag_id == "outlet")).all()
@@ -124,12 +124,8 @@ def test_openlineage_gets_inputs_and_outputs(run: Run, tmp_path: Path) -> None:
         task_id="t", runtime="x", inputs={"dataset": "s3://bucket/data"}, outputs={"model": f"file://{tmp_path}/m"},
         initializer={"model": {"storage_uri": "hf://org/model"}},
     )  # fmt: skip
-    result = {
-        "namespace": "ns",
-        "name": "n",
-        "uid": "u",
-        "outputs": {"report": "https://user:pw@host:1/r", "text": "x"},
-    }
+    outputs = {"report": "https://user:pw@host:1/r", "text": "x"}
+    result = {"namespace": "ns", "name": "n", "uid": "u", "outputs": outputs}
     read, written = operator.data_of(result)
     assert [lineage.name_of(uri) for uri in read] == [("s3://bucket", "data"), ("hf://org", "model")]
     assert [lineage.name_of(uri) for uri in written] == [("file", f"{tmp_path}/m"), ("https://host:1", "/r")]
@@ -180,9 +176,7 @@ def test_a_straggler_is_a_metric_with_its_node(run: Run, monkeypatch: pytest.Mon
     counted: list[tuple[str, dict[str, str]]] = []
     monkeypatch.setattr(Stats, "incr", lambda name, *_, tags=None, **__: counted.append((name, tags)))
     with DAG("slow") as dag:
-        TrainJobOperator(
-            task_id="t", runtime="trainjob-step", num_nodes=2, command=python(SLOW_RANK), stall_timeout=1.5
-        )
+        step("t", SLOW_RANK, num_nodes=2, stall_timeout=1.5)
     ran = run(dag)
     (slow,) = ran.xcoms["t"]["stragglers"]
     assert slow["rank"] == "node-1"
@@ -193,11 +187,7 @@ def test_a_straggler_is_a_metric_with_its_node(run: Run, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("state", ["success", "failed"])
 def test_stats_get_the_goodput(run: Run, sent: dict[str, tuple[Any, Any]], state: str) -> None:
     with DAG("counts") as dag:
-        TrainJobOperator(
-            task_id="t",
-            runtime="trainjob-step",
-            command=python(f"import time; time.sleep(0.5); assert {state == 'success'}"),
-        )
+        step("t", f"import time; time.sleep(0.5); assert {state == 'success'}")
     ran = run(dag)
     assert ran.state == state
     ratio, tags = sent["trainjob.goodput"]
@@ -219,7 +209,7 @@ ENDED_EARLY: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
+@both
 @pytest.mark.parametrize("way", ENDED_EARLY)
 def test_a_task_that_ends_its_job_publishes_the_goodput(
     run: Run, sent: dict[str, tuple[Any, Any]], way: str, deferrable: bool
@@ -232,14 +222,7 @@ def test_a_task_that_ends_its_job_publishes_the_goodput(
         found.append(task.get_openlineage_facets_on_failure(context["ti"]).run_facets)
 
     with DAG("early") as dag:
-        TrainJobOperator(
-            task_id="t",
-            runtime="trainjob-step",
-            command=python(code),
-            deferrable=deferrable,
-            on_failure_callback=failed,
-            **arguments,
-        )
+        step("t", code, deferrable=deferrable, on_failure_callback=failed, **arguments)
     ran = run(dag)
     assert ran.states == {"t": "failed"}, ran.log
     spent = {name: value for name, (value, _) in sent.items() if name.startswith("trainjob.activity.")}
@@ -254,14 +237,7 @@ def test_a_job_that_keeps_running_is_counted_by_the_try_that_ends_it(
     run: Run, sent: dict[str, tuple[Any, Any]]
 ) -> None:
     with DAG("kept") as dag:
-        TrainJobOperator(
-            task_id="t",
-            runtime="trainjob-step",
-            command=python(SLEEP),
-            queue_timeout=0.5,
-            cancel_on_timeout=False,
-            **QUEUED,
-        )
+        step("t", SLEEP, queue_timeout=0.5, cancel_on_timeout=False, **QUEUED)
     ran = run(dag)
     assert ran.states == {"t": "failed"}
     assert not [name for name in sent if name.startswith("trainjob.activity.")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import traceback
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from airflow.sdk import DAG
 from tests.airflow.conftest import Run, python
 from tests.airflow.tasks import FAIL_ON_RANK_1, REPORT, both, step
@@ -55,18 +55,6 @@ def groups_of(log: str) -> dict[str, list[str]]:
     return found
 
 
-class Log:
-    """A logger that keeps lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def info(self, event: str, /, *args: object) -> None:
-        self.lines.append(event % args if args else event)
-
-    warning = info
-
-
 @both
 def test_launch_phases_and_result_are_groups(run: Run, deferrable: bool) -> None:
     with DAG("grouped") as dag:
@@ -103,49 +91,44 @@ def test_the_first_error_is_why_the_training_failed(run: Run, deferrable: bool) 
     assert older_than("3.1") or "trainjob_airflow/" not in ran.log
 
 
-def test_a_failure_keeps_the_frames_of_other_code(run: Run) -> None:
+def test_tracebacks_keep_the_frames_of_other_code_and_of_bugs(run: Run) -> None:
     class Careful(TrainJobOperator):
         def execute(self, context: Context) -> object:
             return super().execute(context)
 
-    with DAG("fails") as dag:
-        Careful(task_id="train", runtime="trainjob-step", command=python("raise ValueError('no labels')"))
-    modules = modules_of(run(dag).errors["train"])
-    assert __name__ in modules
-    assert modules[-1].startswith("airflow.")
+    class Broken(TrainJobOperator):
+        def _spec(self, *_: object) -> Any:
+            raise KeyError("a bug")
+
+    fields: dict[str, Any] = {"runtime": "trainjob-step", "command": python("raise ValueError('no labels')")}
+    with DAG("frames") as dag:
+        Careful(task_id="careful", **fields)
+        Broken(task_id="broken", **fields)
+    modules = {name: modules_of(error) for name, error in run(dag).errors.items()}
+    assert __name__ in modules["careful"]
+    assert modules["careful"][-1].startswith("airflow.")
+    assert "trainjob_airflow.operators.base" in modules["broken"]
 
 
-def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: TrainJobOperator, *_: object) -> None:
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(TrainJobOperator, "_spec", broken)
-    with DAG("broken") as dag:
-        step()
-    assert "trainjob_airflow.operators.base" in modules_of(run(dag).errors["train"])
-
-
-def test_a_group_needs_lines() -> None:
-    log = Log()
+def test_a_group_needs_lines_and_a_rank_opens_none() -> None:
+    lines: list[str] = []
+    log: Any = SimpleNamespace(info=lambda event, *args: lines.append(event % args if args else event))
+    log.warning = log.info
     progress = progress_logger(log)
+    day = datetime(2026, 11, 26, tzinfo=UTC)
     progress.change(Observation(Phase.STARTING))
-    progress.change(
-        Observation(Phase.QUEUED, message="position 2", advice="ask", created=datetime(2026, 11, 26, tzinfo=UTC))
-    )
+    progress.change(Observation(Phase.QUEUED, message="position 2", advice="ask", created=day))
     progress.change(Observation(Phase.QUEUED, message="position 1", advice="ask"))
-    assert log.lines == [
+    for text in ("::group::mine", "x ::endgroup::", "a::b"):
+        progress.line(LogLine("t", "node-0", text))
+    assert lines == [
         "TrainJob is Starting",
         "::group::TrainJob is Queued: position 2",
         "what to do: ask",
         "created: 2026-11-26 00:00:00 UTC",
         "::endgroup::",
         "TrainJob is Queued: position 1",
+        "[node-0] : :group::mine",
+        "[node-0] x : :endgroup::",
+        "[node-0] a::b",
     ]
-
-
-def test_a_rank_cannot_open_or_end_a_group() -> None:
-    log = Log()
-    progress = progress_logger(log)
-    for text in ("::group::mine", "x ::endgroup::", "a::b"):
-        progress.line(LogLine("t", "node-0", text))
-    assert log.lines == ["[node-0] : :group::mine", "[node-0] x : :endgroup::", "[node-0] a::b"]

@@ -43,29 +43,27 @@ def test_an_index_that_names_another_item_begins_anew(
             checkpoints=(tmp_path / "checkpoints").as_uri(),
         ).expand(env=items())
 
-    def ran(*names: str) -> str:
-        """Run all tasks; the run has the same id each time, as after a clear."""
+    def ran(*names: str) -> tuple[str, list[str]]:
+        """Run all tasks, in the same run as after a clear; its state, and the log by map index and attempt."""
         regions.write_text(json.dumps(names))
         publish(dag)
-        return str(dag.test(logical_date=LONG_AGO).state)
-
-    def lines() -> list[str]:
-        """What each attempt has logged, in the order of map index and attempt."""
+        state = str(dag.test(logical_date=LONG_AGO).state)
         with TrainJobClient("local") as client:
             jobs = sorted(
                 client.list(), key=lambda job: (job["metadata"]["labels"]["map_index"], JobRef.of(job).attempt)
             )
-            return [line.text for job in jobs for line in client.logs(JobRef.of(job))]
+            return state, [line.text for job in jobs for line in client.logs(JobRef.of(job))]
 
     monkeypatch.setattr(DagRun, "generate_run_id", lambda **_: "manual__1")
-    assert ran("north", "south") == "failed"
-    assert lines() == ["north begins with nothing", "south begins with nothing"]
+    assert ran("north", "south") == ("failed", ["north begins with nothing", "south begins with nothing"])
     done.touch()
-    assert ran("east", "north", "south") == "success"
-    assert lines() == [
+    state, lines = ran("east", "north", "south")
+    assert state == "success"
+    assert lines == [
         *("north begins with nothing", "east begins with nothing"),
         *("south begins with nothing", "north begins with nothing"),
         "south begins with nothing",
     ]
-    assert ran("north", "south", "east") == "success"
-    assert lines()[2] == "north begins with weights of north", "half of its training is still there"
+    state, lines = ran("north", "south", "east")
+    assert state == "success"
+    assert lines[2] == "north begins with weights of north", "half of its training is still there"

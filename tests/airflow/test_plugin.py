@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task
 from tests.airflow.conftest import ROOT, Run, python
 from tests.airflow.tasks import stored
@@ -130,14 +132,11 @@ def test_airflow_knows_the_tabs(airflow_home: Path) -> None:
     assert [each["url_prefix"] for each in ours["fastapi_apps"]] == ["/trainjob"]
 
 
-def in_a_process(code: str, **environment: str) -> str:
-    import os
-
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True,
-        cwd=ROOT, timeout=100,
-    )  # fmt: skip
-    return done.stdout
+def in_a_process(code: str, **environment: str) -> list[str]:
+    """Words that a new interpreter prints."""
+    given: dict[str, Any] = {"env": {**os.environ, **environment}, "cwd": ROOT, "timeout": 100}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **given)
+    return str(done.stdout).split()
 
 
 def test_the_plugin_imports_nothing_heavy(airflow_home: Path) -> None:
@@ -148,7 +147,7 @@ def test_the_plugin_imports_nothing_heavy(airflow_home: Path) -> None:
     )
     if older_than("3.2"):
         code = code.replace(", airflow.sdk.plugins_manager", "")
-    new = in_a_process(code).split()
+    new = in_a_process(code)
     assert {name.split(".")[0] for name in new} <= {"airflow", "trainjob_airflow", "packaging"}, new
     ours = [name for name in new if name.startswith("trainjob_airflow")]
     assert set(ours) <= {"trainjob_airflow", "trainjob_airflow.addresses", "trainjob_airflow.plugin"}
@@ -156,7 +155,7 @@ def test_the_plugin_imports_nothing_heavy(airflow_home: Path) -> None:
 
 def test_the_address_has_the_path_of_the_base_url(airflow_home: Path) -> None:
     code = "from trainjob_airflow.plugin import TrainJobPlugin as it; print(*[v['href'] for v in it.external_views])"
-    found = in_a_process(code, AIRFLOW__API__BASE_URL="https://host.test/team/airflow/").split()
+    found = in_a_process(code, AIRFLOW__API__BASE_URL="https://host.test/team/airflow/")
     assert [each.partition("/dags")[0] for each in found] == ["/team/airflow/trainjob"] * 2
 
 
@@ -213,33 +212,24 @@ def test_the_pages_of_a_run_and_its_tasks(run: Run, get: Get) -> None:
 
 def test_another_task_has_a_message(run: Run, get: Get) -> None:
     with DAG("page_other") as dag:
-
-        @task
-        def other() -> int:
-            return 1
-
-        other()
-    ran = run(dag)
-    page = get(path_of(dag, ran.run_id, "other"))
-    assert page.status_code == 200
-    assert "This task has no TrainJob." in page.text
-    assert 'http-equiv="refresh"' not in page.text
-    set_state(ran.run_id, "queued", "other")
-    page = get(path_of(dag, ran.run_id, "other"))
-    assert "This task has no TrainJob yet." in page.text
-    assert 'http-equiv="refresh"' in page.text
-    assert get(path_of(dag, ran.run_id, "other", what="document")).status_code == 404
-    assert "This DAG run has no trainings." in get(f"/dags/{dag.dag_id}/runs/{quote(ran.run_id)}/page").text
+        EmptyOperator(task_id="other")
+    run_id = run(dag).run_id
+    for state, message, refreshes in (("success", "no TrainJob.", False), ("queued", "no TrainJob yet.", True)):
+        set_state(run_id, state, "other")
+        page = get(path_of(dag, run_id, "other"))
+        assert page.status_code == 200
+        assert f"This task has {message}" in page.text
+        assert ('http-equiv="refresh"' in page.text) is refreshes
+    assert get(path_of(dag, run_id, "other", what="document")).status_code == 404
+    assert "This DAG run has no trainings." in get(f"/dags/{dag.dag_id}/runs/{quote(run_id)}/page").text
 
 
 @pytest.mark.parametrize("what", ["page", "document"])
 def test_unknown_runs_and_tasks_are_not_found(finished: tuple[DAG, str], get: Get, what: str) -> None:
     dag, run_id = finished
-    assert get(path_of(dag, "nosuch", what=what)).status_code == 404
-    assert get(path_of(dag, run_id, "nosuch", what=what)).status_code == 404
-    assert get(f"/dags/{dag.dag_id}/runs/nosuch/{what}").status_code == 404
-    assert get(f"/dags/nosuch/runs/{quote(run_id)}/{what}").status_code == 404
-    assert get("/nosuch/page").status_code == 404
+    unknown = [path_of(dag, "nosuch", what=what), path_of(dag, run_id, "nosuch", what=what), f"/nosuch/{what}"]
+    unknown += [f"/dags/{dag.dag_id}/runs/nosuch/{what}", f"/dags/nosuch/runs/{quote(run_id)}/{what}"]
+    assert {path: get(path).status_code for path in unknown} == dict.fromkeys(unknown, 404)
 
 
 # ---------------------------------------------------------------- authorization
@@ -375,16 +365,12 @@ def job_of(run_id: str) -> dict[str, Any]:
     return document
 
 
-def delete(home: Path, document: dict[str, Any]) -> None:
-    with TrainJobClient(LocalBackend(home=home), document["namespace"]) as client:
-        ref = client.find(document["name"])
-        client.call(lambda: client.backend.delete(ref))
-        wait_until("the job is deleted", lambda: client.get(ref) is None, 120)
-
-
 def test_the_page_of_a_deleted_job_shows_what_is_stored(running: tuple[DAG, str, Path], get: Get, home: Path) -> None:
     dag, run_id, _ = running
-    delete(home, job_of(run_id))
+    with TrainJobClient(LocalBackend(home=home)) as client:
+        ref = client.find(job_of(run_id)["name"])
+        client.call(lambda: client.backend.delete(ref))
+        wait_until("the job is deleted", lambda: client.get(ref) is None, 120)
     document = document_in(get(path_of(dag, run_id)))
     assert document["source"] == "kept"
     (note,) = document["notes"]
@@ -397,8 +383,7 @@ def test_a_connection_that_the_api_server_cannot_use(
 ) -> None:
     dag, run_id, _ = running
     extra = {"backend": "kubernetes", "kube_config_path": "/only/on/workers"}
-    connection = {"conn_type": "trainjob", "extra": extra}
-    monkeypatch.setenv("AIRFLOW_CONN_TRAINJOB_DEFAULT", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_TRAINJOB_DEFAULT", json.dumps({"conn_type": "trainjob", "extra": extra}))
     document = document_in(get(path_of(dag, run_id)))
     assert document["source"] == "kept"
     assert "see the log of the API server" in document["notes"][0]
@@ -443,36 +428,39 @@ def test_a_broken_xcom_is_an_error_page(finished: tuple[DAG, str], get: Get, val
 # ---------------------------------------------------------------- other runs and other tasks
 
 
+def compared(loss: float, promoted: bool) -> DAG:
+    """A DAG whose other tasks return what an initializer and an export return."""
+    with DAG("page_compared") as dag:
+
+        @task
+        def initialize() -> dict[str, Any]:
+            return {"outputs": {"uri": "s3://bucket/digits", "digest": "sha256:aa", "source": "hf://digits"}}
+
+        @task
+        def export() -> dict[str, Any]:
+            outputs = {"uri": "s3://models/1", "digest": "sha256:bb", "name": "digits", "version": "1", "reason": ""}
+            return {"outputs": {**outputs, "promoted": promoted}}
+
+        code = f"from trainjob.progress import report; report(metrics={{'loss': {loss}}}, step=1)"
+        initialize() >> train(code, inputs={"dataset": "s3://bucket/digits"}) >> export()
+        TrainJobOperator.partial(task_id="many", runtime="trainjob-step").expand(command=[["true"]])
+    return dag
+
+
 def test_comparison_and_lineage(run: Run, get: Get) -> None:
-    def dag(loss: float, promoted: bool) -> DAG:
-        with DAG("page_compared") as made:
-
-            @task
-            def initialize() -> dict[str, Any]:
-                return {"outputs": {"uri": "s3://bucket/digits", "digest": "sha256:aa", "source": "hf://digits"}}
-
-            @task
-            def export() -> dict[str, Any]:
-                outputs = {"uri": "s3://models/1", "digest": "sha256:bb", "name": "digits", "version": "1"}
-                return {"outputs": {**outputs, "promoted": promoted, "reason": ""}}
-
-            code = f"from trainjob.progress import report; report(metrics={{'loss': {loss}}}, step=1)"
-            initialize() >> train(code, inputs={"dataset": "s3://bucket/digits"}) >> export()
-            TrainJobOperator.partial(task_id="many", runtime="trainjob-step").expand(command=[["true"]])
-        return made
-
-    runs = [run(dag(loss, promoted)).run_id for loss, promoted in ((3, False), (2, True), (1, False), (0.5, True))]
-    document = document_in(get(path_of(dag(0, False), runs[3])))
-    compared = {each["label"]: each for each in document["compare"]}
-    assert {label: each["metrics"]["loss"] for label, each in compared.items()} == {"previous run": 1, "champion": 2}
-    address = compared["champion"]["href"]
+    runs = [run(compared(loss, promoted)).run_id for loss, promoted in ((3, False), (2, True), (1, False), (0.5, True))]
+    dag = compared(0, False)
+    document = document_in(get(path_of(dag, runs[3])))
+    others = {each["label"]: each for each in document["compare"]}
+    assert {label: each["metrics"]["loss"] for label, each in others.items()} == {"previous run": 1, "champion": 2}
+    address = others["champion"]["href"]
     assert document_in(get(address.removeprefix("/trainjob")))["metrics"]["loss"] == 2
     assert document["lineage"]["datasets"][0]["digest"] == "sha256:aa"
     registered = document["lineage"]["registered"]
     assert (registered["model"], registered["version"], registered["alias"]) == ("digits", "1", "champion")
-    assert document_in(get(path_of(dag(0, False), runs[0])))["compare"] == []
+    assert document_in(get(path_of(dag, runs[0])))["compare"] == []
     # The item of an index may be another one in each run, so the label names the index.
-    mapped = document_in(get(path_of(dag(0, False), runs[1], "many", map_index="0")))
+    mapped = document_in(get(path_of(dag, runs[1], "many", map_index="0")))
     assert [each["label"] for each in mapped["compare"]] == ["previous run, index 0"]
 
 
