@@ -183,7 +183,7 @@ lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
 campaign_local := tests/oci/test_faults.py \
 	$(patsubst %,tests/local/test_%.py,kills chaos tuning_kills preemptions hangs)
 campaign_sizes := tests/local/test_memory.py tests/oci/test_memory.py tests/stores/test_contract.py \
-	$(patsubst %,tests/airflow/system/test_%.py,many examples) tests/cluster/restarts/test_airflow_system.py
+	tests/airflow/system/test_examples.py tests/cluster/restarts/test_airflow_system.py
 campaign_cluster := $(patsubst %,tests/cluster/test_%.py,hangs preemptions gangs used_resources)
 campaign_terminate := tests/cluster/test_kfp_terminate.py
 campaign_simulation := $(patsubst %,tests/simulation/test_%_schedules.py,local export) -k test_random_schedules

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -153,12 +152,6 @@ class Airflow:
         assert command.exit_status() == 0, command.tail()
         return command.log.read_text()
 
-    def listed(self, *arguments: str) -> list[dict[str, Any]]:
-        """Rows that one of Airflow's commands lists."""
-        text = self.command(*arguments, "--output", "json")
-        found: list[dict[str, Any]] = json.JSONDecoder().raw_decode(text[text.index("[{") :])[0]
-        return found
-
     def age(self, table: str, column: str, **where: Any) -> None:
         """Make the last heartbeat of a stopped process an hour older, so that it counts as lost at once."""
         conditions = " AND ".join(f"{name} = %s" for name in where)
@@ -272,17 +265,6 @@ class Airflow:
         answer = self.http.post(f"/api/v2/dags/{dag_id}/dagRuns", json=body).raise_for_status()
         return str(answer.json()["dag_run_id"])
 
-    def backfill(self, dag_id: str, first: str, last: str, **conf: Any) -> None:
-        """Start runs of a DAG for the dates from `first` to `last` (ISO 8601), once it is known."""
-        wait_until(f"DAG {dag_id} is known", lambda: self._known(dag_id), 180, poll=0.5)
-        body = {
-            "dag_id": dag_id,
-            "from_date": f"{first}T00:00:00Z",
-            "to_date": f"{last}T00:00:00Z",
-            "dag_run_conf": conf,
-        }
-        self.http.post("/api/v2/backfills", json=body).raise_for_status()
-
     def _known(self, dag_id: str) -> bool:
         return self.http.get(f"/api/v2/dags/{dag_id}").status_code == 200
 
@@ -320,16 +302,6 @@ class Airflow:
             # For example that the scheduler considers a task lost ("state mismatch").
             error.add_note("\n".join([line for line in lines if run_id in line][-10:]))
             raise
-
-    def until_left(self, dag_id: str, run_id: str, task_id: str = "train", attempt: int = 1) -> None:
-        """Wait until the scheduler knows that the worker of a deferred task has ended.
-
-        If the deferral ends earlier, the scheduler considers the task lost ("state mismatch") and starts the next try.
-        Tests that end a job right after a deferral therefore wait for this.
-        """
-        key = f"task_id='{task_id}', run_id='{run_id}', try_number={attempt},"
-        event = f"Received executor event with state success for task instance TaskInstanceKey(dag_id='{dag_id}', {key}"
-        wait_until(f"the scheduler knows of {task_id}", lambda: event in self.parts["scheduler"].log.read_text(), 120)
 
     def over(self, dag_id: str, run_id: str, seconds: float = 240) -> str:
         """Wait for the end of a run; return its state.

@@ -1,12 +1,15 @@
-"""The provider in Airflow's API, its command line, and a browser."""
+"""The provider in Airflow's API and in a browser: links, lineage, and the tabs "Training" and "Trainings".
+
+tests/airflow/test_plugin.py and test_links.py test what they show.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -16,26 +19,27 @@ import pytest
 from tests.airflow import templates
 from tests.airflow.conftest import ROOT
 from tests.airflow.system.airflow import Airflow
+from tests.airflow.versions import since
 from tests.processes import wait_until
 
-from trainjob_airflow.get_provider_info import get_provider_info
-
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import FrameLocator, Page
 
 
 DAG = "shown"
+SECRET = "hf_PlantedSecretOfThePage1234567890ab"
+TASKS = ("train", "running", "finished", "failed")
 URLS = {
     "job_url": "https://dashboard.test/{namespace}/{name}?uid={uid}",
     "logs_url": "https://logs.test/{name}?from={started}",
     "model_url": "https://models.test/{model}/{version}",
 }
-FIELDS = get_provider_info()["connection-types"][0]["conn-fields"]
+tabs = since("3.1.1", "tabs with pages of plugins")
 
 
 @dataclass
 class Shown:
-    """A run whose trainings wait until the flag file exists."""
+    """A run of the DAG; its tasks ``train`` (deferred), ``running`` and ``adopted`` end once the flag file exists."""
 
     airflow: Airflow
     run: str
@@ -44,7 +48,7 @@ class Shown:
     def path(self, task: str) -> str:
         return f"dags/{DAG}/dagRuns/{self.run}/taskInstances/{task}"
 
-    def page(self, task: str, tab: str) -> str:
+    def page(self, task: str, tab: str = "") -> str:
         """URL path of a task in the user interface."""
         return f"/dags/{DAG}/runs/{quote(self.run, safe='')}/tasks/{task}/{tab}"
 
@@ -62,17 +66,40 @@ class Shown:
         """URL of the task's job in the dashboard."""
         return URLS["job_url"].format(**self.job(task))
 
+    def answer(self, task: str, what: str, map_index: int = -1) -> httpx.Response:
+        """The page or the document of a task's tab."""
+        path = f"/trainjob/dags/{DAG}/runs/{quote(self.run, safe='')}/tasks/{task}/{map_index}/{what}"
+        return self.airflow.http.get(path).raise_for_status()
+
+    def document(self, task: str, map_index: int = -1) -> dict[str, Any]:
+        return dict(self.answer(task, "document", map_index).json())
+
+    def kept(self, task: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.airflow.xcom(DAG, self.run, task, "trainjob_training")
+        return json.loads(found) if isinstance(found, str) else found
+
+    def open(self, page: Page, task: str) -> FrameLocator:
+        """Open the tab of a task as a person does."""
+        page.goto(self.page(task).rstrip("/"))
+        page.get_by_role("link", name="Training", exact=True).click()
+        return page.frame_locator("iframe[title=Training]")
+
 
 @pytest.fixture(scope="module")
-def shown(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+def shown(airflow: Airflow, trainings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     workspace = tmp_path_factory.mktemp("shown")
     templates.registry(workspace / "registry.db")
+    secret = trainings / "secrets" / "shown"
+    secret.mkdir(parents=True)
+    (secret / "token").write_text(SECRET)
     body = {"connection_id": DAG, "conn_type": "trainjob", "extra": json.dumps({"backend": "local", **URLS})}
     airflow.http.post("/api/v2/connections", json=body).raise_for_status()
     flag = workspace / "flag"
     run = airflow.run(DAG, flag=str(flag), workspace=str(workspace))
-    airflow.until("deferred", DAG, run, seconds=240)
-    airflow.until("running", DAG, run, "adopted", seconds=240)
+    states = {"failed": "failed", "finished": "success", "train": "deferred"}
+    states |= dict.fromkeys(("running", "adopted"), "running")
+    for task, state in states.items():
+        airflow.until(state, DAG, run, task, seconds=240)
     yield Shown(airflow, run, flag)
     flag.touch()
     airflow.http.delete(f"/api/v2/connections/{DAG}").raise_for_status()
@@ -81,7 +108,7 @@ def shown(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="module")
 def finished(shown: Shown) -> Shown:
     shown.flag.touch()
-    for task in ("train", "export", "adopted"):
+    for task in ("train", "export", "running", "adopted"):
         shown.airflow.until("success", DAG, shown.run, task, seconds=240)
     return shown
 
@@ -95,56 +122,81 @@ def test_links_after_a_new_try_has_adopted_the_job(shown: Shown) -> None:
     assert shown.airflow.task(DAG, shown.run, "adopted")["state"] == "running"
 
 
-def both_links(shown: Shown, task: str) -> dict[str, str] | None:
-    links = shown.links(task)
-    return links if len(links) == 2 else None
-
-
-def test_links_before_the_end(shown: Shown) -> None:
-    for task, state in (("train", "deferred"), ("adopted", "running")):
-        links = wait_until(f"{task} has its links", partial(both_links, shown, task), 60)
+def test_running_and_deferred_tasks_have_links(shown: Shown, page: Page) -> None:
+    for task in ("train", "running"):
+        wait_until(f"{task} has its links", lambda task=task: len(shown.links(task)) == 2, 60)  # type: ignore[misc]
+        links = shown.links(task)
         assert links["TrainJob"] == shown.address(task)
         assert links["TrainJob logs"].startswith(f"https://logs.test/{shown.job(task)['name']}?from=20")
-        assert shown.airflow.task(DAG, shown.run, task)["state"] == state
-
-
-def test_the_connection_form_in_a_browser(airflow: Airflow, page: Page) -> None:
-    secret = "apiVersion: v1\nkind: Config\nusers: [{user: {token: typed-token}}]"
-    page.goto("/connections")
-    page.get_by_role("button", name="Add Connection").click()
-    form = page.get_by_role("dialog")
-    form.get_by_label("Connection ID").fill("typed")
-    form.get_by_role("combobox").first.fill("Kubeflow TrainJob")
-    page.get_by_role("option", name="Kubeflow TrainJob").click()
-    form.get_by_label("Bearer token").fill("typed-password")
-    form.get_by_role("button", name="Extra Fields", exact=True).click()
-    for field in FIELDS.values():
-        form.get_by_text(field["label"], exact=True).wait_for()
-        form.get_by_text(field["description"], exact=True).wait_for()
-    form.locator("[name=element_secret_kube_config]").fill(secret)
-    form.get_by_role("button", name="Save").click()
-    form.wait_for(state="hidden")
-    stored = airflow.get("connections/typed")
-    extra = {name: value for name, value in json.loads(stored["extra"]).items() if value is not None}
-    assert (stored["conn_type"], stored["password"]) == ("trainjob", "***")
-    assert extra == {"secret_kube_config": "***"}
-    (exported,) = airflow.listed("connections", "get", "typed")
-    found = exported["extra_dejson"]
-    assert exported["password"] == "typed-password"
-    assert (json.loads(found) if isinstance(found, str) else found)["secret_kube_config"] == secret
-
-
-def test_a_running_task_in_a_browser(shown: Shown, page: Page) -> None:
-    wait_until("there is a link", lambda: shown.links("train").get("TrainJob"), 60)
     page.goto(shown.page("train", "details"))
     for name, address in shown.links("train").items():
         link = page.get_by_role("link", name=name, exact=True)
         link.wait_for()
         assert link.get_attribute("href") == address
     assert page.get_by_role("link", name="Model version").count() == 0, "a training has no model version"
-    page.goto(shown.page("train", ""))
+    page.goto(shown.page("train"))
     page.get_by_text(f"TrainJob shown/{shown.job('train')['name']} (attempt 1)").first.wait_for()
     page.get_by_text("TrainJob is Running").first.wait_for()
+
+
+@tabs
+def test_the_tabs_of_running_and_deferred_tasks_are_live(shown: Shown, page: Page) -> None:
+    for task in ("running", "train"):
+        frame = shown.open(page, task)
+        frame.get_by_text("Running", exact=True).first.wait_for()
+        frame.get_by_text("accuracy").first.wait_for()
+        read = lambda task=task: int(shown.document(task)["step"] or 0)  # noqa: E731
+        wait_until("a step is reported", read, 60)
+        seen = frame.locator("main").inner_text()
+        wait_until("the figures change", lambda: frame.locator("main").inner_text() != seen, 30, poll=0.1)  # noqa: B023
+        document = shown.document(task)
+        assert (document["source"], document["notes"]) == ("live", [])
+        assert len(document["history"]["loss"]) > 3
+
+
+@tabs
+def test_the_tabs_of_the_run_and_of_mapped_tasks(shown: Shown, page: Page) -> None:
+    page.goto(f"/dags/{DAG}/runs/{quote(shown.run, safe='')}")
+    page.get_by_role("link", name="Trainings", exact=True).click()
+    frame = page.frame_locator("iframe[title=Trainings]")
+    for task in TASKS:
+        frame.get_by_role("link", name=task, exact=True).first.wait_for()
+    frame.get_by_role("link", name="failed", exact=True).first.click()
+    frame.get_by_text("step 10 has no labels").first.wait_for()
+    shown.open(page, "mapped/mapped/1").get_by_text("Complete").first.wait_for()
+    assert shown.document("mapped", 0)["name"] != shown.document("mapped", 1)["name"]
+
+
+@tabs
+def test_no_page_and_no_xcom_has_the_secrets(shown: Shown) -> None:
+    log = shown.airflow.log(DAG, shown.run, "finished")
+    assert "token=" in log
+    for task in TASKS:
+        for text in (
+            shown.answer(task, "page").text,
+            json.dumps(shown.document(task)),
+            json.dumps(shown.kept(task)),
+        ):
+            assert SECRET not in text
+            assert "http" in text
+
+
+@since("3.3", "writes of a trigger while its job runs")
+def test_what_is_stored_outlives_a_triggerer(shown: Shown) -> None:
+    def points() -> list[list[float]]:
+        found: list[list[float]] = shown.kept("train")["history"].get("loss", [])
+        return found
+
+    wait_until("the trigger has stored metrics", lambda: len(points()) > 2, 90, poll=0.5)
+    first = points()[0]
+    shown.airflow.end("triggerer")
+    assert shown.document("train")["source"] == "live", "the page reads the job itself"
+    latest = points()[-1]
+    shown.airflow.age("job", "latest_heartbeat", job_type="TriggererJob")
+    shown.airflow.parts["triggerer"].start()
+    # Not their number, which falls whenever the history is thinned.
+    wait_until("the next triggerer has stored metrics", lambda: points()[-1] > latest, 120, poll=0.5)
+    assert points()[0] == first
 
 
 def test_a_failed_task_in_a_browser(airflow: Airflow, page: Page) -> None:
@@ -165,40 +217,47 @@ def test_a_failed_task_in_a_browser(airflow: Airflow, page: Page) -> None:
 
 
 def test_a_finished_run_in_a_browser(finished: Shown, page: Page) -> None:
-    page.goto(finished.page("train", ""))
-    page.get_by_text("Result: accuracy 0.75").first.wait_for()
+    page.goto(finished.page("train"))
+    page.get_by_text(re.compile(r"Result: .*accuracy 0\.75")).first.wait_for()
     page.goto(finished.page("export", "details"))
     link = page.get_by_role("link", name="Model version", exact=True)
     link.wait_for()
     assert link.get_attribute("href") == "https://models.test/shown/1"
-
-
-def test_a_finished_run_has_links_fields_xcoms_and_events(finished: Shown) -> None:
-    airflow = finished.airflow
     assert finished.links("train")["TrainJob"] == finished.address("train")
     assert finished.links("export")["Model version"] == "https://models.test/shown/1"
 
+
+@tabs
+def test_the_tabs_of_a_finished_run(finished: Shown, page: Page) -> None:
+    for task in ("running", "train"):
+        document = finished.document(task)
+        assert (document["phase"], document["source"], document["progress"]) == ("Complete", "kept", 100)
+        assert document["history"]["loss"][0][2] == 1.0, "the first value is kept"
+        assert len(document["history"]["loss"]) > 20
+        assert document["attempts"][0]["checkpoints"]
+    finished.open(page, "running").get_by_text("Complete").first.wait_for()
+    registered = wait_until(
+        "the registered model is shown", lambda: finished.document("train")["lineage"]["registered"], 30, poll=1
+    )
+    assert (registered["model"], registered["version"], registered["alias"]) == ("shown", "1", "champion")
+
+
+def test_a_finished_run_has_fields_xcoms_and_events(finished: Shown) -> None:
+    airflow = finished.airflow
     rendered = airflow.get(finished.path("train"))["rendered_fields"]
-    assert rendered["env"] == {"FLAG": str(finished.flag)}
+    assert rendered["env"]["FLAG"] == str(finished.flag)
     assert rendered["outputs"] == {"model": f"file://{finished.flag.parent}/trained"}
     assert rendered["labels"] == {"team": "vision"}
 
-    result = airflow.xcom(DAG, finished.run)
-    assert {name: result[name] for name in ("name", "uid")} == {
-        name: finished.job("train")[name] for name in ("name", "uid")
-    }
-    assert result["metrics"] == {"accuracy": 0.75}
-
+    result, job = airflow.xcom(DAG, finished.run), finished.job("train")
+    assert (result["name"], result["uid"], result["metrics"]["accuracy"]) == (job["name"], job["uid"], 0.75)
     made = airflow.xcom(DAG, finished.run, "export")["outputs"]
     (event,) = airflow.get("assets/events", source_dag_id=DAG, source_run_id=finished.run)["asset_events"]
     assert event["uri"] == "file:///models/shown"
     extra = event["extra"]
-    assert {name: extra[name] for name in ("uri", "digest", "version")} == {
-        name: made[name] for name in ("uri", "digest", "version")
-    }
-    assert extra["version"] == "1"
+    assert [extra[name] for name in ("uri", "digest", "version")] == [made["uri"], made["digest"], "1"]
     assert extra["digest"].startswith("sha256:")
-    assert extra["metrics"] == {"accuracy": 0.75}
+    assert extra["metrics"]["accuracy"] == 0.75
     assert extra["uid"] == finished.job("export")["uid"]
 
 
