@@ -76,7 +76,7 @@ def airflow_label(text: str) -> str:
     if safe == text and len(safe) <= _LABEL:
         return safe
     digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:9]
-    return f"{safe[: _LABEL - len(digest) - 1]}-{digest}"
+    return f"{safe[: _LABEL - len(digest) - 1]}-{digest}" if safe else digest
 
 
 @dataclass(frozen=True)
