@@ -169,7 +169,8 @@ class Oci(Store):
 class Cloud(Store):
     """A fake of Google's and Azure's stores.
 
-    fake-gcs-server 1.56.1 cannot replace it: it has no multipart uploads of the XML API, which obstore uses.
+    fake-gcs-server 1.56.1 cannot replace it: to each write of the XML API, which obstore uses (PUT, POST ?uploads, a
+    copy), it answers 400 "invalid uploadType".
     """
 
     def __init__(self, proxy: Proxy, server: Clouds, scheme: str) -> None:
