@@ -33,7 +33,10 @@ from tests.lanes import read
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("components/trainjob", "airflow_provider/trainjob_airflow", "kfp_components/trainjob_kfp")
-FOLDERS = ("tests/unit", "tests/contract", "tests/kfp", "tests/airflow", "tests/local")
+FOLDERS = tuple(
+    f"tests/{name}"
+    for name in ("unit", "contract", "simulation", "integrations", "registry", "stores", "kfp", "airflow", "local")
+)
 KNOWN = ROOT / ".test-output" / "mutants"
 """Coverage and results of the unchanged product."""
 
