@@ -35,7 +35,7 @@ from trainjob.status import CANCELLED, GIVEN_UP
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 LEASES = "coordination.k8s.io/v1"
-AFTER_SECONDS = 2
+AFTER_SECONDS = 4
 OURS = {"app.kubernetes.io/managed-by": "trainjob"}
 
 
