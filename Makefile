@@ -121,8 +121,8 @@ ifdef TESTS
 	$(call run,$(TESTS))
 else
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
-		"lint test-unit test-docs test-simulation test-stores test-registry" \
-		"test-airflow test-integrations test-kfp test-contract test-local"
+		"lint test-unit test-docs test-simulation test-stores test-registry test-local" \
+		"test-airflow test-integrations test-kfp test-contract"
 	@$(REPORT)
 endif
 
