@@ -7,6 +7,7 @@ rewrites tests/unit/corpus/ and the table of docs/reference/failures.md.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -42,6 +43,7 @@ _ROOT = Path(__file__).parents[2]
 DIRECTORY = _ROOT / "tests" / "unit" / "corpus"
 PAGE = _ROOT / "docs" / "reference" / "failures.md"
 
+RECORD = "TRAINJOB_RECORD" in os.environ
 _SECONDS = 600  # for a job to fail as expected: on a busy machine, PyTorch on two nodes takes minutes to start
 _POLL_SECONDS = 1.0
 _AT_ONCE = 10
@@ -86,8 +88,8 @@ class Made:
     diagnosis: Diagnosis
 
 
-def make_all(wanted: list[Failure], cluster: Cluster, *, record: bool) -> dict[str, Made | Exception]:
-    """Produce many failures in parallel, since most of the time is waiting; `record` writes them to the corpus."""
+def make_all(wanted: list[Failure], cluster: Cluster) -> dict[str, Made | Exception]:
+    """Produce many failures in parallel, since most of the time is waiting; with `RECORD` write them to the corpus."""
     assert cluster.real_node
     # Start those that take longest first.
     wanted.sort(key=lambda failure: (not failure.slow, failure.node == "simulated"))
@@ -100,7 +102,7 @@ def make_all(wanted: list[Failure], cluster: Cluster, *, record: bool) -> dict[s
             except Exception as error:  # noqa: BLE001 - the test of this failure raises it
                 found[failure.name] = error
                 return
-        if record and not differences(failure, made.diagnosis, made.evidence):
+        if RECORD and not differences(failure, made.diagnosis, made.evidence):
             write(made, cluster)
 
     async def every() -> None:
@@ -112,7 +114,7 @@ def make_all(wanted: list[Failure], cluster: Cluster, *, record: bool) -> dict[s
 
     with registry(cluster.real_node):
         anyio.run(every)
-    if record:
+    if RECORD:
         write_page()
     return found
 

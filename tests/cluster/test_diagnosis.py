@@ -5,8 +5,6 @@ With ``TRAINJOB_RECORD`` in the environment the evidence is written to the corpu
 
 from __future__ import annotations
 
-import os
-
 import anyio
 import pytest
 from tests.cluster import corpus, failing as make
@@ -25,8 +23,6 @@ from trainjob.verdicts import Category
 
 pytestmark = pytest.mark.timeout(1200)
 
-RECORD = "TRAINJOB_RECORD" in os.environ
-
 
 @pytest.fixture(scope="module")
 def made(
@@ -34,9 +30,7 @@ def made(
 ) -> dict[str, Made | Exception]:
     """All failures of the selected tests, produced in parallel."""
     asked = [item.callspec.params.get("failure") for item in request.session.items if hasattr(item, "callspec")]
-    return corpus.make_all(
-        [failure for failure in FAILURES if failure in asked and not failure.alone], own_cluster, record=RECORD
-    )
+    return corpus.make_all([failure for failure in FAILURES if failure in asked and not failure.alone], own_cluster)
 
 
 @pytest.mark.parametrize("failure", [each for each in FAILURES if not each.alone], ids=lambda failure: failure.name)

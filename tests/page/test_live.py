@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 from tests.page import documents, series, studies
+from tests.page.charts import drag, shown_at
 from tests.page.conftest import LIVE, Server, Show
-from tests.page.test_use import drag, shown_at
 from tests.processes import wait_until
 
 if TYPE_CHECKING:

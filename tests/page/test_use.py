@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from playwright.sync_api import expect
 from tests.page import documents, series, studies
+from tests.page.charts import drag, shown_at
 from tests.page.conftest import LIVE, Show
 from tests.processes import wait_until
 
@@ -22,30 +23,6 @@ def table(page: Page, metric: str) -> list[list[str]]:
         "each => [...each.querySelectorAll('tbody tr')].map(row => [...row.children].map(cell => cell.textContent))"
     )
     return rows
-
-
-def drag(page: Page, begin: float, end: float, chart: int = 0) -> None:
-    """Select a part of a chart."""
-    area = page.locator(".u-over").nth(chart)
-    area.scroll_into_view_if_needed()
-    box = area.bounding_box()
-    assert box is not None
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + box["width"] * begin, y)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * (begin + end) / 2, y)
-    page.mouse.move(box["x"] + box["width"] * end, y)
-    page.mouse.up()
-
-
-def shown_at(page: Page, place: float, chart: int = 0) -> str:
-    """The text beside the cursor at a place of a chart."""
-    area = page.locator(".u-over").nth(chart)
-    area.scroll_into_view_if_needed()
-    box = area.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] * place, box["y"] + 30)
-    return page.locator(".chart .tip").nth(chart).inner_text()
 
 
 def test_attempts_are_joined_and_the_later_wins(show: Show) -> None:
