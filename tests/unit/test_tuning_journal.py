@@ -271,6 +271,36 @@ def test_a_study_that_a_person_removed_from_the_dashboard_is_written_again(
     assert optuna.load_study(study_name="digits/search", storage=shown).best_value == 2.0
 
 
+@pytest.mark.parametrize("number", range(10))
+def test_another_launcher_may_begin_the_study_between_any_two_requests(
+    journal: Journal, url: str, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It also adds its first trial."""
+    requests = iter(range(1000))
+    served = {
+        name: getattr(RDBStorage, name) for name in vars(RDBStorage) if name.startswith(("get_", "create_", "set_"))
+    }
+
+    def begin() -> None:
+        with open_journal(f"{url}#a") as other:
+            other.create("study", HEADER)
+            other.create("asked/00000", {"parameters": {"x": 0.5, "n": 1, "optimizer": True}})
+
+    def replaced(name: str) -> Any:
+        def request(storage: RDBStorage, *given: Any, **named: Any) -> Any:
+            result = served[name](storage, *given, **named)
+            if next(requests) == number:
+                begin()
+            return result
+
+        return request
+
+    for name in served:
+        monkeypatch.setattr(RDBStorage, name, replaced(name))
+    assert journal.create("study", HEADER) == HEADER
+    assert next(requests) > number, "the other launcher has begun"
+
+
 def test_another_study_with_that_name_is_refused(journal: Journal, shown: RDBStorage) -> None:
     own = optuna.create_study(study_name="digits/search", storage=shown)
     own.optimize(lambda trial: trial.suggest_float("y", 0, 1), n_trials=1)

@@ -293,8 +293,10 @@ class _Shown:
         self._study = module.create_study(
             study_name=key, storage=storage, direction=asked.direction, load_if_exists=True
         )
+        # Trials are read before the owner: another launcher names the owner, then adds trials.
+        empty = not self._study.get_trials(deepcopy=False)
         owner = self._study.user_attrs.get(_OWNER)
-        if owner is None and not self._study.get_trials(deepcopy=False):
+        if owner is None and empty:
             self._study.set_user_attr(_OWNER, name)
             with quiet():  # that the method is experimental
                 self._study.set_metric_names([asked.metric])
