@@ -112,7 +112,9 @@ def test_a_terminated_step_suspends_its_job_and_retry_run_resumes_it(kfp_steps: 
     kfp_steps.signal(pod)
     ended = kfp_steps.end(pod)
     assert ended.code == 143
-    deleted = ended.message == f"{DELETED}: the API server takes too long to suspend it"
+    deleted = ended.message.startswith(DELETED) and ended.message.endswith(
+        "the API server takes too long to suspend it"
+    )
     assert deleted or (ended.message == SUSPEND_REQUESTED and suspended(kfp_steps.job(execution)))
     wait_until("the pods are gone", lambda: not kfp_steps.pods(execution), 60, poll=0.2)
 

@@ -116,7 +116,7 @@ async def test_a_lease_is_deleted_when_its_jobs_end(
         (lease,) = cluster.api.find(LEASES, "Lease", namespace)
         owners = [each["uid"] for each in lease["metadata"]["ownerReferences"]]
         assert owners == [ref.uid], "the job's deletion deletes the Lease of a process that died"
-    assert leases(cluster, namespace) == []
+    await until(lambda: leases(cluster, namespace) == [])
 
 
 async def test_the_api_server_accepts_the_largest_lease(
