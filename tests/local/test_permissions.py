@@ -88,7 +88,10 @@ NAMESPACE, JOB, OBJECT = "jobs/default", "jobs/default/*-1", "jobs/default/*-1/o
 @pytest.mark.parametrize(
     ("place", "plant", "message"),
     [
-        *((place, given, "belongs to another user") for place in ("", NAMESPACE, JOB, OBJECT)),
+        *(
+            pytest.param(place, given, "belongs to another user", marks=pytest.mark.full)
+            for place in ("", NAMESPACE, JOB, OBJECT)
+        ),
         *((place, linked, "is a link") for place in (JOB, OBJECT)),
         ("", opened(0o777), "is writable by other users"),
         ("", opened(0o1777), "is writable by other users"),
