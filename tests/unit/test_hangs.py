@@ -265,10 +265,14 @@ def test_a_thousand_ranks_are_named_in_one_short_line() -> None:
 # ---------------------------------------------------------------- pods and the diagnosis
 
 
-def test_of_two_ranks_in_different_collectives_none_is_named() -> None:
-    found = judge(job({"stack": IN_BARRIER}, 2, 1))
+@pytest.mark.parametrize(
+    ("first", "second", "in_barrier"), [("barrier", "all_reduce", 0), ("all_reduce", "barrier", 1)]
+)
+def test_of_two_ranks_in_different_collectives_none_is_named(first: str, second: str, in_barrier: int) -> None:
+    found = judge(job({"stack": IN_BARRIER}, 2, in_barrier))
     assert (found.culprit, found.meaning.retry) == (None, RetryVerdict.UNKNOWN)
-    assert "unknown which rank is wrong" in found.summary
+    waits = f"node-0 waits in {first}, and node-1 waits in {second}"
+    assert found.summary == f"mismatched collectives: {waits}; it is unknown which rank is wrong"
 
 
 UNREADY = objects.pod(2, node="gpu-7", conditions=[objects.condition("Ready", value="False")])

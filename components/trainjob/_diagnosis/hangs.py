@@ -210,7 +210,7 @@ def _behind(stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Hang 
 def _mismatched(waiting: Sequence[RankState]) -> Hang | None:
     """Ranks that wait in different collectives, so that none completes."""
     calls = {rank.process: _operation(rank) for rank in waiting}
-    names = set(calls.values())
+    names = dict.fromkeys(calls.values())  # in the order of the ranks
     if len(names) < 2 or None in names:
         return None
     groups = sorted(([rank for rank in waiting if calls[rank.process] == name] for name in names), key=len)
