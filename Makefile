@@ -109,7 +109,7 @@ full = $(if $(filter quick,$(SELECT)),,$(1))
 export TRAINJOB_TORCH_PYTHON := $(CURDIR)/.venv-torch/bin/python
 # Several files at a time on one cluster; those that stop a part of it have a cluster for themselves.
 ON_CLUSTER := -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/cluster/restarts
-options = $(if $(filter-out tests/unit,$(1)),,-n 2) $(if $(filter-out tests/cluster,$(1)),,$(ON_CLUSTER))
+options = $(if $(filter-out tests/unit,$(1)),,-n 3) $(if $(filter-out tests/cluster,$(1)),,$(ON_CLUSTER))
 run = COVERAGE_FILE=.coverage.$@ $(call full,TRAINJOB_STEP_PYTHON=$(CURDIR)/.venv-step/bin/python) $(PYTEST) $(1) $(options) \
 	$(if $(SELECT),-m '$(if $(call full,yes),,not )full') $(MEASURED)
 folder = $(or $(TESTS),tests/$(patsubst cluster-%,cluster/%,$*))
