@@ -241,7 +241,10 @@ async def test_a_held_queue_is_reported(cluster: Access, namespace: str) -> None
     with make.queue(cluster, namespace, "held", policy="Hold"):
         cluster.api.create(kueue.local_queue(namespace, "dangling", f"{namespace}-nosuch"))
         queues = partial(cluster.api.find, kueue.API, "LocalQueue", namespace)
-        checked = lambda: all((each.get("status") or {}).get("conditions") for each in queues())  # noqa: E731
+
+        def checked() -> bool:
+            return all((each.get("status") or {}).get("conditions") for each in queues())
+
         wait_until("Kueue has checked the queues", checked, 30)
         for kubeconfig in (cluster.kubeconfig, narrow):
             for queue in ("held", "dangling"):

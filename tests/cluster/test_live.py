@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -54,6 +55,10 @@ def position(document: dict[str, Any]) -> Any:
     return document["blocker"] and document["blocker"]["position"]
 
 
+def _is_at(expected: int, document: dict[str, Any]) -> bool:
+    return bool(position(document) == expected)
+
+
 @pytest.fixture
 async def backend(cluster: Access, namespace: str) -> AsyncIterator[KubernetesBackend]:
     """A backend with the permissions of `trainjob install`."""
@@ -74,7 +79,7 @@ async def test_queued_jobs_show_their_positions(
     reader = LiveReader(backend, seconds=0.5)
     with own_cluster.visibility_api():
         for expected, ref in enumerate(queued):
-            document = await document_when(reader, ref, lambda seen, expected=expected: position(seen) == expected)  # type: ignore[misc]
+            document = await document_when(reader, ref, partial(_is_at, expected))
             blocker = document["blocker"]
             assert document["phase"] == "Queued"
             assert blocker["queue"] == small_queue

@@ -50,7 +50,7 @@ async def pod_of(backend: KubernetesBackend, ref: JobRef) -> dict[str, Any]:
 
 
 def growing(**fields: Any) -> TrainJobSpec:
-    """A job whose pod is killed for lack of memory again and again, and whose next attempt may get more."""
+    """A job whose pod is killed again and again because memory ran out, and whose next attempt may get more."""
     killed = simulate(run="2s", exit_code=137, reason="OOMKilled")
     more = {"resources_per_node": {"memory": "1Gi"}, "on_retry": {"out_of_memory": {"max_memory": "8Gi"}}}
     return spec(env=killed, **more, **fields)

@@ -114,7 +114,7 @@ def test_tasks_warn_about_resources_from_parameters_other_than_str(name: str) ->
         with pytest.warns(LostByKfp, match=rf"train\.{name}\(number\): KFP passes on only .* declare number as str"):
             getattr(train(runtime="x"), name)(number)
         for value in (text, "2"):
-            assert_silent(lambda value=value: getattr(train(runtime="x"), name)(value))  # type: ignore[misc]
+            assert_silent(lambda value=value: getattr(train(runtime="x"), name)(value))  # type: ignore[misc]  # bound now
 
     in_a_pipeline(build)
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -84,6 +85,18 @@ class Shown:
         page.get_by_role("link", name="Training", exact=True).click()
         return page.frame_locator("iframe[title=Training]")
 
+    def has_links(self, task: str) -> bool:
+        """Whether a running task shows both of its links."""
+        return len(self.links(task)) == 2
+
+    def step(self, task: str) -> int:
+        """The latest step of its training; 0 before the first."""
+        return int(self.document(task)["step"] or 0)
+
+
+def _differs(frame: FrameLocator, seen: str) -> bool:
+    return frame.locator("main").inner_text() != seen
+
 
 @pytest.fixture(scope="module")
 def shown(airflow: Airflow, trainings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
@@ -124,7 +137,7 @@ def test_links_after_a_new_try_has_adopted_the_job(shown: Shown) -> None:
 
 def test_running_and_deferred_tasks_have_links(shown: Shown, page: Page) -> None:
     for task in ("train", "running"):
-        wait_until(f"{task} has its links", lambda task=task: len(shown.links(task)) == 2, 60)  # type: ignore[misc]
+        wait_until(f"{task} has its links", partial(shown.has_links, task), 60)
         links = shown.links(task)
         assert links["TrainJob"] == shown.address(task)
         assert links["TrainJob logs"].startswith(f"https://logs.test/{shown.job(task)['name']}?from=20")
@@ -145,10 +158,9 @@ def test_the_tabs_of_running_and_deferred_tasks_are_live(shown: Shown, page: Pag
         frame = shown.open(page, task)
         frame.get_by_text("Running", exact=True).first.wait_for()
         frame.get_by_text("accuracy").first.wait_for()
-        read = lambda task=task: int(shown.document(task)["step"] or 0)  # noqa: E731
-        wait_until("a step is reported", read, 60)
+        wait_until("a step is reported", partial(shown.step, task), 60)
         seen = frame.locator("main").inner_text()
-        wait_until("the figures change", lambda: frame.locator("main").inner_text() != seen, 30, poll=0.1)  # noqa: B023
+        wait_until("the figures change", partial(_differs, frame, seen), 30, poll=0.1)
         document = shown.document(task)
         assert (document["source"], document["notes"]) == ("live", [])
         assert len(document["history"]["loss"]) > 3
