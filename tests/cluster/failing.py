@@ -276,8 +276,14 @@ GPU_QUOTA = quota("gpus", **{f"requests.{nodes.GPU}": "4"})
 
 @contextmanager
 def full_gpu_quota(cluster: Access, where: str) -> Iterator[None]:
+    """A quota that a pod uses up. The quota controller counted that pod itself.
+
+    Admission counts a pod before it exists. If the controller counts again before it has seen the pod, the quota is
+    free for the 5 s until it counts once more. So the pod is there before the quota.
+    """
+    cluster.api.create(job(where, "first", 4))
+    wait_until("the pod of the first job exists", lambda: cluster.api.find("v1", "Pod", where), 60)
     with applied(GPU_QUOTA)(cluster, where):
-        cluster.api.create(job(where, "first", 4))
 
         def used() -> bool:
             found = cluster.api.get("v1", "ResourceQuota", where, "gpus") or {}
