@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
+from tests import debian
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -17,9 +16,7 @@ SCREENSHOTS = Path(__file__).parents[1] / ".test-output" / "screenshots"
 
 def chromium() -> Iterator[Browser]:
     """For fixtures. Its event loop runs in this thread until their end, so no test of that time may have another."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
+    program = debian.program("chromium")
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=60_000)  # on a busy machine

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from tests import campaigns
+from tests import campaigns, debian
 from tests.contract.processes import marked, supervisors
 
 from trainjob.data.stores.base import ReadableStore
@@ -41,7 +41,7 @@ FIXTURES = {
     "tiny",
 }
 """Fixtures that need it: Chromium, PyTorch, Debian's servers, other environments, a mount."""
-PARAMETERS = {"stores": {"oci", "oci-password"}, "registry": {"mlflow-server", "server"}}
+PARAMETERS = {"local": {"oci"}, "stores": {"oci", "oci-password"}, "registry": {"mlflow-server", "server"}}
 """Folder -> values of parameters for which a fixture starts one of Debian's servers."""
 
 
@@ -56,6 +56,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needs = FIXTURES.intersection(getattr(item, "fixturenames", ())) or PARAMETERS.get(folder, set()) & values
         if folder in FOLDERS or needs:
             item.add_marker(pytest.mark.full)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests that are not marked as `full` may not use Debian's programs."""
+    debian.quick_test = "" if item.get_closest_marker("full") else item.nodeid
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import debian
 from tests.page import documents
 
 from trainjob._pages.page import page_html
@@ -23,9 +23,7 @@ style="border: 1px solid; min-height: 600px; width: 1100px"></iframe>
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
+    program = debian.program("chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:

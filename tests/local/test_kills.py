@@ -13,7 +13,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +48,7 @@ from tests.local.killing import (
     trapped,
     with_manifest,
 )
-from tests.oci.registry import needs_registry, registry as container_registry
+from tests.oci.registry import registry as container_registry
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 from tests.stores import kinds
@@ -82,14 +82,19 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SeaweedFS, Proxy, Proxy, Hub]]:
-    with ExitStack() as stack:
-        images = stack.enter_context(container_registry(tmp_path_factory.mktemp("images")))
-        s3 = stack.enter_context(SeaweedFS())
-        to_s3, to_images = Proxy(s3.endpoint.removeprefix("http://")), Proxy(images.host)
-        stack.enter_context(to_s3.running())
-        stack.enter_context(to_images.running())
-        yield s3, to_s3, to_images, stack.enter_context(serving(Hub()))
+def servers() -> Iterator[tuple[SeaweedFS, Proxy, Hub]]:
+    with SeaweedFS() as s3, serving(Hub()) as hub:
+        to_s3 = Proxy(s3.endpoint.removeprefix("http://"))
+        with to_s3.running():
+            yield s3, to_s3, hub
+
+
+@pytest.fixture(scope="module")
+def to_images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    with container_registry(tmp_path_factory.mktemp("images")) as images:
+        proxy = Proxy(images.host)
+        with proxy.running():
+            yield proxy
 
 
 @pytest.fixture
@@ -99,11 +104,19 @@ def here(tmp_path: Path, request: pytest.FixtureRequest, record_property: campai
 
 
 @pytest.fixture
-def world(here: World, servers: tuple[SeaweedFS, Proxy, Proxy, Hub], monkeypatch: pytest.MonkeyPatch) -> World:
-    s3, to_s3, to_images, hub = servers
-    bucket, images, repositories = kinds.S3(to_s3, s3.client, s3.bucket), Images(to_images), Repositories(to_s3, hub)
-    here.stores = {**here.stores, "s3": bucket, "oci": images, "hf": repositories}
-    here.servers = [to_s3, to_images, hub]
+def world(
+    here: World,
+    servers: tuple[SeaweedFS, Proxy, Hub],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> World:
+    s3, to_s3, hub = servers
+    bucket, repositories = kinds.S3(to_s3, s3.client, s3.bucket), Repositories(to_s3, hub)
+    here.stores = {**here.stores, "s3": bucket, "hf": repositories}
+    here.servers = [to_s3, hub]
+    if "oci" in request.node.callspec.params.values():
+        to_images = request.getfixturevalue("to_images")
+        here.stores, here.servers = {**here.stores, "oci": Images(to_images)}, [*here.servers, to_images]
     here.environment = {
         **s3.environment(),
         "AWS_ENDPOINT_URL": f"http://{to_s3.host}",
@@ -165,7 +178,6 @@ def _many(world: World, count: int, case: Callable[[int, random.Random], Abstrac
     assert len(found) > 1 or count < 10, "the kills hit one state only"
 
 
-@needs_registry
 @pytest.mark.parametrize(("source", "target"), INITIALIZE)
 def test_initialize(world: World, source: str, target: str) -> None:
     name = f"{world.name}-source" + (":1" if source == "oci" else "")
@@ -179,7 +191,6 @@ def test_initialize(world: World, source: str, target: str) -> None:
 
 
 @pytest.mark.full
-@needs_registry
 @pytest.mark.parametrize(("target", "registry"), EXPORT)
 def test_export(world: World, target: str, registry: str) -> None:
     source = world.stores["file"].put("trained", with_manifest(NEW))

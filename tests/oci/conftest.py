@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.faults import Proxy
-from tests.oci.registry import PROGRAM, Server, registry
+from tests.oci.registry import Server, registry
 from tests.trees import files, tree
 
 from trainjob._support import retrying
@@ -23,8 +22,6 @@ MEBI = 1024 * 1024
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A registry without authentication for all tests; each test uses other repositories."""
-    if shutil.which(PROGRAM) is None:
-        pytest.skip(f"needs {PROGRAM} (Debian: {PROGRAM})")
     with registry(tmp_path_factory.mktemp("registry")) as running:
         yield running
 

@@ -19,13 +19,13 @@ from urllib.parse import parse_qs, urlsplit
 import jwt
 import pytest
 import yaml
+from tests import debian
 from tests.certificates import Authority, Pair
 from tests.fakes.scripted import Answer, Asked, ScriptedServer, as_json
 from tests.processes import free_port
 from tests.serving import serving
 
 PROGRAM = "docker-registry"
-needs_registry = pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"needs {PROGRAM} (Debian: {PROGRAM})")
 needs_skopeo = pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo (Debian: skopeo)")
 
 
@@ -52,6 +52,7 @@ def registry(
     folder: Path, *, tls: Pair | None = None, authority: Authority | None = None, **auth: Any
 ) -> Iterator[Server]:
     """Run a registry; ``auth`` is that section of its configuration."""
+    program = debian.program(PROGRAM)
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
@@ -67,7 +68,7 @@ def registry(
     (folder / "config.yml").write_text(yaml.safe_dump(config))
     context = ssl.create_default_context(cafile=str(authority.certificate)) if authority else None
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([PROGRAM, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
+        process = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 30
         while not _answers(f"{'https' if tls else 'http'}://127.0.0.1:{port}/v2/", context):

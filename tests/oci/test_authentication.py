@@ -14,7 +14,7 @@ import pytest
 from tests.certificates import Authority
 from tests.fakes.faults import Fault, Kind, Proxy, Seen
 from tests.oci.conftest import MEBI, Repository
-from tests.oci.registry import Server, TokenServer, hashed, needs_registry, registry
+from tests.oci.registry import Server, TokenServer, hashed, registry
 from tests.trees import tree
 
 from trainjob._support import retrying
@@ -23,7 +23,6 @@ from trainjob.data.stores.oci import client, uploads
 from trainjob.data.transfer import scan
 from trainjob.errors import ConfigurationError, StoreUnavailable
 
-pytestmark = needs_registry
 PASSWORD = "hunter2-hunter2"
 
 

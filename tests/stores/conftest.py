@@ -6,7 +6,6 @@ import http.server
 import json
 import os
 import random
-import shutil
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import debian
 from tests.azurite import Azurite
 from tests.certificates import Authority
 from tests.fakes import clouds as fake_clouds, hub as fake_hub
@@ -91,9 +91,7 @@ def closed_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 @contextmanager
 def _registry(folder: Path, **auth: Any) -> Iterator[Server]:
-    for program in (registries.PROGRAM, "skopeo"):
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program} (Debian: {program})")
+    debian.program("skopeo")
     with registries.registry(folder, **auth) as running:
         yield running
 

@@ -276,6 +276,7 @@ def test_thousands_of_small_files(store: Store, name: str, tmp_path: Path, monke
     assert files(tmp_path / "back") == files(source)
 
 
+@pytest.mark.full
 def test_from_each_store_to_the_next(make_store: MakeStore, name: str, given: dict[str, bytes], tmp_path: Path) -> None:
     """The content is the same after all copies."""
     chain = [make_store(kind).uri(name) for kind in ("s3", "oci", "gs", "az", "hf", "file")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Authority
-from tests.oci.registry import TokenServer, needs_registry, registry
+from tests.oci.registry import TokenServer, registry
 from tests.stores.conftest import MakeStore
 from tests.trees import files, tree
 
@@ -46,7 +46,6 @@ def test_an_image(make_store: MakeStore, peers: str, name: str, model: Mapping[s
         assert files(tmp_path / str(number)) == model
 
 
-@needs_registry
 def test_an_image_in_a_registry_with_authentication(
     peers: str,
     authority: Authority,

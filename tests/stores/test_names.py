@@ -26,12 +26,12 @@ def test_a_key_that_is_too_long_for_s3(make_store: MakeStore, name: str, size: i
     assert MANIFEST not in store.held(name)
 
 
-def test_a_file_and_a_directory_of_the_same_name(make_store: MakeStore, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "s3", "oci"])
+def test_a_file_and_a_directory_of_the_same_name(make_store: MakeStore, name: str, kind: str, tmp_path: Path) -> None:
     """Only object stores can contain both."""
     uri = make_store("gs").put(name, {"a": b"1", "a/b": b"2"})
-    for target in (str(tmp_path / "t"), make_store("s3").uri(name), make_store("oci").uri(name)):
-        with pytest.raises(UnsafePath, match="'a' is both a file and a directory"):
-            copy(uri, target)
+    with pytest.raises(UnsafePath, match="'a' is both a file and a directory"):
+        copy(uri, make_store(kind).uri(name))
     copy(uri, str(tmp_path / "t"), exclude=["a/*"])
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from cryptography.fernet import Fernet
+from tests import debian
 from tests.airflow import templates
 from tests.airflow.system.airflow import Airflow
 from tests.airflow.system.training import Training
@@ -86,9 +86,7 @@ def begin(airflow: Airflow, trainings: Path) -> Iterator[Callable[..., list[Trai
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.fail("Chromium is not installed (Debian: apt-get install chromium)")
+    program = debian.program("chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
