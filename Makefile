@@ -180,7 +180,7 @@ lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
 # ---------------------------------------------------------------- campaigns
 
 # docs/development/campaigns.md describes the parts. `terminate` needs the machine for itself.
-campaign_local := tests/oci/test_faults.py \
+campaign_local := tests/unit/test_generated_failures.py tests/oci/test_faults.py \
 	$(patsubst %,tests/local/test_%.py,kills chaos tuning_kills preemptions hangs)
 campaign_sizes := tests/local/test_memory.py tests/oci/test_memory.py tests/stores/test_contract.py \
 	tests/airflow/system/test_examples.py tests/cluster/restarts/test_airflow_system.py

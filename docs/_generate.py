@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
-import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from pydantic import BaseModel
 
-import trainjob._diagnosis
+import trainjob._diagnosis.hangs
+import trainjob._diagnosis.termination_messages
+import trainjob._diagnosis.verdict
 import trainjob._spec
+from trainjob._diagnosis import output
 from trainjob._diagnosis.meaning import Meaning
+from trainjob._diagnosis.rules.lines import LINES, LineRule
+from trainjob._diagnosis.rules.objects import OBJECTS, ObjectRule
+from trainjob._diagnosis.rules.raised import RAISED, RaisedRule
 from trainjob._spec.arguments import ARGUMENTS
 from trainjob.cli.program import program
 from trainjob.tuning.study import CategoricalParameter, FloatParameter, IntParameter, Pruner, Sampler, Study
-from trainjob.verdicts import Category
 
 if TYPE_CHECKING:  # in .venv-docs only
     from mkdocs.config.defaults import MkDocsConfig
@@ -39,7 +44,7 @@ SOURCES = "source"
 _LINK = re.compile(r"(?<!!)(\[(?:[^\[\]]|\[[^\[\]]*\])*\])\(([^()\s]+)\)")
 _CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".sh": "sh"}
-_UNSAFE = re.compile(r"\(\?|[\[\\{}+$]")
+_EXAMPLE = 140  # characters of an example
 
 
 # ---------------------------------------------------------------- parts of pages
@@ -80,60 +85,32 @@ def cli() -> str:
     return "\n\n".join(_command(*each) for each in [(program, context), *_commands(program, context)])
 
 
-def meanings() -> dict[Category, list[tuple[str, Meaning]]]:
-    """By category: what is seen, and its meaning, from all tables of `trainjob._diagnosis`."""
-    found: dict[Category, dict[tuple[str, str], tuple[str, Meaning]]] = {category: {} for category in Category}
-    for info in pkgutil.iter_modules(trainjob._diagnosis.__path__, "trainjob._diagnosis."):
-        for name, value in vars(importlib.import_module(info.name)).items():
-            if not name.startswith("__"):
-                for seen, meaning in _meanings(value, ()):
-                    found[meaning.category].setdefault((seen, meaning.advice), (seen, meaning))
-    return {category: list(each.values()) for category, each in found.items()}
-
-
-def _meanings(value: Any, beside: tuple[Any, ...]) -> Iterator[tuple[str, Meaning]]:
-    if isinstance(value, Meaning):
-        yield _seen(value, beside), value
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _meanings(each, tuple(value))
-    elif type(value) is dict:
-        for key, each in value.items():
-            yield from _meanings(each, (key,))
-
-
-def _seen(meaning: Meaning, beside: tuple[Any, ...]) -> str:
-    reasons = [name for each in beside if isinstance(each, list) for name in each if isinstance(name, str)]
-    texts = [text for each in beside if isinstance(each, re.Pattern) for text in _examples(each.pattern)]
-    named = [", ".join(f"`{each}`" for each in group) for group in (reasons, texts) if group]
-    return ": ".join(named) or meaning.termination or meaning.final
-
-
-def _examples(pattern: str) -> list[str]:
-    """Texts that a pattern finds: its alternatives that are plain enough to read, three at most."""
-    alternatives, depth, text = [], 0, ""
-    for character in pattern:
-        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0) if not text.endswith("\\") else 0
-        if character == "|" and depth == 0:
-            alternatives, text = [*alternatives, text], ""
-        else:
-            text += character
-    shown = []
-    for each in [*alternatives, text]:
-        plain = re.sub(r"\[([A-Za-z])([A-Za-z])\]", r"\2", re.sub(r"\\b|\^|\$$|\\[Az]", "", each))
-        plain = re.sub(r"\([^()|]*\)\?|(?<= )\?|(?<=\w)\?", "", plain)
-        plain = re.sub(r"\.[*+]\??", "…", re.sub(r"\(\?[:!=][^()]*\)|\(([^()|]*)\|[^()]*\)\??", r"\1", plain))
-        plain = re.sub(r"\\([.()\[\]{}/?*+'\" -])", r"\1", re.sub(r"\\S[*+]", "…", re.sub(r"\\d\+?", "1", plain)))
-        if len(plain.strip("… ")) > 3 and not _UNSAFE.search(plain) and "|" not in plain:
-            shown.append(plain.strip().replace("`", "'"))
-    return shown[:3]
-
-
 def advice(category: str) -> str:
-    """What to do about each failure of a category that is known."""
-    found = sorted(meanings()[Category(category)], key=lambda each: not each[0])
-    rows = [[seen or "other failures", meaning.advice.format("N", "N"), str(meaning.retry)] for seen, meaning in found]
-    return _table(["what is seen", "what to do", "retry"], rows) if rows else ""
+    """What to do about each known failure of a category: rules with their examples, and meanings without a rule."""
+    found: dict[str, list[str]] = {}
+    rules: list[ObjectRule | RaisedRule | LineRule] = [*OBJECTS, *RAISED, *LINES]
+    for rule in rules:
+        if rule.means.category == category:
+            found.setdefault(rule.means.advice, [f"`{_example(rule)}`", rule.means.advice, str(rule.means.retry)])
+    for module in (trainjob._diagnosis.verdict, trainjob._diagnosis.hangs, trainjob._diagnosis.termination_messages):
+        for name, meaning in vars(module).items():
+            if isinstance(meaning, Meaning) and meaning.category == category:
+                seen = meaning.ended or name.strip("_").replace("_", " ").lower()
+                found.setdefault(meaning.advice, [seen, meaning.advice, str(meaning.retry)])
+    return _table(["what is seen", "what to do", "retry"], list(found.values())) if found else ""
+
+
+def _example(rule: ObjectRule | RaisedRule | LineRule) -> str:
+    """What a rule's example looks like, as `tests/unit/test_rules.py` judges it."""
+    examples = ROOT / "tests" / "unit" / "rules"
+    if isinstance(rule, ObjectRule):
+        shown = json.loads((examples / f"{rule.id}.json").read_text())
+        text = f"{shown['reason']}: {shown['message']}" if shown["message"] else shown["reason"]
+    else:
+        read = output.read((examples / f"{rule.id}.log").read_text().splitlines())
+        text = read.text or read.last or f"exit code or signal {rule.codes if isinstance(rule, LineRule) else ''}"
+    plain = " ".join(text.replace("`", "'").split())
+    return plain if len(plain) <= _EXAMPLE else plain[: _EXAMPLE - 1] + "…"
 
 
 def api(module: str, level: str = "2") -> str:

@@ -1,41 +1,5 @@
 """All errors that ``trainjob`` raises.
 
-::
-
-    TrainJobError
-      x InvalidSpec                 the spec is invalid; lists every problem with its path
-        x InvalidGate               the rules of a gate are invalid
-        x InvalidStudy              a hyperparameter search is invalid, or was changed since it began
-      x ConfigurationError          settings, credentials or an installed extra are missing or wrong
-      x LaunchError                 the job could not be created
-        + RuntimeNotFound
-        + Rejected                  the API server or this machine refused the object
-        + AlreadyExists             a job of that name exists (the launch flow handles it)
-        + SpecMismatch              the same key was launched before with another spec
-      x NotFound                    no such job, or it was changed since it was read
-      x RanksRemain                 ranks of an earlier attempt run, and the next one must not start beside them
-      x StudyFailed                 no trial of a hyperparameter search has completed
-      x BackendUnavailable          an outage exceeded both of its limits
-      x TimedOut                    a timeout of the waiter expired; the job itself keeps running
-        + QueueTimeout
-        + StartTimeout
-        + RunTimeout
-        + Stuck                     the job is blocked by something that only a person can change
-      x TrainJobFailed              the job ended without success; has the diagnosis
-        + RankCrashed               a rank crashed and the waiter stopped waiting; the job keeps running
-            + JobHung               the same, because no rank made progress
-      x DataError                   a dataset or model could not be transferred, or its content is wrong
-        + SourceNotFound
-        + ChecksumMismatch
-        + CorruptData
-        + OutOfSpace
-        + UnsafePath
-        + StoreUnavailable
-      x RegistryError
-        + RegistryUnavailable
-        + RegistryConflict
-        + ModelNotFound
-
 Each error has a `retry` verdict: who has to act before another attempt can succeed. Orchestrators map it to their own
 retry rule (Airflow: ``AirflowFailException`` or a retry; KFP: next attempt or the same failure again). Only an error
 that is certain to repeat is final.
@@ -93,18 +57,19 @@ class InvalidSpec(TrainJobError):
 
     _what = "TrainJob spec"
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        more = len(problems) - _SHOWN_PROBLEMS
-        self.problems = tuple(map(_shown, problems[:_SHOWN_PROBLEMS]))
-        if more > 0:
+    def __init__(self, problems: Sequence[Problem], left_out: int = 0) -> None:
+        self._listed = tuple(map(_shown, problems[:_SHOWN_PROBLEMS]))
+        self._left_out = more = left_out + max(0, len(problems) - _SHOWN_PROBLEMS)
+        self.problems = self._listed
+        if more:
             self.problems += (Problem("", f"and {more} more problem{'s' if more > 1 else ''}"),)
         if len(self.problems) == 1 and not self.problems[0].path:
             super().__init__(f"invalid {self._what}: {self.problems[0]}")
         else:
             super().__init__(f"invalid {self._what}:" + "".join(f"\n  - {problem}" for problem in self.problems))
 
-    def __reduce__(self) -> tuple[type[InvalidSpec], tuple[tuple[Problem, ...]]]:
-        return (type(self), (self.problems,))
+    def __reduce__(self) -> tuple[type[InvalidSpec], tuple[tuple[Problem, ...], int]]:
+        return (type(self), (self._listed, self._left_out))
 
 
 class InvalidGate(InvalidSpec):

@@ -27,7 +27,7 @@ class RetryVerdict(StrEnum):
     QUOTA = "quota"
     """The request exceeds the quota; wait, or request less."""
     CONFIGURATION = "configuration"
-    """The spec, the permissions or the cluster's configuration is wrong; a person has to change it."""
+    """The spec, the permissions or the cluster's configuration is wrong. It is permanent: a person has to change it."""
 
     @property
     def retryable(self) -> bool:
@@ -133,9 +133,8 @@ class Diagnosis:
         unseen: Evidence that could not be read.
         phase: Phase of the job; a running job can be diagnosed, too.
         pod: Name of the rank's pod.
-        final: Why a retry cannot help; empty if `retry` explains it.
         node: Name of the Kubernetes node that the rank ran on; empty if it is unknown.
-        resource: The resource in `resources_per_node` of which the rank needs more, as ``memory``; empty if none.
+        node_memory: More memory in `resources_per_node` would help.
         change: What the next attempt changes, by `on_retry` of the spec; empty if nothing.
     """
 
@@ -150,9 +149,8 @@ class Diagnosis:
     unseen: tuple[str, ...] = ()
     phase: Phase = Phase.FAILED
     pod: str = ""
-    final: str = ""
     node: str = ""
-    resource: str = ""
+    node_memory: bool = False
     change: str = ""
 
     @property
@@ -192,13 +190,15 @@ class Diagnosis:
         """Whether a retry makes sense, and why."""
         if self.change:
             return f"can be retried: the next attempt changes {self.change}"
-        return f"not retried: {self.final}" if self.final else self.retry.words
+        return self.retry.words
 
     @property
     def crash(self) -> str:
-        """One log line about a crashed rank of a job that has not ended yet."""
+        """One log line about a crashed rank of a job that has not ended yet, or about one whose pod does not end."""
+        if self.exit_code is None and self.category is Category.CONFIGURATION:
+            return f"{self.summary}; {self.advice}"
         return f"{self.summary}; the job keeps running if its runtime restarts the rank"
 
     def as_dict(self) -> dict[str, Any]:
-        """The diagnosis as JSON values."""
-        return asdict(self)
+        """The diagnosis as JSON values. A job that has not failed has no ``retry``."""
+        return asdict(self) | ({"retry": None} if self.category is Category.NONE else {})

@@ -200,7 +200,7 @@ def test_stats_get_the_goodput(run: Run, sent: dict[str, tuple[Any, Any]], state
 
 
 SLEEP = "import time; time.sleep(60)"
-HANG = f"from trainjob import progress; progress.step(); {SLEEP}"
+HANG = f"from trainjob import progress; progress.step(); progress.step(); {SLEEP}"
 QUEUED: dict[str, Any] = {"suspend": True, "labels": {"kueue.x-k8s.io/queue-name": "q"}}
 ENDED_EARLY: dict[str, tuple[str, dict[str, Any], str]] = {
     "queue_timeout": (SLEEP, {**QUEUED, "queue_timeout": 1}, "queued"),

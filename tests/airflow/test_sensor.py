@@ -38,7 +38,7 @@ def test_a_rescheduled_sensor_waits_for_the_end(run: Run) -> None:
     assert (ran.xcoms["wait"]["name"], ran.xcoms["wait"]["metrics"]) == (ref.name, {"loss": 0.5})
 
 
-HANGS = "import time; from trainjob import progress; progress.step(); time.sleep(600)"
+HANGS = "import time; from trainjob import progress; progress.step(); progress.step(); time.sleep(600)"
 
 
 @pytest.mark.parametrize(("code", "text"), [("raise SystemExit(1)", "is Failed"), (HANGS, "no rank has made progress")])

@@ -32,7 +32,7 @@ from tests.testcluster.real_node import RealNode
 from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._diagnosis import diagnosis_of
-from trainjob._diagnosis.crashes import crashes_in
+from trainjob._diagnosis.cluster import terminations_in
 from trainjob._jobs.launching import launch
 from trainjob._manifest.render import render
 from trainjob.errors import TrainJobError
@@ -69,7 +69,8 @@ def differences(failure: Failure, found: Diagnosis, evidence: Evidence) -> list[
     ]
     if not re.search(failure.summary, found.summary):
         different.append(f"summary: {found.summary!r} does not match {failure.summary!r}")
-    if failure.victim and failure.victim not in {crash.rank for crash in crashes_in(evidence.pods)}:
+    failed = {ended.rank for ended in terminations_in(evidence.pods) if ended.failed}
+    if failure.victim and failure.victim not in failed:
         different.append(f"evidence: {failure.victim} has not ended")
     if failure.shown_log and not any(re.search(failure.shown_log, line) for line in found.log):
         different.append(f"log: {found.log!r} does not match {failure.shown_log!r}")

@@ -92,7 +92,7 @@ async def test_the_diagnosis_of_a_failed_job_outlives_its_pods(backend: Kubernet
         await wait(backend, first)
     present = await backend.get(namespace, first.name)
     assert present is not None
-    assert unpack_diagnosis(json.loads(present["metadata"]["annotations"][FAILURE])).resource == "memory"
+    assert unpack_diagnosis(json.loads(present["metadata"]["annotations"][FAILURE])).node_memory
     second = await launch(backend, asked, "a", namespace=namespace)
     assert await memory_of(backend, second) == "1200Mi"
 

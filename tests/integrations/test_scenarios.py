@@ -73,7 +73,7 @@ if os.environ["JAX_PROCESS_ID"] == "1":
 HANGS = """
 import time
 from trainjob import progress
-progress.step()
+progress.step(), progress.step()
 def read_forever(): time.sleep(600)
 read_forever()
 """
@@ -122,7 +122,7 @@ SCENARIOS = {
         tries=2,
         code=1,
         certain=True,
-        messages=("not retried: the module is missing in the image",),
+        messages=("add the missing module to the image", "not retried: the same code would fail again"),
         left=("Failed",),
         kept={"cli": ("Failed", "Failed")},
     ),

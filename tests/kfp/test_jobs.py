@@ -172,7 +172,7 @@ def test_a_failure_that_is_certain_to_repeat_is_not_retried(
     counts = []
     for index, error in (("0", RankCrashed), ("1", TrainJobFailed), ("0", RankCrashed)):  # at last: "Retry run"
         monkeypatch.setenv("KFP_RETRY_INDEX", index)
-        with pytest.raises(error, match="the module is missing in the image"):
+        with pytest.raises(error, match="add the missing module to the image"):
             jobs.run_job(EXECUTION, spec, TRAIN)
         counts.append(len(made))
         assert attempts(backend) == []

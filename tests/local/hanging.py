@@ -101,7 +101,7 @@ def planned(chance: random.Random, **plan: Any) -> dict[str, Any]:
     return {
         "world": world,
         "culprit": chance.randrange(world),
-        "at": chance.randint(1, 60),
+        "at": chance.randint(2, 60),  # the limit is longer before the second step
         "steps": 10_000,
         "early": chance.random() < 0.5,
         "first": 0,

@@ -63,7 +63,7 @@ def test_a_timeout_of_one_of_many_jobs_comes_before_a_missing_one(trainjob: Shel
 
 
 def test_waiting_for_many_reports_a_job_that_hangs_and_does_not_change_it(trainjob: Shell) -> None:
-    hangs = "from trainjob import progress; import time; progress.step(); time.sleep(60)"
+    hangs = "from trainjob import progress; import time; progress.step(); progress.step(); time.sleep(60)"
     stuck = trainjob.launch(*STEP, "--stall-timeout", "1s", "--", sys.executable, "-c", hangs)
     good = trainjob.launch(*STEP, "--stall-timeout", "1s", "--", "true")
     found = {event["event"]: event for event in trainjob.events("wait", stuck, good, code=1)}

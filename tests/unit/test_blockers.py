@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.objects import COMPLETE, Object, condition, counts, event, pod, trainjob, waiting
+from tests.objects import COMPLETE, Object, condition, counts, ended, event, pod, trainjob, waiting
 
 from trainjob._diagnosis.blockers import event_time, first, in_events, in_workload, of_pods
 from trainjob.status import QUEUE_LABEL, Blocker, Phase, observe
@@ -145,6 +145,68 @@ def test_permanent_blockers_come_first() -> None:
     found = in_pods(unplaced, pod(1, waiting("InvalidImageName")))
     assert found is not None
     assert found.reason == "InvalidImageName"
+
+
+def running(*containers: Object, **spec: Any) -> Object:
+    """A pod that runs, or is to run, with these containers besides the training container."""
+    made = pod(0, ended(0), phase="Running")
+    made["status"]["containerStatuses"] += containers
+    made["spec"] |= {"containers": [{"name": "node"}, *({"name": each["name"]} for each in containers)], **spec}
+    return made
+
+
+PROXY: Object = {"name": "istio-proxy", "state": {"running": {}}}
+
+
+def test_a_sidecar_that_keeps_the_pod_of_an_ended_rank_is_named() -> None:
+    found = in_pods(running(PROXY))
+    assert found is not None
+    kept = "pod x-node-0-0-abcde has ended with code 0; its container istio-proxy keeps its pod running"
+    assert (found.message, found.permanent) == (kept, False)
+    assert "sidecar.istio.io/inject" in found.advice
+    assert in_pods(running(), pod(0, {"running": {}}, phase="Running")) is None
+    native = pod(0, ended(0), phase="Running") | {
+        "spec": {"initContainers": [{"name": "p", "restartPolicy": "Always"}]}
+    }
+    native["status"]["initContainerStatuses"] = [{"name": "p", "state": {"running": {}}}]
+    assert in_pods(native) is None, "Kubernetes stops it with the training container"
+
+
+def test_a_scheduler_that_is_not_installed_is_named() -> None:
+    unseen = pod(0, {}, phase="Pending", conditions=[]) | {"spec": {"schedulerName": "volcano"}}
+    found = in_pods(unseen)
+    assert found is not None
+    assert (found.reason, found.permanent) == ("NoScheduler", False)
+    assert "no scheduler named volcano has looked at the pod" in found.message
+    assert in_pods(unseen | {"spec": {}}) is None
+
+
+REFUSED = 'pods "x" is forbidden: exceeded quota: {}, requested: {}=1, used: {}=1, limited: {}=1'
+
+
+@pytest.mark.parametrize(
+    ("counted", "own"), [("pods", True), ("requests.nvidia.com/gpu", True), ("requests.cpu", False)]
+)
+def test_a_quota_that_the_job_itself_uses_up_is_permanent(counted: str, own: bool) -> None:
+    resources = {"requests": {"nvidia.com/gpu": "1", "cpu": "500m"}}
+    first_one = pod(0, {"running": {}}) | {"spec": {"containers": [{"name": "node", "resources": resources}]}}
+    message = REFUSED.format("q", counted, counted, counted)
+    events = [event("FailedCreate", message, kind="Job", about="x-node-0", time="2026-11-21T11:00:00Z")]
+    found = in_events(events, [first_one])
+    assert found is not None
+    assert found.permanent is own, found
+    others = in_events(events, [])
+    assert others is not None
+    assert not others.permanent, "another job may end"
+
+
+@pytest.mark.parametrize(("minutes", "permanent"), [(9, False), (11, True)])
+def test_a_pull_that_fails_for_an_unknown_reason_is_permanent_after_ten_minutes(minutes: int, permanent: bool) -> None:
+    pulling = pod(0, waiting("ImagePullBackOff", "something new"), startTime="2026-11-21T10:00:00Z", phase="Pending")
+    events = [event("BackOff", 'Back-off pulling image "a"', time=f"2026-11-21T10:{minutes:02}:00Z")]
+    found = first(of_pods([pulling], events))
+    assert found is not None
+    assert found.meaning.permanent is permanent
 
 
 # ---------------------------------------------------------------- effect on the phase

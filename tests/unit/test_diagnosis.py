@@ -12,7 +12,7 @@ from tests.objects import RUNNING, Object, condition, counts, ended, event, pod,
 from tests.unit.odd_objects import JSON, OBJECTS
 
 from trainjob._diagnosis import TAIL_LINES, diagnosis_of
-from trainjob._diagnosis.crashes import crashes_in
+from trainjob._diagnosis.cluster import terminations_in
 from trainjob._support.kube_objects import rank_of
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
 from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
@@ -47,9 +47,11 @@ def test_a_diagnosis_has_the_rank_its_log_and_a_verdict() -> None:
     assert (found.rank, found.exit_code) == ("node-1", 3)
     assert (found.category, found.retry) == (Category.USER_CODE, RetryVerdict.UNKNOWN)
     assert found.log == tuple(log[-TAIL_LINES:])
-    assert found.summary == "node-1 exited with code 3"
+    assert found.summary == "node-1 exited with code 3; last log line: line 49"
     text = found.text()
-    assert text.startswith("TrainJob ns/x failed: node-1 exited with code 3\nlast lines of node-1:\n  | line 30\n")
+    assert text.startswith(
+        "TrainJob ns/x failed: node-1 exited with code 3; last log line: line 49\nlast lines of node-1:\n  | line 30\n"
+    )
     assert "category: user code; can be retried: the failure may not repeat" in text
     written = json.loads(json.dumps(found.as_dict()))
     assert (written["category"], written["exit_code"]) == ("user code", 3)
@@ -75,7 +77,7 @@ def test_a_rank_that_was_terminated_is_not_the_root_cause(pods: list[Object], ra
 
 
 RAISED = [TRACE, '  File "t.py", line 1', "ValueError: no labels"]
-WATCHDOG = ["NCCL watchdog: Watchdog caught collective operation timeout"]
+WATCHDOG = ["[rank2]:[E1121 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation timeout: WorkN"]
 LOST_STORE = [TRACE, "  x", "ConnectionResetError: [Errno 104] Connection reset by peer"]
 SIGNALED = ["torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"]
 
@@ -102,7 +104,7 @@ def test_a_rank_that_lost_a_peer_is_not_the_root_cause(pods: list[Object], tails
 
 def test_if_all_ranks_lost_a_peer_the_advice_names_no_rank() -> None:
     found = diagnosed(crash(0, 1, 3), crash(1, 1, 4), logs=logs([GLOO], [GLOO]))
-    assert (found.rank, found.category, found.retry) == ("node-0", Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE)
+    assert (found.rank, found.category, found.retry) == ("node-0", Category.UNKNOWN, RetryVerdict.UNKNOWN)
     assert "no rank failed by itself, as far as known" in found.advice
 
 
@@ -148,8 +150,8 @@ def test_summary_has_the_latest_restart_count() -> None:
     [
         ("DeadlineExceeded", "TrainJob exceeded its active deadline", "deadline", "unknown", "its active deadline"),
         ("SupervisorLost", "the local supervisor was killed", "node lost", "infrastructure", "was killed"),
-        ("ReachedMaxRestarts", "jobset failed due to …", "unknown", "infrastructure", "jobset failed due to …"),
-        ("FailedJobs", "", "unknown", "infrastructure", "no evidence of the reason is left"),
+        ("ReachedMaxRestarts", "jobset failed due to …", "unknown", "unknown", "jobset failed due to …"),
+        ("FailedJobs", "", "unknown", "unknown", "its pods were deleted before the reason was read"),
     ],
 )
 def test_condition_reasons_have_category_and_verdict(
@@ -187,7 +189,7 @@ def test_terminations_by_kubernetes_are_not_crashes(code: int, deleted: bool, cr
     evicted["status"] |= {"reason": "Evicted", "message": "The node was low on resource: memory."}
     if deleted:
         evicted["metadata"] |= {"deletionTimestamp": DELETED, "deletionGracePeriodSeconds": 0}
-    assert len(crashes_in([evicted])) == crashes
+    assert len(terminations_in([evicted])) == crashes
 
 
 def test_a_final_observation_is_kept_if_the_object_is_gone_or_runs_again() -> None:
@@ -226,7 +228,7 @@ PRESSURE = LOW | {"message": "Pod was rejected: The node had condition: [MemoryP
         (stopped("DeletionByTaintManager"), "node lost", "infrastructure", "lost its node"),
         (stopped("DeletionByPodGC", code=None), "node lost", "infrastructure", "the node was removed"),
         (stopped("EvictionByEvictionAPI"), "node lost", "infrastructure", "drained"),
-        (stopped("NewInKubernetes9"), "unknown", "infrastructure", "was stopped: NewInKubernetes9"),
+        (stopped("NewInKubernetes9"), "unknown", "unknown", "was stopped: NewInKubernetes9"),
         (stopped("TerminationByKubelet", **LOW), "out of memory", "infrastructure", "low on resource: memory"),
         (stopped("TerminationByKubelet", **PRESSURE), "out of memory", "infrastructure", "MemoryPressure"),
         (ended_by_kubelet("NodeLost", "gone"), "node lost", "infrastructure", "lost its node"),

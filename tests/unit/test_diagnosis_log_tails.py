@@ -13,7 +13,8 @@ from hypothesis import given, strategies as st
 from tests.objects import ended, pod, trainjob
 
 from trainjob._diagnosis import diagnosis_of
-from trainjob._diagnosis.log_tails import TAIL_LINES, Tail, excerpt, parse
+from trainjob._diagnosis.output import TAIL_LINES, Output, excerpt, read
+from trainjob._diagnosis.tracebacks import Raised
 from trainjob.status import Observation, Phase
 from trainjob.verdicts import Category, Diagnosis, Evidence
 
@@ -34,7 +35,7 @@ E1121 10:00:01.000000 7 torch/distributed/elastic/multiprocessing/api.py:874] fa
 Traceback (most recent call last):
   File "/usr/local/bin/torchrun", line 8, in <module>
     sys.exit(main())
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+torch.distributed.elastic.multiprocessing.texts.ChildFailedError:
 ============================================================
 /opt/train.py FAILED
 ------------------------------------------------------------
@@ -52,24 +53,22 @@ Root Cause (first observed failure):
 ============================================================"""
 
 
-def of(text: str) -> Tail:
-    return parse(text.split("\n"))
+def of(text: str) -> Output:
+    return read(text.split("\n"))
 
 
 def test_error_is_found_in_mixed_lines_of_two_torchrun_workers() -> None:
     tail = of(TORCHRUN)
-    assert (tail.error, tail.line) == ("ValueError: step 3 has no labels", 5)
-    assert (tail.lost_peer, tail.peers) == (False, ("127.0.0.1",))
+    assert (tail.text, tail.line) == ("ValueError: step 3 has no labels", 5)
+    assert (tail.consequence, tail.peers) == (False, ("127.0.0.1",))
 
 
 def test_torchrun_report_replaces_a_missing_exception() -> None:
     report = TORCHRUN[TORCHRUN.index("W1121") :]
-    assert of(report).error == "worker 1 exited with code 1"
+    assert of(report).text == "worker 1 exited with code 1"
     killed = of(report.replace("exitcode  : 1 ", "exitcode  : -9 "))
-    assert killed.error == "worker 1 was killed by signal 9"
-    assert killed.meaning is not None
-    assert killed.meaning.category is Category.UNKNOWN
-    assert of("Root Cause (first observed failure):\ncut off").error == ""
+    assert killed.text == "worker 1 was killed by signal 9"
+    assert of("Root Cause (first observed failure):\ncut off").text == ""
 
 
 MPIRUN = """\
@@ -83,10 +82,10 @@ the job to be terminated. The first process to do so was:
 
 
 def test_mpirun_report_names_the_worker() -> None:
-    assert of(MPIRUN).error == "worker 1 exited with code 3"
-    assert of("  Process name: [[54437,1],1]").error == ""
+    assert of(MPIRUN).text == "worker 1 exited with code 3"
+    assert of("  Process name: [[54437,1],1]").text == ""
     killed = "mpirun noticed that process rank 1 with PID 0 on node x-node-0-0 exited on signal 9 (Killed)."
-    assert of(killed).error == "worker 1 was killed by signal 9"
+    assert of(killed).text == "worker 1 was killed by signal 9"
 
 
 GROUP = """\
@@ -106,14 +105,15 @@ GROUP = """\
     [
         (f"{TRACE}ValueError: no", "ValueError: no"),
         (f"{TRACE}KeyboardInterrupt", "KeyboardInterrupt"),
-        (f"{TRACE}my.errors.Odd: a\n  b\n\n  c", "my.errors.Odd: a"),
-        (f"{TRACE}my.errors.Odd: a\nb", ""),
+        (f"{TRACE}my.errors.Odd: a\n  b\n\n  c", "my.errors.Odd: a\nb\nc"),
+        (f"{TRACE}my.errors.Odd: a\nb", "my.errors.Odd: a\nb"),
+        (f"{TRACE}my.errors.Odd: a\nb\nc", ""),
         ("\x1b[31mTraceback (most recent call last):\x1b[0m\n  x\n\x1b[1mValueError\x1b[0m: no", "ValueError: no"),
         (f"{TRACE}E: 1\n\n{CHAIN}\n\n{TRACE}F: 2", "F: 2 (caused by E: 1)"),
-        (f"{TRACE}E\n\n{DURING}\n\n{TRACE}F: 2", "F: 2 (caused by E)"),
+        (f"{TRACE}E\n\n{DURING}\n\n{TRACE}F: 2", "F: 2 (while handling E)"),
         (f"{TRACE}E: 1\nrecovered\n{TRACE}F: 2", "F: 2"),
         (f"{TRACE}% not an exception", ""),
-        (f"{TRACE}E: 1\n{TRACE}% not an exception", ""),
+        (f"{TRACE}E: 1\n{TRACE}% not an exception", "E: 1\n% not an exception"),
         ("Traceback (most recent call last):\n  x", ""),
         ("terminate called after throwing an instance of 'std::runtime_error'\n  what():  no device",
          "std::runtime_error: no device"),
@@ -122,13 +122,13 @@ GROUP = """\
         ("terminate called after throwing an instance of 'int'", "int"),
         ("usage: train.py [-h]\ntrain.py: error: no such thing: --eopchs", "train.py: error: no such thing: --eopchs"),
         ("1 of 2 files\nerror: nothing is at s3://b/x", "error: nothing is at s3://b/x"),
-        (GROUP, "ExceptionGroup: two failed (2 sub-exceptions)"),
+        (GROUP, "ValueError: first (in ExceptionGroup: two failed (2 sub-exceptions))"),
         ("epoch 1\nepoch 2", ""),
         ("", ""),
     ],
 )  # fmt: skip
 def test_final_errors_are_found(text: str, error: str) -> None:
-    assert of(text).error == error
+    assert of(text).text == error
 
 
 @pytest.mark.parametrize(
@@ -148,32 +148,33 @@ def test_final_errors_are_found(text: str, error: str) -> None:
     ],
 )
 def test_lost_peers_are_recognized(line: str) -> None:
-    assert of(f"epoch 3\n{line}").lost_peer
-    assert of(f"{TRACE}{line}").lost_peer
+    assert of(f"epoch 3\n{line}").consequence
+    assert of(f"{TRACE}{line}").consequence
     wrapped = f"{TRACE}OSError: y\n{line}\n{CHAIN}\n{TRACE}F: 2"
-    assert not of(wrapped).lost_peer, "the final exception is another one"
+    assert not of(wrapped).consequence, "the final exception is another one"
 
 
 def test_lines_after_the_error_may_report_a_lost_peer() -> None:
     """Native code explains its error in further lines; libraries write many lines at exit."""
     fatal = "F1121 10:00:00.1 7 client.cc:80] Terminating process."
     more = ["coordination service error", *["wandb: line"] * 30]
-    assert parse([fatal, *more]).lost_peer
-    assert parse([fatal, *["x"] * 5, *more]).lost_peer
-    assert not parse([fatal, *["x"] * 6, *more]).lost_peer, "other lines do not explain it"
+    assert read([fatal, *more]).consequence
+    assert read([fatal, *["x"] * 5, *more]).consequence
+    assert not read([fatal, *["x"] * 6, *more]).consequence, "other lines do not explain it"
 
 
 @pytest.mark.parametrize(
     "line", ["ValueError: 3", "requests.exceptions.ReadTimeout: timed out", "connection to s3 closed"]
 )
 def test_connections_to_other_services_are_not_peers(line: str) -> None:
-    assert not of(line).lost_peer
-    assert not of(f"{TRACE}{line}").lost_peer
+    assert not of(line).consequence
+    assert not of(f"{TRACE}{line}").consequence
 
 
 def test_a_lost_connection_is_distinguished_from_a_lost_peer() -> None:
     tail = of(f"{TRACE}ConnectionResetError: [Errno 104] Connection reset by peer")
-    assert (tail.lost_connection, tail.lost_peer) == (True, False)
+    assert tail.raised is not None
+    assert (tail.raised.connection, tail.consequence) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -190,14 +191,14 @@ def test_a_lost_connection_is_distinguished_from_a_lost_peer() -> None:
     ],
 )
 def test_known_errors_have_a_category(error: str, category: Category) -> None:
-    meaning = of(f"{TRACE}{error}").meaning
-    assert meaning is not None
-    assert meaning.category is category
+    rule = of(f"{TRACE}{error}").rule
+    assert rule is not None
+    assert rule.means.category is category
 
 
 def test_unknown_errors_have_no_category() -> None:
-    assert of("epoch 1: No space left on device, trying another" + "\nepoch" * 30).meaning is None
-    assert of(f"{TRACE}ValueError: no").meaning is None
+    assert of("epoch 1: No space left on device, trying another" + "\nepoch" * 30).rule is None
+    assert of(f"{TRACE}ValueError: no").rule is None
 
 
 @pytest.mark.parametrize(
@@ -213,18 +214,18 @@ def test_unknown_errors_have_no_category() -> None:
 )
 def test_excerpt_has_the_exception_and_the_last_lines(line: int, first: int, left_out: int) -> None:
     lines = [f"line {number}" for number in range(100)]
-    shown = list(excerpt(lines, Tail(line=line)))
+    shown = list(excerpt(lines, Output(line=line)))
     cut = [*lines[first : line + 1], f"[… {left_out} lines …]", *lines[-7:]]
     assert shown == (cut if left_out else lines[first:])
     assert len(shown) <= TAIL_LINES
-    assert list(excerpt(lines, Tail(survived=line))) == shown
+    assert list(excerpt(lines, Output(survived=Raised("E", line=line)))) == shown
 
 
 @given(st.lists(st.text() | st.sampled_from(TORCHRUN.split("\n")), max_size=30))
 def test_any_text_can_be_read(lines: list[str]) -> None:
-    tail = parse(lines)
+    tail = read(lines)
     assert -1 <= tail.line < len(lines)
-    assert (tail.line == -1) == (not tail.error) or not tail.error
+    assert (tail.line == -1) == (not tail.text) or not tail.text
 
 
 # ---------------------------------------------------------------- handled exceptions do not explain a failure
@@ -328,7 +329,7 @@ BAR = " 33%|███       | 1/3 [00:01<00:02,  1.00s/it]"
         ("E1121 10:00:00.1 7 coordination_service.cc:518] failed\nABORTED: shut down\n\nRPC: /x.Shutdown", True),
         ("E1121 10:00:00.1 7 train.py:10] giving up", False),
         ("--------------------\nFor simplicity, JAX has removed its internal frames", True),
-        ("1 validation error", False),
+        ("1 validation error", True),
         ("make: *** [Makefile:3: train] Error 1", True),
         ("mpirun detected that one or more processes exited with non-zero status\n\n  Process name: [[1,1],1]", True),
         ("/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: x\n  warnings.warn(", True),
@@ -352,7 +353,9 @@ def test_exceptions_of_launchers_do_not_hide_the_workers_exception() -> None:
 def test_each_worker_is_read_separately() -> None:
     """PyTorch's hook writes the rank before each line, of an uncaught exception only."""
     hooked = "\n".join(f"[rank1]: {line}" for line in trace("ValueError: two\nlines").splitlines())
-    assert diagnosed(1, hooked, "epoch 3 of another worker").summary == "node-0 exited with code 1: ValueError: two"
+    assert (
+        diagnosed(1, hooked, "epoch 3 of another worker").summary == "node-0 exited with code 1: ValueError: two lines"
+    )
 
 
 def test_excerpt_has_the_last_state_of_progress_bars() -> None:

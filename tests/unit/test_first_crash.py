@@ -22,7 +22,7 @@ from trainjob import (
     WaitOptions,
 )
 from trainjob._backends.kubernetes.pods import crashes_of
-from trainjob._diagnosis import diagnosis_of, log_tails
+from trainjob._diagnosis import diagnosis_of, output
 from trainjob._diagnosis.serialization import (
     LINE_CHARACTERS,
     pack_diagnosis,
@@ -52,7 +52,7 @@ HOSTILE = [
 
 
 def test_a_line_is_one_line_of_bounded_length() -> None:
-    shown = [one_line(log_tails.shown(line), LINE_CHARACTERS) for line in HOSTILE]
+    shown = [one_line(output.shown(line), LINE_CHARACTERS) for line in HOSTILE]
     assert shown[:4] == [
         "red and plain",
         "30%",

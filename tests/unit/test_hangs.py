@@ -13,8 +13,10 @@ from hypothesis import given, settings, strategies as st
 from tests import objects
 
 from trainjob._diagnosis import diagnosis_of
+from trainjob._diagnosis.cluster import Termination
 from trainjob._diagnosis.hangs import hang_of, judge
-from trainjob._diagnosis.rank_states import Frame, RankState, marker_of, states_of, with_pod
+from trainjob._diagnosis.markers import Frame, Marker, marker_of
+from trainjob._diagnosis.ranks import Rank, ranks_in, with_pod
 from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
 from trainjob.verdicts import Category, Evidence, RetryVerdict
 
@@ -40,16 +42,19 @@ IN_JAX = stack(
 COMPUTING = stack(("/x/torch/nn/functional.py", "linear"), ("/x/torch/distributed/fsdp/api.py", "forward"), IN_TRAIN)
 
 
-def rank(which: int, world: int = 4, **more: Any) -> RankState:
-    known = {"count": 10, "number": ("step", 10), "stalled": True, "stack": WAITING}
-    return RankState((f"node-{which}", which), world, **{**known, **more})
+def rank(which: int, world: int = 4, **more: Any) -> Rank:
+    known = {"count": 10, "step": ("step", 10), "stalled": True, "stack": WAITING}
+    code = more.pop("exit_code", None)
+    ends = None if code is None else Termination(f"node-{which}", f"x-{which}", exit_code=code)
+    of_pod = {name: more.pop(name) for name in ("lost", "shared") if name in more}
+    return Rank((f"node-{which}", which), Marker(world, **{**known, **more}), ends, **of_pod)
 
 
-def job(culprit: dict[str, Any], world: int = 4, number: int = 2) -> list[RankState]:
+def job(culprit: dict[str, Any], world: int = 4, number: int = 2) -> list[Rank]:
     return [rank(each, world, **(culprit if each == number else {})) for each in range(world)]
 
 
-def number(state: RankState | None) -> int | None:
+def number(state: Rank | None) -> int | None:
     return None if state is None else state.process[1]
 
 
@@ -65,9 +70,9 @@ def number(state: RankState | None) -> int | None:
         ({"stack": LOADING}, RetryVerdict.UNKNOWN, "is in load() (data.py, line 1)"),
         ({"stack": LOCKED}, RetryVerdict.UNKNOWN, "is in take() (data.py, line 1)"),
         ({"stack": COMPUTING}, RetryVerdict.UNKNOWN, "is in linear()"),
-        ({"stack": LOADING, "number": ("step", 8)}, RetryVerdict.UNKNOWN, "at step 8"),
-        ({"stack": (), "number": ("step", 9)}, RetryVerdict.UNKNOWN, "is at step 9"),
-        ({"number": ("step", 7)}, RetryVerdict.UNKNOWN, "at step 10 or later"),
+        ({"stack": LOADING, "step": ("step", 8)}, RetryVerdict.UNKNOWN, "at step 8"),
+        ({"stack": (), "step": ("step", 9)}, RetryVerdict.UNKNOWN, "is at step 9"),
+        ({"step": ("step", 7)}, RetryVerdict.UNKNOWN, "at step 10 or later"),
     ],
 )
 def test_the_rank_that_keeps_the_others_waiting_is_named(
@@ -86,25 +91,54 @@ def test_the_rank_that_keeps_the_others_waiting_is_named(
     [
         pytest.param([], id="nothing is known"),
         pytest.param([rank(0, stack=LOADING)], id="only rank 0 counts steps"),
-        pytest.param([rank(0, stack=LOADING), rank(1, count=0, number=None)], id="rank 1 does not count"),
+        pytest.param([rank(0, stack=LOADING), rank(1, count=0, step=None)], id="rank 1 does not count"),
         pytest.param(job({"stack": LOADING})[:3], id="a rank is unknown"),
         pytest.param([rank(0), rank(1), rank(2, stack=LOADING), rank(3, stack=LOADING)], id="two ranks are elsewhere"),
         pytest.param([rank(0), rank(1), rank(2, stack=LOADING), rank(3, stack=())], id="a stack is unknown"),
         pytest.param([rank(0), rank(1), rank(2, stack=LOADING), rank(3, stack=ON_DEVICE)], id="a device is waited for"),
-        pytest.param([rank(0), rank(1), rank(2, stack=LOADING), rank(3, number=("step", 9))], id="contradictory"),
-        pytest.param([rank(each, number=("step", 10 + each % 2)) for each in range(4)], id="ranks that finish in turn"),
+        pytest.param([rank(0), rank(1), rank(2, stack=LOADING), rank(3, step=("step", 9))], id="contradictory"),
+        pytest.param([rank(each, step=("step", 10 + each % 2)) for each in range(4)], id="ranks that finish in turn"),
         pytest.param([rank(each, stack=LOADING) for each in range(4)], id="all ranks at the same place"),
         pytest.param([rank(each, stalled=False) for each in range(4)], id="all ranks are silent"),
         pytest.param(
-            [rank(0, number=("steps", 3)), *(rank(each, stack=()) for each in (1, 2, 3))], id="steps of two kinds"
+            [rank(0, step=("steps", 3)), *(rank(each, stack=()) for each in (1, 2, 3))], id="steps of two kinds"
         ),
         pytest.param(
             [rank(0, 2, ended=True, stalled=False), rank(1, 2, stack=ON_DEVICE)], id="one ended, and one is unknown"
         ),
     ],
 )
-def test_no_rank_is_named_without_evidence_against_it_alone(ranks: list[RankState]) -> None:
+def test_no_rank_is_named_without_evidence_against_it_alone(ranks: list[Rank]) -> None:
     assert judge(ranks, 4).culprit is None
+
+
+IN_OWN_BARRIER = stack(("/app/train.py", "barrier"), IN_TRAIN)
+
+
+def test_a_rank_that_ended_is_named_where_the_others_wait_in_a_barrier_of_their_own() -> None:
+    waits = [rank(each, stack=IN_OWN_BARRIER) for each in (0, 2, 3)]
+    found = judge([*waits, rank(1, stalled=False, stack=(), exit_code=0)], 4)
+    assert (number(found.culprit), found.summary) == (
+        1,
+        "node-1 ended with code 0 at step 10 or later, while 3 ranks wait in barrier() (train.py, line 1)",
+    )
+    complete = rank(1, stalled=False, stack=(), exit_code=0, step=("step", 100))
+    assert judge([*waits, complete], 4).culprit is None, "it has made all of its steps"
+
+
+NATIVE = (
+    "0x7fdb8ac98e51 (libc.so.6)",
+    "0x7fdb8ac9 (libc.so.6)",
+    "cuEventSynchronize (libcuda.so)",
+    "T" * 900,
+    "f (a.py:1)",
+)
+
+
+def test_native_stacks_begin_with_named_frames_and_frames_are_short() -> None:
+    log = hang_of(judge([rank(0, 1, native=NATIVE)], 1), 5.0, "ns/x").log
+    assert "cuEventSynchronize" in log[1]
+    assert max(map(len, log)) < 220
 
 
 @pytest.mark.parametrize(
@@ -127,9 +161,10 @@ def test_a_stack_shows_whether_a_rank_waits_for_others(frames: tuple[Frame, ...]
 KINDS: dict[str, dict[str, Any]] = {
     "silent": {"stalled": False, "stack": ()},
     "ended": {"stalled": False, "ended": True, "stack": ()},
+    "ended early": {"stalled": False, "ended": True, "stack": (), "step": ("step", 9)},
     "loop": {"stack": LOADING},
     "lock": {"stack": LOCKED},
-    "behind": {"number": ("step", 4)},
+    "behind": {"step": ("step", 4)},
 }
 
 
@@ -151,7 +186,7 @@ def test_a_culprit_is_right_or_not_named_whatever_evidence_is_lost(
         if number(state) != at and chance.random() < lost:
             if chance.random() < 0.5:
                 continue
-            ranks.append(replace(state, stack=()))
+            ranks.append(replace(state, marker=replace(state.marker, stack=())))
         else:
             ranks.append(state)
     chance.shuffle(ranks)
@@ -189,17 +224,22 @@ LOG = [
 
 
 def test_the_main_thread_of_the_latest_stall_is_read() -> None:
-    (state,) = states_of("node-3", LOG).values()
-    assert (state.process, state.world, state.count, state.number) == (("node-3", 3), 4, 9, ("step", 47))
+    (state,) = ranks_in("node-3", LOG).values()
+    assert (state.process, state.marker.world, state.marker.count, state.marker.step) == (
+        ("node-3", 3),
+        4,
+        9,
+        ("step", 47),
+    )
     assert state.stalled
-    assert [frame.function for frame in state.stack] == ["inner", "outer"]
-    (state,) = states_of("node-3", [*LOG, line(3, count=10, step=48)]).values()
-    assert (state.stalled, state.stack) == (False, ()), "it makes steps again"
+    assert [frame.function for frame in state.marker.stack] == ["inner", "outer"]
+    (state,) = ranks_in("node-3", [*LOG, line(3, count=10, step=48)]).values()
+    assert (state.stalled, state.marker.stack) == (False, ()), "it makes steps again"
 
 
 def test_counters_that_go_backwards_after_a_restart_are_taken_as_they_are() -> None:
-    (state,) = states_of("node-3", [*LOG, line(3, time=99)]).values()
-    assert (state.count, state.number, state.stalled) == (0, None, False)
+    (state,) = ranks_in("node-3", [*LOG, line(3, time=99)]).values()
+    assert (state.marker.count, state.marker.step, state.stalled) == (0, None, False)
 
 
 def test_processes_of_one_pod_are_kept_apart() -> None:
@@ -207,16 +247,17 @@ def test_processes_of_one_pod_are_kept_apart() -> None:
     mixed = [line(0, count=1, stalled_seconds=3), line(1, count=1, stalled_seconds=3)]
     for first, second in zip(stack_lines(0, ["a", "b"]), stack_lines(1, ["c", "d"]), strict=True):
         mixed += [f"[default0]:{first}", f"[default1]:{second}"]
-    states = states_of("node-0", mixed)
-    assert {name: [frame.function for frame in state.stack] for name, state in states.items()} == {
+    states = ranks_in("node-0", mixed)
+    assert {name: [frame.function for frame in state.marker.stack] for name, state in states.items()} == {
         ("node-0", 0): ["a", "b"],
         ("node-0", 1): ["c", "d"],
     }
-    assert "rank 0 (node-0) ended" in judge([replace(states["node-0", 0], ended=True, stack=()), rank(1, 2)]).summary
+    gone = replace(states["node-0", 0], marker=replace(states["node-0", 0].marker, ended=True, stack=()))
+    assert "rank 0 (node-0) ended" in judge([gone, rank(1, 2)]).summary
 
 
 def test_a_rank_that_reports_for_another_is_another_process() -> None:
-    states = states_of("node-0", [line(0, count=5)]) | states_of("node-1", [line(0, count=5, stalled_seconds=9)])
+    states = ranks_in("node-0", [line(0, count=5)]) | ranks_in("node-1", [line(0, count=5, stalled_seconds=9)])
     found = judge([*states.values()], 2)
     assert found.culprit is not None
     assert found.culprit.process == ("node-0", 0)
@@ -250,7 +291,7 @@ def test_any_log_can_be_read(cut: int, noise: list[tuple[int, str]], wrong: dict
         lines.insert(place, text)
     text = "\n".join(lines)
     for part in (text[cut:], text[:-cut] if cut else text):
-        states = states_of("node-3", part.split("\n"))
+        states = ranks_in("node-3", part.split("\n"))
         assert all(name[0] == "node-3" for name in states)
         judge([*states.values()], 1)
 
@@ -279,7 +320,7 @@ UNREADY = objects.pod(2, node="gpu-7", conditions=[objects.condition("Ready", va
 SILENT = {"stalled": False, "stack": ()}
 LOST = [with_pod(each, UNREADY) if number(each) == 2 else each for each in job(SILENT)]
 FINISHED = with_pod(rank(2), objects.pod(2, objects.ended(0)))
-LOOPS = [*(rank(each, ended=True, stalled=False) for each in range(3)), rank(3, stack=LOADING, number=("step", 9))]
+LOOPS = [*(rank(each, ended=True, stalled=False) for each in range(3)), rank(3, stack=LOADING, step=("step", 9))]
 
 
 @pytest.mark.parametrize(
@@ -291,13 +332,13 @@ LOOPS = [*(rank(each, ended=True, stalled=False) for each in range(3)), rank(3, 
          "4 ranks wait in all_reduce, and it is unknown for which rank"),
         ([rank(0, 1, stack=LOADING)], 0, RetryVerdict.UNKNOWN,
          "node-0 makes no step in load() (data.py, line 1) at step 10"),
-        (job(SILENT | {"count": 0, "number": None}), 2, RetryVerdict.INFRASTRUCTURE,
+        (job(SILENT | {"count": 0, "step": None}), 2, RetryVerdict.INFRASTRUCTURE,
          "node-2 does not respond any more, while 3 ranks reported that they wait"),
         (LOST, 2, RetryVerdict.INFRASTRUCTURE,
-         "node-2 does not respond any more at step 10: its pod on gpu-7 is not ready, while 3 ranks reported that they "
-         "wait"),
+         "node-2 does not respond any more at step 10 or later: its pod on gpu-7 is not ready, while 3 ranks reported "
+         "that they wait"),
         ([rank(0), rank(1), FINISHED, rank(3)], 2, RetryVerdict.UNKNOWN,
-         "node-2 ended with code 0 at step 10, while 3 ranks wait in all_reduce"),
+         "node-2 ended with code 0 at step 10 or later, while 3 ranks wait in all_reduce"),
         (LOOPS, None, RetryVerdict.UNKNOWN, "it is unknown which rank hangs"),
     ],
     ids=[
@@ -305,7 +346,7 @@ LOOPS = [*(rank(each, ended=True, stalled=False) for each in range(3)), rank(3, 
         *("silent before its first step", "silent on a lost node", "ended", "loops after the others have ended"),
     ],
 )  # fmt: skip
-def test_the_cause_of_a_hang(ranks: list[RankState], culprit: int | None, retry: RetryVerdict, summary: str) -> None:
+def test_the_cause_of_a_hang(ranks: list[Rank], culprit: int | None, retry: RetryVerdict, summary: str) -> None:
     found = judge(ranks)
     assert (number(found.culprit), found.meaning.retry, found.summary) == (culprit, retry, summary)
     assert (found.waiting is None) is (len(ranks) == 1)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trainjob._backends.kubernetes.pods import KubeletLines
-from trainjob._support.log_lines import MAX_LINE, LogLine, Splitter, Throttle, cri_line, latest, merge, parse_cri
+from trainjob._support.kube_objects import MAX_LINE
+from trainjob._support.log_lines import LogLine, Splitter, Throttle, cri_line, latest, merge, parse_cri
 
 T = "2026-11-21T10:00:00.00000000{}Z"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainjob import progress
-from trainjob._diagnosis.rank_states import states_of
+from trainjob._diagnosis.ranks import ranks_in
 from trainjob.progress import watchdog
 
 
@@ -88,10 +88,10 @@ progress.step(); stuck()
     assert not any("watchdog" in line for line in stacks)
     assert not any("import os, time" in line for line in stacks), "the command line may have secrets"
     assert markers[-1]["ended"]
-    state = states_of("node-0", [f"{watchdog.RANK_MARKER}{json.dumps(markers[-2])}", *stacks])["node-0", 0]
-    assert state.stack[0].function == "stuck"
-    assert any("time_sleep" in line for line in state.native)
-    assert not any("Thread" in line for line in state.native)
+    state = ranks_in("node-0", [f"{watchdog.RANK_MARKER}{json.dumps(markers[-2])}", *stacks])["node-0", 0]
+    assert state.marker.stack[0].function == "stuck"
+    assert any("time_sleep" in line for line in state.marker.native)
+    assert not any("Thread" in line for line in state.marker.native)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,13 @@ def test_a_step_that_is_no_whole_number_is_refused() -> None:
     for given in ("soon", 0.5, math.nan, math.inf):
         with pytest.raises(ValueError, match="step"):
             progress.step(given)  # type: ignore[arg-type]  # text is wrong, too
+
+
+def test_a_report_that_is_refused_counts_no_step() -> None:
+    code = "progress.step(); time.sleep(0.6)"
+    refused = "\ntry: progress.report(outputs={'a': math.nan})\nexcept ValueError: pass\ntime.sleep(0.6)"
+    markers, _, _ = run(f"import math\n{code}{refused}")
+    assert max(each.get("count", 0) for each in markers) == 1
 
 
 @pytest.mark.parametrize("timeout", ["", "soon", "-1", "inf", "nan", "0"])

@@ -43,7 +43,7 @@ def failure(category: Category, **fields: Any) -> Diagnosis:
     return Diagnosis(category, RetryVerdict.UNKNOWN, "node-1 failed", rank="node-1", **fields)
 
 
-OOM = failure(Category.OUT_OF_MEMORY, resource="memory")
+OOM = failure(Category.OUT_OF_MEMORY, node_memory=True)
 QUOTA = failure(Category.QUOTA)
 
 
@@ -249,7 +249,7 @@ def test_an_unreadable_annotation_is_no_change(text: object) -> None:
 CATEGORIES = st.sampled_from([Category.OUT_OF_MEMORY, Category.NODE_LOST, Category.QUOTA, Category.SCHEDULING])
 FAILURES = st.lists(
     st.builds(
-        lambda category, node: failure(category, node=node, resource="memory"), CATEGORIES, st.sampled_from("abcd")
+        lambda category, node: failure(category, node=node, node_memory=True), CATEGORIES, st.sampled_from("abcd")
     ),
     max_size=8,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -32,6 +32,9 @@ STACK = (
     "Main thread (most recent call first):",
     '  File "/x/torch/distributed/distributed_c10d.py", line 7 in all_reduce',
 )
+
+
+COMPILER = (STACK[0], '  File "/x/torch/_inductor/codecache.py", line 7 in compile')
 
 
 class Cluster(DirectBackend):
@@ -78,10 +81,10 @@ class Training:
         for rank in ranks:
             self.marker(rank, count=3, step=3)
 
-    def stalls(self, *ranks: int, step: int = 3) -> None:
+    def stalls(self, *ranks: int, step: int = 3, stack: Sequence[str] = STACK) -> None:
         for rank in ranks:
             self.marker(rank, count=step, step=step, stalled_seconds=TIMEOUT / 2)
-            self.write(rank, *(f"trainjob.stack {rank}| {line}" for line in STACK))
+            self.write(rank, *(f"trainjob.stack {rank}| {line}" for line in stack))
 
     def lose(self, rank: int) -> None:
         self.backend.store.pod_logs.pop(f"{self.ref.name}-node-0-{rank}", None)
@@ -192,7 +195,7 @@ STUCK: dict[str, tuple[Happens, Happens, float, str]] = {
     "a pod that starts late": (lambda job, _: job.marker(0, stalled_seconds=TIMEOUT), starts_late, 6, UNKNOWN),
     "a log that is lost": (
         lambda job, _: job.counts(0, 1), loses_its_node, 1,
-        "node-1 does not respond any more at step 3: its log cannot be read any more",
+        "node-1 does not respond any more at step 3 or later: its log cannot be read any more",
     ),
 }  # fmt: skip
 
@@ -293,6 +296,11 @@ HEALTHY: dict[str, tuple[Happens, Happens, float, int, list[str]]] = {
     "an outage of all logs": (
         lambda job, _: job.counts(0, 1), loses_all_logs, 5, 5,
         [BY_STEPS, "stall_timeout cannot be checked: the logs of 2 pods cannot be read any more"],
+    ),
+    "the first interval between two steps": (stall(0, 1, step=1), nothing, 1.9, 3, [BY_STEPS]),
+    "a compiler": (
+        lambda job, _: job.stalls(0, 1, stack=COMPILER), nothing, 9, 17,
+        [BY_STEPS, "compiling on node-0, node-1: counts as a hang after 900 s without a step"],
     ),
     "ended ranks": (has_ended, nothing, 4.5, 6, []),
     "logs that may not be read": (may_not_be_read, nothing, 4.5, 18, [BY_LINES, NO_LINE]),

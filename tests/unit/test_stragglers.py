@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 from tests.unit.odd_objects import JSON
 
-from trainjob._diagnosis.rank_states import Process, RankState, states_of
+from trainjob._diagnosis.ranks import Process, Rank, ranks_in
 from trainjob._diagnosis.stragglers import (
     FACTOR,
     SHARE,
@@ -30,16 +30,16 @@ NODES = {f"node-{rank}": f"gpu-{rank}" for rank in range(64)}
 Spent = Mapping[str, float]
 
 
-def reading(done: int, *totals: Spent) -> dict[Process, RankState]:
+def reading(done: int, *totals: Spent) -> dict[Process, Rank]:
     """A reading of ranks that have made so many steps, and have spent so many seconds in all."""
-    ranks: dict[Process, RankState] = {}
+    ranks: dict[Process, Rank] = {}
     for rank, total in enumerate(totals):
         marker = {"rank": rank, "world": len(totals), "count": done, "step": done, "spent": total}
-        ranks |= states_of(f"node-{rank}", [f"trainjob.rank {json.dumps(marker)}"])
+        ranks |= ranks_in(f"node-{rank}", [f"trainjob.rank {json.dumps(marker)}"])
     return ranks
 
 
-def readings(*spent: Spent, steps: int = STEPS, times: int = 2) -> list[dict[Process, RankState]]:
+def readings(*spent: Spent, steps: int = STEPS, times: int = 2) -> list[dict[Process, Rank]]:
     """Consecutive readings of ranks that spend the given seconds per step."""
     counts = [5 + number * steps for number in range(times)]
     return [
@@ -129,7 +129,7 @@ def test_any_times_name_the_slowest_half_at_most(spent: list[dict[str, float]]) 
         assert "nan" not in str(each)
 
 
-def windows(*slow: bool) -> list[dict[Process, RankState]]:
+def windows(*slow: bool) -> list[dict[Process, Rank]]:
     """Readings of three ranks; in each window between two of them, rank 1 is slow or not."""
     totals = [{"all": 0.0, "waiting": 0.0} for _ in range(3)]
     found = [reading(0, *totals)]

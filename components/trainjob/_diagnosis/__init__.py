@@ -4,24 +4,24 @@ May import `job`, and the layers below.
 
 ::
 
-    meaning               what a failure or a blocker means: category, retry verdict, advice
-    reasons               reason -> meaning; the only table of them, for failures and for blockers
-    rules                 known error messages and what they mean
-    tracebacks            exceptions that ended a process, apart from handled ones
-    log_tails             the last lines of a log: exceptions, lost peers
+    cluster               objects, Events -> how each container ended, and by whom
+    tracebacks            the exceptions that ended a process
+    output                end of a log -> exceptions, a launcher's report, the last own line
+    log_patterns          the forms of lines in it
+    markers               lines of the watchdogs -> steps, stacks
+    ranks                 all three in one record for each process, and which failed first
+    rules                 three tables: reasons of objects, exceptions by class and package, last lines and signals
+    meaning               what a row means: category, retry verdict, advice
     termination_messages  failures that the programs of this package report themselves
-    kills                 containers that the kubelet killed
-    crashes               containers and pods that failed, and which was the first
-    terminations          what the termination of the first one means
     blockers              what blocks a job: its pods, Events, Kueue's Workload
-    rank_states           the processes of a job that runs: their steps, stacks and ends
-    hangs                 which of them hangs
+    root_cause            what the end of the first rank means, and its words
+    verdict               all of these -> Diagnosis
+    hangs                 which rank of a running job hangs
     stragglers            which of them are slower than the others
-    diagnose              all of these -> Diagnosis
 """
 
-from trainjob._diagnosis.diagnose import ON_RETRY, diagnosis_of, with_change, with_node
-from trainjob._diagnosis.log_tails import READ_LINES, TAIL_LINES
+from trainjob._diagnosis.output import READ_LINES, TAIL_LINES
+from trainjob._diagnosis.verdict import ON_RETRY, diagnosis_of, with_change, with_node
 from trainjob.verdicts import CUT, Category, Diagnosis, Evidence
 
 __all__ = [

@@ -7,14 +7,21 @@ reason is in Kueue's Workload, in Events and in the pods.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
-from trainjob._diagnosis import reasons
-from trainjob._diagnosis.meaning import Meaning, while_running
-from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of, sidecars_of
+from trainjob._diagnosis.cluster import containers_of
+from trainjob._diagnosis.meaning import NOTHING_KNOWN, Meaning, while_running
+from trainjob._diagnosis.rules import objects
+from trainjob._support.kube_objects import mapping, mappings, name_of, parse_time, rank_of
 from trainjob.status import Blocker
+from trainjob.verdicts import Category, RetryVerdict
+
+_GRACE = timedelta(minutes=10)  # as Flyte gives pending tasks; a registry that restarts answers again before
+_USED = re.compile(r"exceeded quota: .*, used: (\S+), limited: ")
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,9 @@ class Finding:
     @property
     def text(self) -> str:
         """Reason and message, to follow the name of the subject."""
-        if self.reason in ("Unschedulable", "SchedulingGated"):
+        if self.reason == "SidecarRuns":
+            return self.message
+        if self.reason in ("Unschedulable", "SchedulingGated", "NoScheduler"):
             return f"is not scheduled: {self.message}"
         return f"{self.reason}: {self.message}"
 
@@ -47,7 +56,7 @@ class Finding:
         """As a waiter reports it."""
         if not self.subject:
             message = self.message
-        elif self.text.startswith("is "):
+        elif self.text.startswith(("is ", "has ")):
             message = f"{self.subject} {self.text}"
         else:
             message = f"{self.subject}: {self.text}"
@@ -62,7 +71,8 @@ def first(findings: Iterable[Finding]) -> Finding | None:
 
 def around(pods: Sequence[Mapping[str, Any]] | None, events: Iterable[Mapping[str, Any]]) -> list[Finding]:
     """The findings of pods and Events; `pods` is None if they may not be listed."""
-    return [*of_pods(pods or ()), *of_events(events, pods)]
+    known = list(events)
+    return [*of_pods(pods or (), known), *of_events(known, pods)]
 
 
 def of_missing_runtime(name: str) -> Finding:
@@ -75,6 +85,11 @@ def of_missing_runtime(name: str) -> Finding:
 
 
 # ---------------------------------------------------------------- Kueue
+
+
+def without_queue() -> Finding:
+    """The finding for a job without a queue that Kueue has suspended: nothing will start it."""
+    return _finding("NoQueueLabel", "Kueue suspended the job, which names no queue")
 
 
 def in_workload(workload: Mapping[str, Any]) -> Blocker | None:
@@ -117,7 +132,7 @@ def _of_waiting_workload(workload: Mapping[str, Any], conditions: Mapping[str, M
     if not _is(conditions, "Evicted"):
         return _finding(reason, message)
     evicted = mapping(conditions, "Evicted")
-    meaning = reasons.find(_text(evicted, "reason"), _text(evicted, "message"))
+    meaning = objects.meaning_of(_text(evicted, "reason"), _text(evicted, "message"))
     return _finding(reason, f"{message} (before: {_text(evicted, 'message')})", meaning=meaning)
 
 
@@ -158,14 +173,34 @@ def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, A
             # An object that could not be created before the youngest pod was created since. The same second counts as
             # before: a permanent refusal is repeated, and its Event then has a later time.
             outdated = kind != "Pod" and bool(youngest) and _seconds(event_time(event)) <= youngest
-        meaning = reasons.find(reason, message)
+        meaning = objects.meaning_of(reason, message)
         if outdated or meaning is None:
             continue
-        if reason == "TrainJobResourcesCreationFailed":
+        if _uses_its_quota(message, pods or ()):
+            yield _finding("QuotaOfItself", f"{reason}: {message}", f"{kind.lower()} {name}")
+        elif reason == "TrainJobResourcesCreationFailed":
             yield Finding(reason, message.removeprefix("TrainJob resources reconciliation failed: "), meaning)
         else:
             about = f"{kind.lower()} {name}" if kind else ""
             yield Finding(reason, message, meaning, about, rank_of(pending[name]) if name in pending else "")
+
+
+def _uses_its_quota(message: str, pods: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a ResourceQuota refuses a pod of a job whose other pods use all of it: none will be free."""
+    used = _USED.search(message)
+    if used is None or not pods:
+        return False
+    counted = dict.fromkeys(("pods", "count/pods"), len([pod for pod in pods if not _has_ended(pod)]))
+    for container in (each for pod in pods for each in mappings(pod, "spec", "containers")):
+        for name, amount in mapping(container, "resources", "requests").items():
+            whole = int(amount) if str(amount).isdigit() else 0
+            counted[f"requests.{name}"] = counted.get(f"requests.{name}", 0) + whole
+    amounts = (part.partition("=") for part in used[1].split(","))
+    return all(amount.isdigit() and counted.get(name, -1) >= int(amount) > 0 for name, _, amount in amounts)
+
+
+def _has_ended(pod: Mapping[str, Any]) -> bool:
+    return mapping(pod, "status").get("phase") in ("Succeeded", "Failed")
 
 
 def _is_mounted(pod: Mapping[str, Any]) -> bool:
@@ -178,7 +213,7 @@ def _is_mounted(pod: Mapping[str, Any]) -> bool:
 def _is_settled(pod: Mapping[str, Any]) -> bool:
     """Whether a pod has terminated, or is ready."""
     conditions = {str(each.get("type")): each for each in mappings(pod, "status", "conditions")}
-    return mapping(pod, "status").get("phase") in ("Succeeded", "Failed") or _is(conditions, "Ready")
+    return _has_ended(pod) or _is(conditions, "Ready")
 
 
 def event_time(event: Mapping[str, Any]) -> str:
@@ -194,26 +229,67 @@ def _seconds(time: object) -> str:
 
 # ---------------------------------------------------------------- pods
 
-_NO_FINDING = ("ContainerCreating", "PodInitializing", "CrashLoopBackOff")  # the last is reported as a crash
+# A container that has crashed is a rank's end.
+_NO_FINDING = ("ContainerCreating", "PodInitializing", "CrashLoopBackOff")
 
 
-def of_pods(pods: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Why pods do not start."""
+def of_pods(pods: Iterable[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> Iterator[Finding]:
+    """Why pods do not start, or do not end.
+
+    Args:
+        pods: Pods of the job.
+        events: Its Events, which show for how long an image has not been pulled.
+    """
     for pod in pods:
+        if (kept := kept_by(pod)) is not None:
+            yield kept
         subject = f"pod {mapping(pod, 'metadata').get('name', '?')}"
-        statuses = (
-            *mappings(pod, "status", "initContainerStatuses"),
-            *mappings(pod, "status", "containerStatuses"),
-        )
-        for status in statuses:
-            waiting = mapping(status, "state", "waiting")
+        for container in containers_of(pod):
+            waiting = mapping(container.state, "waiting")
             reason = _text(waiting, "reason")
-            if reason and reason not in _NO_FINDING:
-                yield _finding(reason, _text(waiting, "message"), subject, rank_of(pod))
-        for condition in mappings(pod, "status", "conditions"):
+            crashed = mapping(container.last, "terminated") and mapping(pod, "status").get("phase") == "Running"
+            if reason and reason not in _NO_FINDING and not crashed:
+                found = _finding(reason, _text(waiting, "message"), subject, rank_of(pod))
+                yield replace(found, meaning=_after_grace(found.meaning, pod, events))
+        scheduler = str(mapping(pod, "spec").get("schedulerName") or "default-scheduler")
+        conditions = mappings(pod, "status", "conditions")
+        if scheduler != "default-scheduler" and _is_unseen(pod, conditions):
+            message = f"no scheduler named {scheduler} has looked at the pod"
+            yield _finding("NoScheduler", message, subject, rank_of(pod))
+        for condition in conditions:
             if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
                 message = _text(condition, "message") + _claims(pod, condition)
                 yield _finding(_text(condition, "reason"), message, subject, rank_of(pod))
+
+
+def kept_by(pod: Mapping[str, Any]) -> Finding | None:
+    """The finding for a pod whose training container has ended while a sidecar of it runs: the job never ends."""
+    containers = containers_of(pod)
+    ended = next((mapping(each.state, "terminated") for each in containers if each.kind == "main"), {})
+    sidecars = [each for each in containers if each.kind == "sidecar" and not each.native]
+    beside = [each.name for each in sidecars if "running" in each.state]
+    if not ended or not beside or mapping(pod, "status").get("phase") != "Running":
+        return None
+    names = " and ".join(beside)
+    message = f"has ended with code {ended.get('exitCode')}; its container {names} keeps its pod running"
+    return _finding("SidecarRuns", message, f"pod {name_of(pod)}", rank_of(pod))
+
+
+def _is_unseen(pod: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a pod waits for a scheduler that has not reported anything of it."""
+    waits = mapping(pod, "status").get("phase") == "Pending" and not mapping(pod, "spec").get("nodeName")
+    return waits and not any(each.get("type") == "PodScheduled" for each in conditions)
+
+
+def _after_grace(meaning: Meaning, pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Meaning:
+    """The failed pull of an image is permanent once it has failed for `_GRACE`, whatever the registry answers."""
+    if meaning.category is not Category.IMAGE or meaning.permanent:
+        return meaning
+    about = [event for event in events if mapping(event, "involvedObject").get("name") == name_of(pod)]
+    began = parse_time(mapping(pod, "status").get("startTime"))
+    latest = parse_time(max(map(event_time, about), default=""))
+    lasted = latest - began if began and latest else timedelta()
+    return replace(meaning, retry=RetryVerdict.CONFIGURATION) if lasted >= _GRACE else meaning
 
 
 def _claims(pod: Mapping[str, Any], condition: Mapping[str, Any]) -> str:
@@ -240,10 +316,11 @@ def _wait(pod: Mapping[str, Any], pulling: str) -> str:
     status = mapping(pod, "status")
     if status.get("phase") != "Pending":
         return ""
-    sidecars = sidecars_of(pod)
-    for init in mappings(status, "initContainerStatuses"):
-        if "running" in mapping(init, "state") and init.get("name") not in sidecars:
-            return f"waits for its init container {init.get('name')}"
+    for each in containers_of(pod):
+        if "running" in each.state and each.kind == "init":
+            return f"waits for its init container {each.name}"
+        if "running" in each.state and each.native and not each.started:
+            return f"waits for its sidecar {each.name} to start: its startup probe has not succeeded"
     since = f" since {status['startTime']}" if isinstance(status.get("startTime"), str) else ""
     if pulling.startswith("Pulling"):
         return f"waits for its image: {pulling}{since}"
@@ -252,7 +329,7 @@ def _wait(pod: Mapping[str, Any], pulling: str) -> str:
 
 
 def _finding(reason: str, message: str, subject: str = "", rank: str = "", meaning: Meaning | None = None) -> Finding:
-    return Finding(reason, message, meaning or reasons.find(reason, message) or reasons.UNKNOWN, subject, rank)
+    return Finding(reason, message, meaning or objects.meaning_of(reason, message) or NOTHING_KNOWN, subject, rank)
 
 
 def _is(conditions: Mapping[str, Mapping[str, Any]], kind: str) -> bool:

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from trainjob._diagnosis.meaning import Meaning
-from trainjob._diagnosis.rank_states import SAME_ON_ALL, RankState, name_of
-from trainjob._support.control_characters import plain
+from trainjob._diagnosis.ranks import SAME_ON_ALL, Rank
+from trainjob._support.control_characters import one_line, plain
 from trainjob._support.display import short
 from trainjob._support.masking import masked_lines
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 _PYTHON = re.compile(r"\.py:\d+\)$|^<")  # a Python frame of py-spy
+_NAMELESS = re.compile(r"^(0x[0-9a-f]+|\?+) \(")  # a native frame without a symbol
 
 _SHOWN = 8  # innermost frames of a stack: two stacks with their headings fit into the lines that are stored
 _NATIVE_SHOWN = 4  # of them, native frames that the innermost Python frame has called
+_FRAME = 160  # characters of a frame: names of C++ templates have hundreds
 _NAMED = 3  # ranks that a summary names
 
 
@@ -38,8 +40,8 @@ class Hang:
 
     summary: str
     meaning: Meaning
-    culprit: RankState | None = None
-    waiting: RankState | None = None
+    culprit: Rank | None = None
+    waiting: Rank | None = None
 
 
 def _meaning(seen: str, advice: str, retry: RetryVerdict = RetryVerdict.UNKNOWN) -> Meaning:
@@ -59,7 +61,7 @@ _ALONE = _meaning(
     "training, raise stall_timeout",
 )
 _EARLY = _meaning(
-    "ended while other ranks wait in a collective",
+    "ended while other ranks wait for it",
     "find out why that rank ends early: all ranks must run the same number of steps, also with a dataset that does not "
     "divide evenly",
 )
@@ -89,7 +91,7 @@ _UNCOUNTED = _meaning(
 )
 
 
-def judge(ranks: Sequence[RankState], pods: int = 0) -> Hang:
+def judge(ranks: Sequence[Rank], pods: int = 0) -> Hang:
     """Find the rank that hangs among those whose state is known.
 
     Args:
@@ -98,9 +100,9 @@ def judge(ranks: Sequence[RankState], pods: int = 0) -> Hang:
     """
     # A rank that never counts while others do has reported one stall, long ago: its state is out of date. Without that
     # report it has been stopped before.
-    counting = any(rank.count for rank in ranks)
-    current = [rank for rank in ranks if rank.count or not rank.stalled or not counting]
-    complete = len(current) >= (max((rank.world for rank in ranks), default=0) or pods)
+    counting = any(rank.marker.count for rank in ranks)
+    current = [rank for rank in ranks if rank.marker.count or not rank.stalled or not counting]
+    complete = len(current) >= (max((rank.marker.world for rank in ranks), default=0) or pods)
     active = [rank for rank in current if not rank.ended]
     stalled = [rank for rank in active if rank.stalled]
     waiting = [rank for rank in stalled if rank.waits_in]
@@ -119,7 +121,7 @@ def judge(ranks: Sequence[RankState], pods: int = 0) -> Hang:
     )
 
 
-def _silent(active: Sequence[RankState], stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Hang | None:
+def _silent(active: Sequence[Rank], stalled: Sequence[Rank], waiting: Sequence[Rank]) -> Hang | None:
     """A rank whose watchdog has stopped, too: its process is stopped, or its node is gone."""
     silent = [rank for rank in active if not rank.stalled]
     if not silent or not stalled:
@@ -130,38 +132,47 @@ def _silent(active: Sequence[RankState], stalled: Sequence[RankState], waiting: 
     lost = f": {culprit.lost}" if culprit.lost else ""
     return Hang(
         f"{_names([culprit, *(rank for rank in silent if rank is not culprit)])} {verb} not respond any more"
-        f"{culprit.at_step}{lost}, while {_count(stalled)} {others}",
+        f"{culprit.at_step and culprit.at_step + ' or later'}{lost}, while {_count(stalled)} {others}",
         _SILENT,
         culprit,
         next(iter([*waiting, *stalled])),
     )
 
 
-def _alone(rank: RankState) -> Hang:
+def _alone(rank: Rank) -> Hang:
     where = f" in {rank.place}" if rank.place else ""
     return Hang(
-        f"{name_of(rank)} makes no step{where}{rank.at_step}",
+        f"{rank.name} makes no step{where}{rank.at_step}",
         _ALONE,
         rank,
     )
 
 
-def _ended(ended: Sequence[RankState], stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Hang | None:
-    """A rank that has ended while all others wait for it."""
-    if not ended or not waiting or any(rank.waits_in == "" for rank in stalled):
+def _ended(ended: Sequence[Rank], stalled: Sequence[Rank], waiting: Sequence[Rank]) -> Hang | None:
+    """A rank that has ended while all others wait for it: in a collective, or in a barrier of their own.
+
+    A rank that has made as many steps as it should is ahead of others that hang for another reason.
+    """
+    gone = [rank for rank in ended if not any(_ahead(rank, other) for other in stalled)]
+    counted = all(rank.marker.step for rank in (*gone, *stalled))
+    own = [rank for rank in stalled if rank.waits_in == ""]
+    if not gone or (own and not counted) or not (waiting or own):
         return None
+    ended, waiting = gone, waiting or own
     culprit = next((rank for rank in ended if rank.exit_code), ended[0])
+    later = " or later" if culprit.at_step and not culprit.marker.ended else ""  # it has written no last marker
     code = "" if culprit.exit_code is None else f" with code {culprit.exit_code}"
+    names = _names([culprit, *(rank for rank in ended if rank is not culprit)])
     return Hang(
-        f"{_names([culprit, *(rank for rank in ended if rank is not culprit)])} ended{code}{culprit.at_step}, while "
-        f"{_count(waiting)} {_wait(waiting)} in {waiting[0].waits_in}",
+        f"{names} ended{code}{culprit.at_step}{later}, while "
+        f"{_count(waiting)} {_wait(waiting)} in {waiting[0].waits_in or waiting[0].place}",
         _CRASHED if culprit.exit_code else _EARLY,
         culprit,
         waiting[0],
     )
 
 
-def _elsewhere(stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Hang | None:
+def _elsewhere(stalled: Sequence[Rank], waiting: Sequence[Rank]) -> Hang | None:
     """The only rank that does not wait in the collective, in which the others wait."""
     elsewhere = [rank for rank in stalled if rank.waits_in == ""]
     if len(elsewhere) + len(waiting) < len(stalled):  # the place of a rank is unknown: it may be the one
@@ -181,16 +192,16 @@ def _elsewhere(stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Ha
         return None
     where = others[0].waits_in or str(others[0].place)
     return Hang(
-        f"{name_of(culprit)} is in {culprit.place}{culprit.at_step}, while {_count(others)} {_wait(others)} in {where}",
+        f"{culprit.name} is in {culprit.place}{culprit.at_step}, while {_count(others)} {_wait(others)} in {where}",
         _ELSEWHERE,
         culprit,
         others[0],
     )
 
 
-def _behind(stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Hang | None:
+def _behind(stalled: Sequence[Rank], waiting: Sequence[Rank]) -> Hang | None:
     """The only rank that is behind all others. One step does not count in a collective, where ranks finish in turn."""
-    kinds = {rank.number[0] if rank.number else "" for rank in stalled}
+    kinds = {rank.marker.step[0] if rank.marker.step else "" for rank in stalled}
     if len(kinds) != 1 or "" in kinds or len(stalled) < 2:
         return None
     first, second, *_ = ordered = sorted(stalled, key=_number)
@@ -199,7 +210,7 @@ def _behind(stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Hang 
         return None
     others = [rank for rank in ordered if rank is not first]
     return Hang(
-        f"{name_of(first)} is{first.at_step}, and {_count(others)} {'is' if len(others) == 1 else 'are'} at step "
+        f"{first.name} is{first.at_step}, and {_count(others)} {'is' if len(others) == 1 else 'are'} at step "
         f"{_number(second)} or later",
         _BEHIND,
         first,
@@ -207,7 +218,7 @@ def _behind(stalled: Sequence[RankState], waiting: Sequence[RankState]) -> Hang 
     )
 
 
-def _mismatched(waiting: Sequence[RankState]) -> Hang | None:
+def _mismatched(waiting: Sequence[Rank]) -> Hang | None:
     """Ranks that wait in different collectives, so that none completes."""
     calls = {rank.process: _operation(rank) for rank in waiting}
     names = dict.fromkeys(calls.values())  # in the order of the ranks
@@ -225,7 +236,7 @@ def _mismatched(waiting: Sequence[RankState]) -> Hang | None:
     )
 
 
-def _unknown(stalled: Sequence[RankState], waiting: Sequence[RankState], *, complete: bool) -> Hang:
+def _unknown(stalled: Sequence[Rank], waiting: Sequence[Rank], *, complete: bool) -> Hang:
     if complete and waiting and len(waiting) == len(stalled):
         return Hang(
             f"{_count(waiting)} {_wait(waiting)} in {waiting[0].waits_in}, and it is unknown for which rank",
@@ -243,7 +254,9 @@ def _unknown(stalled: Sequence[RankState], waiting: Sequence[RankState], *, comp
 def hang_of(hang: Hang, seconds: float, job: str) -> Diagnosis:
     """The diagnosis of a job in which no rank has made progress for `seconds`."""
     shown = [(hang.culprit, "the rank that hangs"), (hang.waiting, "waits" if hang.culprit else "as it was")]
-    lines = [line for rank, role in shown if rank is not None and rank.stack for line in _stack_lines(rank, role)]
+    lines = [
+        line for rank, role in shown if rank is not None and rank.marker.stack for line in _stack_lines(rank, role)
+    ]
     return Diagnosis(
         Category.HANG,
         hang.meaning.retry,
@@ -255,37 +268,38 @@ def hang_of(hang: Hang, seconds: float, job: str) -> Diagnosis:
     )
 
 
-def _stack_lines(rank: RankState, role: str) -> list[str]:
-    inner = [f"  {line}" for line in takewhile(lambda line: not _PYTHON.search(line), rank.native)][:_NATIVE_SHOWN]
-    frames = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in rank.stack]
+def _stack_lines(rank: Rank, role: str) -> list[str]:
+    native = takewhile(lambda line: not _PYTHON.search(line), rank.marker.native)
+    inner = [f"  {one_line(line, _FRAME)}" for line in native if not _NAMELESS.match(line)][:_NATIVE_SHOWN]
+    frames = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in rank.marker.stack]
     shown = [*inner, *frames][:_SHOWN]
-    return [f"stack of {name_of(rank)} ({role}), innermost frame first:", *shown]
+    return [f"stack of {rank.name} ({role}), innermost frame first:", *shown]
 
 
-def _operation(rank: RankState) -> str | None:
+def _operation(rank: Rank) -> str | None:
     name = rank.waits_in or ""
     return name.lower() if SAME_ON_ALL.match(name) else None
 
 
-def _number(rank: RankState) -> int:
-    return rank.number[1] if rank.number else 0
+def _number(rank: Rank) -> int:
+    return rank.marker.step[1] if rank.marker.step else 0
 
 
-def _ahead(rank: RankState, other: RankState) -> bool:
-    comparable = rank.number and other.number and rank.number[0] == other.number[0]
+def _ahead(rank: Rank, other: Rank) -> bool:
+    comparable = rank.marker.step and other.marker.step and rank.marker.step[0] == other.marker.step[0]
     return bool(comparable) and _number(rank) > _number(other)
 
 
-def _names(ranks: Sequence[RankState]) -> str:
-    names = [name_of(rank) for rank in ranks[:_NAMED]]
+def _names(ranks: Sequence[Rank]) -> str:
+    names = [rank.name for rank in ranks[:_NAMED]]
     if len(ranks) > _NAMED:
         return f"{', '.join(names)} and {len(ranks) - _NAMED} more"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
-def _count(ranks: Sequence[RankState]) -> str:
-    return name_of(ranks[0]) if len(ranks) == 1 else f"{len(ranks)} ranks"
+def _count(ranks: Sequence[Rank]) -> str:
+    return ranks[0].name if len(ranks) == 1 else f"{len(ranks)} ranks"
 
 
-def _wait(ranks: Sequence[RankState]) -> str:
+def _wait(ranks: Sequence[Rank]) -> str:
     return "waits" if len(ranks) == 1 else "wait"

@@ -12,25 +12,31 @@ RERUN = "launch the job again"
 
 @dataclass(frozen=True)
 class Meaning:
-    """The meaning of a reason, of an error message or of a signal.
+    """What a row of a table of rules means.
 
     Attributes:
         category: Kind of failure.
-        retry: Who has to act before another attempt can succeed.
+        retry: Who has to act before another attempt can succeed; ``configuration`` is permanent: it cannot resolve
+            itself.
         advice: What to do.
-        termination: How a container terminated, after the name of its rank; empty to quote reason and message.
-        permanent: It cannot resolve itself.
-        final: Why a retry cannot help; empty if the verdict explains it.
-        resource: The resource in `resources_per_node` of which the node needs more, as ``memory``; empty if none.
+        ended: How a container ended, after the name of its rank; empty to quote reason and message.
+        node_memory: More memory in `resources_per_node` would help.
     """
 
     category: Category
     retry: RetryVerdict
     advice: str
-    termination: str = ""
-    permanent: bool = False
-    final: str = ""
-    resource: str = ""
+    ended: str = ""
+    node_memory: bool = False
+
+    @property
+    def permanent(self) -> bool:
+        """Whether it cannot resolve itself."""
+        return self.retry is RetryVerdict.CONFIGURATION
+
+
+NOTHING_KNOWN = Meaning(Category.UNKNOWN, RetryVerdict.UNKNOWN, "check the job's events and its nodes")
+"""The meaning of what no rule knows."""
 
 
 def while_running(advice: str) -> str:

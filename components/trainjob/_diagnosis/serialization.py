@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from trainjob._diagnosis import TAIL_LINES, log_tails
+from trainjob._diagnosis import TAIL_LINES, output
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob._support.masking import masked_lines, public
@@ -94,7 +94,7 @@ def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
 
 
 def _begin(line: str) -> str:
-    return log_tails.shown(line)[: 2 * LINE_CHARACTERS]
+    return output.shown(line)[: 2 * LINE_CHARACTERS]
 
 
 def _public(value: Any) -> Any:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainjob._diagnosis.rank_states import Process, RankState, name_of
+from trainjob._diagnosis.markers import Marker
+from trainjob._diagnosis.ranks import Process, Rank
 from trainjob._support.control_characters import plain
 from trainjob._support.kube_objects import mapping
 from trainjob.progress.watchdog import DEVICE, LOADING, WAITING
@@ -78,11 +79,11 @@ class Stragglers:
     """Compares consecutive readings of the ranks of one job."""
 
     def __init__(self) -> None:
-        self._before: Mapping[Process, RankState] = {}
+        self._before: Mapping[Process, Rank] = {}
         self._slow: dict[Process, int] = {}  # windows in a row in which a rank was slow
         self._named: set[Process] = set()
 
-    def take(self, ranks: Mapping[Process, RankState], nodes: Mapping[str, str]) -> list[Straggler]:
+    def take(self, ranks: Mapping[Process, Rank], nodes: Mapping[str, str]) -> list[Straggler]:
         """Take the next reading. Returns the ranks that have been slow for long enough, each once.
 
         Args:
@@ -98,14 +99,12 @@ class Stragglers:
         return new
 
 
-def compare(
-    before: Mapping[Process, RankState], after: Mapping[Process, RankState], nodes: Mapping[str, str]
-) -> list[Straggler]:
+def compare(before: Mapping[Process, Rank], after: Mapping[Process, Rank], nodes: Mapping[str, str]) -> list[Straggler]:
     """The stragglers between two readings, the slowest first; none if fewer than two ranks have made enough steps."""
     windows = {
         process: window
         for process, state in after.items()
-        if process in before and (window := _window(before[process], state)) is not None
+        if process in before and (window := _window(before[process].marker, state.marker)) is not None
     }
     loading_only = any(each[DEVICE] > _DEVICE_SHARE * each["all"] for each in windows.values())
     own = {process: each[LOADING] if loading_only else each["all"] - each[WAITING] for process, each in windows.items()}
@@ -117,7 +116,7 @@ def compare(
         window, (pod, number) = windows[process], process
         # With four digits, so that all show the same, also what reads it from the annotation.
         numbers = (float(f"{each:.4g}") for each in (seconds, median, window["all"], window[LOADING]))
-        found.append(Straggler(pod, number, name_of(after[process]), nodes.get(pod, ""), *numbers))
+        found.append(Straggler(pod, number, after[process].name, nodes.get(pod, ""), *numbers))
     return sorted(found, key=lambda each: each.median - each.seconds)
 
 
@@ -134,11 +133,11 @@ def _outliers(
     }
 
 
-def _window(before: RankState, after: RankState) -> dict[str, float] | None:
+def _window(before: Marker, after: Marker) -> dict[str, float] | None:
     """Seconds per step between two readings of a rank; None if it has made too few steps, or has restarted."""
-    if before.number is None or after.number is None or before.number[0] != after.number[0]:
+    if before.step is None or after.step is None or before.step[0] != after.step[0]:
         return None
-    steps, counted = after.number[1] - before.number[1], after.count - before.count
+    steps, counted = after.step[1] - before.step[1], after.count - before.count
     names = ("all", WAITING, DEVICE, LOADING)
     spent = {name: after.spent.get(name, 0.0) - before.spent.get(name, 0.0) for name in names}
     if steps < _STEPS or counted <= 0 or spent["all"] <= 0 or min(spent.values()) < 0:

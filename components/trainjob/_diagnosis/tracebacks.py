@@ -1,166 +1,203 @@
 """Finds the exceptions that ended a process, as opposed to exceptions that were logged and handled.
 
-An exception ended its process if the process logged nothing after it. Some lines may still follow: more lines of the
-message, output of Python and of native libraries at exit, and a launcher's report about its workers. If any other line
-follows, the exception counts as handled, since a log cannot prove the opposite.
+An exception ended its process if the process wrote nothing after it. Some lines may still follow: more of the message,
+output of Python and of native libraries at exit, a launcher's report about its workers. After any other line the
+exception counts as handled, since a log cannot prove the opposite; one last line alone is taken for the message's.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-# torchrun, PyTorch and mpirun prefix a worker's lines with its rank: "[rank1]: ", "[default0]:", "[1,0]<stderr>:".
-_PREFIX = re.compile(r"\[(?:(?:rank|default|worker|trainer)\d+\]|\d+,\d+\](?:<std(?:out|err)>)?):\s?")
-_GROUP = re.compile(r"^\s*[|+](?:-+ ?\d* ?-+)? ?")  # Python prints exception groups with | and +
+from trainjob._diagnosis import log_patterns as known
+from trainjob._diagnosis.rules import raised as table
 
-_TRACEBACK = "Traceback (most recent call last):"
-_EXCEPTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::(?: (.*))?)?$")
-_CHAINS = ("The above exception was the direct cause of", "During handling of the above exception, another")
-
-# Exceptions that only report the failure of another process.
-_WRAPPERS = re.compile(r"ChildFailedError|ProcessRaisedException|ProcessExitedException|_RemoteTraceback|SystemExit")
-# Launchers that raise an exception if their program fails, such as `accelerate launch`.
-_CALLED = re.compile(r"CalledProcessError$")
-# First line of a launcher's report: its workers have terminated.
-_LAUNCHER = re.compile(
-    r"^Primary job +terminated|^(mpirun|mpiexec|prterun)\b.* (detected|noticed) that"
-    r"|^-- Process \d+ terminated with|ChildFailedError:$"
-)
-# Python writes these before a traceback that does not end the process.
-_ASIDE = re.compile(r"^(Exception ignored (in|on|while)|Exception in thread |Error in atexit|Error in sys\.excepthook)")
-_AFTERWARDS = re.compile(
-    # Native code: glog lines, and output of a crash.
-    r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*(\.(cc|cpp|cu|h|hpp):\d+|torch/distributed/elastic)"
-    r"|^(terminate called|Aborted|Segmentation fault|Fatal Python error|Current thread 0x|Thread 0x|Extension modules:)"
-    r"|^(\*\*\* |frame #\d+: |C\+\+ CapturedTraceback|Exception raised from )"
-    # Further lines of messages: CUDA, JAX, pydantic, Kubernetes, SQLAlchemy, Hydra, Hugging Face.
-    r"|^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assert|Search for `cuda)"
-    r"|^(-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit )"
-    r"|^(Reason: |HTTP response (headers|body): |\(Background on this error|\[SQL: |\[parameters: )"
-    r"|^(Set the environment variable HYDRA_FULL_ERROR|If this is a private repository, make sure)"
-    # Output at exit.
-    r"|^wandb: |resource_tracker|^sys:1: |^<sys>:0: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
-)
-# Messages of native code have several lines.
-_NATIVE = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*\.(cc|cpp|cu|h|hpp):\d+")
-_MORE_OF_NATIVE = re.compile(r"^([A-Z_]{5,}: |RPC: /|Barrier |This (suggests|usually|most likely) )")
-_BAR = re.compile(r"\d+%\|.*\| *(\d+/\d+) \[")  # tqdm prints its bar again when Python exits
+_LONGEST = 4096  # characters of a message that are kept
 
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception with a traceback.
+    """An exception that ended a process.
 
     Attributes:
-        text: Its line.
-        line: Index of that line.
+        name: Its class, as the traceback prints it.
+        message: Its message, to its end.
+        modules: Modules of libraries below the author's last frame, and sources of native code that the message names.
+        authored: A ``raise`` or ``assert`` of the author's code raised it, so that its words are the author's.
+        line: Index of its line in the log.
         causes: Exceptions that it was raised from, the first cause first.
+        during: The exception that was being handled; it is quoted, and never the cause.
+        parts: For an exception group, its exceptions.
     """
 
-    text: str
-    line: int
-    causes: tuple[str, ...] = ()
+    name: str
+    message: str = ""
+    modules: tuple[str, ...] = ()
+    authored: bool = False
+    line: int = -1
+    causes: tuple[Raised, ...] = ()
+    during: str = ""
+    parts: tuple[Raised, ...] = ()
 
     def __str__(self) -> str:
-        return self.text + (f" (caused by {self.causes[0]})" if self.causes else "")
+        """Class and message, with the first cause; of a group, its first exception."""
+        if self.parts:
+            return f"{self.parts[0]} (in {self.name}: {self.message})"
+        message = self.message.rpartition("\nLast error:\n")[2].strip()  # PyTorch writes NCCL's after a general one
+        text = f"{self.name}: {message}" if message else self.name
+        during = f" (while handling {self.during})" if self.during else ""
+        return text + (f" (caused by {self.causes[0]})" if self.causes else during)
 
     @property
-    def chain(self) -> str:
-        """Its line and those of its causes."""
-        return "\n".join((self.text, *self.causes))
+    def rule(self) -> table.RaisedRule | None:
+        """The row of the table for it, or for the nearest cause that has one; None if none has."""
+        found = (each.rule for each in self.parts) if self.parts else self._rules()
+        return next((rule for rule in found if rule is not None), None)
 
+    def _rules(self) -> Iterator[table.RaisedRule | None]:
+        for each in (self, *reversed(self.causes)):
+            yield None if each.authored else table.rule_of(each.name, each.modules, each.message)
 
-@dataclass(frozen=True)
-class Traced:
-    """The tracebacks of a log.
-
-    Attributes:
-        ended: The exceptions that ended processes, in the order of their lines.
-        survived: Index of the line of the last exception after which its process continued; -1 if there is none.
-        last: Index of the last line of a process's own output; -1 if there is none.
-    """
-
-    ended: tuple[Raised, ...] = ()
-    survived: int = -1
-    last: int = -1
+    @property
+    def connection(self) -> bool:
+        """Whether a connection broke, to a peer or to another service."""
+        return any(each.name in known.CONNECTIONS for each in (self, *self.causes))
 
 
 @dataclass
-class _Process:
-    """The output of one process so far."""
+class Tracebacks:
+    """The tracebacks in the output of one process, read line by line."""
 
     hooked: bool = False  # PyTorch's excepthook writes it, so that it ends the process
     ended: Raised | None = None
     before: Raised | None = None
-    survived: int = -1
+    survived: Raised | None = None
     last: int = -1
-    reading: bool = False
+    after: list[str] = field(default_factory=list)  # own lines since `ended`
+    frames: list[str] | None = None  # files of the traceback that is being read, the innermost last
+    source: str = ""  # the source line of the innermost frame
     aside: bool = False
-    chained: bool = False
+    chained: str = ""
+    part: bool = False  # the next line is an exception of a group
     continues: bool = False  # an indented line belongs to the line before
     native: bool = False  # in a message of native code
     launcher: bool = False
     bars: set[str] = field(default_factory=set)
 
+    @property
+    def final(self) -> Raised | None:
+        """The exception that ended the process; its message has a single last line, too."""
+        if self.ended is None or not self.after:
+            return self.ended
+        return _longer(self.ended, self.after[0])
+
     def read(self, number: int, line: str) -> None:
-        bare = _GROUP.sub("", line) if line.lstrip().startswith(("|", "+")) else line
+        """Read the next line."""
+        bare = known.GROUP.sub("", line) if line.lstrip().startswith(("|", "+", "│")) else line
         text = bare.strip()
-        bar = _BAR.search(text)
+        bar = known.BAR.search(text)
         again = bool(bar and bar[1] in self.bars)
         if bar:
             self.bars.add(bar[1])
-        if text.endswith(_TRACEBACK):
-            self.reading = True
-        elif self.reading and bare and not bare[0].isspace():
+        if separator := known.GROUP_PART.match(line):
+            self.part = bool(separator[1])
+        elif known.TRACEBACK.search(text):
+            self._survive(bool(self.after))
+            self.frames, self.source = [], ""
+        elif self._ends_traceback(line, bare, text):
             self._raised(number, text)
-        elif not text or self.reading or self.launcher:
+        elif self.frames is not None:
+            self._frame(bare)
+        elif not text or self.launcher:
             return
-        elif text.startswith(_CHAINS):
-            self.chained = True
+        elif jvm := known.JVM.match(text):
+            self.ended, self.after, self.continues = Raised(jvm[1], jvm[2] or "", line=number), [], True
+        elif text.startswith(known.CHAINS):
+            self.chained = text
         elif again or (not bar and self._afterwards(line, text)):
             self.continues = True
         else:
-            self._own(number)
+            self._own(number, text, bar=bool(bar))
+
+    def _ends_traceback(self, line: str, bare: str, text: str) -> bool:
+        """Whether the line has the exception: after the frames, or without frames in a group."""
+        if self.frames is None:
+            return self.part and bool(known.EXCEPTION.match(text))
+        return bool(bare) and not bare[0].isspace() and not known.BOX.match(line)
+
+    def _frame(self, line: str) -> None:
+        """A line between the head of a traceback and the line of its exception."""
+        if (found := known.FRAME.match(line)) and self.frames is not None:
+            self.frames.append(found[1] or found[2])
+            self.source = ""
+        elif self.frames and not self.source and line.strip():
+            self.source = line.strip().removeprefix("❱ ").lstrip("0123456789 │")
 
     def _raised(self, number: int, text: str) -> None:
         """The line after the frames of a traceback."""
-        aside, self.reading, self.aside, self.continues = self.aside, False, False, True
-        found = _EXCEPTION.match(text)
+        frames, self.frames, aside, self.aside, self.continues = self.frames or [], None, self.aside, False, True
+        found = known.EXCEPTION.match(text)
         if found is None:
-            self._own(number)
-        elif _WRAPPERS.search(found[1]):
-            self.launcher = bool(_LAUNCHER.search(text))
-        elif not aside and not (_CALLED.search(found[1]) and self.ended):
-            causes = (*self.before.causes, self.before.text) if self.before and self.chained else ()
-            self.ended = self.before = Raised(text, number, causes)
-        self.chained = False
+            self._own(number, text)
+        elif known.WRAPPERS.search(found[1]):
+            self.launcher = bool(known.LAUNCHER.search(text))
+        elif not aside and not (known.CALLED.search(found[1]) and self.ended and not self.part):
+            causes: tuple[Raised, ...] = ()
+            during = ""
+            if self.before and self.chained.startswith(known.CAUSED):
+                causes = (*self.before.causes, replace(self.before, causes=()))
+            elif self.before and self.chained:
+                during = str(self.before)
+            authored = _is_authored(frames, self.source)
+            modules = (*_modules(frames, self.source), *(() if authored else known.native_modules(found[2] or "")))
+            raised = Raised(found[1], found[2] or "", modules, authored, number, causes, during)
+            if self.part and self.ended:
+                raised = replace(self.ended, parts=(*self.ended.parts, raised))
+            self.ended, self.before, self.after, self.launcher = raised, raised, [], False
+        self.chained, self.part = "", False
 
     def _afterwards(self, line: str, text: str) -> bool:
         """Whether a line may follow the traceback that ended a process."""
-        self.aside = bool(_ASIDE.search(text))
-        self.launcher = bool(_LAUNCHER.search(text))
-        more = (self.continues and line[0].isspace()) or (self.native and _MORE_OF_NATIVE.search(text))
-        self.native = self.native or bool(_NATIVE.search(text))
-        return bool(more) or self.aside or self.launcher or bool(_AFTERWARDS.search(text))
+        self.aside = bool(known.ASIDE.search(text))
+        self.launcher = bool(known.LAUNCHER.search(text))
+        native = bool(known.NATIVE.search(text))
+        more = (self.continues and line[0].isspace()) or (self.native and known.MORE_OF_NATIVE.search(text))
+        message = bool(self.ended) and (self.hooked or bool(more) or bool(known.MORE_OF_MESSAGE.search(text)))
+        self.native = self.native or native
+        if message and self.ended and not native and not known.SAYS_NOTHING.search(text):
+            self.ended = self.before = _longer(self.ended, text)
+        self._survive(bool(self.after) and not native and not self.launcher)
+        return message or bool(more) or native or self.aside or self.launcher or bool(known.AFTERWARDS.search(text))
 
-    def _own(self, number: int) -> None:
-        self.chained, self.continues, self.native, self.last = False, False, False, number
+    def _own(self, number: int, text: str, *, bar: bool = False) -> None:
+        self.chained, self.continues, self.native, self.last = "", False, False, number
         if self.ended and not self.hooked:
-            self.survived, self.ended = self.ended.line, None
+            self.after.append(text)
+            self._survive(len(self.after) > 1 or bar or bool(known.RECORD.match(text)))
+
+    def _survive(self, survived: bool, /) -> None:
+        """The exception did not end the process, if `survived`."""
+        if survived and self.ended:
+            self.survived, self.ended, self.after = self.ended, None, []
 
 
-def trace(lines: Sequence[str]) -> Traced:
-    """Find the exceptions of a log, which may contain several processes; the last one of each counts."""
-    processes: dict[str, _Process] = {}
-    for number, line in enumerate(lines):
-        prefix = match[0] if (match := _PREFIX.match(line)) else ""
-        process = processes.setdefault(prefix.strip(), _Process(hooked=prefix.startswith("[rank")))
-        process.read(number, line[len(prefix) :])
-    found = processes.values()
-    return Traced(
-        tuple(sorted((each.ended for each in found if each.ended), key=lambda raised: raised.line)),
-        max((each.survived for each in found), default=-1),
-        max((each.last for each in found), default=-1),
-    )
+def _longer(raised: Raised, text: str) -> Raised:
+    if raised.parts:
+        *before, last = raised.parts
+        return replace(raised, parts=(*before, _longer(last, text)))
+    return replace(raised, message=f"{raised.message}\n{text}"[:_LONGEST])
+
+
+def _is_authored(frames: Sequence[str], source: str) -> bool:
+    """Whether the innermost frame is one of the author's code, in a ``raise`` or ``assert``."""
+    return bool(frames) and not known.LIBRARY.search(frames[-1]) and source.startswith(("raise ", "assert "))
+
+
+def _modules(frames: Sequence[str], source: str) -> tuple[str, ...]:
+    """The library modules that the author's last frame called, as ``torch.utils.data.dataloader``."""
+    found: list[str] = []
+    for file in frames:
+        library = known.LIBRARY.search(file)
+        found = [*found, next(filter(None, library.groups())).replace("/", ".")] if library else []
+    return (*found, *(["pin_memory"] if "pin_memory" in source else []))

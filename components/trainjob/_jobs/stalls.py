@@ -23,9 +23,9 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from trainjob._backends.base import Backend
-from trainjob._diagnosis import hangs, rank_states, with_change, with_node
-from trainjob._diagnosis.log_tails import of_training
-from trainjob._diagnosis.rank_states import Process, RankState
+from trainjob._diagnosis import hangs, ranks, with_change, with_node
+from trainjob._diagnosis.output import of_training
+from trainjob._diagnosis.ranks import Process, Rank
 from trainjob._diagnosis.stragglers import Stragglers, annotation, stragglers_of
 from trainjob._jobs import telemetry
 from trainjob._support.kube_objects import INITIALIZERS, mapping, rank_of
@@ -41,6 +41,7 @@ _SHORTEST_PAUSE = 0.05
 _PAUSE = 0.75  # timeouts until the next reading. A hang that begins just after one is found one timeout after the next.
 _COMPARED_PER_SECOND = 2.0  # logs that all waits of this process read to compare ranks
 _STRAGGLERS_SHOWN = 3  # in a notice each, of those found at once
+_COMPILER_SECONDS, _COMPILER_TIMEOUTS = 900.0, 4  # limit of a compiler: the longer of both; max-autotune takes minutes
 _OFTEN, _RARELY = 8, 16  # readings without steps of two ranks before the pauses double, up to so many timeouts
 _MAX_READERS = 16  # jobs of one event loop
 _READERS: RunVar[anyio.CapacityLimiter] = RunVar("trainjob_stall_readers")
@@ -60,7 +61,7 @@ class Reading:
         pods: Pod -> the object.
     """
 
-    ranks: dict[Process, RankState] = field(default_factory=dict)
+    ranks: dict[Process, Rank] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
     pods: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -78,7 +79,17 @@ class Reading:
     @property
     def stepped(self) -> bool:
         """Whether a rank has counted a step in its present run."""
-        return any(rank.count for rank in self.ranks.values())
+        return any(rank.marker.count for rank in self.ranks.values())
+
+    @property
+    def paced(self) -> bool:
+        """Whether a rank has counted two: until then it may load, or compile in its first step."""
+        return any(rank.marker.count > 1 for rank in self.ranks.values())
+
+    @property
+    def compiling(self) -> list[Rank]:
+        """The ranks that stall inside a compiler; the others may wait for them."""
+        return [rank for rank in self.ranks.values() if rank.stalled and not rank.ended and rank.compiles]
 
     def quiet_since(self, before: Reading | None) -> bool:
         """Whether no rank has counted a step for half of the timeout.
@@ -87,7 +98,7 @@ class Reading:
         state is that of an earlier reading, which was taken at least half of the timeout before.
         """
         earlier = before.ranks if before is not None else {}
-        counting = {process: rank for process, rank in self.ranks.items() if rank.count}
+        counting = {process: rank for process, rank in self.ranks.items() if rank.marker.count}
         return any(rank.stalled for rank in counting.values()) and all(
             rank.stalled or rank.ended or (process in earlier and _steps(earlier[process]) == _steps(rank))
             for process, rank in counting.items()
@@ -117,8 +128,8 @@ class Reading:
         )
 
 
-def _steps(rank: RankState) -> tuple[object, ...]:
-    return rank.count, rank.number, rank.ended
+def _steps(rank: Rank) -> tuple[object, ...]:
+    return rank.marker.count, rank.marker.step, rank.ended
 
 
 def _reported(observation: Observation) -> str:
@@ -178,8 +189,10 @@ class StallWatch:
         self._shown = ""  # what measures progress, as the latest notice has it
         self._warned = False
         self._known: set[str] = set()  # pods whose processes have written markers
-        self._ranks: dict[Process, RankState] = {}  # in the latest reading
+        self._ranks: dict[Process, Rank] = {}  # in the latest reading
         self._stepped = False
+        self._reports = 0  # changes of the progress that the watch has brought
+        self._compiles = False  # whether a notice has named ranks that compile
         self._compares = compares
         self._stragglers = Stragglers()
         self._uncounted = 0  # readings in a row that could not compare ranks
@@ -205,7 +218,7 @@ class StallWatch:
                 self._compared = time.monotonic() + (observation.stall_timeout or 0)
             self._restart()
         elif progressed:
-            self._stepped = True
+            self._stepped, self._reports = True, self._reports + 1
             self._show(_BY_WATCH)
             self._restart()
 
@@ -213,7 +226,7 @@ class StallWatch:
         """Watch until the job hangs.
 
         Raises:
-            JobHung: No rank has made progress for the timeout; before the first step, for twice the timeout.
+            JobHung: No rank has made progress for the timeout; before the second step, for twice the timeout.
         """
         while True:
             await anyio.sleep(await self.check())
@@ -260,7 +273,7 @@ class StallWatch:
 
     async def _compare(self, reading: Reading, seconds: float) -> None:
         """Warn about stragglers, and record them on the job. The next comparison is after so many seconds."""
-        counting = [rank for rank in reading.ranks.values() if rank.count]
+        counting = [rank for rank in reading.ranks.values() if rank.marker.count]
         self._uncounted = 0 if len(counting) > 1 else min(self._uncounted + 1, _OFTEN + _RARELY)
         pause = seconds * min(2 ** max(0, self._uncounted - _OFTEN), _RARELY)
         self._compared, self._logs = time.monotonic() + pause, len(reading.pods)
@@ -286,27 +299,31 @@ class StallWatch:
             return None
         for process, state in self._ranks.items():
             if process[0] in unread:  # the node may be lost: what is known of its ranks stays
-                latest = rank_states.with_pod(state, reading.pods.get(process[0], {}))
+                latest = ranks.with_pod(state, reading.pods.get(process[0], {}))
                 reading.ranks[process] = replace(latest, lost=latest.lost or "its log cannot be read any more")
         self._ranks = reading.ranks
         self._known |= {pod for pod, _ in reading.ranks}
         self._stepped = self._stepped or reading.stepped
         self._show(_BY_STEPS if reading.stepped else "" if self._stepped else _BY_LINES)
-        stalled = any(rank.stalled and rank.count for rank in reading.ranks.values())
+        stalled = any(rank.stalled and rank.marker.count for rank in reading.ranks.values())
         # A second reading soon after: ranks that have stalled for half of the timeout need half of it more.
         self._due = now + timeout * (0.5 if stalled else _PAUSE)
         if self._first is None or reading.progressed(self._first, self._known, stepped=self._stepped):
             self._quiet = reading.quiet_since(self._first)
             self._first, self._since = reading, now
             return None
-        # Ranks that start again have not made their first step.
-        starting = reading.ranks and not reading.stepped
-        limit = timeout if self._stepped and not starting else 2 * timeout
+        # Ranks that start, or start again, have not counted two steps.
+        paced = reading.paced if reading.ranks else self._reports > 1
+        limit = timeout if paced else 2 * timeout
+        if compiling := reading.compiling:
+            limit = max(_COMPILER_TIMEOUTS * timeout, _COMPILER_SECONDS)
+            self._show_compiling(compiling, limit)
         lasted = now - self._since + (timeout / 2 if self._quiet else 0)
         self._due = min(self._due, max(now + timeout / 8, now + limit - lasted))
-        if not reading.ranks and not any(reading.lines.values()) and not self._stepped:
-            self._warn("no rank has written a line, reported progress or counted a step")
-        elif lasted >= limit:
+        if lasted >= limit:
+            if not reading.ranks and not any(reading.lines.values()) and not self._stepped:
+                self._warn("no rank has written a line, reported progress or counted a step")
+                return None
             hang = hangs.judge([*reading.ranks.values()], len(reading.lines))
             return hangs.hang_of(hang, limit, str(self._ref))
         return None
@@ -320,9 +337,9 @@ class StallWatch:
                     rank = rank_of(pod)
                     if rank.startswith(INITIALIZERS):
                         continue
-                    found = rank_states.states_of(rank, (line.text for line in lines))
+                    found = ranks.ranks_in(rank, (line.text for line in lines))
                     reading.pods[rank] = pod
-                    reading.ranks |= {name: rank_states.with_pod(state, pod) for name, state in found.items()}
+                    reading.ranks |= {name: ranks.with_pod(state, pod) for name, state in found.items()}
                     other = {*of_training([line.text for line in lines])}
                     reading.lines[rank] = next((line.time for line in reversed(lines) if line.text in other), "")
                     await anyio.lowlevel.checkpoint()  # a long tail must not delay other waiters
@@ -336,6 +353,14 @@ class StallWatch:
         if source and source != self._shown and self._latest.stall_timeout is not None:
             self._shown = source
             self._notify(self._latest, f"stall_timeout {self._latest.stall_timeout:g} s: measured by {source}")
+
+    def _show_compiling(self, ranks_: list[Rank], limit: float) -> None:
+        """Report once that ranks compile: that is no hang before a limit of its own."""
+        if not self._compiles:
+            self._compiles = True
+            names = ", ".join(rank.name for rank in ranks_[:_STRAGGLERS_SHOWN])
+            where = f"{names} and {len(ranks_) - _STRAGGLERS_SHOWN} more" if len(ranks_) > _STRAGGLERS_SHOWN else names
+            self._notify(self._latest, f"compiling on {where}: counts as a hang after {limit:g} s without a step")
 
     def _warn(self, reason: str) -> None:
         if not self._warned:

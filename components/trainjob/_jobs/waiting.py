@@ -284,7 +284,8 @@ async def _watch_crashes(
                 if len(crashed) < _CRASHES:
                     crashed.append(evidence)
                 diagnosis = replace(diagnosis_of(evidence, Observation(Phase.FAILED)), job=str(ref))
-                if fatal and diagnosis.category not in (Category.PREEMPTED, Category.NODE_LOST):
+                is_crash = diagnosis.pod and diagnosis.category not in (Category.PREEMPTED, Category.NODE_LOST)
+                if fatal and is_crash:
                     raise RankCrashed(with_change(diagnosis, await backend.get(ref.namespace, ref.name)))
                 if on_crash is not None:
                     on_crash(diagnosis)

@@ -66,7 +66,7 @@ def changed(spec: TrainJobSpec, diagnosis: Diagnosis | None, previous: Changes) 
     """
     kept = _within_bounds(spec, previous)
     rule = _rule(spec, diagnosis.category) if diagnosis is not None else None
-    if diagnosis is None or rule is None or (isinstance(rule, MoreMemory) and diagnosis.resource != "memory"):
+    if diagnosis is None or rule is None or (isinstance(rule, MoreMemory) and not diagnosis.node_memory):
         return kept
     after = _next(applied(spec, kept), rule, kept, diagnosis.node)
     if after == kept:

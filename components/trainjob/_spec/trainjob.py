@@ -165,7 +165,7 @@ class TrainJobSpec(Part):
     stall_timeout: Annotated[Duration, Field(ge=SHORTEST_STALL, le=LONGEST_STALL)] | None = None
     """Longest time without progress of any rank; after it the step fails and names the rank that hangs. Seconds, or
     text such as ``15m`` or ``PT15M``. It should be several times the longest pause of a healthy training, such as an
-    evaluation. Before the first step the limit is twice as long. The process that waits for the job checks it, see
+    evaluation. Before the second step the limit is twice as long. The process that waits for the job checks it, see
     docs/how-to/hangs.md."""
 
     managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None

@@ -9,6 +9,9 @@ from typing import Any
 INITIALIZERS = ("dataset-initializer-", "model-initializer-")
 """Prefixes of the ranks of Trainer's initializers."""
 
+MAX_LINE = 16 * 1024
+"""Bytes of a log line that stay together; container runtimes split longer lines (CRI log format)."""
+
 _OBJECT = (dict, Mapping)  # dict first: isinstance with an abstract class takes half of the time in jobs of 1,000 pods
 
 

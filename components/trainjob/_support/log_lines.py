@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from trainjob._support.control_characters import states
+from trainjob._support.kube_objects import MAX_LINE
 
 STATE_SECONDS = 10.0
 """Seconds between two states of a progress bar in a log that keeps all lines: that of Airflow or KFP, a file."""
 
 TERMINAL_SECONDS = 1.0
 """The same on a terminal."""
-
-MAX_LINE = 16 * 1024
-"""Bytes of a line that stay together; container runtimes split longer lines as well (CRI log format)."""
 
 
 @dataclass(frozen=True, order=True)

@@ -66,18 +66,12 @@ def report(
         ValueError: An argument is out of range, or the outputs alone exceed 4096 bytes. Nothing was changed.
     """
     change = _checked(progress, metrics, outputs, remaining_seconds)
-    number = _steps("step", step, 0)
+    number, total = _steps("step", step, 0), _steps("total_steps", total_steps, 1)
+    _made().report(change, _number("progress", progress), number, total, checkpoint=checkpoint)
     _counter.count += 1
     _counter.reported = _counter.reported if number is None else number
     if _counter.unwatched:
         watch()
-    _made().report(
-        change,
-        _number("progress", progress),
-        number,
-        _steps("total_steps", total_steps, 1),
-        checkpoint=checkpoint,
-    )
 
 
 def step(step: SupportsFloat | None = None) -> None:

@@ -7,13 +7,13 @@ the first call of `report` or `step`, or by `watch`::
                    "spent": {"all": 1.45, "waiting": 0.2}, "time": 1769860800.0}
 
 (without the line break). One when it starts, one at the first step, and at most one each quarter of the timeout while
-the rank makes steps. When no step was counted for half of the timeout (before the first step: for all of it), one with
-``stalled_seconds``, and the Python stacks of all threads, each line with a prefix: ``trainjob.stack 3| ``. At
-interpreter exit, one with ``ended``. ``count`` is the number of calls; ``step`` is the latest step that the script
-gave, or ``steps`` the number of calls of `step` without one. ``spent`` has the seconds from the first step to the
-latest, and how many of them the main thread spent ``waiting`` for other ranks in a collective, waiting for a
-``device``, and ``loading`` data, by looks at its stack about ten times a second: they show a rank that is slower than
-the others.
+the rank makes steps. When no step was counted for half of the timeout (before the second step: for all of it,
+since a compiler runs in the first one), one with ``stalled_seconds``, and the Python stacks of all threads, each line
+with a prefix: ``trainjob.stack 3| ``. At interpreter exit, one with ``ended``. ``count`` is the number of calls;
+``step`` is the latest step that the script gave, or ``steps`` the number of calls of `step` without one. ``spent``
+has the seconds from the first step to the latest, and how many of them the main thread spent ``waiting`` for other
+ranks in a collective, waiting for a ``device``, and ``loading`` data, by looks at its stack about ten times a second:
+they show a rank that is slower than the others.
 
 If `py-spy <https://github.com/benfred/py-spy>`_ is on the ``PATH``, the stacks of a rank that stalls have the native
 frames, too.
@@ -66,6 +66,12 @@ BACKWARD_FILES = r"torch/autograd/graph\.py$"
 """The reducers of DistributedDataParallel and FSDP wait in here for other ranks, in native code."""
 DEVICE_FILES = r"torch/(cuda|xpu|hpu|npu)/(__init__|streams)\.py$|jax/_src/(array|api)\.py$|/jaxlib/"
 """These wait for a device, which may wait for another rank: nothing follows from them."""
+COMPILER_FILES = (
+    r"torch/_dynamo/(?!eval_frame|external_utils|decorators)|torch/_functorch/_aot_autograd/(?!runtime_wrappers)"
+    r"|torch/_inductor/(?!output_code|utils\.py|cudagraph_)|triton/(compiler|backends)/|torch_xla/_dynamo/"
+    r"|jax/_src/(compiler|interpreters/mlir)\.py$|jax/experimental/pallas/|tensorflow/compiler/"
+)
+"""Compilers, without the files through which each call of compiled code goes (PyTorch 2.11, Triton 3.6, JAX 0.11)."""
 _LOADING_FILES = (
     r"(^|/)(torch/utils/data|tensorflow/python/data|datasets/formatting|grain|streaming/base|webdataset|nvidia/dali)/"
     r"|(^|/)datasets/(iterable|arrow)_dataset\.py$"
@@ -132,7 +138,7 @@ class Watchdog:
                 self._seen, self._changed, self._stalled = count, now, False
             if count != self._written and (not self._written or now - self._written_at >= self._timeout / 4):
                 self._mark()
-            elif not self._stalled and now - self._changed >= self._timeout / (2 if count else 1):
+            elif not self._stalled and now - self._changed >= self._timeout / (2 if count > 1 else 1):
                 self._stalled = True
                 self._mark(stalled_seconds=round(now - self._changed, 3))
                 for stacks in (_stacks, _native_stacks):

@@ -15,7 +15,7 @@ from trainjob._backends.kubernetes.client import ApiClient
 from trainjob._backends.kubernetes.errors import Transient
 from trainjob._backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, gather, log_fields
 from trainjob._backends.kubernetes.reflector import Change, Reflector, Synced
-from trainjob._diagnosis.crashes import crashes_in
+from trainjob._diagnosis.cluster import terminations_in
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.job import JobRef
 from trainjob.verdicts import Evidence
@@ -115,12 +115,13 @@ class PodInformer:
                     found |= listener.take()
                     fresh = {uid: crashes_of(pod) - seen for uid, pod in found.items()}
                     seen |= set().union(*fresh.values())
-                    yield await self._evidence(ref, [pod for uid, pod in found.items() if fresh[uid]])
+                    if any(fresh.values()):
+                        yield await self._evidence(ref, [pod for uid, pod in found.items() if fresh[uid]])
             raise listener.error
 
     async def _evidence(self, ref: JobRef, crashed: Sequence[Pod]) -> Evidence:
         evidence = await gather(self._client, crashed, None)
-        if not any(crash.killed for crash in crashes_in(crashed)):
+        if not any(crash.killed for crash in terminations_in(crashed)):
             return evidence
         try:  # Only Events show that the kubelet killed a container after a failed probe or hook.
             events = await self._related.events(ref)

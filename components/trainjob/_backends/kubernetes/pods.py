@@ -23,12 +23,12 @@ from trainjob._backends.kubernetes.errors import (
     Transient,
     Unreachable,
 )
-from trainjob._diagnosis import READ_LINES, log_tails
-from trainjob._diagnosis.crashes import Crash, crashes_in, in_order, pod_crashes
-from trainjob._diagnosis.log_tails import Tail
+from trainjob._diagnosis import READ_LINES, blockers, output, ranks
+from trainjob._diagnosis.cluster import Termination, containers_of, terminations_in, terminations_of
+from trainjob._diagnosis.output import Output
 from trainjob._support import retrying
-from trainjob._support.kube_objects import name_of, rank_of, training_container
-from trainjob._support.log_lines import MAX_LINE, LogLine, Splitter, latest
+from trainjob._support.kube_objects import MAX_LINE, name_of, rank_of, training_container
+from trainjob._support.log_lines import LogLine, Splitter, latest
 from trainjob.job import JobRef
 from trainjob.verdicts import Evidence
 
@@ -171,25 +171,27 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
     """Evidence of the pods `found`, with the log tails of those that failed.
 
     Tails are read first of the pods that seem to have failed first, and of more pods until a tail shows a failure other
-    than a lost peer: ranks that lose their peer end in the same second, and log the loss.
+    than a lost peer: ranks that lose their peer end in the same second, and log the loss. A rank that ended with code 0
+    before may be that peer.
 
     Pods that wrote their last line first come first. The times in their statuses are whole seconds, and ranks that lose
     their peer end in the same second (Gloo: 0.1 s later), after they have logged the loss.
     """
     reader = _Tails(client, {name_of(pod): pod for pod in found})
-    crashes = crashes_in(found)
-    codes = Counter(crash.exit_code for crash in crashes)
-    crashes.sort(key=lambda crash: codes[crash.exit_code])  # in the same second, rare exit codes first
+    ends = terminations_in(found)
+    codes = Counter(ended.exit_code for ended in ends)
+    ends.sort(key=lambda ended: codes[ended.exit_code])  # in the same second, rare exit codes first
     while len(reader.requested) < MAX_TAILS and not reader.hopeless:
-        ordered = in_order(crashes, reader.tails)
-        known = [reader.tails[crash.pod] for crash in ordered if crash.pod in reader.tails]
-        if known and not (known[0].lost_peer or known[0].terminated):
+        ordered = ranks.first(ranks.of_terminations(ends, reader.outputs))
+        known = [rank.output for rank in ordered if rank.output is not None]
+        if known and not (known[0].consequence or known[0].terminated):
             break
-        lost = {address for tail in reader.tails.values() for address in tail.peers}
-        suspects: dict[str, Crash] = {}
-        for crash in sorted(ordered, key=lambda crash: crash.address not in lost):
-            if crash.pod not in reader.requested:
-                suspects.setdefault(crash.pod, crash)
+        lost = {address for read in reader.outputs.values() for address in read.peers}
+        suspects: dict[str, Termination] = {}
+        failed = [rank.termination for rank in ordered if rank.termination is not None]
+        for ended in sorted(failed, key=lambda ended: ended.address not in lost):
+            if ended.pod not in reader.requested:
+                suspects.setdefault(ended.pod, ended)
         if not suspects:
             break
         await reader.read(list(suspects.values())[:_TAILS])
@@ -203,7 +205,7 @@ class _Tails:
     Attributes:
         requested: Names of the pods whose log was requested.
         logs: Pod -> last lines.
-        tails: Pod -> meaning of the last lines.
+        outputs: Pod -> what its last lines show.
         last_written: Pod -> time of its last line.
         unseen: Logs that could not be read, with the reason.
         hopeless: Further requests would fail as well.
@@ -214,12 +216,12 @@ class _Tails:
         self._pods = pods
         self.requested: set[str] = set()
         self.logs: dict[str, list[str]] = {}
-        self.tails: dict[str, Tail] = {}
+        self.outputs: dict[str, Output] = {}
         self.last_written: dict[str, str] = {}
         self.unseen: list[str] = []
         self.hopeless = False
 
-    async def read(self, crashes: Sequence[Crash]) -> None:
+    async def read(self, crashes: Sequence[Termination]) -> None:
         """Read the logs of the crashed containers, at the same time."""
         self.requested |= {crash.pod for crash in crashes}
         failures = [failure for failure in await asyncio.gather(*map(self._read, crashes)) if failure is not None]
@@ -227,7 +229,7 @@ class _Tails:
         messages = [f"logs: {failure.message}" for failure in failures]
         self.unseen = list(dict.fromkeys([*self.unseen, *messages]))
 
-    async def _read(self, crash: Crash) -> ApiError | None:
+    async def _read(self, crash: Termination) -> ApiError | None:
         pod = self._pods[crash.pod]
         backoff = retrying.REQUEST(longest_pause=2.0, longest_retry_after=1.0)  # `_TAIL_SECONDS` ends the retries
         failure: ApiError = Unreachable(0, "", f"{crash.pod}: no answer within {_TAIL_SECONDS:.0f} s")
@@ -256,12 +258,12 @@ class _Tails:
             return failure
         if lines is None:
             return None
-        self.logs[crash.pod] = [*log_tails.of_training([line.text for line in lines])]
-        self.tails[crash.pod] = log_tails.parse(self.logs[crash.pod])
+        self.logs[crash.pod] = [*output.without_stacks([line.text for line in lines])]
+        self.outputs[crash.pod] = output.read(output.of_training(self.logs[crash.pod]))
         self.last_written[crash.pod] = lines[-1].time if lines else ""
         return None
 
-    async def _lines(self, pod: Mapping[str, Any], crash: Crash) -> list[LogLine] | None:
+    async def _lines(self, pod: Mapping[str, Any], crash: Termination) -> list[LogLine] | None:
         """The last lines of the run that crashed; None if no run of the container has a log."""
         container = crash.container or training_container(pod)
         latest, first = _run(pod, container)
@@ -300,9 +302,16 @@ class _Tails:
 def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
     """Failures of a pod and its containers: the container, and what distinguishes its runs.
 
-    Containers terminated because the pod was deleted, as when its job is suspended, have not failed.
+    Containers terminated because the pod was deleted, as when its job is suspended, have not failed. A training
+    container that has ended while a sidecar keeps its pod running counts: its job never ends.
     """
-    found = [crash for crash in pod_crashes(pod) if not crash.stopped]
+    if blockers.kept_by(pod) is not None:
+        return {(f"{name_of(pod)}/kept", "")} | _failures_of(pod)
+    return _failures_of(pod)
+
+
+def _failures_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
+    found = [crash for crash in terminations_of(pod) if crash.failed and not crash.stopped]
     return {(f"{crash.pod}/{crash.container}", crash.finished or crash.reason) for crash in found}
 
 
@@ -322,9 +331,8 @@ def disruption_of(reply: bytes) -> str:
 
 def _run(pod: Mapping[str, Any], container: str) -> tuple[bool, bool]:
     """Whether the run of a container that failed or was stopped is its latest one, and whether its first."""
-    status = pod.get("status") or {}
-    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    state = next((each.get("state") or {} for each in every if each.get("name") == container), {})
-    last = next((each.get("lastState") or {} for each in every if each.get("name") == container), {})
-    first = not last.get("terminated")
-    return bool((state.get("terminated") or {}).get("exitCode")) or first, first
+    found = next((each for each in containers_of(pod) if each.name == container), None)
+    if found is None:
+        return True, True
+    first = not found.last.get("terminated")
+    return bool((found.state.get("terminated") or {}).get("exitCode")) or first, first

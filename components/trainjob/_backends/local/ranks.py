@@ -14,7 +14,8 @@ from typing import IO, Any
 
 from trainjob._backends.local import permissions
 from trainjob._backends.local.store import now
-from trainjob._support.log_lines import MAX_LINE, cri_line
+from trainjob._support.kube_objects import MAX_LINE
+from trainjob._support.log_lines import cri_line
 
 MARKER = "TRAINJOB_LOCAL_UID"
 """Environment variable of every process of a job: finds processes that are left, also after their parents ended."""
@@ -195,13 +196,12 @@ class Rank:
         signal_number = -code if code < 0 else 0
         self.terminated = {
             "exitCode": 128 + signal_number if signal_number else code,
+            "signal": signal_number,  # 0: it exited, also with a code above 128
             "reason": "Completed" if code == 0 else "Error",
             "message": self.termination_message(),
             "startedAt": self.started,
             "finishedAt": now(),
         }
-        if signal_number:
-            self.terminated["signal"] = signal_number
         self.signal(signal.SIGKILL)  # processes that it started
         self.pump()
         self._close()

@@ -1,0 +1,153 @@
+"""The forms of lines at the end of a log: tracebacks, launchers' reports, messages of native code, other languages."""
+
+from __future__ import annotations
+
+import re
+
+# ---------------------------------------------------------------- lines
+
+# torchrun, PyTorch and mpirun prefix a worker's lines with its rank: "[rank1]: ", "[default0]:", "[1,0]<stderr>:".
+PREFIX = re.compile(r"\[(?:(?:rank|default|worker|trainer)\d+\]|\d+,\d+\](?:<std(?:out|err)>)?):\s?")
+BAR = re.compile(r"\d+%\|.*\| *(\d+/\d+) \[")  # tqdm prints its bar again when Python exits
+JSON_FIELDS = (
+    ("message", "msg", "event", "log", "text"),
+    ("exc_info", "exception", "exc_text", "stack_trace", "stacktrace", "traceback", "error.stack_trace"),
+)
+"""Names of fields of a record in a JSON log: its text, and the traceback of an exception."""
+# The start of a record of a log, which is no second line of an exception's message.
+RECORD = re.compile(
+    r"[\[(]?\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\[?[WEIF]\d{4} |\w+=\S+ \w+="
+    r"|\[?(DEBUG|INFO|WARN(ING)?|ERROR|CRITICAL|FATAL)\b"
+)
+
+# ---------------------------------------------------------------- tracebacks of Python
+
+TRACEBACK = re.compile(r"Traceback \(most recent call last\):?( ─+╮)?$")
+GROUP_PART = re.compile(r"^\s*[|+ ]*\+-[-+]* ?(\d*) ?-*$")  # between the exceptions of a group
+GROUP = re.compile(r"^\s*[|+│](?:-+ ?\d* ?-+)? ?")  # Python prints exception groups with | and +, rich a box of │
+BOX = re.compile(r"\s*[╭│╰]")
+FRAME = re.compile(r'\s*File "([^"]*)", line \d+, in |\s*(/\S+\.py):\d+ in ')
+LIBRARY = re.compile(
+    r"(?:/lib/python[\d.]+/)?(?:site|dist)-packages/(.+)\.py$|/lib/python[\d.]+/(.+)\.py$"
+    r"|^<frozen (.+)>$|^([\w/]+)\.pyx$"
+)
+EXCEPTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\w+\))?(?::(?: (.*))?)?$")
+CAUSED = "The above exception was the direct cause of"
+CHAINS = (CAUSED, "During handling of the above exception, another")
+IN_GROUP = re.compile(r"(^|\.)(Base)?ExceptionGroup$")
+# Exceptions that only report the failure of another process.
+WRAPPERS = re.compile(r"ChildFailedError|ProcessRaisedException|_RemoteTraceback|SystemExit")
+# Those of launchers whose program has failed, as `accelerate launch`.
+CALLED = re.compile(r"CalledProcessError$|ProcessExitedException$")
+CONNECTIONS = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "ConnectionRefusedError")
+# Python writes these before a traceback that does not end the process. (The JVM quotes the name of its thread.)
+ASIDE = re.compile(
+    r'^(Exception ignored (in|on|while)|Exception in thread [^"]|Error in atexit|Error in sys\.excepthook)'
+)
+# More of a message, not indented: of NCCL, Hugging Face, Azure, Kubernetes, SQLAlchemy, CUDA.
+MORE_OF_MESSAGE = re.compile(
+    r"^(nccl\w+: |Last error:|GPU device may be out of range|Error while creating shared memory)"
+    r"|^(Cannot access gated repo|Access to model|Make sure to have access|If this is a private repository)"
+    r"|^(\d{3} Client Error|Check your internet connection|Please check|See https?://)"
+    r"|^(ErrorCode:|RequestId:|Time:|Content: |AuthenticationErrorDetail:)"
+    r"|^(\(Background on this error|\[SQL: |\[parameters: )"
+    r"|^(# of tasks that reached the barrier|The first task at the barrier|\d+$|>$|RPC: /|This usually happens because)"
+    r"|^(Repository Not Found for url|Please make sure you specified|If you are trying to access a private)"
+    r"|^For more details, see"
+    r"|^(Reason: |HTTP response (headers|body): )|^\s*OOM when allocating tensor|^Detected at node |^Hint: "
+)
+# More of a message that says nothing about the cause.
+SAYS_NOTHING = re.compile(
+    r"^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion|Search for `cuda)"
+    r"|^(-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit |frame #\d+: )"
+    r"|^(RequestId:|Time:|\(Background on this error|See https?://|Hint: |File \"|Set the environment variable HYDRA)"
+    r"|^[\s~^]+$|^Exception raised from |^wandb: "
+)
+# Output at exit: of a crash of native code, of libraries, of programs that have started this one.
+AFTERWARDS = re.compile(
+    r"^(terminate called|Aborted|Segmentation fault|Fatal Python error|Current thread 0x|Thread 0x|Extension modules:)"
+    r"|^(\*\*\* |frame #\d+: |C\+\+ CapturedTraceback|Exception raised from |#\d+ \S+ from /|Stack trace of the failed)"
+    r"|^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion)"
+    r"|^(Search for `cuda|-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit )"
+    r"|^(Set the environment variable HYDRA_FULL_ERROR)"
+    r"|^wandb: |resource_tracker|^sys:1: |^<sys>:0: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
+)
+
+# ---------------------------------------------------------------- native code
+
+NATIVE = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*(\.(cc|cpp|cu|h|hpp):\d+|torch/distributed/elastic)")
+NATIVE_LINE = re.compile(r"(\[\w+\]:)?\s*\[?[WEIF]\d{4} .*\.(cc|cpp|cu|h|hpp):\d+\]")
+MORE_OF_NATIVE = re.compile(r"^([A-Z_]{5,}: |RPC: /|Barrier |This (suggests|usually|most likely) )")
+CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")
+FATAL = re.compile(r"^\[?F\d{4} \d\d:\d\d:\d\d\.\d+\s+\d* ?\S+\] (.+)")  # glog, Abseil: the process aborts
+# libstdc++, if threads of native code (PyTorch's Gloo) still run at exit: the process ends by SIGABRT or SIGSEGV.
+TORN_DOWN = re.compile(r"terminate called without an active exception")
+ASSERTION = re.compile(r"\.cuh?:\d+: .*(Assertion `.*` failed)")
+COLLECTIVE = re.compile(
+    r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+),.*?Timeout\(ms\)=(?P<milliseconds>\d+)\)"
+)
+FIRST_TIMEOUT = re.compile(r"due to a collective timeout from (?:rank (\d+)|this local rank)")
+LOST_PEER = re.compile(  # in lines of native code, which has no exception
+    r"connection closed by (remote )?peer|application timeout caused pair closure"
+    r"|gloo.*(timed? ?out|broken pipe|connection (reset|refused)|read error|connectFullMesh)"
+    r"|watchdog caught collective operation timeout|NCCL (watchdog|.*(timeout|timed out))"
+    r"|ncclRemoteError|remote process exited or there was a network error|process group watchdog"
+    r"|(recvValue|sendBytes|recvVector).*failed|TCPStore.*(timed? out|timeout|closed)"
+    r"|stopped sending heartbeats|heartbeat timeout|distributed service detected (fatal|an?) error"
+    r"|coordination service.*(error|unavailable|failed)|another task died|barrier timed out|ShutdownBarrier"
+    r"|rabit.*(reset|closed|timeout|failed)|watchdog got stuck",
+    re.IGNORECASE,
+)
+PEER = re.compile(r"[Cc]losed by (?:remote )?peer \[([0-9a-fA-F.:]+)\]|[Rr]ead error \[([0-9a-fA-F.:]+)\]")
+JOINED = re.compile(r"reached the barrier: (\d+)/(\d+)|(\d+)/(\d+) clients joined")
+
+_SOURCE = re.compile(r"([\w./-]+)\.(?:cc|cpp|cu|h|hpp):\d+")  # where native code raised, in its message
+_NATIVE_ERROR = re.compile(r"((?:std|c10)::\w+|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*): (.*)", re.DOTALL)
+
+
+def native_modules(message: str) -> tuple[str, ...]:
+    """Folders of the source file that a message of native code names, as ``gloo``."""
+    found = _SOURCE.search(message[:200])
+    return tuple(found[1].split("/")) if found else ()
+
+
+def native_error(error: str) -> tuple[str, str] | None:
+    """Class and message of an error of native code; None if it has no class."""
+    found = _NATIVE_ERROR.match(PREFIX.sub("", error))
+    return (found[1], found[2]) if found else None
+
+
+# ---------------------------------------------------------------- launchers
+
+LAUNCHER = re.compile(  # first line of a report: the workers have ended
+    r"^Primary job +terminated|^(mpirun|mpiexec|prterun)\b.* (detected|noticed) that"
+    r"|^-- Process \d+ terminated with|ChildFailedError:\s*$|sigkill_handler\] Killing subprocess",
+    re.MULTILINE,
+)
+WORKERS = (  # the first worker that failed: its number, its exit code or signal
+    re.compile(r"^\s*rank\s*: (?P<n>\d+) \(local_rank.*\n^\s*exitcode\s*: (?P<code>-?\d+) ", re.MULTILINE),
+    re.compile(r"^\s*Process name: \[.*,(?P<n>\d+)\]\n\s*Exit code:\s+(?P<code>-?\d+)$", re.MULTILINE),
+    re.compile(r"process rank (?P<n>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)"),
+    re.compile(r"--local_rank=(?P<n>\d+).*exits with return code = (?P<code>-?\d+)"),
+)
+TERMINATED = re.compile(r"SignalException: Process \d+ got signal: (15|2)\b")
+
+# ---------------------------------------------------------------- programs that are not Python's
+
+USAGE = re.compile(r"^[Uu]sage: ")  # argparse, click
+JVM = re.compile(r'Exception in thread "[^"]*" ([\w.$]+)(?:: (.*))?$')
+# argparse and click; Python, shells and env that cannot start a program; pip; the programs of this package.
+ERROR_LINE = re.compile(
+    r"^(\S+: )?error: .+|^E(rror|RROR): .+|^\S*python[\d.]*: (No module named|can't (open file|find)) .*"
+    r"|^\S*(sh|env)\b.*: .*(not found|No such file or directory|Permission denied|cannot execute.*|format error)$"
+    r"|^\S+: (line )?\d+: .*(not found|Illegal option -|Permission denied|No such file or directory)$"
+    r"|^panic: .+|^fatal error: .+|^thread '.*' panicked at .+|^Error in .+"
+    r"|^(Uncaught )?(\w+\.)*[A-Z]\w*(Error|Exception)(: .+)?$"
+)
+# Frames of stacks and other lines without a message: Go, Rust, the JVM, JavaScript, R; a page's address alone.
+NO_MESSAGE = re.compile(
+    r"\s+(at |File \"|/\S+:\d|\d+: |\S+\.\w+:\d+)|\t|\S*env: use -\[v\]S"
+    r"|goroutine \d+|\[signal \w+|main\.\w+\(|exit status \d+$|note: run with|stack backtrace:|Execution halted"
+    r"|Calls: |Caused by: |\S*https?://\S+$|launch\.$"
+    r"|object (address|refcount|type)|lost sys\.|[})\]]+;?$|Stacktrace:|Node\.js v\d|-{4,}|={4,}"
+)

@@ -1,0 +1,307 @@
+"""Reads the end of a rank's log: the exceptions that ended its processes, a launcher's report, the last own line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from trainjob._diagnosis import log_patterns as known
+from trainjob._diagnosis.markers import marker_of
+from trainjob._diagnosis.rules import raised as table
+from trainjob._diagnosis.tracebacks import Raised, Tracebacks
+from trainjob._support.control_characters import plain, states
+from trainjob._support.kube_objects import MAX_LINE
+from trainjob.progress.watchdog import RANK_MARKER, STACK_MARKER
+
+TAIL_LINES = 20
+"""Lines of a failing rank's log that a diagnosis shows."""
+
+READ_LINES = 300
+"""Lines of a failing rank's log that are read: for eight workers, torchrun adds a report of 40 lines."""
+
+_LAST_LINES = 7  # of those that are shown, if the error is in earlier lines
+_LONGEST = 4096  # characters of a line that are searched
+
+_WATCHDOG = re.compile(rf"{re.escape(RANK_MARKER)}\{{|{re.escape(STACK_MARKER)}\d+\| ")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A launcher's report about the first of its workers that failed.
+
+    Attributes:
+        number: Number of the worker.
+        code: Its exit code; None if a signal killed it.
+        signal: That signal; None if it exited.
+        line: Index of the line where the report begins.
+    """
+
+    number: int
+    code: int | None
+    signal: int | None
+    line: int
+
+    def __str__(self) -> str:
+        how = f"exited with code {self.code}" if self.signal is None else f"was killed by signal {self.signal}"
+        return f"worker {self.number} {how}"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective operation that NCCL's watchdog ended, since it took longer than its time-out.
+
+    Attributes:
+        operation: As ``ALLREDUCE``.
+        seconds: The time-out.
+        number: Sequence number.
+        rank: Number of the process that reports it first, if another one than this; None otherwise.
+    """
+
+    operation: str = ""
+    seconds: float = 0.0
+    number: int = 0
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the end of a log shows.
+
+    Attributes:
+        raised: The exception that ended a process; of several, the first that no other process has caused.
+        worker: A launcher's report about its first worker that failed.
+        error: The final error of a program without a Python exception: its line; empty if there is none.
+        line: Index of the line of the exception or error; -1 if there is none.
+        last: The last line of a process's own output; empty if there is none.
+        survived: The last exception after which its process continued; None if there is none.
+        usage: The program printed its usage.
+        aborted: Native code aborted because of `error`.
+        torn_down: Native code crashed only because the process was already exiting after `raised`.
+        terminated: Another process terminated it.
+        lost_peer: Native code reports that another rank was gone or did not respond.
+        peers: Addresses of those ranks.
+        joined: Number of processes that joined at the start, and that it waited for; zeros if unknown.
+        collective: A collective operation that took longer than its time-out.
+        assertion: An assertion of a GPU's kernel; empty if there is none.
+        processes: Number of processes that have prefixed their lines.
+    """
+
+    raised: Raised | None = None
+    worker: Worker | None = None
+    error: str = ""
+    line: int = -1
+    last: str = ""
+    survived: Raised | None = None
+    usage: bool = False
+    aborted: bool = False
+    torn_down: bool = False
+    terminated: bool = False
+    lost_peer: bool = False
+    peers: tuple[str, ...] = ()
+    joined: tuple[int, int] = (0, 0)
+    collective: Collective | None = None
+    assertion: str = ""
+    processes: int = 0
+
+    @property
+    def text(self) -> str:
+        """The error in words; empty if there is none."""
+        if self.raised is None:
+            return self.error or (str(self.worker) if self.worker else "")
+        asserted = self.assertion and self.rule is not None and self.rule.id == "gpu-assert"
+        return f"{self.raised.name}: {self.assertion}" if asserted else str(self.raised)
+
+    @property
+    def rule(self) -> table.RaisedRule | None:
+        """The row for the exception, or for an error of native code; None if there is none."""
+        if self.raised is not None:
+            return self.raised.rule
+        native = known.native_error(self.error)
+        return table.rule_of(native[0], known.native_modules(native[1]), native[1]) if native else None
+
+    @property
+    def consequence(self) -> bool:
+        """Whether the process failed because another rank was gone or did not respond."""
+        rule = self.rule
+        return rule.means in (table.PEER, table.JOINING) if rule is not None else self.raised is None and self.lost_peer
+
+
+def read(log: Sequence[str]) -> Output:
+    """Read the end of one rank's log, which may hold the lines of several processes."""
+    clean = [shown(line)[:_LONGEST] for line in log]
+    processes: dict[str, Tracebacks] = {}
+    for number, line in enumerate(clean):
+        if number and len(log[number - 1].encode("utf-8", "replace")) >= MAX_LINE:
+            continue  # more of a line that the container runtime has cut
+        for part in _parts(line):
+            prefix = match[0] if (match := known.PREFIX.match(part)) else ""
+            process = processes.setdefault(prefix.strip(), Tracebacks(hooked=prefix.startswith("[rank")))
+            process.read(number, part[len(prefix) :])
+    found = list(processes.values())
+    text = "\n".join(clean)
+    worker = _worker(text)
+    ended = sorted((each.final for each in found if each.final), key=lambda raised: raised.line)
+    survived = max((each.survived for each in found if each.survived), key=lambda raised: raised.line, default=None)
+    raised = _root(ended, survived, worker)
+    last = max((each.last for each in found), default=-1)
+    said = _last_message(clean, last)
+    error, at = ("", raised.line) if raised else _final_error(clean, survived.line if survived else -1)
+    if not error and raised is None and worker is not None:
+        at = worker.line
+    aborted = not raised and bool(error) and bool(_abort(clean[at], ()))
+    near = clean[max(at, 0) : at + 7 if at >= 0 else 0]
+    end = [*near, *clean[max(last, len(clean) - TAIL_LINES, 0) :]]
+    return Output(
+        raised,
+        worker,
+        error,
+        at,
+        clean[said] if said >= 0 else "",
+        survived if at < 0 else None,
+        usage=not raised and any(map(known.USAGE.match, clean[-TAIL_LINES:])),
+        aborted=aborted,
+        torn_down=bool(raised and any(known.TORN_DOWN.search(after) for after in clean[raised.line :])),
+        terminated=bool(known.TERMINATED.search(text)),
+        lost_peer=any(map(known.LOST_PEER.search, [error, *near] if aborted else filter(known.NATIVE_LINE.match, end))),
+        peers=tuple(dict.fromkeys(first or second for first, second in known.PEER.findall(text))),
+        joined=next(((int(a or c), int(b or d)) for a, b, c, d in known.JOINED.findall(text)), (0, 0)),
+        collective=_collective(text),
+        assertion=next((found[1] for found in map(known.ASSERTION.search, clean) if found), ""),
+        processes=len([prefix for prefix in processes if prefix]),
+    )
+
+
+def of_training(log: Sequence[str]) -> Sequence[str]:
+    """The lines without those that the watchdog of `trainjob.progress` wrote about its rank."""
+    if not any(mark in line for line in log for mark in (RANK_MARKER, STACK_MARKER)):
+        return log
+    return [line for line in log if not _WATCHDOG.match(line)]
+
+
+def without_stacks(log: Sequence[str]) -> Sequence[str]:
+    """The lines with only the last line of the watchdog of each process: its steps."""
+    latest: dict[object, int] = {}
+    for number, line in enumerate(log):
+        if (marker := marker_of(line)) is not None:
+            latest[marker["rank"]] = number
+    kept = set(latest.values())
+    return [line for number, line in enumerate(log) if number in kept or not _WATCHDOG.match(line)]
+
+
+def shown(line: str) -> str:
+    """A line as a terminal shows it: progress bars overwrite earlier states. A single carriage return is kept."""
+    line = line.rstrip()
+    if "\r" not in line:
+        return plain(line)
+    found = [plain(state) for state in states(line)]
+    return "\\r".join(found) if len(found) == line.count("\r") + 1 == 2 else found[-1] if found else ""
+
+
+def excerpt(log: Sequence[str], output: Output) -> Sequence[str]:
+    """The last lines of a log; for an earlier exception, its lines, too.
+
+    Args:
+        log: The end of the log.
+        output: The result of `read` for these lines.
+    """
+    line = max(output.line, output.survived.line if output.survived else -1)
+    if not 0 <= line < len(log) - TAIL_LINES:
+        return [shown(each) for each in log[-TAIL_LINES:]]
+    before = log[max(0, line + 1 - TAIL_LINES + _LAST_LINES + 1) : line + 1]
+    left_out = len(log) - _LAST_LINES - line - 1
+    return [*map(shown, before), f"[… {left_out} lines …]", *map(shown, log[-_LAST_LINES:])]
+
+
+# ---------------------------------------------------------------- lines
+
+
+def _parts(line: str) -> Iterator[str]:
+    """The line, or the text in a record of a JSON log: its message, and the traceback in its other fields."""
+    record = None
+    if line.startswith("{") and line.endswith("}"):
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+    if not isinstance(record, dict):
+        yield line
+        return
+    for names in known.JSON_FIELDS:
+        text = next((record[name] for name in names if isinstance(record.get(name), str)), "")
+        yield from text[: _LONGEST * 4].splitlines()
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _root(ended: Sequence[Raised], survived: Raised | None, worker: Worker | None) -> Raised | None:
+    """The first exception that ended a process and that no other process has caused."""
+    raised = next((each for each in ended if (rule := each.rule) is None or rule.means is not table.PEER), None)
+    if raised is None and ended and (worker is None or worker.signal is None):
+        raised = ended[0]  # otherwise it lost the worker that a signal killed
+    if raised is None and worker is not None and worker.code == 1 and survived is not None and survived.rule:
+        return survived  # other workers wrote lines after that of the worker that failed
+    return raised
+
+
+def _worker(text: str) -> Worker | None:
+    """How the first worker ended, from its launcher's report."""
+    for pattern in known.WORKERS:
+        if reports := list(pattern.finditer(text)):
+            found = reports[-1]  # torchrun writes the root cause last
+            values = found.groupdict()
+            code, by_signal = values.get("code") or "", values.get("signal") or ""
+            by_signal = by_signal or (code[1:] if code.startswith("-") else "")
+            begins = text.rfind("\n", 0, _report_begins(text, found.start())) + 1
+            line = text.count("\n", 0, begins)
+            return Worker(
+                int(values["n"]), None if by_signal else int(code), int(by_signal) if by_signal else None, line
+            )
+    return None
+
+
+def _report_begins(text: str, near: int) -> int:
+    """Where the report begins in which there is a line about a worker."""
+    heads = [found.start() for found in known.LAUNCHER.finditer(text) if found.start() <= near]
+    return heads[-1] if heads else near
+
+
+def _collective(text: str) -> Collective | None:
+    """The collective operation that NCCL's watchdog ended."""
+    found = known.COLLECTIVE.search(text)
+    by = known.FIRST_TIMEOUT.search(text)
+    if found is None and by is None:
+        return None
+    rank = int(by[1]) if by and by[1] else None
+    if found is None:
+        return Collective(rank=rank)
+    return Collective(found["operation"], int(found["milliseconds"]) / 1000, int(found["number"]), rank)
+
+
+def _final_error(clean: Sequence[str], handled: int) -> tuple[str, int]:
+    """The final error of a process without a Python exception, and the index of its line, after a handled one."""
+    for number, line in enumerate(clean):
+        if error := _abort(line, clean[number + 1 : number + 2]):
+            return error, number
+    number = _last_message(clean, len(clean) - 1)
+    if number > handled + 1 and clean[number - 1].endswith(":") and known.ERROR_LINE.match(clean[number - 1]):
+        return f"{clean[number - 1]} {clean[number]}", number - 1  # Rust: where it panicked, and why in the next line
+    return (clean[number], number) if number > handled and known.ERROR_LINE.match(clean[number]) else ("", -1)
+
+
+def _last_message(clean: Sequence[str], last: int) -> int:
+    """Index of the last line that says something: no frame of a stack, no address of a page alone; -1 if none does."""
+    return next((n for n in range(last, -1, -1) if clean[n] and not known.NO_MESSAGE.match(clean[n])), -1)
+
+
+def _abort(line: str, following: Sequence[str]) -> str:
+    """Why native code aborted, from its line and the next one; empty for other lines."""
+    if fatal := known.FATAL.match(line):
+        return fatal[1]
+    found = known.CPP.search(line)
+    if found is None:
+        return ""
+    what = following[0].strip() if following else ""
+    message = what.removeprefix("what():").strip() if what.startswith("what():") else ""
+    return f"{found[1]}: {message}" if message else found[1]

@@ -1,0 +1,94 @@
+"""What the end of a process means that has no Python exception: its signal, its exit code, its last line."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from trainjob._diagnosis.meaning import Meaning
+from trainjob._diagnosis.rules.raised import KILLED, NO_PROGRAM, OTHER_ARCHITECTURE, SHM_FULL
+from trainjob.verdicts import Category, RetryVerdict
+
+M, C, R = Meaning, Category, RetryVerdict  # so that a row has two lines
+
+
+class LineRule(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        id: Name of the row, and of its example in tests/unit/rules.
+        codes: Exit codes, separated by spaces; empty for any but those of signals, ``SIGBUS`` for that signal.
+        says: A regular expression to find in the error or the last line.
+        means: What it means.
+        source: Where that is written, with a version.
+    """
+
+    id: str
+    codes: str
+    says: str
+    means: Meaning
+    source: str
+
+
+# fmt: off
+_MODULE = M(C.USER_CODE, R.USER, "add the missing module to the image or to packages_to_install")
+_SCRIPT = M(C.CONFIGURATION, R.CONFIGURATION,
+    "correct the script's path in command or args, or put it into the image: it is not at that path")
+_CRLF = M(C.CONFIGURATION, R.CONFIGURATION,
+    "save the script with LF line endings: dos2unix SCRIPT (it has the CRLF line endings of Windows)")
+_NOT_EXECUTABLE = M(C.CONFIGURATION, R.CONFIGURATION,
+    "make the file executable (chmod +x), or run it with its interpreter")
+_NO_DISTRIBUTION = M(C.CONFIGURATION, R.CONFIGURATION,
+    "correct the name or version of the package, or set PIP_INDEX_URL to an index that the pods can reach: pip "
+    "found no such distribution")
+_USAGE = M(C.USER_CODE, R.USER, "correct the arguments of the command: the program rejects them")
+_SIGKILL = M(C.UNKNOWN, R.INFRASTRUCTURE,
+    "find out what killed it from outside: often the machine ran out of memory (check its kernel log)")
+_SIGTERM = M(C.UNKNOWN, R.INFRASTRUCTURE, "find out what terminated it from outside the job")
+_SIGILL = M(C.IMAGE, R.UNKNOWN, "use packages built for the node's CPU: it lacks an instruction that they use")
+_SIGSEGV = M(C.USER_CODE, R.UNKNOWN,
+    "check that the versions of driver, CUDA and framework are compatible: native code crashed")
+
+_Rule = LineRule
+
+LINES: tuple[LineRule, ...] = (
+    _Rule("line-no-module", "", r"^\S*python[\d.]*: No module named ", _MODULE, "made with CPython 3.11"),
+    _Rule("line-no-script", "", r"^\S*python[\d.]*: can't (open file|find '__main__' module)", _SCRIPT,
+        "corpus/script-missing"),
+    _Rule("line-crlf", "", r"(\\r|\^M)\S*: .*(No such file|not found|bad interpreter)|: Illegal option -$", _CRLF,
+        "made with coreutils 9.1 env"),
+    _Rule("line-architecture", "126", r"[Ee]xec format error$", OTHER_ARCHITECTURE,
+        "corpus/program-of-another-architecture"),
+    _Rule("line-no-program", "127", r"not found$|No such file or directory$", NO_PROGRAM, "corpus/program-missing"),
+    _Rule("line-not-executable", "126", r"Permission denied$|cannot execute", _NOT_EXECUTABLE,
+        "corpus/script-not-executable"),
+    _Rule("line-no-distribution", "", "^ERROR: (No matching distribution|Could not find a version)", _NO_DISTRIBUTION,
+        "made with pip 23.2"),
+    _Rule("line-usage", "2", "^usage: ", _USAGE, "made with CPython 3.11"),
+    _Rule("worker-killed", "", r"^worker \d+ was killed by signal 9$", KILLED,
+        "format: deepspeed 0.18 launcher/launch.py"),
+    _Rule("child-killed-code", "247", "", KILLED, "CPython: sys.exit(-9), as launchers do with a code of subprocess"),
+    _Rule("signal-kill", "SIGKILL", "", _SIGKILL, "signal(7)"),
+    _Rule("signal-terminate", "SIGTERM", "", _SIGTERM, "signal(7)"),
+    _Rule("signal-bus", "SIGBUS", "", SHM_FULL, "corpus/shared-memory-full"),
+    _Rule("signal-instruction", "SIGILL", "", _SIGILL, "signal(7)"),
+    _Rule("signal-segmentation", "SIGSEGV", "", _SIGSEGV, "corpus/segmentation-fault"),
+)
+# fmt: on
+
+
+def rule_of(code: str, line: str) -> LineRule | None:
+    """The row for the end of a process; None if the table has none.
+
+    Args:
+        code: Its exit code, or the name of the signal that ended it.
+        line: Its error, or its last line; with ``usage: `` before it if the program printed its usage.
+    """
+    return next(
+        (
+            rule
+            for rule in LINES
+            if (code in rule.codes.split() if rule.codes else not code.startswith("SIG")) and re.search(rule.says, line)
+        ),
+        None,
+    )

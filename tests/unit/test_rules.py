@@ -1,0 +1,87 @@
+"""Each rule has a verbatim example, which it judges, and which is judged otherwise without it.
+
+An example of `objects` is a JSON object with reason and message; one of `raised` and `lines` is the end of a log, after
+which the process exits with the code of the rule, else with 1.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.objects import ended, pod, trainjob
+
+from trainjob._diagnosis import diagnosis_of, output
+from trainjob._diagnosis.rules import lines, objects, raised
+from trainjob._diagnosis.rules.lines import LINES, LineRule
+from trainjob._diagnosis.rules.objects import OBJECTS, ObjectRule
+from trainjob._diagnosis.rules.raised import RAISED, RaisedRule
+from trainjob.status import Observation, Phase
+from trainjob.verdicts import Diagnosis, Evidence
+
+EXAMPLES = Path(__file__).parent / "rules"
+SIGNALS = {"SIGKILL": 137, "SIGTERM": 143, "SIGBUS": 135, "SIGILL": 132, "SIGSEGV": 139}
+
+EVERY: list[ObjectRule | RaisedRule | LineRule] = [*OBJECTS, *RAISED, *LINES]
+
+each_object = pytest.mark.parametrize("rule", OBJECTS, ids=lambda rule: rule.id)
+each_log = pytest.mark.parametrize("rule", [*RAISED, *LINES], ids=lambda rule: rule.id)
+
+
+def example_of(rule: ObjectRule) -> tuple[str, str]:
+    found = json.loads((EXAMPLES / f"{rule.id}.json").read_text())
+    return found["reason"], found["message"]
+
+
+def log_of(rule: RaisedRule | LineRule) -> list[str]:
+    return (EXAMPLES / f"{rule.id}.log").read_text().splitlines()
+
+
+def code_of(rule: RaisedRule | LineRule) -> int:
+    code = rule.codes.split()[0] if isinstance(rule, LineRule) and rule.codes else "1"
+    return SIGNALS.get(code) or int(code)
+
+
+def diagnosed(code: int, log: list[str]) -> Diagnosis:
+    logs = {"x-node-0-0-abcde": log}
+    return diagnosis_of(Evidence(trainjob(), [pod(0, ended(code))], logs), Observation(Phase.FAILED))
+
+
+def test_each_rule_has_its_own_name_a_source_and_an_example_and_no_example_is_left_over() -> None:
+    names = [rule.id for rule in EVERY]
+    assert len(names) == len(set(names))
+    assert all(rule.source for rule in EVERY)
+    assert {file.stem for file in EXAMPLES.iterdir()} == set(names)
+
+
+@each_object
+def test_an_object_is_judged_by_its_rule(rule: ObjectRule) -> None:
+    assert objects.rule_of(*example_of(rule)) == rule
+
+
+@each_object
+def test_without_the_rule_an_object_is_judged_otherwise(rule: ObjectRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "BY_REASON", objects.indexed(each for each in OBJECTS if each is not rule))
+    assert objects.meaning_of(*example_of(rule)) != rule.means
+
+
+@each_log
+def test_a_log_is_judged_by_its_rule(rule: RaisedRule | LineRule) -> None:
+    found = output.read(log_of(rule))
+    if isinstance(rule, RaisedRule):
+        assert found.rule is not None, found
+        assert found.rule.id == rule.id
+    verdict = diagnosed(code_of(rule), log_of(rule))
+    assert (verdict.category, verdict.retry) == (rule.means.category, rule.means.retry), verdict.text()
+
+
+@each_log
+def test_without_the_rule_a_log_is_judged_otherwise(
+    rule: RaisedRule | LineRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = diagnosed(code_of(rule), log_of(rule))
+    monkeypatch.setattr(raised, "RAISED", tuple(each for each in RAISED if each is not rule))
+    monkeypatch.setattr(lines, "LINES", tuple(each for each in LINES if each is not rule))
+    after = diagnosed(code_of(rule), log_of(rule))
+    assert (before.category, before.retry, before.advice) != (after.category, after.retry, after.advice)
