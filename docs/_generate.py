@@ -24,9 +24,10 @@ import trainjob._diagnosis.verdict
 import trainjob._spec
 from trainjob._diagnosis import output
 from trainjob._diagnosis.meaning import Meaning
-from trainjob._diagnosis.rules.lines import LINES, LineRule
-from trainjob._diagnosis.rules.objects import OBJECTS, ObjectRule
-from trainjob._diagnosis.rules.raised import RAISED, RaisedRule
+from trainjob._diagnosis.rules.lines import LINES
+from trainjob._diagnosis.rules.objects import OBJECTS
+from trainjob._diagnosis.rules.raised import RAISED
+from trainjob._diagnosis.rules.row import LineRule, ObjectRule, RaisedRule
 from trainjob._spec.arguments import ARGUMENTS
 from trainjob.cli.program import program
 from trainjob.tuning.study import CategoricalParameter, FloatParameter, IntParameter, Pruner, Sampler, Study

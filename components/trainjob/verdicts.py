@@ -95,6 +95,8 @@ class Evidence:
         missing: Objects that the job needs and that do not exist, as ``ClusterTrainingRuntime x``.
         pods_visible: Whether pods may be listed; if not, an empty `pods` does not mean that there are none.
         reported: What rank 0 has reported so far, as in its termination message; empty where only its end reports it.
+        related: Objects that explain why it waits: its LocalQueue and ClusterQueue, flavors, and a Node of each, which
+            is a Node without a name if there is none.
     """
 
     trainjob: Mapping[str, Any] | None
@@ -106,6 +108,7 @@ class Evidence:
     missing: Sequence[str] = ()
     pods_visible: bool = True
     reported: str = ""
+    related: Sequence[Mapping[str, Any]] = ()
 
     def with_earlier(self, *earlier: Evidence) -> Evidence:
         """Add earlier evidence of the same job: crashed pods may have been deleted since."""

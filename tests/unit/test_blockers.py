@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.objects import COMPLETE, Object, condition, counts, ended, event, pod, trainjob, waiting
 
-from trainjob._diagnosis.blockers import event_time, first, in_events, in_workload, of_pods
+from trainjob._diagnosis.blockers import event_time, first, in_events, in_workload, of_flavors, of_pods
 from trainjob.status import QUEUE_LABEL, Blocker, Phase, observe
 
 NO_QUOTA = (
@@ -64,6 +64,43 @@ def test_a_workload_with_quota_is_no_blocker_unless_its_job_stays_suspended() ->
     assert found is not None
     assert found.reason == "AdmittedButSuspended"
     assert not found.permanent, "every job has this state briefly"
+
+
+INACTIVE = pending("ClusterQueue gpus is inactive", "Inadmissible")
+
+
+def queue(kind: str, reason: str, message: str = "Can't admit new workloads: …") -> Object:
+    active = condition("Active", reason, value="False", message=message)
+    return {"kind": kind, "metadata": {"name": "gpus"}, "status": {"conditions": [active]}}
+
+
+@pytest.mark.parametrize(
+    ("related", "reason", "permanent"),
+    [
+        ([], "Inadmissible", False),  # it may not be read
+        ([queue("ClusterQueue", "Stopped")], "QueueStopped", False),
+        ([queue("LocalQueue", "ClusterQueueIsInactive"), queue("ClusterQueue", "Stopped")], "QueueStopped", False),
+        ([queue("LocalQueue", "Stopped")], "QueueStopped", False),
+        ([queue("ClusterQueue", "FlavorNotFound")], "QueueIncomplete", True),
+        ([queue("ClusterQueue", "AdmissionCheckInactive")], "QueueIncomplete", True),
+        ([{"kind": "ClusterQueue", "metadata": {"name": "gpus"}}], "Inadmissible", False),
+    ],
+)
+def test_a_queue_that_admits_nothing_reports_whether_that_is_permanent(
+    related: list[Object], reason: str, permanent: bool
+) -> None:
+    found = in_workload(workload(INACTIVE), related)
+    assert found is not None
+    assert (found.reason, found.permanent) == (reason, permanent)
+
+
+@pytest.mark.parametrize(("node", "named"), [("", True), ("gpu-7", False)])
+def test_a_flavor_whose_labels_no_node_has_is_named(node: str, named: bool) -> None:
+    flavor = {"kind": "ResourceFlavor", "metadata": {"name": "h100"}, "spec": {"nodeLabels": {"gpu": "h100"}}}
+    found = of_flavors([flavor, {"kind": "Node", "metadata": {"name": node}}])
+    assert (found is not None) is named
+    if found is not None:
+        assert found.message == "no node has the labels of flavor h100: gpu=h100"
 
 
 # ---------------------------------------------------------------- Events

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import pytest
 from tests import campaigns
-from tests.unit.test_rules import diagnosed, log_of
+from tests.unit.rule_examples import diagnosed, log_of
 
 from trainjob._diagnosis import output
-from trainjob._diagnosis.rules.raised import PEER, RAISED, RaisedRule
+from trainjob._diagnosis.rules.raised import PEER, RAISED
+from trainjob._diagnosis.rules.row import RaisedRule
 from trainjob._diagnosis.tracebacks import Raised
 from trainjob.verdicts import Category, RetryVerdict
 

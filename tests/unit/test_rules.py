@@ -6,46 +6,20 @@ which the process exits with the code of the rule, else with 1.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
-from tests.objects import ended, pod, trainjob
+from tests.unit.rule_examples import EXAMPLES, code_of, diagnosed, example_of, log_of
 
-from trainjob._diagnosis import diagnosis_of, output
+from trainjob._diagnosis import output
 from trainjob._diagnosis.rules import lines, objects, raised
-from trainjob._diagnosis.rules.lines import LINES, LineRule
-from trainjob._diagnosis.rules.objects import OBJECTS, ObjectRule
-from trainjob._diagnosis.rules.raised import RAISED, RaisedRule
-from trainjob.status import Observation, Phase
-from trainjob.verdicts import Diagnosis, Evidence
-
-EXAMPLES = Path(__file__).parent / "rules"
-SIGNALS = {"SIGKILL": 137, "SIGTERM": 143, "SIGBUS": 135, "SIGILL": 132, "SIGSEGV": 139}
+from trainjob._diagnosis.rules.lines import LINES
+from trainjob._diagnosis.rules.objects import OBJECTS
+from trainjob._diagnosis.rules.raised import RAISED
+from trainjob._diagnosis.rules.row import LineRule, ObjectRule, RaisedRule
 
 EVERY: list[ObjectRule | RaisedRule | LineRule] = [*OBJECTS, *RAISED, *LINES]
 
 each_object = pytest.mark.parametrize("rule", OBJECTS, ids=lambda rule: rule.id)
 each_log = pytest.mark.parametrize("rule", [*RAISED, *LINES], ids=lambda rule: rule.id)
-
-
-def example_of(rule: ObjectRule) -> tuple[str, str]:
-    found = json.loads((EXAMPLES / f"{rule.id}.json").read_text())
-    return found["reason"], found["message"]
-
-
-def log_of(rule: RaisedRule | LineRule) -> list[str]:
-    return (EXAMPLES / f"{rule.id}.log").read_text().splitlines()
-
-
-def code_of(rule: RaisedRule | LineRule) -> int:
-    code = rule.codes.split()[0] if isinstance(rule, LineRule) and rule.codes else "1"
-    return SIGNALS.get(code) or int(code)
-
-
-def diagnosed(code: int, log: list[str]) -> Diagnosis:
-    logs = {"x-node-0-0-abcde": log}
-    return diagnosis_of(Evidence(trainjob(), [pod(0, ended(code))], logs), Observation(Phase.FAILED))
 
 
 def test_each_rule_has_its_own_name_a_source_and_an_example_and_no_example_is_left_over() -> None:

@@ -75,12 +75,17 @@ def around(pods: Sequence[Mapping[str, Any]] | None, events: Iterable[Mapping[st
     return [*of_pods(pods or (), known), *of_events(known, pods)]
 
 
-def of_missing_runtime(name: str) -> Finding:
-    """The finding for a deleted runtime: Trainer's webhook refuses every change to the job.
+def of_missing(name: str) -> Finding:
+    """The finding for an object that the job needs and that does not exist.
+
+    Trainer's webhook refuses every change to a job whose runtime was deleted. Kueue makes no Workload for a job whose
+    WorkloadPriorityClass does not exist.
 
     Args:
-        name: Kind and name of the runtime, as ``TrainingRuntime x``.
+        name: Kind and name of the object, as ``TrainingRuntime x``.
     """
+    if name.startswith("WorkloadPriorityClass"):
+        return _finding("NoWorkloadPriorityClass", f"the job is not queued: its {name} does not exist")
     return _finding("RuntimeNotFound", f"the job cannot start: its {name} does not exist anymore")
 
 
@@ -92,16 +97,56 @@ def without_queue() -> Finding:
     return _finding("NoQueueLabel", "Kueue suspended the job, which names no queue")
 
 
-def in_workload(workload: Mapping[str, Any]) -> Blocker | None:
+def in_workload(workload: Mapping[str, Any], related: Iterable[Mapping[str, Any]] = ()) -> Blocker | None:
     """Why Kueue does not start the job of this Workload; None if Kueue has not reported a reason yet."""
-    found = of_workload(workload)
+    found = of_workload(workload, related)
     return found.blocker if found else None
 
 
-def of_workload(workload: Mapping[str, Any]) -> Finding | None:
-    """The finding for a Workload of Kueue; None if Kueue has not reported a reason yet."""
+def of_workload(workload: Mapping[str, Any], related: Iterable[Mapping[str, Any]] = ()) -> Finding | None:
+    """The finding for a Workload of Kueue; None if Kueue has not reported a reason yet.
+
+    Args:
+        workload: The Workload.
+        related: Its LocalQueue and ClusterQueue, as far as they could be read: of a queue that admits nothing they
+            report whether it was stopped or is incomplete, which the Workload does not.
+    """
     conditions = {str(each.get("type")): each for each in mappings(workload, "status", "conditions")}
-    return _of_ended_workload(workload, conditions) or _of_waiting_workload(workload, conditions)
+    found = _of_ended_workload(workload, conditions) or _of_waiting_workload(workload, conditions)
+    if found is None or is_of_inactive_queue(found):
+        return next(filter(None, map(_of_queue, related)), found)
+    return found
+
+
+def is_of_inactive_queue(finding: Finding) -> bool:
+    """Whether a Workload waits because its queue admits nothing, for a reason that only the queue reports."""
+    rule = objects.rule_of(finding.reason, finding.message)
+    return rule is not None and rule.id == "queue-stopped"
+
+
+def _of_queue(queue: Mapping[str, Any]) -> Finding | None:
+    """The finding for a LocalQueue or ClusterQueue that admits nothing."""
+    if queue.get("kind") not in ("LocalQueue", "ClusterQueue"):
+        return None
+    conditions = {str(each.get("type")): each for each in mappings(queue, "status", "conditions")}
+    active = conditions.get("Active")
+    reason = _text(active, "reason")
+    if active is None or active.get("status") != "False" or reason == "ClusterQueueIsInactive":
+        return None  # the ClusterQueue itself reports more
+    kind = "QueueStopped" if reason in ("Stopped", "Terminating") else "QueueIncomplete"
+    return _finding(kind, f"{queue.get('kind')} {name_of(queue)} is {reason}: {_text(active, 'message')}")
+
+
+def of_flavors(related: Iterable[Mapping[str, Any]]) -> Finding | None:
+    """The finding for a flavor whose labels no node has; a Node without a name stands for none behind its flavor."""
+    flavor: Mapping[str, Any] = {}
+    for each in related:
+        if each.get("kind") == "ResourceFlavor":
+            flavor = each
+        elif each.get("kind") == "Node" and not name_of(each) and flavor:
+            labels = ", ".join(f"{name}={value}" for name, value in mapping(flavor, "spec", "nodeLabels").items())
+            return _finding("FlavorWithoutNodes", f"no node has the labels of flavor {name_of(flavor)}: {labels}")
+    return None
 
 
 def _of_ended_workload(workload: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> Finding | None:

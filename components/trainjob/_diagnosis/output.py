@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from trainjob._diagnosis import log_patterns as known
 from trainjob._diagnosis.markers import marker_of
 from trainjob._diagnosis.rules import raised as table
+from trainjob._diagnosis.rules.row import RaisedRule
 from trainjob._diagnosis.tracebacks import Raised, Tracebacks
 from trainjob._support.control_characters import plain, states
 from trainjob._support.kube_objects import MAX_LINE
@@ -115,7 +116,7 @@ class Output:
         return f"{self.raised.name}: {self.assertion}" if asserted else str(self.raised)
 
     @property
-    def rule(self) -> table.RaisedRule | None:
+    def rule(self) -> RaisedRule | None:
         """The row for the exception, or for an error of native code; None if there is none."""
         if self.raised is not None:
             return self.raised.rule

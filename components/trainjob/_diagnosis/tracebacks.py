@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from trainjob._diagnosis import log_patterns as known
 from trainjob._diagnosis.rules import raised as table
+from trainjob._diagnosis.rules.row import RaisedRule
 
 _LONGEST = 4096  # characters of a message that are kept
 
@@ -50,12 +51,12 @@ class Raised:
         return text + (f" (caused by {self.causes[0]})" if self.causes else during)
 
     @property
-    def rule(self) -> table.RaisedRule | None:
+    def rule(self) -> RaisedRule | None:
         """The row of the table for it, or for the nearest cause that has one; None if none has."""
         found = (each.rule for each in self.parts) if self.parts else self._rules()
         return next((rule for rule in found if rule is not None), None)
 
-    def _rules(self) -> Iterator[table.RaisedRule | None]:
+    def _rules(self) -> Iterator[RaisedRule | None]:
         for each in (self, *reversed(self.causes)):
             yield None if each.authored else table.rule_of(each.name, each.modules, each.message)
 

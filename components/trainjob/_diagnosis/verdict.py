@@ -162,7 +162,7 @@ def _failure(job: _Job) -> Diagnosis | None:
 def _missing(job: _Job) -> Diagnosis | None:
     """A missing object without which the job cannot start."""
     missing = job.evidence.missing
-    return None if job.failed or not missing else _of_findings(job, [blockers.of_missing_runtime(missing[0])])
+    return None if job.failed or not missing else _of_findings(job, [blockers.of_missing(missing[0])])
 
 
 def _queue(job: _Job) -> Diagnosis | None:
@@ -170,14 +170,17 @@ def _queue(job: _Job) -> Diagnosis | None:
     workload, labels = job.evidence.workload, mapping(job.evidence.trainjob, "metadata", "labels")
     found = None
     if job.observation.phase is Phase.QUEUED:
-        found = blockers.of_workload(workload or {})
+        found = blockers.of_workload(workload or {}, job.evidence.related)
     elif job.observation.phase is Phase.SUSPENDED and workload and not labels.get(QUEUE_LABEL):
         found = blockers.without_queue()
     return _of_findings(job, [found] if found else [])
 
 
 def _blocked(job: _Job) -> Diagnosis | None:
-    return _of_findings(job, job.findings)
+    """What its pods and Events report; a pod that no node matches is explained by its flavor."""
+    finding, flavor = blockers.first(job.findings), blockers.of_flavors(job.evidence.related)
+    unscheduled = finding is not None and finding.meaning.category is Category.SCHEDULING
+    return _of_findings(job, [flavor] if flavor is not None and unscheduled else job.findings)
 
 
 def _stopped(job: _Job) -> Diagnosis | None:

@@ -47,6 +47,7 @@ def objects(
     storage_secret: str = STORAGE,
     trainer: str = "2.3",
     keep_for: timedelta = KEEP_FOR,
+    explain: bool = False,
 ) -> list[dict[str, Any]]:
     """The objects to apply, in the order of the file names.
 
@@ -64,6 +65,7 @@ def objects(
         trainer: Release of the cluster's Kubeflow Trainer: 2.1, 2.2, or 2.3 for any newer one. Runtimes that it does
             not support are left out.
         keep_for: How long the reaper keeps jobs that this package has left suspended.
+        explain: Whether to add a read-only ClusterRole to the permissions, by which more failures are explained.
     """
     names = {
         **{("image", pin.partition("@")[0]): pin for pin in pins},
@@ -82,8 +84,6 @@ def objects(
             bound = (
                 subjects if part == "rbac" else [{**who, "namespace": namespace} for who in each.get("subjects", ())]
             )
-            if each["kind"] == "RoleBinding" and not bound:
-                continue
             if SINCE.get(each["metadata"]["name"], trainer) > trainer:
                 continue
             filled = _filled(each, names)
@@ -95,7 +95,9 @@ def objects(
                 (container,) = filled["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
                 container["args"] = ["--keep-for", iso_duration(keep_for)]
             found.append(filled)
-    return found
+    if explain and only in (None, "rbac"):
+        found += [each | ({"subjects": subjects} if "subjects" in each else {}) for each in _opt_in("explain")]
+    return [each for each in found if each.get("subjects") != []]
 
 
 def images(value: Any) -> list[str]:
@@ -108,8 +110,12 @@ def images(value: Any) -> list[str]:
     return [image] if isinstance(image, str) else images(list(value.values()))
 
 
+def _opt_in(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(resources.files(__name__).joinpath("opt_in", f"{name}.yaml").read_text()))
+
+
 def _opted_in(part: Part, namespace: str | None) -> list[dict[str, Any]]:
-    found = list(yaml.safe_load_all(resources.files(__name__).joinpath("opt_in", f"{part}.yaml").read_text()))
+    found = _opt_in(part)
     if not namespace:
         return found
     if part == "kfp":

@@ -196,9 +196,9 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
 def _blocker(evidence: Evidence, phase: Phase) -> Any:
     """The blocker of a job, as a waiter reports it."""
     if evidence.missing:
-        return blockers.of_missing_runtime(evidence.missing[0]).blocker
+        return blockers.of_missing(evidence.missing[0]).blocker
     if phase is Phase.QUEUED:
-        return blockers.in_workload(evidence.workload or {})
+        return blockers.in_workload(evidence.workload or {}, evidence.related)
     if phase is Phase.SUSPENDED:
         return None
     finding = blockers.first(blockers.around(evidence.pods if evidence.pods_visible else None, evidence.events))

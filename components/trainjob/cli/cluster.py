@@ -50,6 +50,7 @@ _INDENT = " " * 22  # width of level and check
 _USED_BY: dict[str, tuple[package.Part, ...]] = {
     "namespace": ("rbac", "reaper", "kfp", "policy"),
     "service_accounts": ("rbac",),
+    "explain": ("rbac",),
     "image": ("runtimes", "reaper"),
     "pins": ("runtimes", "reaper"),
     "storage_secret": ("runtimes",),
@@ -82,6 +83,12 @@ def keep_for(text: str) -> timedelta:
         multiple=True,
         metavar="[NAMESPACE:]NAME",
         help="Bind the Role to this service account, e.g. airflow:airflow-worker; may be repeated.",
+    ),
+    click.option(
+        "--explain",
+        is_flag=True,
+        help="Add a read-only ClusterRole, by which more reasons why a job does not start are known: of queues,"
+        " flavors, nodes and priority classes.",
     ),
     click.option(
         "--image", type=image_name, help="Use this step image: with its registry and, preferably, its digest."
@@ -119,6 +126,7 @@ def install(
     service_accounts: Sequence[tuple[str, str]],
     pins: Sequence[str],
     keeps: timedelta | None,
+    explain: bool,
     **names: str | None,
 ) -> int:
     """Print the objects that a cluster needs, as YAML for `kubectl apply --server-side -f -`. Needs no cluster.
@@ -138,7 +146,13 @@ def install(
         raise click.UsageError(f"service account {unplaced[0]} has no namespace: give NAMESPACE:{unplaced[0]}")
     given = {field: name for field, name in names.items() if name}
     found = package.objects(
-        only, namespace=namespace, service_accounts=accounts, pins=pins, keep_for=keeps or KEEP_FOR, **given
+        only,
+        namespace=namespace,
+        service_accounts=accounts,
+        pins=pins,
+        keep_for=keeps or KEEP_FOR,
+        explain=explain,
+        **given,
     )
     images = package.images(found)
     if unused := [pin for pin in pins if pin not in images]:

@@ -181,10 +181,14 @@ class KubernetesBackend(TrainJobObjects):
         evidence = await self.retry(lambda: pods.gather(self._client, found, trainjob))
         events = await self.retry(lambda: related.events(ref))
         workloads = await self.retry(lambda: related.workloads(ref))
-        missing = await self.retry(lambda: related.missing(trainjob)) if trainjob is not None else []
-        unseen += [*evidence.unseen, *(f"{what}: {message}" for what, message in related.hidden.items())]
         workload = next(iter(workloads), None)
-        seen = replace(evidence, events=events, workload=workload, missing=missing)
+        missing = await self.retry(lambda: related.missing(trainjob, workload)) if trainjob is not None else []
+        objects: list[dict[str, Any]] = []
+        if workload is not None:
+            reads = related.queues_of if not mapping(workload, "status").get("admission") else related.flavors_of
+            objects = await self.retry(lambda: reads(workload)) if _waits(trainjob) else []
+        unseen += [*evidence.unseen, *(f"{what}: {message}" for what, message in related.hidden.items())]
+        seen = replace(evidence, events=events, workload=workload, missing=missing, related=objects)
         return replace(seen, unseen=unseen, pods_visible=visible)
 
     def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
@@ -302,6 +306,10 @@ class KubernetesBackend(TrainJobObjects):
 
 def _named(name: str) -> dict[str, str]:
     return {"fieldSelector": f"metadata.name={name}"}
+
+
+def _waits(trainjob: TrainJob | None) -> bool:
+    return trainjob is not None and observe(trainjob).phase.idle
 
 
 def _in_queue(trainjob: TrainJob) -> bool:

@@ -13,7 +13,7 @@ from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob._backends.kubernetes.pods import JOBSET_NAME, collection
 from trainjob._diagnosis import blockers
-from trainjob._support.kube_objects import INITIALIZERS, has_trained, mapping
+from trainjob._support.kube_objects import INITIALIZERS, has_trained, mapping, mappings, name_of
 from trainjob.job import API_VERSION, JobRef
 from trainjob.status import Blocker, Phase, observe
 
@@ -23,6 +23,15 @@ _log = logging.getLogger(__name__)
 
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # v1beta2 since Kueue 0.14
 _JOB_UID = "kueue.x-k8s.io/job-uid"
+_PRIORITY = "kueue.x-k8s.io/priority-class"
+_PLURALS = {
+    "TrainingRuntime": "trainingruntimes",
+    "ClusterTrainingRuntime": "clustertrainingruntimes",
+    "LocalQueue": "localqueues",
+    "ClusterQueue": "clusterqueues",
+    "ResourceFlavor": "resourceflavors",
+    "WorkloadPriorityClass": "workloadpriorityclasses",
+}
 
 # Events of every job. Relevant Events are not always Warnings: Preempted, Pulling and Killing for a probe are Normal.
 _ROUTINE = ("Scheduled", "Created", "Started", "SuccessfulCreate", "SuccessfulDelete", "Completed")
@@ -57,23 +66,25 @@ class RelatedObjects:
         phases = {ref: observe(trainjob).phase for ref, trainjob in waiting.items()}
         found: dict[str, Blocker | None] = {}
         if Phase.QUEUED in phases.values():
-            found |= {uid: blockers.in_workload(each) for uid, each in (await self.workloads_by_job(only)).items()}
+            for uid, workload in (await self.workloads_by_job(only)).items():
+                found[uid] = blockers.in_workload(workload, await self.queues_of(workload))
         if set(phases.values()) - {Phase.QUEUED, Phase.SUSPENDED}:
-            names = {ref.name for ref in waiting}
+            jobs = {ref.name for ref in waiting}
             pods, events = defaultdict(list), defaultdict(list)
             for pod in await self._pending_pods(only):
                 pods[pod["metadata"]["labels"][JOBSET_NAME]].append(pod)
             for event in await self.warnings():
-                events[_owner(event, names)].append(event)
+                events[_owner(event, jobs)].append(event)
             for ref, phase in phases.items():
                 if phase not in (Phase.QUEUED, Phase.SUSPENDED):
                     seen = None if "pods" in self.hidden else pods[ref.name]
                     finding = blockers.first(blockers.around(seen, events[ref.name]))
                     found[ref.uid] = finding.blocker if finding else None
-        missing = {name: await self._is_missing(*name) for name in {_runtime(each) for each in waiting.values()}}
-        for ref, trainjob in waiting.items():
-            if missing[_runtime(trainjob)]:
-                found[ref.uid] = blockers.of_missing_runtime(" ".join(_runtime(trainjob))).blocker
+        needed = {ref: _needed(trainjob, found.get(ref.uid)) for ref, trainjob in waiting.items()}
+        missing = {name: await self._is_missing(*name) for names in needed.values() for name in names}
+        for ref, names in needed.items():
+            if lacks := next((name for name in names if missing[name]), None):
+                found[ref.uid] = blockers.of_missing(" ".join(lacks)).blocker
         return {ref.uid: blocker for ref in waiting if (blocker := found.get(ref.uid)) is not None}
 
     async def events(self, ref: JobRef) -> list[dict[str, Any]]:
@@ -95,24 +106,60 @@ class RelatedObjects:
         started = await self._events("reason=Started,involvedObject.kind=Pod")
         return any(_owner(event, {ref.name}) == ref.name and _trains(event, ref) for event in started)
 
-    async def missing(self, trainjob: Mapping[str, Any]) -> list[str]:
-        """The job's runtime, if it was deleted and the job still needs it to start."""
-        name = _runtime(trainjob)
-        return [" ".join(name)] if await self._is_missing(*name) else []
+    async def missing(self, trainjob: Mapping[str, Any], workload: Mapping[str, Any] | None) -> list[str]:
+        """Objects that a job needs to start and that do not exist: its runtime, its WorkloadPriorityClass."""
+        return [" ".join(each) for each in _needed(trainjob, workload) if await self._is_missing(*each)]
 
     async def _is_missing(self, kind: str, name: str) -> bool:
-        """Whether a runtime does not exist; False if it may not be read."""
-        what = f"{kind.lower()}s"
-        if not name or what in self.hidden:
+        """Whether an object does not exist; False if it may not be read."""
+        what = _PLURALS[kind]
+        if what in self.hidden:
             return False
-        scope = f"namespaces/{self.namespace}/" if kind == "TrainingRuntime" else ""
         try:
-            await self.client.send(Request("GET", f"/apis/{API_VERSION}/{scope}{what}/{name}", last=True))
-        except ObjectNotFound:
-            return True
-        except Forbidden as error:
-            self.hidden[what] = error.message
-        return False
+            return await self._get(kind, name) is None and what not in self.hidden
+        except ObjectNotFound:  # this version of the API does not exist
+            return False
+
+    async def _get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """An object by kind and name; None if it does not exist or may not be read."""
+        what = _PLURALS[kind]
+        scope = f"namespaces/{self.namespace}/" if kind in ("TrainingRuntime", "LocalQueue") else ""
+        versions = (
+            (API_VERSION,) if kind.endswith("Runtime") else [f"kueue.x-k8s.io/{each}" for each in _KUEUE_VERSIONS]
+        )
+        for version in versions if name and what not in self.hidden else ():
+            try:
+                found = await self.client.send(Request("GET", f"/apis/{version}/{scope}{what}/{name}", last=True))
+            except ObjectNotFound:
+                continue
+            except Forbidden as error:
+                self.hidden[what] = error.message
+                return None
+            return {**found, "kind": kind}
+        return None
+
+    async def queues_of(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The LocalQueue and the ClusterQueue of a Workload that waits because its queue admits nothing."""
+        waits = blockers.of_workload(workload)
+        if waits is None or not blockers.is_of_inactive_queue(waits):
+            return []
+        local = await self._get("LocalQueue", str(mapping(workload, "spec").get("queueName") or ""))
+        name = str(mapping(local, "spec").get("clusterQueue") or "")
+        return [each for each in (local, await self._get("ClusterQueue", name)) if each is not None]
+
+    async def flavors_of(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The flavors of an admitted Workload, each with a Node that has its labels; one without a name is none."""
+        sets = mappings(workload, "status", "admission", "podSetAssignments")
+        names = dict.fromkeys(str(name) for each in sets for name in mapping(each, "flavors").values())
+        found = []
+        for flavor in [await self._get("ResourceFlavor", name) for name in names]:
+            labels = mapping(flavor, "spec", "nodeLabels")
+            selector = ",".join(f"{name}={value}" for name, value in labels.items())
+            if flavor is not None and labels and "nodes" not in self.hidden:
+                nodes = await self._list("nodes", "/api/v1/nodes", {"labelSelector": selector})
+                if "nodes" not in self.hidden:
+                    found += [flavor, {"kind": "Node", "metadata": {"name": name_of(nodes[0]) if nodes else ""}}]
+        return found
 
     async def workloads(self, ref: JobRef | None = None) -> list[dict[str, Any]]:
         """Kueue's Workloads, or that of one job; empty in a cluster without Kueue."""
@@ -157,12 +204,16 @@ class RelatedObjects:
             return []
 
 
-def _runtime(trainjob: TrainJob) -> tuple[str, str]:
-    """Kind and name of the runtime that a job needs to start; empty if it has started."""
-    if observe(trainjob).phase not in _NEEDS_RUNTIME:
-        return "", ""
+def _needed(trainjob: TrainJob, workload: object) -> list[tuple[str, str]]:
+    """Kinds and names of what a job needs to start: its runtime; without a Workload its WorkloadPriorityClass."""
+    phase = observe(trainjob).phase
+    if phase not in _NEEDS_RUNTIME:
+        return []
     runtime = mapping(trainjob, "spec", "runtimeRef")
-    return str(runtime.get("kind") or "ClusterTrainingRuntime"), str(runtime.get("name") or "")
+    priority = str(mapping(trainjob, "metadata", "labels").get(_PRIORITY) or "")
+    classed = [("WorkloadPriorityClass", priority)] if phase is Phase.QUEUED and priority and workload is None else []
+    kind = str(runtime.get("kind") or "ClusterTrainingRuntime")
+    return [(kind, str(runtime.get("name") or "")), *classed] if kind in _PLURALS else classed
 
 
 def _trains(event: Mapping[str, Any], ref: JobRef) -> bool:

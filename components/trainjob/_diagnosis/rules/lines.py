@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from trainjob._diagnosis.meaning import Meaning
 from trainjob._diagnosis.rules.raised import KILLED, NO_PROGRAM, OTHER_ARCHITECTURE, SHM_FULL
+from trainjob._diagnosis.rules.row import LineRule
 from trainjob.verdicts import Category, RetryVerdict
 
 M, C, R = Meaning, Category, RetryVerdict  # so that a row has two lines
-
-
-class LineRule(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-        id: Name of the row, and of its example in tests/unit/rules.
-        codes: Exit codes, separated by spaces; empty for any but those of signals, ``SIGBUS`` for that signal.
-        says: A regular expression to find in the error or the last line.
-        means: What it means.
-        source: Where that is written, with a version.
-    """
-
-    id: str
-    codes: str
-    says: str
-    means: Meaning
-    source: str
 
 
 # fmt: off

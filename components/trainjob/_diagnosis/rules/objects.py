@@ -9,30 +9,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from trainjob._diagnosis.meaning import RERUN, Meaning
+from trainjob._diagnosis.rules import queues
+from trainjob._diagnosis.rules.row import ObjectRule
 from trainjob.verdicts import Category, RetryVerdict
 
 M, C, R = Meaning, Category, RetryVerdict  # so that a row has two lines
-
-
-class ObjectRule(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-        id: Name of the row, and of its example in tests/unit/rules.
-        reasons: Reasons in CamelCase, separated by spaces.
-        says: A regular expression to find in the message.
-        means: What it means.
-        source: Who writes the reason and the message, with a version; or the recorded failure that has them.
-    """
-
-    id: str
-    reasons: str
-    says: str
-    means: Meaning
-    source: str
 
 
 NO_MEMORY_LIMIT = "the container has no memory limit"
@@ -114,6 +97,8 @@ _NODES_OR_SELECTOR = M(C.SCHEDULING, R.UNKNOWN,
     "correct node selector, affinity or tolerations of the job or its runtime, or wait: nodes may be not ready")
 _NO_NODE_MATCHES = M(C.SCHEDULING, R.UNKNOWN,
     "correct node selector, affinity or tolerations of the job or its runtime: no node matches them")
+_NO_FLAVOR_NODES = M(C.SCHEDULING, R.UNKNOWN,
+    "add nodes with the labels of the flavor, or ask the operators of the queue to correct the flavor")
 _ASK_SCHEDULER = M(C.SCHEDULING, R.INFRASTRUCTURE, "check what the scheduler waits for: kubectl describe pod")
 _NO_SCHEDULER = M(C.SCHEDULING, R.UNKNOWN,
     "correct schedulerName of the job or its runtime, or install that scheduler: no scheduler has looked at the pod")
@@ -184,30 +169,6 @@ _SUPERVISOR = M(C.NODE_LOST, R.INFRASTRUCTURE,
 _LAUNCHER = M(C.NODE_LOST, R.CONFIGURATION,
     "launch the same key again to start the job, or cancel it: trainjob cancel NAME")
 
-# ---- meanings: Kueue
-_QUEUE_RESOURCE = M(C.QUOTA, R.CONFIGURATION, "add the resource to the ClusterQueue, or do not request it")
-_NO_FLAVOR = M(C.SCHEDULING, R.CONFIGURATION,
-    "correct node selector, affinity or tolerations of the job or its runtime: no flavor of the queue matches them")
-_QUEUE_TOO_SMALL = M(C.QUOTA, R.CONFIGURATION,
-    "raise the queue's quota, or request less: the job exceeds the total quota")
-_QUEUE_STOPPED = M(C.QUOTA, R.QUOTA,
-    "wait, or ask the operators of the queue: it is stopped, or misses a flavor or an admission check")
-_NAMESPACE_UNMATCHED = M(C.CONFIGURATION, R.CONFIGURATION,
-    "use a namespace that the ClusterQueue's namespaceSelector matches, or label the namespace")
-_NO_QUEUE = M(C.CONFIGURATION, R.CONFIGURATION,
-    "correct the queue name (label kueue.x-k8s.io/queue-name), or set up the queue")
-_QUEUED = M(C.QUOTA, R.QUOTA, "wait until other jobs of the queue finish, or request less")
-_DEACTIVATED = M(C.QUOTA, R.CONFIGURATION,
-    "find out why it was evicted, then activate its Workload or launch the job again")
-_FINISHED = M(C.QUOTA, R.CONFIGURATION, "delete the job, and launch it again")
-_PODS_NOT_READY = M(C.SCHEDULING, R.INFRASTRUCTURE, "check why the pods were not ready in time")
-_CHECK_REJECTED = M(C.ADMISSION, R.CONFIGURATION, "ask the operators of the admission check for the reason")
-_CHECK = M(C.QUOTA, R.QUOTA, "wait for the admission check")
-_STILL_SUSPENDED = M(C.CONFIGURATION, R.UNKNOWN,
-    "upgrade Trainer to 2.2 or newer, which Kueue 0.17 and newer require")
-_NO_LABEL = M(C.CONFIGURATION, R.CONFIGURATION,
-    "set the label kueue.x-k8s.io/queue-name: Kueue suspends jobs without a queue, and starts none of them")
-
 # ---- regular expressions
 _START = "StartError ContainerCannotRun RunContainerError CreateContainerError"
 _CONFIG = "CreateContainerConfigError"
@@ -216,7 +177,6 @@ _IMAGE = r"^(?!Error: |.*restarting failed container).*?"  # `Failed` and `BackO
 _SCHEDULER = "Unschedulable FailedScheduling"
 _VOLUME = "FailedMount FailedAttachVolume FailedMapVolume"
 _KUBELET = "Evicted TerminationByKubelet"
-_PENDING = "Pending NoMatchingFlavor Misconfigured Inadmissible"  # by the version of Kueue, and its feature gates
 _CREATE = "FailedCreate JobCreationFailed TrainJobResourcesCreationFailed"
 # Set by the node controller, `kubectl cordon`, autoscalers and cloud providers. They are temporary.
 _NODE_TAINT = (
@@ -322,6 +282,7 @@ OBJECTS: tuple[ObjectRule, ...] = (
     _Rule("nodes-or-selector", _SCHEDULER, _UNAVAILABLE, _NODES_OR_SELECTOR, "corpus/unschedulable-cordoned"),
     _Rule("no-node-matches", _SCHEDULER, "node affinity/selector|untolerated taint", _NO_NODE_MATCHES,
         "format: kubernetes 1.37 pkg/scheduler/framework/plugins/nodeaffinity/node_affinity.go"),
+    _Rule("flavor-without-nodes", "FlavorWithoutNodes", "", _NO_FLAVOR_NODES, "trainjob, of flavors and Nodes"),
     _Rule("unscheduled", f"{_SCHEDULER} SchedulingGated", "", _ASK_SCHEDULER,
         "format: kubernetes 1.37 pkg/registry/core/pod/strategy.go"),
     _Rule("no-scheduler", "NoScheduler", "", _NO_SCHEDULER, "trainjob, of a pod without the condition PodScheduled"),
@@ -394,31 +355,7 @@ OBJECTS: tuple[ObjectRule, ...] = (
     # ---- the local backend
     _Rule("supervisor-lost", "SupervisorLost", "", _SUPERVISOR, "trainjob, local backend"),
     _Rule("launcher-lost", "LauncherLost", "", _LAUNCHER, "trainjob, local backend"),
-    # ---- Kueue, of Workloads, and what `blockers` concludes from them
-    _Rule("queue-namespace", _PENDING, "namespace doesn't match", _NAMESPACE_UNMATCHED,
-        "format: kueue 0.19 pkg/workload/resources.go"),
-    _Rule("queue-resource", _PENDING, r"resource \S+ unavailable in ClusterQueue", _QUEUE_RESOURCE,
-        "corpus/queue-resource-missing"),
-    _Rule("no-flavor", _PENDING, "^(?!.*insufficient)(?=.*(untolerated taint|doesn't match node affinity))", _NO_FLAVOR,
-        "kueue 0.19 pkg/scheduler/flavorassigner"),
-    _Rule("queue-too-small", "Pending", "> maximum capacity", _QUEUE_TOO_SMALL, "corpus/queue-too-small"),
-    _Rule("queue-maximum", "ExceedsMaxQuota", "", _QUEUE_TOO_SMALL,
-        "format: kueue 0.19 pkg/scheduler/flavorassigner/flavorassigner.go"),
-    _Rule("queue-stopped", f"{_PENDING} Suspended", "is (inactive|stopped)", _QUEUE_STOPPED, "corpus/queue-stopped"),
-    _Rule("no-queue", "Inadmissible NoMatchingFlavor Misconfigured", "", _NO_QUEUE, "corpus/queue-missing"),
-    _Rule("queued",
-        "Pending WaitingForQuota WaitingForPreemptedWorkloads TopologyPlacementFailed Waiting WaitingForPodsReady "
-        "PendingEvaluation Suspended", "", _QUEUED,
-        "corpus/queue-full"),
-    _Rule("deactivated", "Deactivated", "", _DEACTIVATED,
-        "format: kueue 0.19 pkg/controller/core/workload_controller.go"),
-    _Rule("workload-finished", "WorkloadFinished", "", _FINISHED, "trainjob, of a finished Workload"),
-    _Rule("pods-not-ready", "PodsReadyTimeout", "", _PODS_NOT_READY,
-        "format: kueue 0.19 pkg/controller/core/workload_controller.go"),
-    _Rule("check-rejected", "AdmissionCheck", "is Rejected:", _CHECK_REJECTED, "trainjob, of admissionChecks"),
-    _Rule("check", "AdmissionCheck", "", _CHECK, "trainjob, of admissionChecks"),
-    _Rule("admitted-suspended", "AdmittedButSuspended", "", _STILL_SUSPENDED, "trainjob; Trainer 2.1 with Kueue 0.17"),
-    _Rule("no-queue-label", "NoQueueLabel", "", _NO_LABEL, "kueue 0.19, manageJobsWithoutQueueName"),
+    *queues.RULES,
 )
 # fmt: on
 

@@ -11,33 +11,12 @@ import builtins
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from trainjob._diagnosis.meaning import Meaning
+from trainjob._diagnosis.rules.row import RaisedRule
 from trainjob.verdicts import Category, RetryVerdict
 
 M, C, R = Meaning, Category, RetryVerdict  # so that a row has two lines
-
-
-class RaisedRule(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-        id: Name of the row, and of its example in tests/unit/rules.
-        classes: Names of classes as a traceback prints them, separated by spaces; with a dot at the end, of all classes
-            of a package. The name of one of Python's own classes is that of its subclasses, too.
-        within: Packages or modules of which one raised it, separated by spaces; empty if that does not matter.
-        says: A regular expression to find in ``class: message``.
-        means: What it means.
-        source: Where the class and the message are written, with a version.
-    """
-
-    id: str
-    classes: str
-    within: str
-    says: str
-    means: Meaning
-    source: str
 
 
 # fmt: off
