@@ -175,7 +175,13 @@ class RunningJob:
         return f"; `trainjob reap` stops it if it has the record of this cancel; to stop it now: {command}"
 
     def launch(
-        self, spec: TrainJobSpec, origin: dict[str, str], *, wait_for_ranks: bool = True, began: int | None = None
+        self,
+        spec: TrainJobSpec,
+        origin: dict[str, str],
+        *,
+        wait_for_ranks: bool = True,
+        began: int | None = None,
+        timeouts: WaitOptions | None = None,
     ) -> JobRef:
         """Launch or adopt the job of the key.
 
@@ -184,6 +190,7 @@ class RunningJob:
             origin: Labels of a new job.
             wait_for_ranks: Wait until no rank of an earlier attempt runs.
             began: That of `RanksRemain`, if an earlier launch of this try has raised it.
+            timeouts: Timeouts of the wait, which count while the job is created, too.
 
         Raises:
             RanksRemain: Ranks of an earlier attempt run, and `wait_for_ranks` is False.
@@ -205,6 +212,7 @@ class RunningJob:
                 wait_for_ranks=wait_for_ranks,
                 began=began,
                 on_adopt=self._adopt,
+                timeouts=timeouts,
             )
         )
         self.ref = self._launching.result()

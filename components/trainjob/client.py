@@ -107,6 +107,7 @@ class TrainJobClient:
         after_failure: AfterFailure = "retry",
         origin: Mapping[str, str] | None = None,
         on_adopt: Callable[[JobRef], object] | None = None,
+        timeouts: WaitOptions | None = None,
     ) -> JobRef:
         """Create the job of `key`, or adopt the existing one, as `trainjob.launch` does.
 
@@ -118,12 +119,14 @@ class TrainJobClient:
                 (``verdict``), or only if the cause was outside the training code (``infrastructure``).
             origin: Labels of a new job that record where it comes from, such as DAG, run and try.
             on_adopt: Called with the job, on another thread, if another launch has created it.
+            timeouts: Timeouts that count while the job is created, too; those of `wait`.
 
         Raises:
             InvalidSpec: the spec is invalid, or the key is blank.
             SpecMismatch: the job of this key was launched from another spec, and runs, waits or is complete.
             TrainJobFailed: the earlier attempt failed, and `after_failure` rules out a new one.
             LaunchError: the job was refused.
+            TimedOut: it could not be created within one of the `timeouts`.
         """
         parsed = TrainJobSpec.parse(spec)
         work = f"job/{secrets.token_hex(6)}" if key is None else key
@@ -137,6 +140,7 @@ class TrainJobClient:
                 after_failure=after_failure,
                 origin=origin,
                 on_adopt=on_adopt,
+                timeouts=timeouts,
             )
         )
 
@@ -153,7 +157,11 @@ class TrainJobClient:
         Raises:
             TrainJobError: Any error of `launch` and `wait`.
         """
-        return self.wait(self.launch(spec, key), **options)
+        given = {name: options.get(name) for name in ("queue_timeout", "start_timeout", "run_timeout")}
+        timeouts = options.get("options") or WaitOptions.parse(
+            {n: each for n, each in given.items() if each is not None}
+        )
+        return self.wait(self.launch(spec, key, timeouts=timeouts), **options)
 
     def dry_run(self, spec: TrainJobSpec | Mapping[str, Any] | str | Path, key: str) -> TrainJob:
         """The TrainJob that the server would store, with its defaults. Creates nothing.

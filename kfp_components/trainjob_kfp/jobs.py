@@ -109,6 +109,7 @@ def run_job(
                 after_failure=again,
                 origin=origin,
                 on_adopt=adopted.append,
+                timeouts=options,
             )
             stop.job = client.get(ref)
             client.start(stop.keep_ready)

@@ -253,7 +253,13 @@ class TrainJobTask(ReportingTask):
         until = self._ranks_until
         wait_here = not defer or (until is not None and datetime.now(UTC) >= until)
         try:
-            return running.launch(spec, self._origin(context), wait_for_ranks=wait_here, began=self._began)
+            return running.launch(
+                spec,
+                self._origin(context),
+                wait_for_ranks=wait_here,
+                began=self._began,
+                timeouts=self.wait_options,
+            )
         except RanksRemain as error:
             from trainjob_airflow.triggers.pause import PauseTrigger
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,6 +19,7 @@ import anyio
 
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._jobs.cancellation import end_attempt, request_cancel
+from trainjob._jobs.creation import create
 from trainjob._jobs.fencing import EarlierRanks, failure_of, lacks_capacity, suspend_failed
 from trainjob._jobs.looks import Looks
 from trainjob._jobs.records import keep_reason
@@ -56,6 +58,7 @@ from trainjob.errors import (
 from trainjob.job import TRY, JobRef, check_key, job_name, spec_hash
 from trainjob.status import Phase, observe
 from trainjob.verdicts import Category, Diagnosis, RetryVerdict
+from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +84,7 @@ async def launch(
     wait_for_ranks: bool = True,
     began: int | None = None,
     on_adopt: Callable[[JobRef], object] | None = None,
+    timeouts: WaitOptions | None = None,
 ) -> JobRef:
     """Create the job of `key`, or adopt the existing one.
 
@@ -110,8 +114,10 @@ async def launch(
         began: That of `RanksRemain`, if an earlier call of the same try has raised it: cancels since then concern this
             launch, too.
         on_adopt: Called with the job before the launch returns, if another launch has created it.
+        timeouts: Timeouts of the waiter: they count while the job is created, too.
 
     Raises:
+        QueueTimeout, StartTimeout, RunTimeout: the job could not be created in time, see `trainjob._jobs.creation`.
         SpecMismatch: the attempt to adopt was created from another spec, and runs, waits or is complete.
         TrainJobFailed: the earlier attempt failed, and `after_failure` or `last_try` rules out a new one; or the key
             was cancelled since this launch began.
@@ -126,7 +132,7 @@ async def launch(
     # The local backend keeps a job that is cancelled, with its reason.
     seen = Looks(backend, key, namespace, began, reads_records=decides and backend.cluster is not None)
     request = _Launch(
-        backend, spec, key, namespace, is_new, tried, last_try, after_failure, origin, on_adopt, ranks, seen
+        backend, spec, key, namespace, is_new, tried, last_try, after_failure, origin, on_adopt, timeouts, ranks, seen
     )
     return await request.run()
 
@@ -141,6 +147,7 @@ class _Launch:
         replacing: What the next attempt changes, after this launch has stopped one that got no capacity.
         lowest: Lowest number of a new attempt.
         created: UIDs of the attempts that this launch has created.
+        started: Monotonic time at which the launch began.
         unused: Whether there was neither a pod nor a JobSet of the key at the first look.
     """
 
@@ -154,14 +161,17 @@ class _Launch:
     after_failure: AfterFailure
     origin: Mapping[str, str] | None
     on_adopt: Callable[[JobRef], object] | None
+    timeouts: WaitOptions | None
     ranks: EarlierRanks
     seen: Looks
     replacing: Changes = field(default_factory=Changes)
     lowest: int = 1
     created: set[str] = field(default_factory=set)
+    started: float = 0.0
     unused: bool = False
 
     async def run(self) -> JobRef:
+        self.started = time.monotonic()
         await self._begin()
         while True:
             counts, losers = decide(self.seen.attempts)
@@ -402,7 +412,7 @@ class _Launch:
         if latest is not None and (notice := checkpoint_directories.notice(latest, made)):
             _log.log(logging.INFO if observe(latest).phase is Phase.COMPLETE else logging.WARNING, "%s", notice)
         try:
-            stored = await self.backend.create(made)
+            stored = await create(self.backend, made, self.timeouts, self.started)
         except AlreadyExists:
             self.lowest = number + 1
         else:

@@ -92,6 +92,7 @@ async def run(
                 is_new=is_new,
                 origin=origin,
                 on_adopt=adopted.append,
+                timeouts=None if detach else options,
             )
             attach = session.command("wait", session.argument(ref))
             text = f"{'adopted' if adopted else 'launched'} {ref} (attempt {ref.attempt}, key {key})"

@@ -76,6 +76,7 @@ class TrainJobObjects:
         namespace, name = metadata["namespace"], metadata["name"]
         backoff = self._client.timings.request_backoff()
         while True:
+            slow = self._warn_when_slow(f"TrainJob {namespace}/{name} is not created yet: ")
             try:
                 return await self._adapting.create(request)
             except Transient as error:
@@ -84,7 +85,11 @@ class TrainJobObjects:
                 failure = error
             except ApiError as error:
                 raise _refusal(error, trainjob) from error
+            finally:
+                slow.cancel()
             exists = failure.reason == "AlreadyExists"
+            if not exists and not backoff.count:
+                _log.warning("TrainJob %s/%s is not created yet, retrying for a minute: %s", namespace, name, failure)
             if not exists and backoff.failure():
                 raise BackendUnavailable(f"TrainJob {name} could not be created: {failure}") from failure
             if exists and not backoff.count:
@@ -224,6 +229,11 @@ class TrainJobObjects:
         with suppress(ObjectNotFound):
             await self.retry(lambda: self._client.send(cancels.removal(namespace, cancel)))
 
+    def _warn_when_slow(self, about: str) -> asyncio.TimerHandle:
+        """Log that the API server does not answer, unless the handle is cancelled before."""
+        text = "%sthe API server, or an admission webhook that it calls, has not answered for %.0f s"
+        return asyncio.get_running_loop().call_later(_SLOW_SECONDS, _log.warning, text, about, _SLOW_SECONDS)
+
     async def retry(
         self, request: Callable[[], Awaitable[T]], again: Callable[[Conflict], bool] = lambda _: False
     ) -> T:
@@ -241,8 +251,7 @@ class TrainJobObjects:
             ApiError: The request is refused for another reason.
         """
         backoff = self._client.timings.request_backoff()
-        loop = asyncio.get_running_loop()
-        slow = loop.call_later(_SLOW_SECONDS, _log.warning, "the API server has not answered for %.0f s", _SLOW_SECONDS)
+        slow = self._warn_when_slow("")
         try:
             while True:
                 try:
