@@ -23,7 +23,9 @@ from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
+from trainjob.errors import StartTimeout
 from trainjob.status import observe
+from trainjob.wait_options import WaitOptions
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -70,6 +72,22 @@ def test_components_restart(own_cluster: Cluster, namespace: str, program: str) 
     own_cluster.restart(program)
     own_cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1}))
     until_complete(own_cluster, namespace)
+
+
+@pytest.mark.anyio
+async def test_a_webhook_that_hangs_is_waited_for_as_long_as_the_timeouts_allow(
+    backend: KubernetesBackend, own_cluster: Cluster, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_cluster.pause("trainer")
+    try:
+        with pytest.raises(StartTimeout, match="start_timeout of 15s, and it does not exist"):
+            await launch(backend, spec(), "key", namespace=namespace, timeouts=WaitOptions.parse({"start_timeout": 15}))
+        assert "is not created yet" in caplog.text
+    finally:
+        own_cluster.resume("trainer")
+    job = await launch(backend, spec(), "key", namespace=namespace)
+    assert job.attempt == 1
+    assert [each["metadata"]["name"] for each in await backend.find(namespace, {})] == [job.name], "one job"
 
 
 @pytest.mark.anyio
