@@ -151,3 +151,11 @@ NO_MESSAGE = re.compile(
     r"|Calls: |Caused by: |\S*https?://\S+$|launch\.$"
     r"|object (address|refcount|type)|lost sys\.|[})\]]+;?$|Stacktrace:|Node\.js v\d|-{4,}|={4,}"
 )
+
+SPECIAL = re.compile(
+    "|".join(
+        f"(?P<{name}>{pattern.pattern})"
+        for name, pattern in (("native", NATIVE), ("aside", ASIDE), ("launcher", LAUNCHER), ("other", AFTERWARDS))
+    )
+)
+"""Lines that may follow the traceback that ended a process, by one search: most lines are none of them."""

@@ -160,16 +160,16 @@ class Tracebacks:
 
     def _afterwards(self, line: str, text: str) -> bool:
         """Whether a line may follow the traceback that ended a process."""
-        self.aside = bool(known.ASIDE.search(text))
-        self.launcher = bool(known.LAUNCHER.search(text))
-        native = bool(known.NATIVE.search(text))
+        special = known.SPECIAL.search(text)
+        kind = special.lastgroup if special else ""
+        self.aside, self.launcher, native = kind == "aside", kind == "launcher", kind == "native"
         more = (self.continues and line[0].isspace()) or (self.native and known.MORE_OF_NATIVE.search(text))
         message = bool(self.ended) and (self.hooked or bool(more) or bool(known.MORE_OF_MESSAGE.search(text)))
         self.native = self.native or native
         if message and self.ended and not native and not known.SAYS_NOTHING.search(text):
             self.ended = self.before = _longer(self.ended, text)
         self._survive(bool(self.after) and not native and not self.launcher)
-        return message or bool(more) or native or self.aside or self.launcher or bool(known.AFTERWARDS.search(text))
+        return message or bool(more) or special is not None
 
     def _own(self, number: int, text: str, *, bar: bool = False) -> None:
         self.chained, self.continues, self.native, self.last = "", False, False, number

@@ -15,6 +15,7 @@ from trainjob.errors import QueueTimeout, RunTimeout, StartTimeout, TimedOut, Tr
 from trainjob.wait_options import WaitOptions
 
 _LOOKS, _PAUSE = 5, 1.0  # looks for the job whose creation was given up: the API server gives up with the connection
+_LEAST = timedelta(seconds=10)  # that a creation gets, however short the timeouts are
 _ERRORS: dict[str, type[TimedOut]] = {
     "queue_timeout": QueueTimeout,
     "start_timeout": StartTimeout,
@@ -37,12 +38,12 @@ async def create(backend: Backend, trainjob: TrainJob, timeouts: WaitOptions | N
         QueueTimeout, StartTimeout, RunTimeout: the job does not exist, or that is unknown. The next launch of its key
             finds it, and a cancel of the key reaches it, if it exists after all.
     """
-    limits = {name: getattr(timeouts, name, None) for name in _ERRORS}
-    name, limit = min(
-        ((n, each) for n, each in limits.items() if each is not None), key=lambda each: each[1], default=("", None)
-    )
-    if limit is None:
+    given: dict[str, timedelta | None] = {name: getattr(timeouts, name, None) for name in _ERRORS}
+    limits = {name: limit for name, limit in given.items() if limit is not None}
+    if not limits:
         return await backend.create(trainjob)
+    name = min(limits, key=limits.__getitem__)
+    limit = max(limits[name], _LEAST)
     with anyio.move_on_after(max(0.0, began + limit.total_seconds() - time.monotonic())):
         return await backend.create(trainjob)
     return await _created_after_all(backend, trainjob, name, limit)

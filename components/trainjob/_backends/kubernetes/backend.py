@@ -183,10 +183,10 @@ class KubernetesBackend(TrainJobObjects):
         workloads = await self.retry(lambda: related.workloads(ref))
         workload = next(iter(workloads), None)
         missing = await self.retry(lambda: related.missing(trainjob, workload)) if trainjob is not None else []
-        objects: list[dict[str, Any]] = []
+        objects: Sequence[dict[str, Any]] = ()
         if workload is not None:
             reads = related.queues_of if not mapping(workload, "status").get("admission") else related.flavors_of
-            objects = await self.retry(lambda: reads(workload)) if _waits(trainjob) else []
+            objects = await self.retry(lambda: reads(workload)) if _waits(trainjob) else ()
         unseen += [*evidence.unseen, *(f"{what}: {message}" for what, message in related.hidden.items())]
         seen = replace(evidence, events=events, workload=workload, missing=missing, related=objects)
         return replace(seen, unseen=unseen, pods_visible=visible)
