@@ -250,16 +250,10 @@ class TrainJobTask(ReportingTask):
         """
         from trainjob import RanksRemain
 
-        until = self._ranks_until
-        wait_here = not defer or (until is not None and datetime.now(UTC) >= until)
+        origin, until = self._origin(context), self._ranks_until
+        here = not defer or (until is not None and datetime.now(UTC) >= until)
         try:
-            return running.launch(
-                spec,
-                self._origin(context),
-                wait_for_ranks=wait_here,
-                began=self._began,
-                timeouts=self.wait_options,
-            )
+            return running.launch(spec, origin, wait_for_ranks=here, began=self._began, timeouts=self.wait_options)
         except RanksRemain as error:
             from trainjob_airflow.triggers.pause import PauseTrigger
 
