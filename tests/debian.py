@@ -11,7 +11,9 @@ quick_test = ""
 
 
 def program(name: str, package: str = "") -> str:
-    """The path of a program. The test is skipped without it, and fails if it may not use it, wherever it runs.
+    """The path of a program. Without it the test is skipped, which fails `make test-rest`.
+
+    A quick test fails wherever it runs, also where the program is installed.
 
     Args:
         name: Name of the program.
@@ -20,5 +22,6 @@ def program(name: str, package: str = "") -> str:
     assert not quick_test, f"{quick_test} uses {name} of Debian's {package or name}: mark it as full"
     path = shutil.which(name)
     if path is None:
+        # pytest alone, on a machine without the package: its message names what to install
         pytest.skip(f"needs {name} (Debian: {package or name})")
     return path

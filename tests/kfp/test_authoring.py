@@ -3,6 +3,7 @@
 # No `from __future__ import annotations`: KFP reads those of components as objects.
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +111,14 @@ def test_tasks_warn_about_settings_that_the_cache_ignores(
     "name", ["set_accelerator_limit", "set_cpu_limit", "set_cpu_request", "set_memory_limit", "set_memory_request"]
 )
 def test_tasks_warn_about_resources_from_parameters_other_than_str(name: str) -> None:
+    def limit(value: Any) -> None:
+        getattr(train(runtime="x"), name)(value)
+
     def build(number: int, text: str) -> None:
         with pytest.warns(LostByKfp, match=rf"train\.{name}\(number\): KFP passes on only .* declare number as str"):
-            getattr(train(runtime="x"), name)(number)
+            limit(number)
         for value in (text, "2"):
-            assert_silent(lambda value=value: getattr(train(runtime="x"), name)(value))  # type: ignore[misc]  # bound now
+            assert_silent(partial(limit, value))
 
     in_a_pipeline(build)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 
 import anyio
 import pytest
@@ -254,7 +255,7 @@ async def test_a_resume_that_is_refused_is_reported_once(backend: DirectBackend)
     for percent in range(3):
         tried = backend.requests.count("PATCH trainjobs")
         backend.status(ref, trainerStatus={"progressPercentage": percent})
-        await waits.until(lambda tried=tried: backend.requests.count("PATCH trainjobs") > tried)  # type: ignore[misc]  # bound now
+        await waits.until(partial(lambda before: backend.requests.count("PATCH trainjobs") > before, tried))
     backend.end(ref)
     await waits.result()
     assert waits.notices == [

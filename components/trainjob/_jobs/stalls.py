@@ -355,7 +355,7 @@ class StallWatch:
             self._notify(self._latest, f"stall_timeout {self._latest.stall_timeout:g} s: measured by {source}")
 
     def _show_compiling(self, ranks_: list[Rank], limit: float) -> None:
-        """Report once that ranks compile: that is no hang before a limit of its own."""
+        """Report once that ranks compile, which counts as a hang only after `limit` seconds."""
         if not self._compiles:
             self._compiles = True
             names = ", ".join(rank.name for rank in ranks_[:_STRAGGLERS_SHOWN])

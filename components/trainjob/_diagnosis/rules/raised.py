@@ -138,7 +138,7 @@ _COLLECTIVES = ("torch.distributed gloo jax._src.distributed jax.experimental.mu
 _MULTIPROCESSING = "multiprocessing torch.utils.data torch.multiprocessing concurrent.futures"
 _LOST = "ConnectionResetError ConnectionAbortedError BrokenPipeError EOFError ConnectionRefusedError"
 _CLIENTS = ("requests. urllib3. httpx. httpcore. aiohttp. botocore. boto3. aiobotocore. s3fs. google. gcsfs. azure. "
-    "huggingface_hub. mlflow. wandb. grpc. grpc._channel. urllib.error. http.client. openai. datasets. kubernetes. "
+    "huggingface_hub. mlflow. wandb. grpc. grpc._channel. urllib.error. http.client. datasets. kubernetes. "
     "fsspec. redis. pymongo. psycopg2. psycopg. sqlalchemy. ssl.")
 _SERVICES = ("requests urllib3 httpx httpcore aiohttp botocore boto3 aiobotocore s3fs google gcsfs azure "
     "huggingface_hub transformers datasets mlflow wandb grpc urllib http socket ssl smart_open adlfs fsspec redis "
