@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
 
 import anyio
 import pytest
@@ -12,8 +13,10 @@ from tests.unit.virtually import virtually
 
 from trainjob import TrainJobSpec
 from trainjob._backends.base import TrainJob
+from trainjob._backends.kubernetes.errors import ServerError
 from trainjob._jobs.launching import launch
-from trainjob.errors import QueueTimeout, RunTimeout, StartTimeout, TimedOut
+from trainjob._manifest.render import render
+from trainjob.errors import BackendUnavailable, QueueTimeout, RunTimeout, StartTimeout, TimedOut
 from trainjob.wait_options import WaitOptions
 
 SPEC = TrainJobSpec.parse({"runtime": "r", "command": ["train"]})
@@ -73,3 +76,19 @@ async def test_a_job_that_was_stored_after_all_is_found() -> None:
     backend.stored = True
     ref = await launch(backend, SPEC, "key", namespace="default", timeouts=WaitOptions.parse({"start_timeout": 15}))
     assert [name for _, name in backend.jobs] == [ref.name]
+
+
+@pytest.mark.parametrize(("dry_run", "logged"), [(False, True), (True, False)])
+@virtually
+async def test_a_refused_creation_is_logged_unless_it_was_only_a_check(
+    caplog: pytest.LogCaptureFixture, dry_run: bool, logged: bool
+) -> None:
+    backend = DirectBackend()
+    backend.turn = partial(_fail, ServerError(500, "InternalError", "failed calling webhook"))
+    with pytest.raises(BackendUnavailable, match="failed calling webhook"):
+        await backend.create(render(SPEC, "key", 1, "default"), dry_run=dry_run)
+    assert ("is not created yet, retrying for a minute: " in caplog.text) == logged
+
+
+async def _fail(error: Exception, _: str) -> None:
+    raise error

@@ -76,7 +76,7 @@ class TrainJobObjects:
         namespace, name = metadata["namespace"], metadata["name"]
         backoff = self._client.timings.request_backoff()
         while True:
-            slow = self._warn_when_slow(f"TrainJob {namespace}/{name} is not created yet: ")
+            slow = self._warn_when_slow("" if dry_run else f"TrainJob {namespace}/{name} is not created yet: ")
             try:
                 return await self._adapting.create(request)
             except Transient as error:
@@ -88,7 +88,7 @@ class TrainJobObjects:
             finally:
                 slow.cancel()
             exists = failure.reason == "AlreadyExists"
-            if not exists and not backoff.count:
+            if not exists and not backoff.count and not dry_run:
                 _log.warning("TrainJob %s/%s is not created yet, retrying for a minute: %s", namespace, name, failure)
             if not exists and backoff.failure():
                 raise BackendUnavailable(f"TrainJob {name} could not be created: {failure}") from failure
