@@ -1,6 +1,7 @@
 from trainjob._backends import connect as connect
 from trainjob._backends.base import Backend as Backend
 from trainjob._diagnosis import diagnosis_of as diagnosis_of
+from trainjob._diagnosis.evidence import Evidence as Evidence
 from trainjob._jobs.cancellation import Cancelled as Cancelled, cancel as cancel, cancel_key as cancel_key
 from trainjob._jobs.following import follow as follow
 from trainjob._jobs.launching import launch as launch
@@ -26,10 +27,12 @@ from trainjob.client import TrainJobClient as TrainJobClient
 from trainjob.errors import (
     AlreadyExists as AlreadyExists,
     BackendUnavailable as BackendUnavailable,
+    Category as Category,
     ChecksumMismatch as ChecksumMismatch,
     ConfigurationError as ConfigurationError,
     CorruptData as CorruptData,
     DataError as DataError,
+    Diagnosis as Diagnosis,
     InvalidGate as InvalidGate,
     InvalidSpec as InvalidSpec,
     InvalidStudy as InvalidStudy,
@@ -46,6 +49,7 @@ from trainjob.errors import (
     RegistryError as RegistryError,
     RegistryUnavailable as RegistryUnavailable,
     Rejected as Rejected,
+    RetryVerdict as RetryVerdict,
     RuntimeNotFound as RuntimeNotFound,
     RunTimeout as RunTimeout,
     SourceNotFound as SourceNotFound,
@@ -62,11 +66,5 @@ from trainjob.errors import (
 from trainjob.job import JobRef as JobRef
 from trainjob.settings import Settings as Settings
 from trainjob.status import Blocker as Blocker, Observation as Observation, Phase as Phase, observe as observe
-from trainjob.verdicts import (
-    Category as Category,
-    Diagnosis as Diagnosis,
-    Evidence as Evidence,
-    RetryVerdict as RetryVerdict,
-)
 from trainjob.version import __version__ as __version__
 from trainjob.wait_options import InvalidWaitOptions as InvalidWaitOptions, WaitOptions as WaitOptions

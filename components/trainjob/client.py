@@ -22,11 +22,10 @@ from trainjob._jobs.results import TrainJobResult
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
 from trainjob._support.loop_thread import LoopThread
-from trainjob.errors import ConfigurationError, NotFound
+from trainjob.errors import ConfigurationError, Diagnosis, NotFound
 from trainjob.job import MANAGED_BY, JobRef
 from trainjob.settings import Settings
 from trainjob.status import Observation
-from trainjob.verdicts import Diagnosis
 from trainjob.wait_options import WaitOptions
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from tests.airflow.conftest import python
 from tests.processes import wait_until
 
 from trainjob import JobRef, Phase, TrainJobClient
+from trainjob.errors import Category, Diagnosis, RetryVerdict
 from trainjob.status import observe
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
 both = pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])

@@ -21,8 +21,7 @@ from tests.airflow.versions import since
 from tests.processes import wait_until
 
 from trainjob import JobRef, TrainJobClient, TrainJobSpec
-from trainjob.errors import BackendUnavailable
-from trainjob.verdicts import Category
+from trainjob.errors import BackendUnavailable, Category
 from trainjob_airflow.compat import TaskDeferralError
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
 from trainjob_airflow.operators.data import ModelExportOperator

@@ -14,8 +14,7 @@ if older_than("3.3"):
 from airflow.sdk import DAG, RetryAction
 from airflow.sdk.exceptions import AirflowException
 
-from trainjob.errors import BackendUnavailable, QueueTimeout
-from trainjob.verdicts import RetryVerdict
+from trainjob.errors import BackendUnavailable, QueueTimeout, RetryVerdict
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, airflow_error
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.retries import TrainJobRetryPolicy

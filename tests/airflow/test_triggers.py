@@ -31,6 +31,7 @@ import trainjob
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, connect
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.local.backend import LocalBackend
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.cancellation import cancel
@@ -38,7 +39,6 @@ from trainjob._jobs.launching import launch
 from trainjob.errors import BackendUnavailable
 from trainjob.job import job_name
 from trainjob.status import observe
-from trainjob.verdicts import Evidence
 from trainjob_airflow import events
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.training import Task, Training

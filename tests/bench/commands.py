@@ -27,11 +27,11 @@ from trainjob import TrainJobClient
 from trainjob._backends.kubernetes.pods import MAX_TAILS
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis import READ_LINES, diagnosis_of
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._pages.documents.jobs import workflow_document
 from trainjob._pages.page import page_html
 from trainjob.registry import connect
 from trainjob.status import Observation, Phase
-from trainjob.verdicts import Evidence
 
 PROGRAM = str(Path(sys.executable).parent / "trainjob")
 PARSE = """

@@ -33,11 +33,11 @@ from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._diagnosis import diagnosis_of
 from trainjob._diagnosis.cluster import terminations_in
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs.launching import launch
 from trainjob._manifest.render import render
-from trainjob.errors import TrainJobError
+from trainjob.errors import Category, Diagnosis, TrainJobError
 from trainjob.status import observe
-from trainjob.verdicts import Category, Diagnosis, Evidence
 
 _ROOT = Path(__file__).parents[2]
 DIRECTORY = _ROOT / "tests" / "unit" / "corpus"

@@ -17,8 +17,8 @@ import yaml
 from tests.cluster import failing as make
 from tests.testcluster.access import Access
 
+from trainjob.errors import Category, RetryVerdict
 from trainjob.job import JobRef
-from trainjob.verdicts import Category, RetryVerdict
 
 
 @dataclass(frozen=True)

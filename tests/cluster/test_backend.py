@@ -30,8 +30,7 @@ from trainjob._jobs.records import mark_delivered
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import render
 from trainjob._support.log_lines import LogLine
-from trainjob.errors import RankCrashed, Rejected, RuntimeNotFound, SpecMismatch, Stuck
-from trainjob.verdicts import Category
+from trainjob.errors import Category, RankCrashed, Rejected, RuntimeNotFound, SpecMismatch, Stuck
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

@@ -20,8 +20,7 @@ from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import render
-from trainjob.errors import Stuck
-from trainjob.verdicts import RetryVerdict
+from trainjob.errors import RetryVerdict, Stuck
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

@@ -19,7 +19,7 @@ from trainjob import TrainJobSpec
 from trainjob._diagnosis import diagnosis_of
 from trainjob._install import objects
 from trainjob._jobs.launching import launch
-from trainjob.verdicts import Category
+from trainjob.errors import Category
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -20,13 +20,13 @@ from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._diagnosis import diagnosis_of
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs.cancellation import cancel, give_up
 from trainjob._jobs.launching import launch
 from trainjob._jobs.report import diagnose as report_of
 from trainjob._jobs.waiting import wait
-from trainjob.errors import RankCrashed
+from trainjob.errors import Diagnosis, RankCrashed
 from trainjob.status import Observation, observe
-from trainjob.verdicts import Diagnosis, Evidence
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 

@@ -34,9 +34,8 @@ from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.attempts import given_up
 from trainjob._support.kube_objects import has_trained
-from trainjob.errors import JobHung
+from trainjob.errors import Category, JobHung, RetryVerdict
 from trainjob.goodput import Activity
-from trainjob.verdicts import Category, RetryVerdict
 
 pytestmark = pytest.mark.anyio
 

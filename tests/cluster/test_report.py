@@ -19,8 +19,7 @@ from trainjob._jobs.report import Report, diagnose
 from trainjob._pages.documents.training import training_document
 from trainjob._pages.page import page_html
 from trainjob.cli import texts
-from trainjob.errors import NotFound
-from trainjob.verdicts import Category
+from trainjob.errors import Category, NotFound
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 

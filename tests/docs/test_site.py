@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainjob.cli.exits import EXIT_CODES
-from trainjob.verdicts import Category
+from trainjob.errors import Category
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

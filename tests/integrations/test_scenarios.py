@@ -18,9 +18,9 @@ from tests.processes import wait_until
 from trainjob import JobRef, Phase, TrainJobClient
 from trainjob._backends.base import Snapshot
 from trainjob._backends.local.backend import LocalBackend
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._manifest.attempts import given_up
 from trainjob.status import QUEUE_LABEL, Blocker, observe
-from trainjob.verdicts import Evidence
 
 
 def python(code: str, **fields: Any) -> dict[str, Any]:

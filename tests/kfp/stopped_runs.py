@@ -10,8 +10,8 @@ from trainjob import JobRef, Phase, TrainJobClient, TrainJobSpec
 from trainjob._backends.base import TrainJob
 from trainjob._jobs.cancellation import give_up
 from trainjob._manifest.render import render
+from trainjob.errors import Category, Diagnosis, RetryVerdict
 from trainjob.status import observe
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 RUN = "0d9f8a9e-run"
 KEY = f"kfp/{RUN}/uuid/train"

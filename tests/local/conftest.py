@@ -16,8 +16,8 @@ from tests.processes import eventually
 from tests.warm import Warm
 
 from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobResult
+from trainjob.errors import Diagnosis
 from trainjob.status import observe
-from trainjob.verdicts import Diagnosis
 
 TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
 needs_torch = pytest.mark.skipif(

@@ -27,9 +27,8 @@ from trainjob import LogLine, Observation, Phase, TrainJobFailed
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.ranks import MARKER, _kill_by_psutil
 from trainjob._backends.local.store import JobFiles, _tombstone
-from trainjob.errors import LaunchError
+from trainjob.errors import Category, LaunchError, RetryVerdict
 from trainjob.status import observe
-from trainjob.verdicts import Category, RetryVerdict
 
 # ---------------------------------------------------------------- ends of jobs
 # A shell sees $$$$ in scripts as $$: Kubernetes treats $$ as an escaped dollar sign.

@@ -25,9 +25,8 @@ from trainjob._jobs.cancellation import cancel_key, request_cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.unattended import AFTER
-from trainjob.errors import RanksRemain
+from trainjob.errors import Category, RanksRemain
 from trainjob.status import CANCELLED, observe
-from trainjob.verdicts import Category
 
 REPORTING = (
     "import time; from trainjob import progress; print('epoch 1'); "

@@ -21,7 +21,7 @@ from tests.local import hanging
 from tests.local.conftest import TORCH_PYTHON, Jobs, needs_torch
 
 from trainjob import JobHung, JobRef, TrainJobFailed, progress
-from trainjob.verdicts import Category, RetryVerdict
+from trainjob.errors import Category, RetryVerdict
 
 TIMEOUT = 5.0 if campaigns.FULL else 3.0
 AT_ONCE = 6

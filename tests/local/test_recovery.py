@@ -16,7 +16,7 @@ from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobFailed
 from trainjob._jobs.records import mark_delivered
-from trainjob.verdicts import Diagnosis, RetryVerdict
+from trainjob.errors import Diagnosis, RetryVerdict
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 EPOCHS = 1000  # of some milliseconds each

@@ -19,8 +19,8 @@ from tests.processes import eventually
 from trainjob import JobRef, Phase, TrainJobFailed
 from trainjob._backends.local.store import JobFiles, OtherFormat
 from trainjob._jobs.waiting import wait
+from trainjob.errors import Category, RetryVerdict
 from trainjob.status import observe
-from trainjob.verdicts import Category, RetryVerdict
 
 SLEEP = "echo on; sleep 60"
 

@@ -13,6 +13,7 @@ from tests.page import studies
 from tests.page.series import HOSTILE, TAKEN, Document, Points, ago, curve, iso, log, metrics, reported
 
 from trainjob._backends.base import Usage
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.stragglers import Straggler, annotation
 from trainjob._goodput.history import CHECKPOINT, MetricHistory
 from trainjob._jobs.report import examine
@@ -23,7 +24,6 @@ from trainjob._pages.documents.merging import merge_documents
 from trainjob._pages.documents.training import observed_document, training_document
 from trainjob.job import ATTEMPT, KEY, JobRef
 from trainjob.status import QUEUE_LABEL, Observation, Phase
-from trainjob.verdicts import Evidence
 
 # ---------------------------------------------------------------- objects
 

@@ -17,12 +17,12 @@ from typing import Any, Literal
 from tests import objects
 from tests.objects import Object, ended, pod
 
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput import STALL_SECONDS, Attempt
 from trainjob._goodput.history import CHECKPOINT
 from trainjob.goodput import Activity
 from trainjob.job import ATTEMPT, KEY
 from trainjob.status import QUEUE_LABEL, Phase
-from trainjob.verdicts import Evidence
 
 BEGIN = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
 GPUS = 8.0

@@ -18,9 +18,9 @@ from trainjob._jobs import launching, records
 from trainjob._jobs.cancellation import cancel_key, give_up
 from trainjob._manifest.attempts import ADOPTED, LAUNCHED, REPLACES, Cancel, may_run
 from trainjob._manifest.render import render
+from trainjob.errors import Category, Diagnosis, RetryVerdict
 from trainjob.job import TRY, job_name, key_hash
 from trainjob.status import QUEUE_LABEL, Blocker
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 LOOK = ["LIST leases", "LIST trainjobs"]
 """The requests of a look, side by side."""

@@ -8,9 +8,9 @@ from typing import Any
 from tests import objects
 from tests.objects import FAILED, RUNNING, Object, ended, event, pod, waiting
 
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs.report import Report, examine
 from trainjob.job import ATTEMPT, KEY, JobRef
-from trainjob.verdicts import Evidence
 
 NOW = datetime(2026, 11, 21, 10, 10, tzinfo=UTC)
 REF = JobRef("ns", "x", "uid-x", 2)

@@ -8,9 +8,10 @@ from pathlib import Path
 from tests.objects import ended, pod, trainjob
 
 from trainjob._diagnosis import diagnosis_of
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.rules.row import LineRule, ObjectRule, RaisedRule
+from trainjob.errors import Diagnosis
 from trainjob.status import Observation, Phase
-from trainjob.verdicts import Diagnosis, Evidence
 
 EXAMPLES = Path(__file__).parent / "rules"
 SIGNALS = {"SIGKILL": 137, "SIGTERM": 143, "SIGBUS": 135, "SIGILL": 132, "SIGSEGV": 139}

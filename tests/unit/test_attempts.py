@@ -27,9 +27,9 @@ from trainjob._manifest.attempts import (
     recorded_failure,
     work_of,
 )
+from trainjob.errors import Category, Diagnosis, RetryVerdict
 from trainjob.job import ATTEMPT, DELIVERED, FAILURE, FAILURE_OF, TRY, job_name, key_hash
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 WHY = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")
 PACKED = json.dumps(pack_diagnosis(WHY))

@@ -27,18 +27,20 @@ from trainjob.cli.spec_files import parse_spec, slug_of
 from trainjob.cli.texts import table
 from trainjob.errors import (
     BackendUnavailable,
+    Category,
     ConfigurationError,
+    Diagnosis,
     InvalidSpec,
     NotFound,
     QueueTimeout,
     Rejected,
+    RetryVerdict,
     RunTimeout,
     SpecMismatch,
     Stuck,
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

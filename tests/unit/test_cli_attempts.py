@@ -18,10 +18,9 @@ from trainjob import JobRef, Phase, TrainJobSpec, cancel_key
 from trainjob._jobs.cancellation import give_up
 from trainjob._manifest.attempts import cancel_of
 from trainjob._manifest.unattended import LABEL
-from trainjob.errors import Rejected
+from trainjob.errors import Category, Diagnosis, Rejected, RetryVerdict
 from trainjob.job import DELIVERED, key_hash
 from trainjob.status import CANCELLED, observe
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
 RUN = ["run", "--runtime", "torch-distributed"]

@@ -17,10 +17,10 @@ from tests.fakes.kube.direct import DirectBackend
 from tests.unit.program import Program, launched
 
 from trainjob import JobRef, Phase
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._manifest.attempts import given_up
 from trainjob.errors import BackendUnavailable
 from trainjob.status import observe
-from trainjob.verdicts import Evidence
 
 pytestmark = pytest.mark.usefixtures("prompt")
 

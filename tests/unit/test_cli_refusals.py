@@ -19,13 +19,13 @@ from tests.unit.program import Program, launched
 from trainjob import InvalidSpec, Settings, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis import diagnosis_of
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs.launching import dry_run, launch
 from trainjob._manifest.render import render
 from trainjob._spec import TrainJobSpec
 from trainjob.cli.output import fitted
 from trainjob.errors import ConfigurationError
 from trainjob.job import labels_of
-from trainjob.verdicts import Evidence
 
 STEP = ("--runtime", "trainjob-step")
 SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})

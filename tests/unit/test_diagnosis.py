@@ -13,9 +13,10 @@ from tests.unit.odd_objects import JSON, OBJECTS
 
 from trainjob._diagnosis import TAIL_LINES, diagnosis_of
 from trainjob._diagnosis.cluster import terminations_in
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._support.kube_objects import rank_of
+from trainjob.errors import Category, Diagnosis, RetryVerdict
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
-from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 TRACE = "Traceback (most recent call last):"
 GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.88.0.7]:4711"

@@ -10,9 +10,10 @@ from tests.objects import STEP, Object, condition, counts, ended, event, pod, tr
 
 from trainjob._diagnosis import diagnosis_of
 from trainjob._diagnosis.blockers import around, first
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._support.kube_objects import has_trained
+from trainjob.errors import Category, Diagnosis, RetryVerdict
 from trainjob.status import QUEUE_LABEL, Phase, observe
-from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 USER, UNKNOWN, QUOTA = RetryVerdict.USER, RetryVerdict.UNKNOWN, RetryVerdict.QUOTA
 CONFIGURATION, INFRASTRUCTURE = RetryVerdict.CONFIGURATION, RetryVerdict.INFRASTRUCTURE

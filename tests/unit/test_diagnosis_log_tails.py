@@ -13,10 +13,11 @@ from hypothesis import given, strategies as st
 from tests.objects import ended, pod, trainjob
 
 from trainjob._diagnosis import diagnosis_of
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.output import TAIL_LINES, Output, excerpt, read
 from trainjob._diagnosis.tracebacks import Raised
+from trainjob.errors import Category, Diagnosis
 from trainjob.status import Observation, Phase
-from trainjob.verdicts import Category, Diagnosis, Evidence
 
 TRACE = "Traceback (most recent call last):\n  x\n"
 CHAIN = "The above exception was the direct cause of the following exception:"

@@ -19,12 +19,12 @@ from tests.recordings import by_line
 
 from trainjob import errors
 from trainjob._diagnosis import blockers, diagnosis_of, termination_messages
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs import report
 from trainjob._support import retrying
 from trainjob.data.__main__ import TRY_AGAIN, main
-from trainjob.errors import TrainJobError
+from trainjob.errors import Category, Diagnosis, RetryVerdict, TrainJobError
 from trainjob.status import Observation, Phase, observe
-from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 
 def diagnosed(code: int, log: str = "", message: str = "", container: str = "node") -> Diagnosis:

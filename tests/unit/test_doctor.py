@@ -32,10 +32,9 @@ from trainjob._jobs.reaper import REAPER
 from trainjob._spec import RuntimeRef
 from trainjob.cli import cluster as command
 from trainjob.cli.program import program
-from trainjob.errors import RuntimeNotFound
+from trainjob.errors import RetryVerdict, RuntimeNotFound
 from trainjob.job import API_VERSION, KIND
 from trainjob.status import QUEUE_LABEL
-from trainjob.verdicts import RetryVerdict
 
 
 @pytest.fixture(autouse=True)

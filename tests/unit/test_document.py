@@ -17,6 +17,7 @@ from tests.page import documents, studies
 from tests.unit.reports import HOSTILE, NOW, REF, SECRET, failed, trainjob
 
 from trainjob._backends.base import Usage
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput.history import CHECKPOINT, MetricHistory
 from trainjob._jobs.report import examine
 from trainjob._manifest.render import render
@@ -36,7 +37,6 @@ from trainjob.evaluation.scores import Scores
 from trainjob.job import ATTEMPT, JobRef
 from trainjob.status import QUEUE_LABEL, Observation, Phase
 from trainjob.tuning import Trial
-from trainjob.verdicts import Evidence
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "page-document.md"
 

@@ -11,9 +11,8 @@ from tests.unit.launches import Clock, attempt, launch
 
 from trainjob import JobRef
 from trainjob._jobs import fencing
-from trainjob.errors import RanksRemain
+from trainjob.errors import RanksRemain, RetryVerdict
 from trainjob.job import MAX_NAME, job_name
-from trainjob.verdicts import RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

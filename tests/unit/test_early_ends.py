@@ -18,6 +18,7 @@ from tests.fakes.kube.direct import DirectBackend
 from tests.unit.launches import block, launch
 
 from trainjob import JobRef, TrainJobFailed, WaitOptions
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput import measure
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs import results, telemetry, waiting
@@ -25,7 +26,6 @@ from trainjob._jobs.cancellation import cancel
 from trainjob.errors import BackendUnavailable, JobHung, QueueTimeout, RankCrashed, RunTimeout, StartTimeout, Stuck
 from trainjob.goodput import Activity, Goodput
 from trainjob.status import QUEUE_LABEL, Blocker, Observation, Phase
-from trainjob.verdicts import Evidence
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -6,8 +6,8 @@ from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes import pods
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.errors import Forbidden, ObjectNotFound
+from trainjob._diagnosis.evidence import Evidence
 from trainjob.job import JobRef
-from trainjob.verdicts import Evidence
 
 
 @pytest.mark.anyio

@@ -23,6 +23,7 @@ from trainjob import (
 )
 from trainjob._backends.kubernetes.pods import crashes_of
 from trainjob._diagnosis import diagnosis_of, output
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.serialization import (
     LINE_CHARACTERS,
     pack_diagnosis,
@@ -38,9 +39,8 @@ from trainjob._jobs import (
 from trainjob._jobs.cancellation import CrashAction, give_up
 from trainjob._manifest.attempts import given_up
 from trainjob._support.control_characters import one_line
-from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
+from trainjob.errors import BackendUnavailable, Category, NotFound, RankCrashed
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Observation, observe
-from trainjob.verdicts import Category, Evidence
 
 HOSTILE = [
     "\x1b[31mred\x1b[0m and \x1b]0;title\x07plain",

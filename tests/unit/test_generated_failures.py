@@ -19,7 +19,7 @@ from trainjob._diagnosis import output
 from trainjob._diagnosis.rules.raised import PEER, RAISED
 from trainjob._diagnosis.rules.row import RaisedRule
 from trainjob._diagnosis.tracebacks import Raised
-from trainjob.verdicts import Category, RetryVerdict
+from trainjob.errors import Category, RetryVerdict
 
 HEAD = "Traceback (most recent call last):"
 FRAME = '  File "/app/train.py", line 9, in <module>'

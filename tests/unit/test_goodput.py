@@ -17,11 +17,11 @@ import pytest
 from tests.objects import SUSPENDED, pod
 from tests.unit.generated_histories import BEGIN, GPUS, Known, Run, message_of, pods_of, simulate, text, trainjob
 
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput import Attempt, gpus_of, measure, pieces_of_work, sums, total
 from trainjob._goodput.history import CHECKPOINT
 from trainjob.goodput import Activity, Goodput, Source
 from trainjob.status import GIVEN_UP, STALL_TIMEOUT, Phase
-from trainjob.verdicts import Evidence
 
 
 def at(time: float) -> datetime:

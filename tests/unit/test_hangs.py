@@ -14,11 +14,12 @@ from tests import objects
 
 from trainjob._diagnosis import diagnosis_of
 from trainjob._diagnosis.cluster import Termination
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.hangs import hang_of, judge
 from trainjob._diagnosis.markers import Frame, Marker, marker_of
 from trainjob._diagnosis.ranks import Rank, ranks_in, with_pod
 from trainjob._diagnosis.serialization import pack_diagnosis, unpack_diagnosis
-from trainjob.verdicts import Category, Evidence, RetryVerdict
+from trainjob.errors import Category, RetryVerdict
 
 TORCH = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 

@@ -20,10 +20,9 @@ from trainjob._jobs import waiting
 from trainjob._jobs.cancellation import give_up
 from trainjob._jobs.records import mark_delivered
 from trainjob._manifest.attempts import given_up
-from trainjob.errors import QueueTimeout, RankCrashed, SpecMismatch
+from trainjob.errors import Category, Diagnosis, QueueTimeout, RankCrashed, RetryVerdict, SpecMismatch
 from trainjob.job import FAILURE, FAILURE_OF, MAX_NAME, labels_of
 from trainjob.status import QUEUE_LABEL
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60), pytest.mark.usefixtures("no_pauses", "prompt")]
 

@@ -9,7 +9,7 @@ import pytest
 from trainjob import Diagnosis, LogLine, Observation, Phase, RetryVerdict
 from trainjob._jobs import progress_log
 from trainjob._jobs.progress_log import LogSink, ProgressLogger
-from trainjob.verdicts import Category
+from trainjob.errors import Category
 
 OSC = "\x1b]52;c;ZXZpbA==\x07"
 

@@ -16,8 +16,7 @@ import pytest
 import trainjob
 import trainjob.data
 from trainjob import errors
-from trainjob.errors import InvalidSpec, Problem, RanksRemain, TrainJobFailed
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
+from trainjob.errors import Category, Diagnosis, InvalidSpec, Problem, RanksRemain, RetryVerdict, TrainJobFailed
 
 ROOT = Path(__file__).parents[2]
 NAMES = [(module, name) for module in (trainjob, trainjob.data) for name in dir(module)]

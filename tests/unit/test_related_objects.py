@@ -11,8 +11,8 @@ from tests.objects import Object, condition
 from trainjob import JobRef, TrainJobSpec
 from trainjob._diagnosis import diagnosis_of
 from trainjob._manifest.render import render
+from trainjob.errors import Category, Diagnosis, RetryVerdict
 from trainjob.status import QUEUE_LABEL
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 pytestmark = pytest.mark.anyio
 

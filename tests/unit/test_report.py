@@ -16,6 +16,7 @@ from tests.page.parsed import Parsed
 from tests.unit.odd_objects import OBJECTS
 from tests.unit.reports import BACK_OFF, ENDED, NOW, REF, SECRET, failed, trainjob
 
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._jobs.report import Report, examine
 from trainjob._pages.documents.training import training_document
@@ -23,9 +24,9 @@ from trainjob._pages.page import page_html
 from trainjob._support.masking import MASK
 from trainjob.cli import texts
 from trainjob.cli.output import as_json
+from trainjob.errors import Category
 from trainjob.job import JobRef
 from trainjob.status import GIVEN_UP, Phase
-from trainjob.verdicts import Category, Evidence
 
 
 def plain(report: Report) -> str:

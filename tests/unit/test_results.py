@@ -11,9 +11,9 @@ import pytest
 from tests.objects import COMPLETE, Object, ended, pod, trainjob
 
 from trainjob import JobRef, Observation, Phase, TrainJobResult
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.results import conclude, result_of
-from trainjob.verdicts import Evidence
 
 
 def reporting(message: object, *, rank: int = 0, step: str = "node", created: int = 10) -> Object:

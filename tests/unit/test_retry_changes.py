@@ -17,9 +17,9 @@ from trainjob._manifest.retry_changes import Changes, applied, changed, recorded
 from trainjob._manifest.retry_notice import RETRY_CHANGE, notice
 from trainjob._spec.on_retry import PRIORITY_LABEL, OnRetry, memory_of
 from trainjob._spec.parts import quantity_value
+from trainjob.errors import Category
 from trainjob.job import SPEC_HASH, spec_hash
 from trainjob.status import QUEUE_LABEL
-from trainjob.verdicts import Category
 
 RULES: dict[str, Any] = {
     "out_of_memory": {"max_memory": "40Gi"},

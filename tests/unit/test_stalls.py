@@ -23,9 +23,8 @@ from trainjob._jobs.stalls import _Limit
 from trainjob._jobs.waiting import until_hung, wait
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
-from trainjob.errors import Rejected
+from trainjob.errors import Category, Rejected
 from trainjob.status import QUEUE_LABEL
-from trainjob.verdicts import Category
 
 TIMEOUT = 1.0
 STACK = (

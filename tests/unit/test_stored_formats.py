@@ -18,6 +18,7 @@ from trainjob import checkpoints
 from trainjob._backends.base import Waiter
 from trainjob._backends.kubernetes import leases
 from trainjob._backends.local.store import JobFiles
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs.results import check_report
 from trainjob._spec import TrainJobSpec
 from trainjob._support.durations import parse_duration
@@ -32,7 +33,6 @@ from trainjob.progress.message import composed
 from trainjob.tuning.journal import open_journal
 from trainjob.tuning.search_state import SearchState
 from trainjob.tuning.trials import read_study
-from trainjob.verdicts import Evidence
 
 REF = JobRef("ns", "job", "uid")
 

@@ -17,10 +17,9 @@ from trainjob._jobs import following, waiting
 from trainjob._jobs.cancellation import cancel, cancel_key
 from trainjob._manifest.attempts import LAUNCHED
 from trainjob._manifest.unattended import MARK
-from trainjob.errors import QueueTimeout
+from trainjob.errors import Category, Diagnosis, QueueTimeout
 from trainjob.job import TRY
 from trainjob.status import CANCELLED
-from trainjob.verdicts import Category, Diagnosis
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -14,12 +14,12 @@ import pytest
 from tests import objects
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.stragglers import Straggler
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs import telemetry
 from trainjob._jobs.results import conclude
 from trainjob.goodput import Activity, Goodput, Segment, Source
-from trainjob.verdicts import Evidence
 
 pytest.importorskip("opentelemetry.sdk", reason="the SDK of OpenTelemetry comes with Airflow")
 

@@ -18,14 +18,23 @@ from tests.unit.simulated_trials import SPACE, STEPS, TEMPLATE, Launcher, Memory
 from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions, cancel_key
 from trainjob._jobs.records import mark_delivered
 from trainjob._manifest.render import render
-from trainjob.errors import BackendUnavailable, InvalidStudy, RankCrashed, Rejected, StoreUnavailable, StudyFailed
+from trainjob.errors import (
+    BackendUnavailable,
+    Category,
+    Diagnosis,
+    InvalidStudy,
+    RankCrashed,
+    Rejected,
+    RetryVerdict,
+    StoreUnavailable,
+    StudyFailed,
+)
 from trainjob.job import ATTEMPT, labels_of
 from trainjob.status import observe
 from trainjob.tuning import StudyResult, Trial, cancel_trials, read_study, search, tune
 from trainjob.tuning.sampling import Sampling
 from trainjob.tuning.trial_jobs import TRIAL
 from trainjob.tuning.trials import StudyState
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.usefixtures("prompt")]
 

@@ -18,9 +18,8 @@ from tests.unit.launches import block, launch
 from trainjob import JobRef, LogLine, Phase, TrainJobFailed, WaitOptions
 from trainjob._jobs.following import follow
 from trainjob._jobs.waiting import wait
-from trainjob.errors import BackendUnavailable, QueueTimeout, RunTimeout, StartTimeout, Stuck, TimedOut
+from trainjob.errors import BackendUnavailable, Category, QueueTimeout, RunTimeout, StartTimeout, Stuck, TimedOut
 from trainjob.status import QUEUE_LABEL, Blocker, Observation
-from trainjob.verdicts import Category
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

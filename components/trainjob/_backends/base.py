@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from trainjob._backends.credentials import Credentials
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._manifest.attempts import Cancel
 from trainjob._support.log_lines import LogLine
 from trainjob.job import JobRef
 from trainjob.status import Blocker
-from trainjob.verdicts import Evidence
 
 TrainJob = Mapping[str, Any]
 """A TrainJob object as JSON."""

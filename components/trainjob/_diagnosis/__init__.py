@@ -4,6 +4,7 @@ May import `job`, and the layers below.
 
 ::
 
+    evidence              what is known of a job
     cluster               objects, Events -> how each container ended, and by whom
     tracebacks            the exceptions that ended a process
     output                end of a log -> exceptions, a launcher's report, the last own line
@@ -18,21 +19,11 @@ May import `job`, and the layers below.
     verdict               all of these -> Diagnosis
     hangs                 which rank of a running job hangs
     stragglers            which of them are slower than the others
+    serialization         diagnosis and evidence as JSON that outlives the pods
 """
 
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.output import READ_LINES, TAIL_LINES
 from trainjob._diagnosis.verdict import ON_RETRY, diagnosis_of, with_change, with_node
-from trainjob.verdicts import CUT, Category, Diagnosis, Evidence
 
-__all__ = [
-    "CUT",
-    "ON_RETRY",
-    "READ_LINES",
-    "TAIL_LINES",
-    "Category",
-    "Diagnosis",
-    "Evidence",
-    "diagnosis_of",
-    "with_change",
-    "with_node",
-]
+__all__ = ["ON_RETRY", "READ_LINES", "TAIL_LINES", "Evidence", "diagnosis_of", "with_change", "with_node"]

@@ -17,10 +17,12 @@ from trainjob._diagnosis.cluster import containers_of
 from trainjob._diagnosis.meaning import NOTHING_KNOWN, Meaning, while_running
 from trainjob._diagnosis.rules import objects
 from trainjob._support.kube_objects import mapping, mappings, name_of, parse_time, rank_of
+from trainjob.errors import Category, RetryVerdict
 from trainjob.status import Blocker
-from trainjob.verdicts import Category, RetryVerdict
 
 _GRACE = timedelta(minutes=10)  # as Flyte gives pending tasks; a registry that restarts answers again before
+KEPT = "SidecarRuns"
+"""Reason of a rank that has ended and whose pod a sidecar keeps running."""
 _USED = re.compile(r"exceeded quota: .*, used: (\S+), limited: ")
 
 
@@ -45,7 +47,7 @@ class Finding:
     @property
     def text(self) -> str:
         """Reason and message, to follow the name of the subject."""
-        if self.reason == "SidecarRuns":
+        if self.reason == KEPT:
             return self.message
         if self.reason in ("Unschedulable", "SchedulingGated", "NoScheduler"):
             return f"is not scheduled: {self.message}"
@@ -317,7 +319,7 @@ def kept_by(pod: Mapping[str, Any]) -> Finding | None:
         return None
     names = " and ".join(beside)
     message = f"has ended with code {ended.get('exitCode')}; its container {names} keeps its pod running"
-    return _finding("SidecarRuns", message, f"pod {name_of(pod)}", rank_of(pod))
+    return _finding(KEPT, message, f"pod {name_of(pod)}", rank_of(pod))
 
 
 def _is_unseen(pod: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]]) -> bool:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from trainjob._diagnosis.meaning import Meaning
+from trainjob._diagnosis.meaning import ENDED_EARLY, Meaning
 from trainjob._diagnosis.ranks import SAME_ON_ALL, Rank
 from trainjob._support.control_characters import one_line, plain
 from trainjob._support.display import short
 from trainjob._support.masking import masked_lines
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
+from trainjob.errors import Category, Diagnosis, RetryVerdict
 
 _PYTHON = re.compile(r"\.py:\d+\)$|^<")  # a Python frame of py-spy
 _NAMELESS = re.compile(r"^(0x[0-9a-f]+|\?+) \(")  # a native frame without a symbol
@@ -44,51 +44,31 @@ class Hang:
     waiting: Rank | None = None
 
 
-def _meaning(seen: str, advice: str, retry: RetryVerdict = RetryVerdict.UNKNOWN) -> Meaning:
-    return Meaning(Category.HANG, retry, advice, seen)
-
-
+# fmt: off
 # A loop or a lock may not repeat, so their verdict is not final.
-_SILENT = _meaning(
-    "does not respond any more",
+_SILENT = Meaning(Category.HANG, RetryVerdict.INFRASTRUCTURE,
     "check the node of that rank, then launch the job again: its process is stopped, its node is lost, or native code "
-    "blocks its interpreter",
-    RetryVerdict.INFRASTRUCTURE,
-)
-_ALONE = _meaning(
-    "makes no step",
+    "blocks its interpreter")
+_ALONE = Meaning(Category.HANG, RetryVerdict.UNKNOWN,
     "read the stack: its first frames show where the training code waits or loops. For a long pause of a healthy "
-    "training, raise stall_timeout",
-)
-_EARLY = _meaning(
-    "ended while other ranks wait for it",
-    "find out why that rank ends early: all ranks must run the same number of steps, also with a dataset that does not "
-    "divide evenly",
-)
-_CRASHED = _meaning("exited while other ranks wait in a collective", "read the log of that rank: its process failed")
-_ELSEWHERE = _meaning(
-    "is elsewhere while other ranks wait in a collective",
-    "read the stack of that rank: its first frames show an endless loop, a lock, or a read that never returns",
-)
-_BEHIND = _meaning("is behind the other ranks", "read the stack of that rank, and compare its data with that of others")
-_MISMATCHED = _meaning(
-    "mismatched collectives",
-    "let all ranks call the same collectives in the same order: look for a condition on the rank or on its data",
-)
-_ALL_WAIT = _meaning(
-    "all ranks wait in a collective",
+    "training, raise stall_timeout")
+_EARLY = Meaning(Category.HANG, RetryVerdict.UNKNOWN, ENDED_EARLY)
+_CRASHED = Meaning(Category.HANG, RetryVerdict.UNKNOWN, "read the log of that rank: its process failed")
+_ELSEWHERE = Meaning(Category.HANG, RetryVerdict.UNKNOWN,
+    "read the stack of that rank: its first frames show an endless loop, a lock, or a read that never returns")
+_BEHIND = Meaning(Category.HANG, RetryVerdict.UNKNOWN,
+    "read the stack of that rank, and compare its data with that of others")
+_MISMATCHED = Meaning(Category.HANG, RetryVerdict.UNKNOWN,
+    "let all ranks call the same collectives in the same order: look for a condition on the rank or on its data")
+_ALL_WAIT = Meaning(Category.HANG, RetryVerdict.INFRASTRUCTURE,
     "check the network between the nodes, then launch the job again. If it hangs again, check whether all ranks call "
-    "the same collectives in the same order: no rank is outside of them",
-    RetryVerdict.INFRASTRUCTURE,
-)
-_UNKNOWN = _meaning(
-    "it is unknown which rank hangs", "read the stacks: their first frames show where the training code waits or loops"
-)
-_UNCOUNTED = _meaning(
-    "not all ranks report their steps",
+    "the same collectives in the same order: no rank is outside of them")
+_UNKNOWN = Meaning(Category.HANG, RetryVerdict.UNKNOWN,
+    "read the stacks: their first frames show where the training code waits or loops")
+_UNCOUNTED = Meaning(Category.HANG, RetryVerdict.UNKNOWN,
     "call trainjob.progress.step() on every rank: its watchdog then reports which rank hangs, with its stack (see "
-    "docs/how-to/hangs.md)",
-)
+    "docs/how-to/hangs.md)")
+# fmt: on
 
 
 def judge(ranks: Sequence[Rank], pods: int = 0) -> Hang:
@@ -141,11 +121,7 @@ def _silent(active: Sequence[Rank], stalled: Sequence[Rank], waiting: Sequence[R
 
 def _alone(rank: Rank) -> Hang:
     where = f" in {rank.place}" if rank.place else ""
-    return Hang(
-        f"{rank.name} makes no step{where}{rank.at_step}",
-        _ALONE,
-        rank,
-    )
+    return Hang(f"{rank.name} makes no step{where}{rank.at_step}", _ALONE, rank)
 
 
 def _ended(ended: Sequence[Rank], stalled: Sequence[Rank], waiting: Sequence[Rank]) -> Hang | None:

@@ -34,7 +34,6 @@ LIBRARY = re.compile(
 EXCEPTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\w+\))?(?::(?: (.*))?)?$")
 CAUSED = "The above exception was the direct cause of"
 CHAINS = (CAUSED, "During handling of the above exception, another")
-IN_GROUP = re.compile(r"(^|\.)(Base)?ExceptionGroup$")
 # Exceptions that only report the failure of another process.
 WRAPPERS = re.compile(r"ChildFailedError|ProcessRaisedException|_RemoteTraceback|SystemExit")
 # Those of launchers whose program has failed, as `accelerate launch`.

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainjob.verdicts import Category, RetryVerdict
+from trainjob.errors import Category, RetryVerdict
 
 RERUN = "launch the job again"
 """Start of the advice for a failed job that may succeed when it is launched again, see `while_running`."""
+
+ENDED_EARLY = (
+    "find out why that rank ends early: all ranks must run the same number of steps, also with a dataset that does not "
+    "divide evenly"
+)
+"""Advice for a rank that ended with code 0 while others waited for it."""
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,17 @@ import re
 from dataclasses import replace
 
 from trainjob._diagnosis.cluster import Termination
-from trainjob._diagnosis.meaning import NOTHING_KNOWN, Meaning
+from trainjob._diagnosis.meaning import ENDED_EARLY, NOTHING_KNOWN, Meaning
 from trainjob._diagnosis.output import Output
 from trainjob._diagnosis.ranks import Rank
 from trainjob._diagnosis.rules import lines, raised
 from trainjob._support.kube_objects import INITIALIZERS
-from trainjob.verdicts import Category, RetryVerdict
+from trainjob.errors import Category, RetryVerdict
 
 # fmt: off
 _STOPPED = Meaning(Category.DELETED, RetryVerdict.INFRASTRUCTURE,
     "find out who deletes pods in this namespace, then launch the job again", "was stopped: its pod was deleted")
-_EARLY = Meaning(Category.USER_CODE, RetryVerdict.UNKNOWN,
-    "find out why that rank ends early: all ranks must run the same number of steps, also with a dataset that does not "
-    "divide evenly")
+_EARLY = Meaning(Category.USER_CODE, RetryVerdict.UNKNOWN, ENDED_EARLY)
 _SLOW_COLLECTIVE = Meaning(Category.HANG, RetryVerdict.UNKNOWN,
     "find the rank that did not join the collective operation, by the sequence numbers in the logs, and read its "
     "stack; if all joined, check the network between the nodes")

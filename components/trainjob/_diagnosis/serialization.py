@@ -12,11 +12,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from trainjob._diagnosis import TAIL_LINES, output
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob._support.masking import masked_lines, public
+from trainjob.errors import CUT, Category, Diagnosis, RetryVerdict
 from trainjob.status import Phase
-from trainjob.verdicts import CUT, Category, Diagnosis, Evidence, RetryVerdict
 
 LINE_CHARACTERS = 500
 """Characters of a stored log line: 20 lines fit into an annotation, and into a row of Airflow's database."""
@@ -30,8 +31,11 @@ _POD_PARTS = {
 
 
 def warning(diagnosis: Diagnosis) -> list[str]:
-    """Log lines about a crash while the job is still running."""
-    lines = [diagnosis.crash]
+    """Log lines about a crashed rank of a job that has not ended, or about one whose pod does not end."""
+    if diagnosis.exit_code is None and diagnosis.category is Category.CONFIGURATION:
+        lines = [f"{diagnosis.summary}; {diagnosis.advice}"]
+    else:
+        lines = [f"{diagnosis.summary}; the job keeps running if its runtime restarts the rank"]
     if diagnosis.log:
         lines.append(diagnosis.log_heading)
         shown = [one_line(line, LINE_CHARACTERS) for line in diagnosis.log]

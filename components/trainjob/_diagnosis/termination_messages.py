@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 
 from trainjob._diagnosis.meaning import Meaning
-from trainjob.verdicts import Category, RetryVerdict
+from trainjob.errors import Category, RetryVerdict
 
 _VERSION = 1  # of `trainjob.progress`, which reports progress in the same message
 _BYTES = 4096  # of a termination message

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainjob._diagnosis import blockers, output, ranks
 from trainjob._diagnosis.cluster import Termination, terminations_in
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.meaning import NOTHING_KNOWN, Meaning, while_running
 from trainjob._diagnosis.output import TAIL_LINES, Output
 from trainjob._diagnosis.ranks import Rank
@@ -18,8 +19,8 @@ from trainjob._diagnosis.rules import objects
 from trainjob._support.control_characters import plain
 from trainjob._support.kube_objects import mapping, name_of, rank_of
 from trainjob._support.masking import masked_lines, public
+from trainjob.errors import CUT, Category, Diagnosis, RetryVerdict
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
-from trainjob.verdicts import CUT, Category, Diagnosis, Evidence, RetryVerdict
 
 ON_RETRY = "trainjob.dev/on-retry"
 """Annotation: what `on_retry` of the spec changes in the next attempt, as JSON: category of the failure -> text."""
@@ -155,8 +156,15 @@ def _condition(job: _Job) -> Diagnosis | None:
 
 
 def _failure(job: _Job) -> Diagnosis | None:
-    """The first rank that failed, or that ended before the others."""
-    return _of_rank(job, job.first) if job.first is not None and not _is_stopped(job.first) else None
+    """The first rank that failed, or that ended before the others; with the sidecar that keeps its pod running."""
+    if job.first is None or _is_stopped(job.first):
+        return None
+    found = _of_rank(job, job.first)
+    kept = next((each for each in job.findings if each.reason == blockers.KEPT and each.rank == found.rank), None)
+    if kept is None or job.failed:
+        return found
+    summary = f"{found.summary}; {kept.message.partition('; ')[2]}"
+    return replace(found, summary=_line(summary), advice=f"{found.advice}; {kept.meaning.advice}")
 
 
 def _missing(job: _Job) -> Diagnosis | None:

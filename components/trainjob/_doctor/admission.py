@@ -11,9 +11,8 @@ from trainjob._doctor.findings import Finding, Level
 from trainjob._manifest.render import render
 from trainjob._spec import RuntimeRef, TrainJobSpec
 from trainjob._support.kube_objects import mapping
-from trainjob.errors import BackendUnavailable, LaunchError, RuntimeNotFound
+from trainjob.errors import BackendUnavailable, LaunchError, RetryVerdict, RuntimeNotFound
 from trainjob.status import QUEUE_LABEL
-from trainjob.verdicts import RetryVerdict
 
 _UNANSWERED = re.compile(r'failed calling webhook "([^"]+)"')
 _NAMESPACE = re.compile(r'namespaces "([^"]+)" not found')

@@ -24,10 +24,9 @@ from trainjob._spec import RuntimeRef
 from trainjob._spec.arguments import STEP_RUNTIME
 from trainjob._support import retrying
 from trainjob._support.kube_objects import mapping, mappings, parse_time
-from trainjob.errors import BackendUnavailable, TrainJobError
+from trainjob.errors import BackendUnavailable, RetryVerdict, TrainJobError
 from trainjob.job import API_VERSION, KIND
 from trainjob.status import QUEUE_LABEL
-from trainjob.verdicts import RetryVerdict
 
 # An API server waits 10 s for a webhook by default, and 30 at most. No request is retried: outages must be reported.
 _TIMINGS = Timings(connect=5, read=35, request_backoff=partial(retrying.REQUEST, failures=1, seconds=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainjob.verdicts import RetryVerdict
+from trainjob.errors import RetryVerdict
 
 
 class Level(StrEnum):

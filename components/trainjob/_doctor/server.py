@@ -14,8 +14,7 @@ from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import ApiError, Transient, Unauthorized
 from trainjob._doctor.findings import Finding, Level
-from trainjob.errors import ConfigurationError, TrainJobError
-from trainjob.verdicts import RetryVerdict
+from trainjob.errors import ConfigurationError, RetryVerdict, TrainJobError
 
 _OLDEST = (1, 31)  # Kubernetes version that Trainer 2.1 to 2.3 require
 _SKEW = 5.0  # seconds

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput.history import Points
 from trainjob._goodput.spans import IDLE, Span, clipped, over, stretches_of
 from trainjob._support.kube_objects import (
@@ -20,10 +21,10 @@ from trainjob._support.kube_objects import (
     rank_of,
     training_container,
 )
+from trainjob.errors import Category
 from trainjob.goodput import Activity, Source
 from trainjob.job import ATTEMPT
 from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
-from trainjob.verdicts import Category, Evidence
 
 _AT_ONCE_SECONDS = 2.0  # Trainer writes the condition some 10 ms after the creation; times are whole seconds
 _LEAST_QUEUED_SECONDS = 1.0  # times are whole seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput.attempts import (
     Attempt,
     by_admissions,
@@ -24,7 +25,6 @@ from trainjob._support.kube_objects import mapping
 from trainjob.goodput import Activity, Goodput, Segment, Source
 from trainjob.job import KEY
 from trainjob.status import Phase, observe
-from trainjob.verdicts import Evidence
 
 _RANK_0 = ("launcher-0", "node-0")
 

@@ -37,10 +37,9 @@ from trainjob._manifest.attempts import (
     version_of,
 )
 from trainjob._support.kube_objects import mapping
-from trainjob.errors import NotFound, Rejected, TrainJobError
+from trainjob.errors import Diagnosis, NotFound, Rejected, TrainJobError
 from trainjob.job import FAILURE, KEY, JobRef, key_hash, labels_of
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, Phase, observe
-from trainjob.verdicts import Diagnosis
 
 CANCEL_SECONDS = 60.0
 """How long `cancel` waits for the last pod by default: twice Kubernetes' grace period of 30 s."""

@@ -16,10 +16,9 @@ from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._jobs.cancellation import end_attempt
 from trainjob._manifest.attempts import NOT_STARTED, is_deleting, may_come_back, recorded_failure, version_of
 from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of
-from trainjob.errors import NotFound, RanksRemain, Rejected
+from trainjob.errors import Diagnosis, NotFound, RanksRemain, Rejected
 from trainjob.job import JobRef, job_name
 from trainjob.status import GIVEN_UP, Phase, observe
-from trainjob.verdicts import Diagnosis
 
 _log = logging.getLogger(__name__)
 

@@ -16,10 +16,18 @@ from trainjob._manifest import retry_notice, unattended
 from trainjob._manifest.attempts import NOT_STARTED
 from trainjob._support.display import short
 from trainjob._support.kube_objects import mapping, parse_time
-from trainjob.errors import BackendUnavailable, QueueTimeout, RunTimeout, StartTimeout, Stuck, TimedOut
+from trainjob.errors import (
+    BackendUnavailable,
+    Category,
+    Diagnosis,
+    QueueTimeout,
+    RunTimeout,
+    StartTimeout,
+    Stuck,
+    TimedOut,
+)
 from trainjob.job import JobRef
 from trainjob.status import Observation, Phase, observe
-from trainjob.verdicts import Category, Diagnosis
 from trainjob.wait_options import WaitOptions
 
 _DELETION_SECONDS = 90.0  # Kubernetes' default grace period and 60 s: then a node does not answer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs.report_parts import rank_from
 from trainjob._support.display import public_values, shown_lines
 from trainjob._support.kube_objects import name_of, rank_of
 from trainjob.status import observe
-from trainjob.verdicts import Evidence
 
 LAST_LINES = 20
 """Lines of a rank in `last_state`."""

@@ -50,14 +50,16 @@ from trainjob._spec import TrainJobSpec
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
+    Category,
+    Diagnosis,
     NotFound,
     RanksRemain,
     Rejected,
+    RetryVerdict,
     TrainJobFailed,
 )
 from trainjob.job import TRY, JobRef, check_key, job_name, spec_hash
 from trainjob.status import Phase, observe
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trainjob import data
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import diagnosis_of
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs.results import TrainJobResult, check_report, result_of
 from trainjob._support import volumes
 from trainjob._support.display import iso, numeric
@@ -23,7 +24,6 @@ from trainjob.errors import ConfigurationError, NotFound, TrainJobFailed
 from trainjob.job import KEY, JobRef, spec_hash
 from trainjob.registry.base import is_metric
 from trainjob.status import Observation, Phase, observe
-from trainjob.verdicts import Evidence
 
 if TYPE_CHECKING:
     from trainjob.data import Exported

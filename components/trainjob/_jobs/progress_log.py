@@ -16,8 +16,8 @@ from trainjob._support.display import rounded, short
 
 if TYPE_CHECKING:
     from trainjob._support.log_lines import LogLine
+    from trainjob.errors import Diagnosis
     from trainjob.status import Observation
-    from trainjob.verdicts import Diagnosis
 
 # Limit of the ranks' lines, and its interval: writing lines blocks the event loop that all triggers of an Airflow
 # triggerer share, and logs of gigabytes fill its memory (apache/airflow#73044).

@@ -8,10 +8,9 @@ from contextlib import suppress
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._manifest.attempts import failure_record
-from trainjob.errors import NotFound, TrainJobError
+from trainjob.errors import Diagnosis, NotFound, TrainJobError
 from trainjob.job import DELIVERED, FAILURE, KEY, JobRef
 from trainjob.status import QUEUE_LABEL
-from trainjob.verdicts import Diagnosis
 
 
 async def mark_delivered(backend: Backend, ref: JobRef) -> None:

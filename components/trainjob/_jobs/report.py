@@ -13,16 +13,16 @@ from typing import Any
 
 from trainjob._backends.base import Backend, TrainJob
 from trainjob._diagnosis import blockers, diagnosis_of
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.stragglers import Straggler, stragglers_of
 from trainjob._jobs.report_parts import Event, Rank, events_of, ranks_of, spec_in_short
 from trainjob._jobs.results import history_as_json, result_of
 from trainjob._manifest.attempts import given_up
 from trainjob._support.display import iso, public_values, short_text, shown_lines
 from trainjob._support.kube_objects import job_restarts, mapping
-from trainjob.errors import NotFound
+from trainjob.errors import Category, Diagnosis, NotFound
 from trainjob.job import KEY, JobRef
 from trainjob.status import Observation, Phase, observe
-from trainjob.verdicts import Category, Diagnosis, Evidence
 
 _OVERLAP = 60  # characters at the end by which one text is recognized in another
 

@@ -12,6 +12,7 @@ import anyio
 
 from trainjob._backends.base import Backend
 from trainjob._diagnosis import ON_RETRY, diagnosis_of
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.stragglers import stragglers_of
 from trainjob._goodput import Attempt, measure
 from trainjob._goodput.history import CHECKPOINT, MetricHistory, thinned
@@ -28,7 +29,6 @@ from trainjob.job import ATTEMPT, JobRef
 from trainjob.progress import Report, read
 from trainjob.progress.message import MAX_POINTS, RESERVED, VERSION, newer_version
 from trainjob.status import Observation, Phase, observe
-from trainjob.verdicts import Evidence
 
 _log = logging.getLogger(__name__)
 

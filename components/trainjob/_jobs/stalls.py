@@ -29,10 +29,9 @@ from trainjob._diagnosis.ranks import Process, Rank
 from trainjob._diagnosis.stragglers import Stragglers, annotation, stragglers_of
 from trainjob._jobs import telemetry
 from trainjob._support.kube_objects import INITIALIZERS, mapping, rank_of
-from trainjob.errors import JobHung, TrainJobError
+from trainjob.errors import Diagnosis, JobHung, TrainJobError
 from trainjob.job import JobRef
 from trainjob.status import Observation, Phase
-from trainjob.verdicts import Diagnosis
 
 _log = logging.getLogger(__name__)
 

@@ -17,10 +17,9 @@ from trainjob._manifest.attempts import (
     version_of,
     work_of,
 )
-from trainjob.errors import NotFound, Rejected, TrainJobFailed
+from trainjob.errors import Category, Diagnosis, NotFound, Rejected, RetryVerdict, TrainJobFailed
 from trainjob.job import KEY, MANAGED_BY, JobRef
 from trainjob.status import Observation, Phase
-from trainjob.verdicts import Category, Diagnosis, RetryVerdict
 
 
 class JobReplaced(Exception):

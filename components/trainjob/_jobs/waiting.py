@@ -18,17 +18,17 @@ import anyio
 
 from trainjob._backends.base import Backend
 from trainjob._diagnosis import diagnosis_of, with_change
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.following import follow
 from trainjob._jobs.results import TrainJobResult, conclude, spent_so_far
 from trainjob._jobs.stalls import StallWatch
 from trainjob._jobs.successors import JobReplaced
 from trainjob._support.log_lines import STATE_SECONDS, LogLine, Throttle
-from trainjob.errors import JobHung, RankCrashed, TimedOut, TrainJobError
+from trainjob.errors import Category, Diagnosis, JobHung, RankCrashed, TimedOut, TrainJobError
 from trainjob.job import JobRef
 from trainjob.progress.message import MAX_POINTS
 from trainjob.status import Observation, Phase
-from trainjob.verdicts import Category, Diagnosis, Evidence
 from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)

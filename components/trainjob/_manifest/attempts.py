@@ -23,6 +23,7 @@ from trainjob._diagnosis.serialization import unpack_diagnosis
 from trainjob._manifest.retry_notice import RETRY_CHANGE
 from trainjob._manifest.unattended import MARK
 from trainjob._support.kube_objects import mapping
+from trainjob.errors import Diagnosis
 from trainjob.job import (
     API_VERSION,
     ATTEMPT,
@@ -39,7 +40,6 @@ from trainjob.job import (
     key_hash,
 )
 from trainjob.status import CANCELLED, GIVEN_UP, Observation, Phase, observe
-from trainjob.verdicts import Diagnosis
 
 LAUNCHED = RESERVED_PREFIX + "launched"
 """Annotation of a job: version of the records of cancels when its latest launch began, or a person resumed it; missing

@@ -23,9 +23,9 @@ from trainjob._spec.parts import Count, canonical_quantity, quantity_value
 from trainjob._spec.patches import RuntimePatch
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping, mappings
+from trainjob.errors import Category, Diagnosis
 from trainjob.job import RESERVED_PREFIX
 from trainjob.status import QUEUE_LABEL
-from trainjob.verdicts import Category, Diagnosis
 
 _MANAGER = RESERVED_PREFIX + "excluded-nodes"
 _HOSTNAME = "kubernetes.io/hostname"

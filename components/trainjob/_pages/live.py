@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import anyio
 
 from trainjob._backends.base import Backend, TrainJob, Usage
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.last_state import last_ranks
 from trainjob._jobs.report import examine
@@ -27,7 +28,6 @@ from trainjob._support.kube_objects import mapping, rank_of
 from trainjob.errors import NotFound, TrainJobError
 from trainjob.job import KEY, MANAGED_BY, JobRef, labels_of
 from trainjob.status import QUEUE_LABEL, Phase, observe
-from trainjob.verdicts import Evidence
 
 SECONDS = 2.0
 """Age at which a document is read again."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 
-from trainjob.errors import ModelNotFound, NotFound, Stuck, TimedOut, TrainJobError, TrainJobFailed
-from trainjob.verdicts import RetryVerdict
+from trainjob.errors import ModelNotFound, NotFound, RetryVerdict, Stuck, TimedOut, TrainJobError, TrainJobFailed
 
 USER, USAGE, INFRASTRUCTURE, TIMEOUT, NOT_FOUND, BUG = 1, 2, 3, 4, 5, 70
 INTERRUPTED = 128 + signal.SIGINT

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import click
 
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput import Attempt, measure, pieces_of_work, ratio_of, sums, total
 from trainjob._support.control_characters import one_line
 from trainjob._support.display import short
@@ -20,7 +21,6 @@ from trainjob.cli.output import columns, echo
 from trainjob.cli.session import Session
 from trainjob.goodput import Activity, Goodput
 from trainjob.job import KEY, MANAGED_BY, JobRef, labels_of
-from trainjob.verdicts import Evidence
 
 _KEY = 100  # characters
 _BAR = 30  # characters of the bar of all time

@@ -16,9 +16,9 @@ from trainjob.cli.bars import Update, bar
 from trainjob.cli.output import redrawn
 from trainjob.cli.session import Session, now
 from trainjob.cli.texts import color_of, joined, phase_styled, progress_text, result_text
+from trainjob.errors import Diagnosis
 from trainjob.job import JobRef
 from trainjob.status import Observation, Phase
-from trainjob.verdicts import Diagnosis
 
 _PROGRESS_STEP = 10.0  # percentage points between two lines
 

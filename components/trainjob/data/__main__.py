@@ -16,7 +16,7 @@ downloaded.
 Progress is printed to stdout, and the result is reported to `trainjob.progress`. An error is one line on stderr. The
 exit code is 2 if a person must change something, and 75 (EX_TEMPFAIL of sysexits.h) if a retry may succeed. The
 termination message contains the verdict too, from which the diagnosis of the job reads it
-(`trainjob._diagnosis.verdicts`).
+(`trainjob._diagnosis.termination_messages`).
 """
 
 from __future__ import annotations

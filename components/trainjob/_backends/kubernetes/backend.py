@@ -26,13 +26,13 @@ from trainjob._backends.kubernetes.objects import TrainJobObjects, collection, d
 from trainjob._backends.kubernetes.optional_apis import OptionalApis
 from trainjob._backends.kubernetes.pod_informer import PodInformer
 from trainjob._backends.kubernetes.prepared import PreparedRequest
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._manifest.attempts import work_of
 from trainjob._manifest.unattended import LABEL as UNATTENDED
 from trainjob._support.kube_objects import mapping
 from trainjob._support.log_lines import LogLine
 from trainjob.job import API_VERSION, JobRef
 from trainjob.status import QUEUE_LABEL, observe
-from trainjob.verdicts import Evidence
 
 
 class KubernetesBackend(TrainJobObjects):

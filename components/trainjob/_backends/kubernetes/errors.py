@@ -23,8 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainjob._support import retrying
-from trainjob.errors import TrainJobError
-from trainjob.verdicts import RetryVerdict
+from trainjob.errors import RetryVerdict, TrainJobError
 
 _SHOWN = 1000  # characters of a server's message; that of a rejected patch can quote a complete pod
 

@@ -32,10 +32,17 @@ from trainjob._backends.kubernetes.errors import (
 from trainjob._backends.kubernetes.trainer_releases import AdaptingClient
 from trainjob._manifest.attempts import Cancel, recent
 from trainjob._support.kube_objects import mapping, mappings
-from trainjob.errors import AlreadyExists, BackendUnavailable, ConfigurationError, NotFound, Rejected, RuntimeNotFound
+from trainjob.errors import (
+    AlreadyExists,
+    BackendUnavailable,
+    ConfigurationError,
+    NotFound,
+    Rejected,
+    RetryVerdict,
+    RuntimeNotFound,
+)
 from trainjob.job import API_VERSION, RESERVED_PREFIX, JobRef
 from trainjob.status import observe
-from trainjob.verdicts import RetryVerdict
 
 _REQUEST = RESERVED_PREFIX + "request"
 _MAX_JSON_BYTES = 3 << 20  # a server closes the connection during a larger request, which looks like an outage

@@ -16,9 +16,9 @@ from trainjob._backends.kubernetes.errors import Transient
 from trainjob._backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, gather, log_fields
 from trainjob._backends.kubernetes.reflector import Change, Reflector, Synced
 from trainjob._diagnosis.cluster import terminations_in
+from trainjob._diagnosis.evidence import Evidence
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.job import JobRef
-from trainjob.verdicts import Evidence
 
 _log = logging.getLogger(__name__)
 

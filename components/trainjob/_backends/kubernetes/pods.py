@@ -25,12 +25,12 @@ from trainjob._backends.kubernetes.errors import (
 )
 from trainjob._diagnosis import READ_LINES, blockers, output, ranks
 from trainjob._diagnosis.cluster import Termination, containers_of, terminations_in, terminations_of
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.output import Output
 from trainjob._support import retrying
 from trainjob._support.kube_objects import MAX_LINE, name_of, rank_of, training_container
 from trainjob._support.log_lines import LogLine, Splitter, latest
 from trainjob.job import JobRef
-from trainjob.verdicts import Evidence
 
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 MAX_TAILS = 64

@@ -24,6 +24,7 @@ from trainjob._backends.local import cancels, runtimes, supervision
 from trainjob._backends.local.logs import LogReader
 from trainjob._backends.local.store import JobFiles, OtherFormat, cancel_metadata, job_names, now
 from trainjob._diagnosis import READ_LINES, blockers
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._manifest.attempts import Cancel, cancel_of, work_of
 from trainjob._support.kube_objects import has_trained, mapping, name_of, rank_of
 from trainjob._support.log_lines import LogLine, Splitter, merge
@@ -37,7 +38,6 @@ from trainjob.errors import (
 from trainjob.job import KEY, JobRef
 from trainjob.settings import Settings
 from trainjob.status import CANCELLED
-from trainjob.verdicts import Evidence
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import re
 from trainjob._diagnosis.meaning import Meaning
 from trainjob._diagnosis.rules.raised import KILLED, NO_PROGRAM, OTHER_ARCHITECTURE, SHM_FULL
 from trainjob._diagnosis.rules.row import LineRule
-from trainjob.verdicts import Category, RetryVerdict
+from trainjob.errors import Category, RetryVerdict
 
 M, C, R = Meaning, Category, RetryVerdict  # so that a row has two lines
 

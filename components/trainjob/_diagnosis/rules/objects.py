@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from trainjob._diagnosis.meaning import RERUN, Meaning
 from trainjob._diagnosis.rules import queues
 from trainjob._diagnosis.rules.row import ObjectRule
-from trainjob.verdicts import Category, RetryVerdict
+from trainjob.errors import Category, RetryVerdict
 
 M, C, R = Meaning, Category, RetryVerdict  # so that a row has two lines
 
@@ -208,7 +208,7 @@ OBJECTS: tuple[ObjectRule, ...] = (
         "runc 1.3 libcontainer/process_linux.go"),
     _Rule("start-gpu", _START, r"(?i)nvidia-container|nvml|\bCDI\b|could not select device driver|device plugin",
         _GPU_PLUGIN, "nvidia-container-toolkit 1.17 cmd/nvidia-container-runtime"),
-    _Rule("start-seccomp", _START, "(?i)seccomp", _SECCOMP, "format: containerd 2.1 contrib/seccomp/seccomp.go"),
+    _Rule("start-seccomp", _START, "(?i)seccomp", _SECCOMP, "corpus/seccomp-profile-missing"),
     _Rule("start-working-directory", _START, "chdir to cwd|working directory .* does not exist", _WORKING_DIRECTORY,
         "runc 1.3 libcontainer/init_linux.go"),
     _Rule("start-user", _START, "no matching entries in (passwd|group) file|unable to find (user|group)", _NO_USER,
@@ -297,8 +297,8 @@ OBJECTS: tuple[ObjectRule, ...] = (
     _Rule("mount-other", _VOLUME, "", _MOUNT, "format: mount-utils 0.37 mount_linux.go"),
     _Rule("sandbox", "FailedCreatePodSandBox NetworkNotReady", "", _SANDBOX,
         "format: kubernetes 1.37 pkg/kubelet/kuberuntime/kuberuntime_manager.go"),
-    _Rule("sidecar-runs", "SidecarRuns", "", _SIDECAR, "trainjob, of the states of containers"),
-    _Rule("sysctl", "SysctlForbidden", "", _SYSCTL, "format: kubernetes 1.37 pkg/kubelet/sysctl/allowlist.go"),
+    _Rule("sidecar-runs", "SidecarRuns", "", _SIDECAR, "corpus/sidecar-keeps-pod"),
+    _Rule("sysctl", "SysctlForbidden", "", _SYSCTL, "corpus/sysctl-forbidden"),
     # ---- pods that were stopped: DisruptionTarget and the kubelet's reasons
     _Rule("preempted", "PreemptionByScheduler Preempting Preempted", "", _PREEMPTED, "corpus/preempted-by-kueue"),
     _Rule("evicted-own-disk", _KUBELET,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainjob._diagnosis.meaning import Meaning
 from trainjob._diagnosis.rules.row import ObjectRule
-from trainjob.verdicts import Category, RetryVerdict
+from trainjob.errors import Category, RetryVerdict
 
 M, C, R = Meaning, Category, RetryVerdict  # so that a row has two lines
 
@@ -40,8 +40,7 @@ _PENDING = "Pending NoMatchingFlavor Misconfigured Inadmissible"  # by the versi
 
 _Rule = ObjectRule
 RULES: tuple[ObjectRule, ...] = (
-    _Rule("queue-namespace", _PENDING, "namespace doesn't match", _NAMESPACE_UNMATCHED,
-        "format: kueue 0.19 pkg/workload/resources.go"),
+    _Rule("queue-namespace", _PENDING, "namespace doesn't match", _NAMESPACE_UNMATCHED, "corpus/queue-namespace"),
     _Rule("queue-resource", _PENDING, r"resource \S+ unavailable in ClusterQueue", _QUEUE_RESOURCE,
         "corpus/queue-resource-missing"),
     _Rule("no-flavor", _PENDING, "^(?!.*insufficient)(?=.*(untolerated taint|doesn't match node affinity))", _NO_FLAVOR,
@@ -52,7 +51,7 @@ RULES: tuple[ObjectRule, ...] = (
     _Rule("queue-stopped", f"{_PENDING} Suspended", "is (inactive|stopped)", _QUEUE_STOPPED, "corpus/queue-stopped"),
     _Rule("queue-stopped-by-operator", "QueueStopped", "", _QUEUE_STOPPED, "trainjob, of the condition Active"),
     _Rule("queue-incomplete", "QueueIncomplete", "", _QUEUE_INCOMPLETE, "trainjob, of the condition Active"),
-    _Rule("no-priority", "NoWorkloadPriorityClass", "", _NO_PRIORITY, "trainjob, of a missing WorkloadPriorityClass"),
+    _Rule("no-priority", "NoWorkloadPriorityClass", "", _NO_PRIORITY, "corpus/queue-priority-class-missing"),
     _Rule("no-queue", "Inadmissible NoMatchingFlavor Misconfigured", "", _NO_QUEUE, "corpus/queue-missing"),
     _Rule("queued",
         "Pending WaitingForQuota WaitingForPreemptedWorkloads TopologyPlacementFailed Waiting WaitingForPodsReady "

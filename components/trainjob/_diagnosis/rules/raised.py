@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from trainjob._diagnosis.meaning import Meaning
 from trainjob._diagnosis.rules.row import RaisedRule
-from trainjob.verdicts import Category, RetryVerdict
+from trainjob.errors import Category, RetryVerdict
 
 M, C, R = Meaning, Category, RetryVerdict  # so that a row has two lines
 
@@ -144,7 +144,6 @@ _SERVICES = ("requests urllib3 httpx httpcore aiohttp botocore boto3 aiobotocore
     "huggingface_hub transformers datasets mlflow wandb grpc urllib http socket ssl smart_open adlfs fsspec redis "
     "pymongo psycopg2 psycopg sqlalchemy")
 _SAVED = "torch safetensors pickle"
-_HUB_CHAIN = "OSError huggingface_hub. requests.exceptions. httpx."
 
 # ---- messages
 _GONE = "(?i)clos|reset|timed? ?out|refused|broken pipe|read error|connect|peer|remote"

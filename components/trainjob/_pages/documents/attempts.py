@@ -9,6 +9,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput import Attempt, measure, pieces_of_work, ratio_of, sums
 from trainjob._goodput.history import MetricHistory, Points
 from trainjob._jobs.report import Report
@@ -17,7 +18,6 @@ from trainjob._support.display import iso, short_text
 from trainjob.goodput import Activity, Goodput, Segment, Source
 from trainjob.job import JobRef
 from trainjob.status import Phase
-from trainjob.verdicts import Evidence
 
 LATEST = 20
 """Attempts of a document, the latest."""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainjob._backends.base import TrainJob, Usage
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput.history import CHECKPOINT, METHOD, MetricHistory, Points, thinned
 from trainjob._jobs.models import sources_of
 from trainjob._jobs.report import Report, examine
@@ -17,9 +18,9 @@ from trainjob._support.display import iso, short_text, shown_lines
 from trainjob._support.kube_objects import mapping
 from trainjob._support.masking import public
 from trainjob._support.numbers import json_values
+from trainjob.errors import Category, Diagnosis, RetryVerdict
 from trainjob.job import ATTEMPT, JobRef
 from trainjob.status import QUEUE_LABEL, Observation, Phase
-from trainjob.verdicts import Category, Diagnosis, Evidence, RetryVerdict
 
 _STEPS = 10  # latest points whose steps give the time of a step
 _LINES = 500
