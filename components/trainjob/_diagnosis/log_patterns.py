@@ -69,7 +69,7 @@ AFTERWARDS = re.compile(
     r"|^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion)"
     r"|^(Search for `cuda|-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit )"
     r"|^(Set the environment variable HYDRA_FULL_ERROR)"
-    r"|^wandb: |resource_tracker|^sys:1: |^<sys>:0: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
+    r"|^wandb: |^.*resource_tracker|^sys:1: |^<sys>:0: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
 )
 
 # ---------------------------------------------------------------- native code
@@ -97,8 +97,9 @@ LOST_PEER = re.compile(  # in lines of native code, which has no exception
     r"|rabit.*(reset|closed|timeout|failed)|watchdog got stuck",
     re.IGNORECASE,
 )
-PEER = re.compile(r"[Cc]losed by (?:remote )?peer \[([0-9a-fA-F.:]+)\]|[Rr]ead error \[([0-9a-fA-F.:]+)\]")
-JOINED = re.compile(r"reached the barrier: (\d+)/(\d+)|(\d+)/(\d+) clients joined")
+# "closed by peer [10.0.0.7]", "closed by remote peer […]", "read error […]"; from the bracket, which is searched fast.
+PEER = re.compile(r"\[(?<=by peer \[|te peer \[|d error \[)([0-9a-fA-F.:]+)\]")
+JOINED = (re.compile(r"reached the barrier: (\d+)/(\d+)"), re.compile(r"(\d+)/(\d+) clients joined"))
 
 _SOURCE = re.compile(r"([\w./-]+)\.(?:cc|cpp|cu|h|hpp):\d+")  # where native code raised, in its message
 _NATIVE_ERROR = re.compile(r"((?:std|c10)::\w+|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*): (.*)", re.DOTALL)
@@ -120,7 +121,7 @@ def native_error(error: str) -> tuple[str, str] | None:
 
 LAUNCHER = re.compile(  # first line of a report: the workers have ended
     r"^Primary job +terminated|^(mpirun|mpiexec|prterun)\b.* (detected|noticed) that"
-    r"|^-- Process \d+ terminated with|ChildFailedError:\s*$|sigkill_handler\] Killing subprocess",
+    r"|^-- Process \d+ terminated with|^.*ChildFailedError:\s*$|^.*sigkill_handler\] Killing subprocess",
     re.MULTILINE,
 )
 WORKERS = (  # the first worker that failed: its number, its exit code or signal
@@ -157,4 +158,4 @@ SPECIAL = re.compile(
         for name, pattern in (("native", NATIVE), ("aside", ASIDE), ("launcher", LAUNCHER), ("other", AFTERWARDS))
     )
 )
-"""Lines that may follow the traceback that ended a process, by one search: most lines are none of them."""
+"""Lines that may follow the traceback that ended a process, by one match: most are none of them."""

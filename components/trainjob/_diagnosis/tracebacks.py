@@ -97,7 +97,7 @@ class Tracebacks:
         """Read the next line."""
         bare = known.GROUP.sub("", line) if line.lstrip().startswith(("|", "+", "│")) else line
         text = bare.strip()
-        bar = known.BAR.search(text)
+        bar = known.BAR.search(text) if "%|" in text else None
         again = bool(bar and bar[1] in self.bars)
         if bar:
             self.bars.add(bar[1])
@@ -142,7 +142,7 @@ class Tracebacks:
         if found is None:
             self._own(number, text)
         elif known.WRAPPERS.search(found[1]):
-            self.launcher = bool(known.LAUNCHER.search(text))
+            self.launcher = bool(known.LAUNCHER.match(text))
         elif not aside and not (known.CALLED.search(found[1]) and self.ended and not self.part):
             causes: tuple[Raised, ...] = ()
             during = ""
@@ -160,13 +160,13 @@ class Tracebacks:
 
     def _afterwards(self, line: str, text: str) -> bool:
         """Whether a line may follow the traceback that ended a process."""
-        special = known.SPECIAL.search(text)
+        special = known.SPECIAL.match(text)
         kind = special.lastgroup if special else ""
         self.aside, self.launcher, native = kind == "aside", kind == "launcher", kind == "native"
-        more = (self.continues and line[0].isspace()) or (self.native and known.MORE_OF_NATIVE.search(text))
-        message = bool(self.ended) and (self.hooked or bool(more) or bool(known.MORE_OF_MESSAGE.search(text)))
+        more = (self.continues and line[0].isspace()) or (self.native and known.MORE_OF_NATIVE.match(text))
+        message = bool(self.ended) and (self.hooked or bool(more) or bool(known.MORE_OF_MESSAGE.match(text)))
         self.native = self.native or native
-        if message and self.ended and not native and not known.SAYS_NOTHING.search(text):
+        if message and self.ended and not native and not known.SAYS_NOTHING.match(text):
             self.ended = self.before = _longer(self.ended, text)
         self._survive(bool(self.after) and not native and not self.launcher)
         return message or bool(more) or special is not None
