@@ -14,7 +14,7 @@ from trainjob.errors import Diagnosis
 from trainjob.status import Observation, Phase
 
 EXAMPLES = Path(__file__).parent / "rules"
-SIGNALS = {"SIGKILL": 137, "SIGTERM": 143, "SIGBUS": 135, "SIGILL": 132, "SIGSEGV": 139}
+SIGNALS = {"SIGINT": 130, "SIGKILL": 137, "SIGTERM": 143, "SIGBUS": 135, "SIGILL": 132, "SIGSEGV": 139}
 
 
 def example_of(rule: ObjectRule) -> tuple[str, str]:

@@ -77,9 +77,8 @@ def in_colors(rule: RaisedRule, _: random.Random) -> Drawn:
 
 
 def in_json(rule: RaisedRule, _: random.Random) -> Drawn:
-    lines = [json.dumps({"level": "INFO", "msg": "step 3"})]
     record = {"level": "ERROR", "msg": "the training failed", "exc_info": "\n".join(traceback_of(rule))}
-    return Drawn([*lines, json.dumps(record)], known(rule))
+    return Drawn([json.dumps({"level": "INFO", "msg": "step 3"}), json.dumps(record)], known(rule))
 
 
 def of_a_worker(rule: RaisedRule, chance: random.Random) -> Drawn:
@@ -100,21 +99,15 @@ def in_a_child(rule: RaisedRule, _: random.Random) -> Drawn:
 
 
 def in_a_group(rule: RaisedRule, _: random.Random) -> Drawn:
-    one, *more = str(raised_by(rule)).split("\n")
-    frames = [f"    | {line}" for line in traceback_of(rule)]
-    del one, more
-    return Drawn(
-        [
-            "  + Exception Group Traceback (most recent call last):",
-            f"  | {FRAME}",
-            "  |     async with anyio.create_task_group() as group:",
-            "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)",
-            "  +-+---------------- 1 ----------------",
-            *frames,
-            "    +------------------------------------",
-        ],
-        known(rule),
-    )
+    head = [
+        "  + Exception Group Traceback (most recent call last):",
+        f"  | {FRAME}",
+        "  |     async with anyio.create_task_group() as group:",
+        "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)",
+        "  +-+---------------- 1 ----------------",
+    ]
+    parts = [f"    | {line}" for line in traceback_of(rule)]
+    return Drawn([*head, *parts, "    +------------------------------------"], known(rule))
 
 
 def after_others(rule: RaisedRule, chance: random.Random) -> Drawn:
@@ -130,26 +123,77 @@ SAME = (in_colors, in_json, of_a_worker, wrapped, in_a_child, in_a_group, after_
 
 def in_own_raise(rule: RaisedRule, chance: random.Random) -> Drawn:
     words = words_of(rule)
-    name, source = chance.choice(
-        [
-            ("ValueError", "raise ValueError(row.text)"),
-            ("KeyError", "raise KeyError(row.text)"),
-            ("RuntimeError", "raise RuntimeError(row.text)"),
-            ("AssertionError", "assert row.ok, row.text"),
-            (raised_by(rule).name, "raise error_of(row)"),
-        ]
-    )
+    sources = {
+        "ValueError": "raise ValueError(row.text)",
+        "KeyError": "raise KeyError(row.text)",
+        "RuntimeError": "raise RuntimeError(row.text)",
+        "AssertionError": "assert row.ok, row.text",
+        raised_by(rule).name: "raise error_of(row)",
+    }
+    name, source = chance.choice([*sources.items()])
     return Drawn([HEAD, FRAME, f"    {source}", f"{name}: {words}"], OWN, f"{name}: {words[:60]}")
 
 
+DIVISION = [HEAD, FRAME, "    x = 1 / n", "        ~~^~~", "ZeroDivisionError: division by zero"]
+
+
 def handled(rule: RaisedRule, _: random.Random) -> Drawn:
-    own = [HEAD, FRAME, "    x = 1 / n", "        ~~^~~", "ZeroDivisionError: division by zero"]
-    return Drawn([*log_of(rule), "recovered, going on", "step 4 loss 2.1", *own], OWN, "ZeroDivisionError")
+    log = [*log_of(rule), "recovered, going on", "step 4 loss 2.1", *DIVISION]
+    return Drawn(log, OWN, "ZeroDivisionError")
 
 
 def during(rule: RaisedRule, _: random.Random) -> Drawn:
-    own = [HEAD, FRAME, "    x = 1 / n", "        ~~^~~", "ZeroDivisionError: division by zero"]
-    return Drawn([*traceback_of(rule), *DURING.split("\n"), *own], OWN, "ZeroDivisionError: division by zero (while")
+    log = [*traceback_of(rule), *DURING.split("\n"), *DIVISION]
+    return Drawn(log, OWN, "ZeroDivisionError: division by zero (while")
+
+
+def on_one_line(rule: RaisedRule, chance: random.Random) -> Drawn:
+    """A ``raise`` after a condition, as Python prints its line."""
+    name = chance.choice(["ValueError", "RuntimeError", raised_by(rule).name])
+    source = chance.choice(["if not row.ok: raise error_of(row)", "done = True; raise error_of(row)"])
+    return Drawn([HEAD, FRAME, f"    {source}", f"{name}: {words_of(rule)}"], OWN, f"{name}: {words_of(rule)[:60]}")
+
+
+def of_an_own_package(rule: RaisedRule, chance: random.Random) -> Drawn:
+    """The team installs its code, which raises the message."""
+    installed = '  File "/usr/local/lib/python3.12/site-packages/acme_training/data.py", line 7, in load'
+    name = chance.choice(["ValueError", "RuntimeError", "OSError"])
+    raised = [HEAD, FRAME, "    load()", installed, "    raise error_of(row)", f"{name}: {words_of(rule)}"]
+    return Drawn(raised, OWN, f"{name}: {words_of(rule)[:60]}")
+
+
+def with_others_in_a_group(rule: RaisedRule, chance: random.Random) -> Drawn:
+    """A bug of the author, of which the other failures may be a consequence."""
+    head = [
+        "  + Exception Group Traceback (most recent call last):",
+        f"  | {FRAME}",
+        "  | ExceptionGroup: two (2 parts)",
+    ]
+    parts = [traceback_of(rule), DIVISION]
+    chance.shuffle(parts)
+    log = [
+        line
+        for number, part in enumerate(parts, 1)
+        for line in (f"  +-+---------------- {number} ----------------", *(f"    | {line}" for line in part))
+    ]
+    return Drawn([*head, *log, "    +------------------------------------"], OWN, "ZeroDivisionError")
+
+
+def in_data_of_a_client(rule: RaisedRule, chance: random.Random) -> Drawn:
+    """Words in an address and in a statement mean nothing."""
+    words = words_of(rule).replace("]", ")")
+    url = f"https://hub.corp/{'-'.join(words.split())}/resolve/500"
+    name, message = chance.choice(
+        [
+            ("requests.exceptions.HTTPError", f"404 Client Error: Not Found for url: {url}"),
+            (
+                "sqlalchemy.exc.IntegrityError",
+                f"UNIQUE constraint failed\n[SQL: INSERT]\n[parameters: (500, {words!r})]",
+            ),
+            ("requests.exceptions.InvalidSchema", "No connection adapters were found for 's3://connect/closed'"),
+        ]
+    )
+    return Drawn([HEAD, FRAME, "    load()", *f"{name}: {message}".splitlines()], OWN, name)
 
 
 def key_of_data(rule: RaisedRule, _: random.Random) -> Drawn:
@@ -164,27 +208,23 @@ def logged(rule: RaisedRule, _: random.Random) -> Drawn:
 
 
 def of_another_language(rule: RaisedRule, chance: random.Random) -> Drawn:
-    words = words_of(rule)
-    log, code = chance.choice(
-        [
-            ([f"panic: bad row: {words}", "", "goroutine 1 [running]:", "main.main()", "\t/app/main.go:9 +0x1d"], 2),
-            (
-                [
-                    "thread 'main' panicked at src/main.rs:4:5:",
-                    f"bad row: {words}",
-                    "note: run with `RUST_BACKTRACE=1`",
-                ],
-                101,
-            ),
-            ([f"Error in train(x) : bad row: {words}", "Calls: train", "Execution halted"], 1),
-            ([f'Exception in thread "main" app.BadRow: {words}', "\tat app.Main.main(Main.java:9)"], 1),
-            ([f"bad row: {words}"], 7),
-        ]
-    )
-    return Drawn(log, OWN, "bad row" if code != 1 or "Calls" in log[1] else "app.BadRow", code)
+    row = f"bad row: {words_of(rule)}"
+    jvm = f'Exception in thread "main" app.BadRow: {words_of(rule)}'
+    outputs = [
+        (2, "bad row", [f"panic: {row}", "", "goroutine 1 [running]:", "main.main()", "\t/app/main.go:9 +0x1d"]),
+        (101, "bad row", ["thread 'main' panicked at src/main.rs:4:5:", row, "note: run with `RUST_BACKTRACE=1`"]),
+        (1, "bad row", [f"Error in train(x) : {row}", "Calls: train", "Execution halted"]),
+        (1, "app.BadRow", [jvm, "\tat app.Main.main(Main.java:9)"]),
+        (7, "bad row", [row]),
+    ]
+    code, quoted, log = chance.choice(outputs)
+    return Drawn(log, OWN, quoted, code)
 
 
-OTHERS = (in_own_raise, handled, during, key_of_data, logged, of_another_language)
+OTHERS = (
+    *(in_own_raise, on_one_line, of_an_own_package, in_data_of_a_client, key_of_data),
+    *(handled, during, with_others_in_a_group, logged, of_another_language),
+)
 
 
 def draw(chance: random.Random) -> tuple[str, Drawn]:

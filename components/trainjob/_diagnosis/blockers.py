@@ -185,7 +185,10 @@ def _of_waiting_workload(workload: Mapping[str, Any], conditions: Mapping[str, M
 
 # ---------------------------------------------------------------- Events
 
-_OF_STARTING = ("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox")
+_OF_STARTING = (
+    *("FailedMount", "FailedAttachVolume", "FailedMapVolume"),
+    *("FailedCreatePodSandBox", "FailedPrepareDynamicResources"),
+)
 """Reasons of pods that only Events report. All others are in the pod's status, too, and an Event may be an hour old."""
 
 

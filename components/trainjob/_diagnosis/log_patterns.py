@@ -31,6 +31,8 @@ LIBRARY = re.compile(
     r"(?:/lib/python[\d.]+/)?(?:site|dist)-packages/(.+)\.py$|/lib/python[\d.]+/(.+)\.py$"
     r"|^<frozen (.+)>$|^([\w/]+)\.pyx$"
 )
+INSTALLED = "-packages/"
+RAISES = re.compile(r"(?:^|[:;] +)(?:raise|assert)\b")
 EXCEPTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\w+\))?(?::(?: (.*))?)?$")
 CAUSED = "The above exception was the direct cause of"
 CHAINS = (CAUSED, "During handling of the above exception, another")
@@ -52,7 +54,7 @@ MORE_OF_MESSAGE = re.compile(
     r"|^(\(Background on this error|\[SQL: |\[parameters: )"
     r"|^(# of tasks that reached the barrier|The first task at the barrier|\d+$|>$|RPC: /|This usually happens because)"
     r"|^(Repository Not Found for url|Please make sure you specified|If you are trying to access a private)"
-    r"|^For more details, see"
+    r"|^(For more details, see|More information: |(DETAIL|HINT|CONTEXT):  |LINE \d+: |\[bt\] |Stack trace:$)"
     r"|^(Reason: |HTTP response (headers|body): )|^\s*OOM when allocating tensor|^Detected at node |^Hint: "
 )
 # More of a message that says nothing about the cause.
@@ -60,7 +62,7 @@ SAYS_NOTHING = re.compile(
     r"^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion|Search for `cuda)"
     r"|^(-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit |frame #\d+: )"
     r"|^(RequestId:|Time:|\(Background on this error|See https?://|Hint: |File \"|Set the environment variable HYDRA)"
-    r"|^[\s~^]+$|^Exception raised from |^wandb: "
+    r"|^[\s~^]+$|^Exception raised from |^wandb: |^at \S+\(|^\.\.\. \d+ more$"
 )
 # Output at exit: of a crash of native code, of libraries, of programs that have started this one.
 AFTERWARDS = re.compile(
@@ -135,7 +137,9 @@ TERMINATED = re.compile(r"SignalException: Process \d+ got signal: (15|2)\b")
 # ---------------------------------------------------------------- programs that are not Python's
 
 USAGE = re.compile(r"^[Uu]sage: ")  # argparse, click
-JVM = re.compile(r'Exception in thread "[^"]*" ([\w.$]+)(?:: (.*))?$')
+JVM = re.compile(r'Exception in thread "main" ([\w.$]+)(?:: (.*))?$')
+JVM_CAUSE = re.compile(r"Caused by: ([\w.$]+)(?:: (.*))?$")
+REJECTED = re.compile(r"\S.*: error: |Error: |[╭+]─* ?Error\b")  # of a program that prints its usage
 # argparse and click; Python, shells and env that cannot start a program; pip; the programs of this package.
 ERROR_LINE = re.compile(
     r"^(\S+: )?error: .+|^E(rror|RROR): .+|^\S*python[\d.]*: (No module named|can't (open file|find)) .*"
@@ -150,6 +154,9 @@ NO_MESSAGE = re.compile(
     r"|goroutine \d+|\[signal \w+|main\.\w+\(|exit status \d+$|note: run with|stack backtrace:|Execution halted"
     r"|Calls: |Caused by: |\S*https?://\S+$|launch\.$"
     r"|object (address|refcount|type)|lost sys\.|[})\]]+;?$|Stacktrace:|Node\.js v\d|-{4,}|={4,}"
+    r"|created by \w|[\w./-]+\.(\(\*?\w+\)\.)?[\w.]+\(.*\)$|[╭╰][─╮╯ ]+$|hint: |help: |Pass --helpshort"
+    r"|\s+(code|requireStack): |\s+(full_key: |object_type=)|Set the environment variable HYDRA|To append to your "
+    r"|\[bt\] |Stack trace:$|- /\S+$|Require stack:$|(See|More information:) https?://\S+$"
 )
 
 SPECIAL = re.compile(

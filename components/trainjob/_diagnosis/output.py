@@ -14,7 +14,7 @@ from trainjob._diagnosis.rules import raised as table
 from trainjob._diagnosis.rules.row import RaisedRule
 from trainjob._diagnosis.tracebacks import Raised, Tracebacks
 from trainjob._support.control_characters import plain, states
-from trainjob._support.kube_objects import MAX_LINE
+from trainjob._support.kube_objects import MAX_LINE, mappings
 from trainjob.progress.watchdog import RANK_MARKER, STACK_MARKER
 
 TAIL_LINES = 20
@@ -78,7 +78,8 @@ class Output:
         line: Index of the line of the exception or error; -1 if there is none.
         last: The last line of a process's own output; empty if there is none.
         survived: The last exception after which its process continued; None if there is none.
-        usage: The program printed its usage.
+        recent: `survived` is among the last lines, which are shown.
+        usage: The program printed its usage, and an error.
         aborted: Native code aborted because of `error`.
         torn_down: Native code crashed only because the process was already exiting after `raised`.
         terminated: Another process terminated it.
@@ -96,6 +97,7 @@ class Output:
     line: int = -1
     last: str = ""
     survived: Raised | None = None
+    recent: bool = False
     usage: bool = False
     aborted: bool = False
     torn_down: bool = False
@@ -160,15 +162,16 @@ def read(log: Sequence[str]) -> Output:
         worker,
         error,
         at,
-        clean[said] if said >= 0 else "",
+        next(_parts(clean[said]), "").strip("│ ") if said >= 0 else "",
         survived if at < 0 else None,
-        usage=not raised and any(map(known.USAGE.match, clean[-TAIL_LINES:])),
+        recent=survived is not None and survived.line >= len(clean) - TAIL_LINES,
+        usage=not raised and all(any(map(form.match, clean[-TAIL_LINES:])) for form in (known.USAGE, known.REJECTED)),
         aborted=aborted,
         torn_down=bool(raised and any(known.TORN_DOWN.search(after) for after in clean[raised.line :])),
         terminated=bool(known.TERMINATED.search(text)),
         lost_peer=any(map(known.LOST_PEER.search, [error, *near] if aborted else filter(known.NATIVE_LINE.match, end))),
         peers=tuple(dict.fromkeys(known.PEER.findall(text))),
-        joined=next(((int(found[1]), int(found[2])) for each in known.JOINED if (found := each.search(text))), (0, 0)),
+        joined=next(((int(seen[1]), int(seen[2])) for each in known.JOINED if (seen := each.search(text))), (0, 0)),
         collective=_collective(text),
         assertion=next((found[1] for found in map(known.ASSERTION.search, clean) if found), ""),
         processes=len([prefix for prefix in processes if prefix]),
@@ -231,6 +234,16 @@ def _parts(line: str) -> Iterator[str]:
     for names in known.JSON_FIELDS:
         text = next((record[name] for name in names if isinstance(record.get(name), str)), "")
         yield from text[: _LONGEST * 4].splitlines()
+    yield from _traced(record.get("exception"))
+
+
+def _traced(exceptions: object) -> Iterator[str]:
+    """The traceback of a record of structlog, whose `dict_tracebacks` write it as JSON, the last exception first."""
+    last = mappings({"all": exceptions}, "all")[:1]
+    for each in last:
+        yield "Traceback (most recent call last):"
+        yield from (f'  File "{frame.get("filename")}", line 1, in x' for frame in mappings(each, "frames"))
+        yield f"{each.get('exc_type')}: {each.get('exc_value')}"
 
 
 # ---------------------------------------------------------------- errors
@@ -288,7 +301,9 @@ def _final_error(clean: Sequence[str], handled: int) -> tuple[str, int]:
     number = _last_message(clean, len(clean) - 1)
     if number > handled + 1 and clean[number - 1].endswith(":") and known.ERROR_LINE.match(clean[number - 1]):
         return f"{clean[number - 1]} {clean[number]}", number - 1  # Rust: where it panicked, and why in the next line
-    return (clean[number], number) if number > handled and known.ERROR_LINE.match(clean[number]) else ("", -1)
+    # Indented lines belong to the one before them.
+    number = next((n for n in range(number, handled, -1) if clean[n][:1].strip()), -1)
+    return (clean[number], number) if number >= 0 and known.ERROR_LINE.match(clean[number]) else ("", -1)
 
 
 def _last_message(clean: Sequence[str], last: int) -> int:

@@ -79,11 +79,18 @@ def _reported(rank: Rank, nodes: int) -> Meaning | None:
         alone = nodes == 1 and out.processes < 2 and out.collective.rank is None
         return _SLOW_KERNEL if alone else _SLOW_COLLECTIVE
     if found is not None:
-        return _joined(found.means, out, nodes)
+        return _weighed(_joined(found.means, out, nodes), out)
     code = "" if _is_aborted(ended, out) else ended.signal or str(ended.exit_code)
     line = out.error or (str(out.worker) if out.worker else out.last)
     rule = lines.rule_of(code, f"usage: {line}" if out.usage else line) if out.raised is None or ended.signal else None
     return rule.means if rule is not None else None
+
+
+def _weighed(meaning: Meaning, out: Output) -> Meaning:
+    """The meaning of an error; of an outage while another error was handled, it is unknown which of the two repeats."""
+    if meaning.category is not Category.OUTAGE or out.raised is None or out.raised.handled is None:
+        return meaning
+    return replace(meaning, retry=RetryVerdict.UNKNOWN)
 
 
 def _joined(meaning: Meaning, out: Output, nodes: int) -> Meaning:
@@ -185,4 +192,5 @@ def _exit(rank: Rank, ended: Termination, code: int) -> str:
             return f"{text}: {expected} processes expected, {joined} exist: {out.text}"
         return f"{text}: {out.text}{child}"
     # `sys.exit("message")`, or a message and `sys.exit(1)`, in any language.
-    return f"{text}; last log line: {out.last}" if out.last and not ended.container and not ended.signal else text
+    said = f"; last log line: {out.last}" if out.last and not ended.container and not ended.signal else ""
+    return text + said + (f"; an exception before that: {out.survived}" if said and out.survived and out.recent else "")

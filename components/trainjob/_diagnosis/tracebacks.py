@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from trainjob._diagnosis import log_patterns as known
 from trainjob._diagnosis.rules import raised as table
 from trainjob._diagnosis.rules.row import RaisedRule
+from trainjob._support.control_characters import one_line
 
 _LONGEST = 4096  # characters of a message that are kept
+_BESIDE = 200  # characters of an exception that was raised while another was handled
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Raised:
         authored: A ``raise`` or ``assert`` of the author's code raised it, so that its words are the author's.
         line: Index of its line in the log.
         causes: Exceptions that it was raised from, the first cause first.
-        during: The exception that was being handled; it is quoted, and never the cause.
+        during: The exception that was being handled; it is quoted, and never the cause. None if none was.
         parts: For an exception group, its exceptions.
     """
 
@@ -38,23 +40,44 @@ class Raised:
     authored: bool = False
     line: int = -1
     causes: tuple[Raised, ...] = ()
-    during: str = ""
+    during: Raised | None = None
     parts: tuple[Raised, ...] = ()
 
     def __str__(self) -> str:
-        """Class and message, with the first cause; of a group, its first exception."""
-        if self.parts:
-            return f"{self.parts[0]} (in {self.name}: {self.message})"
+        """Class and message, with the first cause; of a group, the exception that decides."""
+        if (part := self._part) is not None:
+            return f"{part} (in {self.name}: {self.message})"
         message = self.message.rpartition("\nLast error:\n")[2].strip()  # PyTorch writes NCCL's after a general one
         text = f"{self.name}: {message}" if message else self.name
-        during = f" (while handling {self.during})" if self.during else ""
-        return text + (f" (caused by {self.causes[0]})" if self.causes else during)
+        cause = f" (caused by {self.causes[0]})" if self.causes else ""
+        if (first := self.handled or (None if self.causes else self.during)) is None:
+            return text + cause
+        return f"{one_line(text, _BESIDE)}{cause[:_BESIDE]} (while handling {one_line(str(first), _BESIDE // 2)})"
+
+    @property
+    def handled(self) -> Raised | None:
+        """The author's exception that was being handled, also when one of its causes came; None if none was."""
+        own = [each for each in self._handled() if not each.modules and each.rule is None]
+        return own[-1] if own else None
+
+    def _handled(self) -> Iterator[Raised]:
+        """The exceptions that were being handled, the latest first."""
+        for each in (self, *self.causes):
+            if each.during is not None:
+                yield each.during
+                yield from each.during._handled()
 
     @property
     def rule(self) -> RaisedRule | None:
         """The row of the table for it, or for the nearest cause that has one; None if none has."""
-        found = (each.rule for each in self.parts) if self.parts else self._rules()
-        return next((rule for rule in found if rule is not None), None)
+        if (part := self._part) is not None:
+            return part.rule
+        return next((rule for rule in self._rules() if rule is not None), None)
+
+    @property
+    def _part(self) -> Raised | None:
+        """Of a group, the first exception that no rule explains, since others may follow from it; else the first."""
+        return next((part for part in self.parts if part.rule is None), next(iter(self.parts), None))
 
     def _rules(self) -> Iterator[RaisedRule | None]:
         for each in (self, *reversed(self.causes)):
@@ -71,6 +94,7 @@ class Tracebacks:
     """The tracebacks in the output of one process, read line by line."""
 
     hooked: bool = False  # PyTorch's excepthook writes it, so that it ends the process
+    uncaught: bool = False  # the JVM reports it, which then runs hooks that write more
     ended: Raised | None = None
     before: Raised | None = None
     survived: Raised | None = None
@@ -107,13 +131,17 @@ class Tracebacks:
             self._survive(bool(self.after))
             self.frames, self.source = [], ""
         elif self._ends_traceback(line, bare, text):
-            self._raised(number, text)
+            self._raised(number, text, grouped=bare is not line)
         elif self.frames is not None:
             self._frame(bare)
         elif not text or self.launcher:
             return
         elif jvm := known.JVM.match(text):
-            self.ended, self.after, self.continues = Raised(jvm[1], jvm[2] or "", line=number), [], True
+            self.ended, self.after, self.uncaught = Raised(jvm[1], jvm[2] or "", line=number), [], True
+            self.continues = True
+        elif self.uncaught and self.ended and (cause := known.JVM_CAUSE.match(text)):
+            self.ended = replace(self.ended, causes=(Raised(cause[1], cause[2] or "", line=number), *self.ended.causes))
+            self.continues = True
         elif text.startswith(known.CHAINS):
             self.chained = text
         elif again or (not bar and self._afterwards(line, text)):
@@ -135,7 +163,7 @@ class Tracebacks:
         elif self.frames and not self.source and line.strip():
             self.source = line.strip().removeprefix("❱ ").lstrip("0123456789 │")
 
-    def _raised(self, number: int, text: str) -> None:
+    def _raised(self, number: int, text: str, *, grouped: bool) -> None:
         """The line after the frames of a traceback."""
         frames, self.frames, aside, self.aside, self.continues = self.frames or [], None, self.aside, False, True
         found = known.EXCEPTION.match(text)
@@ -145,17 +173,20 @@ class Tracebacks:
             self.launcher = bool(known.LAUNCHER.match(text))
         elif not aside and not (known.CALLED.search(found[1]) and self.ended and not self.part):
             causes: tuple[Raised, ...] = ()
-            during = ""
+            during = None
             if self.before and self.chained.startswith(known.CAUSED):
                 causes = (*self.before.causes, replace(self.before, causes=()))
             elif self.before and self.chained:
-                during = str(self.before)
+                during = self.before
             authored = _is_authored(frames, self.source)
             modules = (*_modules(frames, self.source), *(() if authored else known.native_modules(found[2] or "")))
             raised = Raised(found[1], found[2] or "", modules, authored, number, causes, during)
-            if self.part and self.ended:
-                raised = replace(self.ended, parts=(*self.ended.parts, raised))
-            self.ended, self.before, self.after, self.launcher = raised, raised, [], False
+            ended = raised
+            if grouped and self.ended and (self.part or self.chained):
+                # In a group, a traceback after another one is that of the same part.
+                others = self.ended.parts if self.part else self.ended.parts[:-1]
+                ended = replace(self.ended, parts=(*others, raised))
+            self.ended, self.before, self.after, self.launcher = ended, raised, [], False
         self.chained, self.part = "", False
 
     def _afterwards(self, line: str, text: str) -> bool:
@@ -173,7 +204,7 @@ class Tracebacks:
 
     def _own(self, number: int, text: str, *, bar: bool = False) -> None:
         self.chained, self.continues, self.native, self.last = "", False, False, number
-        if self.ended and not self.hooked:
+        if self.ended and not self.hooked and not self.uncaught:
             self.after.append(text)
             self._survive(len(self.after) > 1 or bar or bool(known.RECORD.match(text)))
 
@@ -191,14 +222,22 @@ def _longer(raised: Raised, text: str) -> Raised:
 
 
 def _is_authored(frames: Sequence[str], source: str) -> bool:
-    """Whether the innermost frame is one of the author's code, in a ``raise`` or ``assert``."""
-    return bool(frames) and not known.LIBRARY.search(frames[-1]) and source.startswith(("raise ", "assert "))
+    """Whether a ``raise`` or ``assert`` of the author's code, or of a package that no rule knows, raised it."""
+    if not frames or not known.RAISES.search(source):
+        return False
+    module = _module(frames[-1])
+    return not module or (known.INSTALLED in frames[-1] and module.partition(".")[0] not in table.PACKAGES)
 
 
 def _modules(frames: Sequence[str], source: str) -> tuple[str, ...]:
     """The library modules that the author's last frame called, as ``torch.utils.data.dataloader``."""
     found: list[str] = []
     for file in frames:
-        library = known.LIBRARY.search(file)
-        found = [*found, next(filter(None, library.groups())).replace("/", ".")] if library else []
+        found = [*found, module] if (module := _module(file)) else []
     return (*found, *(["pin_memory"] if "pin_memory" in source else []))
+
+
+def _module(file: str) -> str:
+    """The library module of a file; empty for the author's code."""
+    library = known.LIBRARY.search(file)
+    return next(filter(None, library.groups())).replace("/", ".") if library else ""

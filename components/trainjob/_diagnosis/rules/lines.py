@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from trainjob._diagnosis.meaning import Meaning
-from trainjob._diagnosis.rules.raised import KILLED, NO_PROGRAM, OTHER_ARCHITECTURE, SHM_FULL
+from trainjob._diagnosis.rules.raised import KILLED, NO_LIBRARY, NO_PROGRAM, OTHER_ARCHITECTURE, SHM_FULL
 from trainjob._diagnosis.rules.row import LineRule
 from trainjob.errors import Category, RetryVerdict
 
@@ -16,6 +16,8 @@ M, C, R = Meaning, Category, RetryVerdict  # so that a row has two lines
 _MODULE = M(C.USER_CODE, R.USER, "add the missing module to the image or to packages_to_install")
 _SCRIPT = M(C.CONFIGURATION, R.CONFIGURATION,
     "correct the script's path in command or args, or put it into the image: it is not at that path")
+_NOT_READABLE = M(C.CONFIGURATION, R.CONFIGURATION,
+    "make the script readable for the user of the pod (chmod a+r; OpenShift gives each namespace another user ID)")
 _CRLF = M(C.CONFIGURATION, R.CONFIGURATION,
     "save the script with LF line endings: dos2unix SCRIPT (it has the CRLF line endings of Windows)")
 _NOT_EXECUTABLE = M(C.CONFIGURATION, R.CONFIGURATION,
@@ -27,6 +29,7 @@ _USAGE = M(C.USER_CODE, R.USER, "correct the arguments of the command: the progr
 _SIGKILL = M(C.UNKNOWN, R.INFRASTRUCTURE,
     "find out what killed it from outside: often the machine ran out of memory (check its kernel log)")
 _SIGTERM = M(C.UNKNOWN, R.INFRASTRUCTURE, "find out what terminated it from outside the job")
+_SIGINT = M(C.UNKNOWN, R.UNKNOWN, "find out what interrupted it (Ctrl-C, SIGINT): the training did not fail by itself")
 _SIGILL = M(C.IMAGE, R.UNKNOWN, "use packages built for the node's CPU: it lacks an instruction that they use")
 _SIGSEGV = M(C.USER_CODE, R.UNKNOWN,
     "check that the versions of driver, CUDA and framework are compatible: native code crashed")
@@ -35,16 +38,21 @@ _Rule = LineRule
 
 LINES: tuple[LineRule, ...] = (
     _Rule("line-no-module", "", r"^\S*python[\d.]*: No module named ", _MODULE, "made with CPython 3.11"),
-    _Rule("line-no-script", "", r"^\S*python[\d.]*: can't (open file|find '__main__' module)", _SCRIPT,
+    _Rule("line-no-script", "",
+        r"^\S*python[\d.]*: can't (open file .*\[Errno (2|20)\]|find '__main__' module)", _SCRIPT,
         "corpus/script-missing"),
+    _Rule("line-script-not-readable", "", r"^\S*python[\d.]*: can't open file .*\[Errno 13\]", _NOT_READABLE,
+        "made with CPython 3.11"),
     _Rule("line-crlf", "", r"(\\r|\^M)\S*: .*(No such file|not found|bad interpreter)|: Illegal option -$", _CRLF,
         "made with coreutils 9.1 env"),
     _Rule("line-architecture", "126", r"[Ee]xec format error$", OTHER_ARCHITECTURE,
         "corpus/program-of-another-architecture"),
+    _Rule("line-no-library", "127", "error while loading shared libraries: ", NO_LIBRARY, "made with glibc 2.36"),
     _Rule("line-no-program", "127", r"not found$|No such file or directory$", NO_PROGRAM, "corpus/program-missing"),
     _Rule("line-not-executable", "126", r"Permission denied$|cannot execute", _NOT_EXECUTABLE,
         "corpus/script-not-executable"),
-    _Rule("line-no-distribution", "", "^ERROR: (No matching distribution|Could not find a version)", _NO_DISTRIBUTION,
+    _Rule("line-no-distribution", "",
+        "^ERROR: (No matching distribution found for|Could not find a version that satisfies)", _NO_DISTRIBUTION,
         "made with pip 23.2"),
     _Rule("line-usage", "2", "^usage: ", _USAGE, "made with CPython 3.11"),
     _Rule("worker-killed", "", r"^worker \d+ was killed by signal 9$", KILLED,
@@ -52,6 +60,7 @@ LINES: tuple[LineRule, ...] = (
     _Rule("child-killed-code", "247", "", KILLED, "CPython: sys.exit(-9), as launchers do with a code of subprocess"),
     _Rule("signal-kill", "SIGKILL", "", _SIGKILL, "signal(7)"),
     _Rule("signal-terminate", "SIGTERM", "", _SIGTERM, "signal(7)"),
+    _Rule("signal-interrupt", "SIGINT", "", _SIGINT, "signal(7)"),
     _Rule("signal-bus", "SIGBUS", "", SHM_FULL, "corpus/shared-memory-full"),
     _Rule("signal-instruction", "SIGILL", "", _SIGILL, "signal(7)"),
     _Rule("signal-segmentation", "SIGSEGV", "", _SIGSEGV, "corpus/segmentation-fault"),

@@ -78,6 +78,7 @@ _TOKEN_EXPIRED = M(C.IMAGE, R.CONFIGURATION,
     "renew the registry's token in the Secret of image_pull_secrets: it has expired")
 _NO_IMAGE = M(C.IMAGE, R.CONFIGURATION,
     "check the image's name and tag, and the nodes' permission to pull it (image_pull_secrets)")
+_SIGNATURE = M(C.IMAGE, R.CONFIGURATION, "sign the image, or correct the nodes' signature policy")
 _REGISTRY_AWAY = M(C.IMAGE, R.INFRASTRUCTURE, "check whether the nodes can reach the image's registry")
 
 # ---- meanings: the scheduler and nodes
@@ -110,6 +111,8 @@ _HOST_PATH = M(C.CONFIGURATION, R.UNKNOWN,
 _NOT_MOUNTED = M(C.CONFIGURATION, R.CONFIGURATION,
     "create the ConfigMap, Secret or PersistentVolumeClaim to mount, or correct its name and keys")
 _MOUNT = M(C.CONFIGURATION, R.INFRASTRUCTURE, "check whether the volume can be attached to the node")
+_DRA = M(C.NODE_LOST, R.INFRASTRUCTURE,
+    "check the DRA driver on the node: it cannot prepare the devices that the pod claims")
 _SANDBOX = M(C.NODE_LOST, R.INFRASTRUCTURE, "check the node: its container runtime or network has a problem")
 _SYSCTL = M(C.CONFIGURATION, R.CONFIGURATION,
     "remove the sysctl from securityContext, or allow it on the nodes (the kubelet's allowedUnsafeSysctls)")
@@ -137,6 +140,9 @@ _NOT_READY = M(C.NODE_LOST, R.INFRASTRUCTURE,
 _DRAINED = M(C.NODE_LOST, R.INFRASTRUCTURE, RERUN, "was evicted: its node is being drained")
 _DEVICES = M(C.NODE_LOST, R.INFRASTRUCTURE,
     f"{RERUN}; check the node's devices: the kubelet reports them as unhealthy")
+_TOPOLOGY = M(C.SCHEDULING, R.INFRASTRUCTURE,
+    f"{RERUN}; request fewer devices and CPUs per node if it happens again: the node could not take them from one of "
+    "its NUMA nodes")
 _LESS_CAPACITY = M(C.SCHEDULING, R.INFRASTRUCTURE,
     f"{RERUN}: the node had less free capacity than the scheduler assumed")
 
@@ -171,6 +177,11 @@ _LAUNCHER = M(C.NODE_LOST, R.CONFIGURATION,
 
 # ---- regular expressions
 _START = "StartError ContainerCannotRun RunContainerError CreateContainerError"
+# runc's and crun's words for the container's own command: other programs of the node are missing in other words.
+_COMMAND_FAILED = (
+    r'container (init|process)\b.*exec:? "[^"]*": |executable file .?\S* not found'
+    r'|^exec: "[^"]*": |^$'
+)
 _CONFIG = "CreateContainerConfigError"
 _PULL = "ErrImagePull ImagePullBackOff ImageInspectError RegistryUnavailable Failed BackOff"
 _IMAGE = r"^(?!Error: |.*restarting failed container).*?"  # `Failed` and `BackOff` are Events of other things, too
@@ -188,6 +199,10 @@ _OTHER_NODES = "volume node affinity|PersistentVolume's node affinity"
 _ONLY_UNAVAILABLE = (
     rf"^(?!.*(affinity/selector|untolerated taint\(s\)(?! \{{)|untolerated taint(\(s\))? \{{(?!{_NODE_TAINT})))"
     rf".*(were unschedulable|were not ready|{_NODE_TAINT})"
+)
+_ONLY_UNMATCHED = (
+    r"^0/\d+ nodes are available:( \d+ node\(s\) (didn't match Pod's node affinity/selector"
+    r"|had untolerated taint(\(s\))?( \{[^}]*\})?|were unschedulable|were not ready)[,.])+( |$)"
 )
 _NOT_FOUND = (
     "not found|does not exist|manifest unknown|access denied|[Uu]nauthorized|authorization failed"
@@ -215,7 +230,7 @@ OBJECTS: tuple[ObjectRule, ...] = (
         "containerd 2.1 pkg/oci/spec_opts.go"),
     _Rule("start-mount-path", _START, "subPath|[Nn]ot a directory|mount a directory onto a file|error mounting",
         _MOUNT_PATH, "corpus/directory-onto-file"),
-    _Rule("start-no-command", _START, "exec: |no such file or directory|[Pp]ermission denied|not found|^$", _NO_COMMAND,
+    _Rule("start-no-command", _START, _COMMAND_FAILED, _NO_COMMAND,
         "corpus/command-missing"),
     _Rule("start-other", _START, "", _START_PROBLEM,
         "kubernetes 1.37 pkg/kubelet/kuberuntime/kuberuntime_container.go"),
@@ -239,6 +254,7 @@ OBJECTS: tuple[ObjectRule, ...] = (
     _Rule("pre-stop", "FailedPreStopHook", "", _PRE_STOP,
         "format: kubernetes 1.37 pkg/kubelet/kuberuntime/kuberuntime_container.go"),
     _Rule("container-lost", "ContainerStatusUnknown", "", _CONTAINER_LOST, "corpus/evicted-disk"),
+    _Rule("container-unknown", "Unknown", "^$", _CONTAINER_LOST, "containerd 2.1 internal/cri/server/restart.go"),
     # ---- images
     _Rule("image-name", "InvalidImageName InspectFailed", "", _IMAGE_NAME, "corpus/image-name-invalid"),
     _Rule("image-never-pulled", "ErrImageNeverPull", "", _NEVER_PULLED,
@@ -258,6 +274,8 @@ OBJECTS: tuple[ObjectRule, ...] = (
         "format: go 1.25 net/http/transport.go"),
     _Rule("image-token", _PULL, f"{_IMAGE}([Tt]oken has expired|token is expired|expired token)", _TOKEN_EXPIRED,
         "format: Amazon ECR, passed on by CRI-O"),
+    _Rule("image-signature", "SignatureValidationFailed", "", _SIGNATURE,
+        "kubernetes 1.37 pkg/kubelet/images/image_manager.go"),
     _Rule("image-missing", _PULL, f"{_IMAGE}({_NOT_FOUND})", _NO_IMAGE, "corpus/image-missing"),
     _Rule("image-other", "ErrImagePull ImagePullBackOff ImageInspectError RegistryUnavailable", "", _REGISTRY_AWAY,
         "corpus/registry-unreachable"),
@@ -280,7 +298,7 @@ OBJECTS: tuple[ObjectRule, ...] = (
         "format: kubernetes 1.37 pkg/scheduler/framework/types.go"),
     # The message names no nodes; since Kubernetes 1.35 it names no taints.
     _Rule("nodes-or-selector", _SCHEDULER, _UNAVAILABLE, _NODES_OR_SELECTOR, "corpus/unschedulable-cordoned"),
-    _Rule("no-node-matches", _SCHEDULER, "node affinity/selector|untolerated taint", _NO_NODE_MATCHES,
+    _Rule("no-node-matches", _SCHEDULER, _ONLY_UNMATCHED, _NO_NODE_MATCHES,
         "format: kubernetes 1.37 pkg/scheduler/framework/plugins/nodeaffinity/node_affinity.go"),
     _Rule("flavor-without-nodes", "FlavorWithoutNodes", "", _NO_FLAVOR_NODES, "trainjob, of flavors and Nodes"),
     _Rule("unscheduled", f"{_SCHEDULER} SchedulingGated", "", _ASK_SCHEDULER,
@@ -292,9 +310,13 @@ OBJECTS: tuple[ObjectRule, ...] = (
     _Rule("volume-used", _VOLUME, "Multi-Attach|already (used|exclusively attached)", _VOLUME_USED,
         "format: kubernetes 1.37 pkg/controller/volume/attachdetach/reconciler"),
     _Rule("host-path", _VOLUME, "hostPath type check failed", _HOST_PATH, "corpus/host-path-missing"),
-    _Rule("mount-missing", _VOLUME, "(secret|configmap|persistentvolumeclaim)s? .*not found|non-existent", _NOT_MOUNTED,
+    _Rule("mount-missing", _VOLUME,
+        "(?i)(secret|configmap|persistentvolumeclaim)s? .*not found|secretproviderclass.*not found|non-existent",
+        _NOT_MOUNTED,
         "corpus/configmap-key-missing"),
     _Rule("mount-other", _VOLUME, "", _MOUNT, "format: mount-utils 0.37 mount_linux.go"),
+    _Rule("devices-not-prepared", "FailedPrepareDynamicResources", "", _DRA,
+        "kubernetes 1.37 pkg/kubelet/cm/dra/manager.go"),
     _Rule("sandbox", "FailedCreatePodSandBox NetworkNotReady", "", _SANDBOX,
         "format: kubernetes 1.37 pkg/kubelet/kuberuntime/kuberuntime_manager.go"),
     _Rule("sidecar-runs", "SidecarRuns", "", _SIDECAR, "corpus/sidecar-keeps-pod"),
@@ -305,6 +327,8 @@ OBJECTS: tuple[ObjectRule, ...] = (
         r"exceed\w* (its local ephemeral storage limit|the limit|the total limit)|local storage usage exceeds",
         _OWN_DISK,
         "corpus/evicted-disk"),
+    _Rule("rejected-by-pressure", _KUBELET, "Pod was rejected: The node had condition", _LESS_CAPACITY,
+        "kubernetes 1.37 pkg/kubelet/eviction/eviction_manager.go"),
     _Rule("evicted-memory", _KUBELET, r"low on resource: memory|condition: .*\bMemoryPressure\b", _MEMORY_PRESSURE,
         "corpus/evicted-memory"),
     _Rule("evicted-pids", _KUBELET, r"low on resource: pids|condition: .*\bPIDPressure\b", _PID_PRESSURE,
@@ -319,9 +343,8 @@ OBJECTS: tuple[ObjectRule, ...] = (
     _Rule("node-drained", "EvictionByEvictionAPI", "", _DRAINED, "corpus/node-drained"),
     _Rule("devices-unhealthy", "UnexpectedAdmissionError", "unhealthy|no healthy devices", _DEVICES,
         "format: kubernetes 1.37 pkg/kubelet/cm/devicemanager/manager.go"),
-    _Rule("less-capacity",
-        "NodeAffinity UnexpectedAdmissionError OutOfcpu OutOfmemory OutOfpods OutOfephemeral-storage "
-        "OutOfnvidia.com/gpu OutOfamd.com/gpu", "",
+    _Rule("topology", "TopologyAffinityError", "", _TOPOLOGY, "kubernetes 1.37 pkg/kubelet/cm/topologymanager"),
+    _Rule("less-capacity", "NodeAffinity UnexpectedAdmissionError OutOf", "",
         _LESS_CAPACITY, "format: kubernetes 1.37 pkg/kubelet/lifecycle/predicate.go"),
     # ---- objects that the API server refused to the controllers of Job, JobSet and Trainer
     _Rule("quota-demands", _CREATE, "failed quota: .*must specify", _QUOTA_DEMANDS,
@@ -377,6 +400,7 @@ BY_REASON = indexed(OBJECTS)
 def rule_of(reason: str, message: str) -> ObjectRule | None:
     """The row for a reason and its message; None if the table has none."""
     searched = message[:_LONGEST]
+    reason = "OutOf" if reason.startswith("OutOf") else reason  # the kubelet appends the resource, as google.com/tpu
     return next((rule for pattern, rule in BY_REASON.get(reason, ()) if pattern.search(searched)), None)
 
 

@@ -25,6 +25,8 @@ _NO_PRIORITY = M(C.CONFIGURATION, R.CONFIGURATION,
 _NO_QUEUE = M(C.CONFIGURATION, R.CONFIGURATION,
     "correct the queue name (label kueue.x-k8s.io/queue-name), or set up the queue")
 _QUEUED = M(C.QUOTA, R.QUOTA, "wait until other jobs of the queue finish, or request less")
+_EXECUTION_TIME = M(C.DEADLINE, R.CONFIGURATION,
+    "raise the label kueue.x-k8s.io/max-exec-time-seconds of the job, or shorten the training")
 _DEACTIVATED = M(C.QUOTA, R.CONFIGURATION,
     "find out why it was evicted, then activate its Workload or launch the job again")
 _FINISHED = M(C.QUOTA, R.CONFIGURATION, "delete the job, and launch it again")
@@ -57,6 +59,8 @@ RULES: tuple[ObjectRule, ...] = (
         "Pending WaitingForQuota WaitingForPreemptedWorkloads TopologyPlacementFailed Waiting WaitingForPodsReady "
         "PendingEvaluation Suspended", "", _QUEUED,
         "corpus/queue-full"),
+    _Rule("deactivated-deadline", "Deactivated", "maximum execution time", _EXECUTION_TIME,
+        "kueue 0.19 pkg/controller/core/workload_controller.go"),
     _Rule("deactivated", "Deactivated", "", _DEACTIVATED,
         "format: kueue 0.19 pkg/controller/core/workload_controller.go"),
     _Rule("workload-finished", "WorkloadFinished", "", _FINISHED, "trainjob, of a finished Workload"),

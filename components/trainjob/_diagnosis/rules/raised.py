@@ -68,7 +68,7 @@ _NO_NAME = M(C.USER_CODE, R.USER,
     "install compatible versions of the packages: those in the image do not provide what the code imports")
 _GLIBC = M(C.IMAGE, R.CONFIGURATION,
     "use an image with a newer C library, or a package built for an older one: the two do not fit together")
-_NO_LIBRARY = M(C.IMAGE, R.CONFIGURATION, "add the shared library that the message names to the image")
+NO_LIBRARY = M(C.IMAGE, R.CONFIGURATION, "add the shared library that the message names to the image")
 _STATIC_TLS = M(C.USER_CODE, R.USER, "import that package first, or set LD_PRELOAD to its library")
 _SYNTAX = M(C.USER_CODE, R.USER, "fix the line shown in the log: the code has a syntax error")
 NO_PROGRAM = M(C.CONFIGURATION, R.CONFIGURATION,
@@ -135,7 +135,8 @@ _C10D = ("torch.distributed.DistBackendError torch.distributed.DistNetworkError 
     "torch.distributed.elastic.rendezvous.api.")
 _COLLECTIVES = ("torch.distributed gloo jax._src.distributed jax.experimental.multihost_utils mpi4py horovod "
     "deepspeed.comm xgboost.collective xgboost.core lightgbm.basic")
-_MULTIPROCESSING = "multiprocessing torch.utils.data torch.multiprocessing concurrent.futures"
+_PROCESSES = ("multiprocessing.connection multiprocessing.queues multiprocessing.managers multiprocessing.popen_fork "
+    "torch.utils.data torch.multiprocessing concurrent.futures.process")
 _LOST = "ConnectionResetError ConnectionAbortedError BrokenPipeError EOFError ConnectionRefusedError"
 _CLIENTS = ("requests. urllib3. httpx. httpcore. aiohttp. botocore. boto3. aiobotocore. s3fs. google. gcsfs. azure. "
     "huggingface_hub. mlflow. wandb. grpc. grpc._channel. urllib.error. http.client. datasets. kubernetes. "
@@ -143,7 +144,8 @@ _CLIENTS = ("requests. urllib3. httpx. httpcore. aiohttp. botocore. boto3. aiobo
 _SERVICES = ("requests urllib3 httpx httpcore aiohttp botocore boto3 aiobotocore s3fs google gcsfs azure "
     "huggingface_hub transformers datasets mlflow wandb grpc urllib http socket ssl smart_open adlfs fsspec redis "
     "pymongo psycopg2 psycopg sqlalchemy")
-_SAVED = "torch safetensors pickle"
+_SAVED = "torch safetensors pickle zipfile"
+_SAFETENSORS = "safetensors_rust.SafetensorError safetensors._safetensors_rust.SafetensorError"
 
 # ---- messages
 _GONE = "(?i)clos|reset|timed? ?out|refused|broken pipe|read error|connect|peer|remote"
@@ -158,13 +160,22 @@ _REFUSED = (r"(?<![\w./-])40[13]\b|AccessDenied|GatedRepo|InvalidAccessKeyId|Sig
 _EXPIRES = "ExpiredToken|token (included in the request )?(has|is) expired|TokenRefreshRequired|RequestExpired"
 _NOTHING_GIVEN = ("NoCredentialsError|DefaultCredentialsError|LocalTokenNotFoundError|api_key not configured"
     "|Unable to locate credentials|No API key|no password supplied")
-_BUCKET = (r"NoSuchBucket|DatasetNotFound|ContainerNotFound|bucket does not exist|RepositoryNotFound|RevisionNotFound"
+_BUCKET = (r"NoSuchBucket|DatasetNotFound|ContainerNotFound|bucket does not exist"
+    r"|RepositoryNotFound|RevisionNotFound|RemoteEntryNotFound"
     r"|database \S+ does not exist")
 _LATER = (r"(?<![\w./-])(429|50[0234])\b|SlowDown|Throttl|RequestLimitExceeded"
     r"|StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|ServiceUnavailable|ServerBusy|InternalError"
     "|InternalServerError|RequestTimeout|TooManyRequests|[Rr]ate ?[Ll]imit")
-_UNREACHED = (r"(?i)connect|timed? ?out|name resolution|not known|unreachable|incomplete|disconnect|reset|resolve"
-    "|ServiceRequestError|ServiceResponseError|closed|CommError")
+_UNREACHED = (  # by the name of the class, or by words of the operating system and of clients
+    r"^[\w.]*(Connect|Timeout|Disconnected|IncompleteRead|URLError|ProtocolError|ChunkedEncoding|NewConnection|MaxRetry"
+    r"|Service(Request|Response)Error|CommError)\w*(: |$)"
+    r"|(?i:connection (was |is |has been )?(refused|reset|aborted|closed|broken|timed|error|failed|attempts?)"
+    r"|timed? ?out|name resolution|not known|unreachable|disconnect|max retries exceeded|connection to .* failed"
+    r"|(could ?not|couldn't|cannot|can't|failed to|unable to) (connect|resolve|establish|reach)"
+    r"|closed (the connection|unexpectedly))")
+_TORN_SAYS = (r"Ran out of input|truncated|invalid load key|deserializing header|[Nn]ot a zip file|Bad (CRC|magic)"
+    "|InvalidHeader|MetadataIncompleteBuffer")
+_MISUSED = "ncclInvalid|ncclUnhandledCuda|ncclInternal|invalid root|Cuda failure"
 
 _Rule = RaisedRule
 
@@ -203,7 +214,7 @@ RAISED: tuple[RaisedRule, ...] = (
     # ---- processes of the node
     _Rule("child-killed", "torch.multiprocessing.spawn.ProcessExitedException", "", "SIGKILL", KILLED,
         "made with torch 2.15"),
-    _Rule("child-died", f"{_LOST} concurrent.futures.process.BrokenProcessPool", _MULTIPROCESSING, "", _CHILD_DIED,
+    _Rule("child-died", f"{_LOST} concurrent.futures.process.BrokenProcessPool", _PROCESSES, "", _CHILD_DIED,
         "made with CPython 3.11"),
     # ---- GPUs
     _Rule("gpu-broken", f"{_CUDA} {_C10D} {_XLA}", "",
@@ -215,12 +226,12 @@ RAISED: tuple[RaisedRule, ...] = (
         "made with torch 2.15"),
     _Rule("no-cuda", "AssertionError", "torch", "not compiled with CUDA", _NO_CUDA,
         "format: torch 2.11 torch/cuda/__init__.py"),
-    _Rule("gpu-ordinal", _CUDA, "", "invalid device ordinal|CUDA_ERROR_INVALID_DEVICE", _TOO_FEW_GPUS,
+    _Rule("gpu-ordinal", f"{_CUDA} {_C10D}", "", "invalid device ordinal|CUDA_ERROR_INVALID_DEVICE", _TOO_FEW_GPUS,
         "made with torch 2.11 on an H100"),
     _Rule("gpu-duplicate", _C10D, "", "Duplicate GPU detected", _ONE_GPU_TWICE, "made with NCCL 2.28 on an H100"),
     _Rule("no-interface", _C10D, "", "no socket interface found|No interface found", _NO_INTERFACE,
         "made with NCCL 2.28 on an H100"),
-    _Rule("gpu-incompatible", f"{_CUDA} ImportError {_XLA}", "",
+    _Rule("gpu-incompatible", f"{_CUDA} {_C10D} ImportError {_XLA}", "",
         r"no kernel image|driver version is insufficient|forward compatibility|capability sm_\d+ is not compatible",
         _OTHER_GPU, "format: CUDA 13 runtime API, cudaError"),
     _Rule("gpu-assert", _CUDA, "", "device-side assert|cudaErrorAssert|CUDA_ERROR_ASSERT", _INDEX,
@@ -232,7 +243,7 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("glibc", "ImportError OSError", "", r"version `(GLIBC|GLIBCXX|CXXABI)\w*_[\d.]+' not found", _GLIBC,
         "made with glibc 2.36"),
     _Rule("static-tls", "ImportError OSError", "", "in static TLS block", _STATIC_TLS, "made with glibc 2.36"),
-    _Rule("no-library", "ImportError OSError", "", "cannot open shared object file", _NO_LIBRARY,
+    _Rule("no-library", "ImportError OSError", "", "cannot open shared object file", NO_LIBRARY,
         "made with glibc 2.36"),
     _Rule("no-name", "ImportError", "", "", _NO_NAME, "made with CPython 3.11"),
     _Rule("syntax", "SyntaxError", "", "", _SYNTAX, "made with CPython 3.11"),
@@ -248,7 +259,7 @@ RAISED: tuple[RaisedRule, ...] = (
     # ---- peers
     _Rule("joining", f"{_C10D} {_XLA}", "", r"\d+/\d+ clients joined|Wait_for_all_tasks_to_register|RegisterTask"
         "|PjRT_Client_Connect", JOINING, "made with torch 2.15"),
-    _Rule("peer-c10d", f"{_C10D} horovod.common.exceptions.HorovodInternalError", "", "", PEER,
+    _Rule("peer-c10d", f"{_C10D} horovod.common.exceptions.HorovodInternalError", "", f"^(?!.*({_MISUSED}))", PEER,
         "made with torch 2.15"),
     _Rule("peer", f"RuntimeError {_LOST} xgboost.core.XGBoostError lightgbm.basic.LightGBMError", _COLLECTIVES, _GONE,
         PEER,
@@ -264,7 +275,7 @@ RAISED: tuple[RaisedRule, ...] = (
         ": PytorchStreamReader failed|: \\[enforce fail at inline_container.cc.*failed "
         "finding central directory", _TORN, "made with torch 2.15"),
     _Rule("checkpoint-torn-python", "EOFError _pickle.UnpicklingError pickle.UnpicklingError zipfile.BadZipFile "
-        "safetensors_rust.SafetensorError safetensors._safetensors_rust.SafetensorError", _SAVED, "", _TORN,
+        f"{_SAFETENSORS}", _SAVED, _TORN_SAYS, _TORN,
         "made with safetensors 0.8"),
     _Rule("checkpoint-missing", "FileNotFoundError", "", r"checkpoint-\d+/", _TORN, "made with CPython 3.11"),
     _Rule("checkpoint-disk-full", "RuntimeError", "torch.serialization",
@@ -286,7 +297,7 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("no-hub", "huggingface_hub.errors.LocalEntryNotFoundError huggingface_hub.errors.OfflineModeIsEnabled", "",
         "",
         _NO_HUB, "made with huggingface_hub 2.4"),
-    _Rule("no-hub-transformers", "OSError", "", "We couldn't connect to 'https://huggingface.co'", _NO_HUB,
+    _Rule("no-hub-transformers", "OSError", "", "^OSError: We couldn't connect to 'URL'", _NO_HUB,
         "format: transformers 4.57 utils/hub.py"),
     _Rule("unknown-host", "socket.gaierror", "", "", AWAY, "made with CPython 3.11"),
     _Rule("unreachable-grpc", "grpc.", "", r"StatusCode\.UNAVAILABLE.*([Cc]onnection refused|[Ff]ailed to connect)",
@@ -295,18 +306,33 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("busy", _CLIENTS, "", _LATER, _BUSY, "made with botocore 1.44"),
     _Rule("unreachable", _CLIENTS, "", _UNREACHED, AWAY, "made with requests 2.33"),
     _Rule("timed-out", "TimeoutError", _SERVICES, "", AWAY, "made with CPython 3.11"),
-    _Rule("connection-lost", "ConnectionError", "", "", AWAY, "made with CPython 3.11"),
+    # A broken pipe without a client below is that of the training's own child process.
+    _Rule("connection-lost", "ConnectionResetError ConnectionAbortedError ConnectionRefusedError", "", "", AWAY,
+        "made with CPython 3.11"),
+    _Rule("connection-broken", "ConnectionError", _SERVICES, "", AWAY, "made with CPython 3.11"),
     # ---- disks and files
     _Rule("network", "OSError", "", r"\[Errno (100|101|110|112|113)\]", AWAY, "made with CPython 3.11"),
     _Rule("disk", "OSError", "", r"\[Errno (5|107|116|121)\]", _DISK, "made with CPython 3.11"),
     _Rule("permission", "PermissionError", "", "", _DENIED, "made with CPython 3.11"),
     _Rule("read-only", "OSError", "", r"\[Errno 30\]", _READ_ONLY, "corpus/volume-read-only"),
     _Rule("directory", "IsADirectoryError", "", "", _DIRECTORY, "corpus/sub-path-missing"),
-    _Rule("disk-full", "OSError", "", r"\[Errno (28|122)\]", _DISK_FULL, "made with CPython 3.11"),
+    _Rule("disk-full", f"OSError {_SAFETENSORS}", "", r"\[Errno (28|122)\]|\(os error (28|122)\)", _DISK_FULL,
+        "made with CPython 3.11"),
 )
 # fmt: on
 
 _LONGEST = 4096  # characters of a message that are searched
+# What a message quotes: addresses, and a statement of SQL with its values. Their words and numbers mean nothing.
+_QUOTED = re.compile(
+    r"\b[a-z][a-z0-9+]*://[^\s'\")\]]+|(?<=with url: )\S+|\[(?:SQL|parameters): .*?\](?=\n|$)", re.DOTALL
+)
+
+PACKAGES = frozenset(
+    name.partition(".")[0]
+    for rule in RAISED
+    for name in (*rule.within.split(), *(each for each in rule.classes.split() if "." in each))
+)
+"""Packages whose exceptions the table judges. The words of any other package are those of its author."""
 
 
 @lru_cache(1024)
@@ -336,7 +362,7 @@ def rule_of(name: str, modules: Sequence[str], message: str) -> RaisedRule | Non
         modules: The modules below the author's code that raised it.
         message: Its message, to its end.
     """
-    searched = f"{name}: {message[:_LONGEST]}"
+    searched = f"{name}: {_QUOTED.sub('URL', message[:_LONGEST])}"
     return next(
         (
             rule

@@ -1,0 +1,86 @@
+"""Words of a rule in messages of another kind: none of them may decide with confidence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.rule_examples import diagnosed
+
+from trainjob._diagnosis.rules import objects
+
+HEAD = ["Traceback (most recent call last):", '  File "/app/train.py", line 9, in <module>', "    work()"]
+TORCH = '  File "/usr/lib/python3/dist-packages/torch/{}.py", line 1, in x'
+NCCL = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2501, "
+LOAD = "_pickle.UnpicklingError: Weights only load failed. Unsupported global: GLOBAL app.Model was not allowed"
+OSERROR = "safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)"
+RECORD = {"event": "failed", "exception": [{"exc_type": "KeyError", "exc_value": "'label'", "frames": []}]}
+
+
+@pytest.mark.parametrize(
+    ("log", "told", "quoted"),
+    [
+        ([*HEAD, TORCH.format("serialization"), LOAD], ("user code", "unknown"), "Unsupported global"),
+        ([*HEAD, OSERROR], ("user code", "unknown"), "No space left on device"),
+        ([*HEAD, TORCH.format("hub"), "EOFError: EOF when reading a line"], ("user code", "unknown"), "EOF when"),
+        ([*HEAD, f"{NCCL}ncclInvalidArgument: Broadcast : invalid root 8"], ("user code", "unknown"), "invalid root 8"),
+        ([*HEAD, f"{NCCL}Cuda failure 35 'CUDA driver version is insufficient'"], ("image", "unknown"), "insufficient"),
+        ([*HEAD, f"{NCCL}Cuda failure 101 'invalid device ordinal'"], ("configuration", "configuration"), "ordinal"),
+        ([*HEAD, "BrokenPipeError: [Errno 32] Broken pipe"], ("user code", "unknown"), "BrokenPipeError"),
+        (["ERROR: Could not find a version of dataset v3"], ("user code", "unknown"), "of dataset v3"),
+        (['Exception in thread "main" java.lang.OutOfMemoryError: Java heap space', "\tat App.main(App.java:3)",
+            "INFO deleting /tmp/spark", "INFO stopped"], ("out of memory", "unknown"), "Java heap space"),
+        (['Exception in thread "main" app.Failed: no data', "\tat App.main(App.java:3)",
+            "Caused by: java.io.FileNotFoundException: /data/x"], ("user code", "unknown"), "FileNotFoundException"),
+        ([json.dumps(RECORD)], ("user code", "unknown"), "exited with code 1: KeyError: 'label'"),
+        (["error: No solution found", "  because torch 9 is missing", "hint: no"], ("user code", "unknown"), "solut"),
+        (["panic: index out of range", "", "goroutine 1 [running]:", "main.(*Set).Next(0x1)", "\t/app/m.go:9 +0x1d",
+            "created by main.main in goroutine 1"], ("user code", "unknown"), "panic: index out of range"),
+        ([*HEAD, "jsonschema.ValidationError: 'data' is required", "On instance:", "{'lr': 1}"],
+            ("user code", "unknown"), "last log line: {'lr': 1}; an exception before that: jsonschema.ValidationError"),
+    ],
+)  # fmt: skip
+def test_a_failure_is_not_taken_for_another_one(log: list[str], told: tuple[str, str], quoted: str) -> None:
+    found = diagnosed(1, log)
+    assert (str(found.category), str(found.retry)) == told, found.text()
+    assert quoted in found.summary
+
+
+def test_a_pool_of_threads_is_no_child_process() -> None:
+    pool = '  File "/usr/lib/python3.11/concurrent/futures/_base.py", line 401, in __get_result'
+    found = diagnosed(1, [*HEAD, pool, "ConnectionResetError: [Errno 104] Connection reset by peer"])
+    assert (found.category, found.retry) == ("outage", "infrastructure")
+
+
+def test_an_outage_while_an_own_error_was_handled_may_be_that_of_the_clean_up() -> None:
+    handled = [*HEAD, "KeyError: 'bird'", "", "During handling of the above exception, another exception occurred:", ""]
+    found = diagnosed(1, [*handled, *HEAD, f"requests.exceptions.ConnectionError: {'refused ' * 200}"])
+    assert (found.category, found.retry) == ("outage", "unknown")
+    assert found.summary.endswith("(while handling KeyError: 'bird')")
+
+
+@pytest.mark.parametrize(("last", "retry"), [("the loss is not a number", "unknown"), ("train.py: error: no", "user")])
+def test_a_line_that_begins_with_usage_is_no_refusal_of_arguments(last: str, retry: str) -> None:
+    assert diagnosed(2, ["Usage: gpu 93%", last]).retry == retry
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "permanent"),
+    [
+        ("CreateContainerError", 'apparmor_parser version: exec: "apparmor_parser": executable file not found', False),
+        ("StartError", "runc create failed: unable to apply cgroup configuration: no such file or directory", False),
+        ("StartError", 'error during container init: exec: "trian": executable file not found in $PATH', True),
+    ],
+)  # fmt: skip
+def test_a_program_of_the_node_is_not_the_command_of_the_container(reason: str, message: str, permanent: bool) -> None:
+    meaning = objects.meaning_of(reason, message)
+    assert meaning is not None
+    assert meaning.permanent == permanent
+
+
+@pytest.mark.parametrize("other", ["didn't have free ports", "has pod using PersistentVolumeClaim", "didn't satisfy"])
+def test_a_node_that_matches_the_selector_is_not_denied(other: str) -> None:
+    unmatched = "4 node(s) didn't match Pod's node affinity/selector. preemption: 0/5 nodes are available."
+    rule = objects.rule_of("Unschedulable", f"0/5 nodes are available: 1 node(s) {other} x, {unmatched}")
+    assert rule is not None
+    assert rule.id == "unscheduled"
