@@ -169,6 +169,11 @@ class RunningJob:
         return f"TrainJob {self.ref}" if self.ref else f"the TrainJob of {self.key}"
 
     @property
+    def is_created(self) -> bool:
+        """Whether its launch has returned, or there was none."""
+        return self.ref is not None or self._launching is None
+
+    @property
     def advice(self) -> str:
         """What to do if the job could not be stopped in time."""
         command = f"trainjob cancel --key {shlex.quote(self.key)} -n {self.client.namespace}"

@@ -1,4 +1,4 @@
-"""`trainjob doctor` and `trainjob install` as a person runs them."""
+"""`trainjob` as a person runs it: any command, `trainjob doctor`, `trainjob install`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainjob._backends.credentials import Credentials
 from trainjob._doctor import Finding, Level, cluster as doctor
 
 
-def _trainjob(*words: str, code: int | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_trainjob(*words: str, code: int | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "KUBE"))}
     command = [str(Path(sys.executable).parent / "trainjob"), *words]
     done = subprocess.run(
@@ -49,7 +49,7 @@ def failures(findings: Sequence[Finding]) -> list[str]:
 
 def by_command(kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]:
     """Exit code and output of the command itself, which never shows the token."""
-    done = _trainjob("doctor", "-n", namespace, *words, KUBECONFIG=str(kubeconfig))
+    done = run_trainjob("doctor", "-n", namespace, *words, KUBECONFIG=str(kubeconfig))
     assert done.stderr == ""
     token = yaml.safe_load(kubeconfig.read_text())["users"][0]["user"].get("token")
     assert token is None or token not in done.stdout
@@ -61,7 +61,7 @@ def by_command(kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]
 
 def printed(*words: str) -> list[str]:
     """The printed documents, as text: the API server parses YAML."""
-    _, *documents = _trainjob("install", *words, code=0).stdout.split("---\n")
+    _, *documents = run_trainjob("install", *words, code=0).stdout.split("---\n")
     return documents
 
 

@@ -46,7 +46,6 @@ LONGEST = (
     "airflow_examples",
     "kfp_terminate",
     "real_runtimes",
-    "first_crash",
 )
 """The longest test files, in the order in which they are started."""
 

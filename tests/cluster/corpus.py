@@ -29,14 +29,15 @@ from tests.testcluster.access import Access
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import RealNode
 
-from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._diagnosis import diagnosis_of
 from trainjob._diagnosis.cluster import terminations_in
 from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs.launching import launch
+from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import render
-from trainjob.errors import Category, Diagnosis, TrainJobError
+from trainjob.errors import Category, Diagnosis, RetryVerdict, Stuck, TrainJobError
 from trainjob.status import observe
 
 _ROOT = Path(__file__).parents[2]
@@ -82,11 +83,12 @@ def differences(failure: Failure, found: Diagnosis, evidence: Evidence) -> list[
 
 @dataclass
 class Made:
-    """A job that has failed, and the diagnosis of its evidence."""
+    """A job that has failed, the diagnosis of its evidence, and the error of a wait with `fail_fast`."""
 
     failure: Failure
     evidence: Evidence
     diagnosis: Diagnosis
+    stuck: str = ""
 
 
 def make_all(wanted: list[Failure], cluster: Cluster) -> dict[str, Made | Exception]:
@@ -126,25 +128,26 @@ async def make(failure: Failure, cluster: Access) -> Made:
     run = anyio.to_thread.run_sync
     room = cluster.namespace(f"fails-{failure.name[:30]}", real=failure.node != "simulated")
     where = await run(room.__enter__)
-    before = failure.before(cluster, where) if failure.before else None
+    prepared = failure.prepared(cluster, where)
     try:
-        if before is not None:
-            await run(before.__enter__)
+        await run(prepared.__enter__)
         ref = await _launched(failure, backend, cluster, where)
         crashes: list[Evidence] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_collect, backend, ref, crashes)
-            if failure.after is not None:
+            if failure.after:
                 await _ready(backend, ref)
-                await run(failure.after, cluster, ref)
+                await run(failure.change, cluster, ref)
             made = await _look(failure, backend, ref, crashes)
             tasks.cancel_scope.cancel()
+        if failure.blocks and not differences(failure, made.diagnosis, made.evidence):
+            with anyio.fail_after(_SECONDS):
+                made.stuck = await error_of_wait(backend, ref)
         await backend.delete(ref)
         return made
     finally:
         with anyio.CancelScope(shield=True):
-            if before is not None:
-                await run(before.__exit__, None, None, None)
+            await run(prepared.__exit__, None, None, None)
             await run(room.__exit__, None, None, None)
             await backend.aclose()
 
@@ -172,6 +175,19 @@ async def _collect(backend: KubernetesBackend, ref: JobRef, crashes: list[Eviden
             async for evidence in found:
                 if len(crashes) < _CRASHES:
                     crashes.append(evidence)
+
+
+async def error_of_wait(backend: KubernetesBackend, ref: JobRef) -> str:
+    """The error with which a wait with `fail_fast` ends because of a permanent blocker."""
+    found: Stuck | None = None
+    try:
+        await wait(backend, ref, WaitOptions(fail_fast=True))
+    except Stuck as error:
+        found = error
+    assert found is not None, f"the wait for {ref} has found no blocker"
+    assert (found.retry, str(ref) in str(found)) == (RetryVerdict.CONFIGURATION, True), found
+    assert await backend.get(ref.namespace, ref.name), "the job is not changed"
+    return str(found)
 
 
 async def _ready(backend: KubernetesBackend, ref: JobRef) -> None:

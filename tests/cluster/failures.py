@@ -1,29 +1,34 @@
 """Jobs that fail or make no progress, each in a different way: how to produce each, and the expected diagnosis.
 
 `tests/cluster/test_diagnosis.py` produces all of them on real controllers and a real kubelet; `corpus` records their
-evidence for the unit tests and for the table of docs/reference/failures.md. The diagnoses are in failures.yaml.
+evidence for the unit tests and for the table of docs/reference/failures.md. Each is a row of failures.yaml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from tests.cluster import failing as make
+from tests.cluster import changes, failing as make
+from tests.testcluster import images, kueue
 from tests.testcluster.access import Access
+from tests.testcluster.nodes import simulate
 
 from trainjob.errors import Category, RetryVerdict
 from trainjob.job import JobRef
+
+Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Failure:
     """One way to fail.
+
+    Without `restarts`, a job with a script or with fields of its pods has a runtime of its own that restarts nothing.
 
     Attributes:
         name: Name, also of its file in the corpus.
@@ -31,18 +36,36 @@ class Failure:
         category: Expected category.
         retry: Expected retry verdict.
         summary: A regular expression that the summary must match.
-        spec: Spec of the job. On the real node the default image has Python.
-        node: ``real`` if pods have to run, ``jax`` or ``torch`` if the pods need that package.
-        before: Creates prerequisites, and removes them at the end.
-        after: Applied to the job once it runs; to a suspended job at once.
-        alone: Whether to run it after the others, because it disturbs them.
-        slow: Whether it takes long and is started first.
-        job_name: Name of the job, if trainjob does not launch it.
         rank: Expected rank.
         exit_code: Expected exit code.
         failed: Whether the job must have failed before the diagnosis; the shipped runtimes restart ranks for minutes.
         shown_log: A regular expression that the shown log lines must match.
         victim: A rank that fails because it loses `rank`. It must have ended when the diagnosis is made.
+        node: ``real`` if pods have to run, ``jax`` or ``torch`` if the pods need that package. On the real node the
+            default image has Python.
+        script: What runs, in Python.
+        shell: What runs, for a shell.
+        train: Text of the file /tmp/train.py of the script.
+        of: Number of nodes, if only rank 1 runs the script and the others sleep.
+        restarts: Whether the runtime is a shipped one, which restarts ranks.
+        gpus: GPUs of each node.
+        endless: Whether the simulated pods do not end.
+        fields: More fields of the spec.
+        stages: Replicated jobs of the runtime, which run one after the other.
+        job: More fields of the spec of each Job.
+        pod: More fields of the spec of each pod.
+        container: More fields of the training container.
+        beside: More containers of each pod.
+        mount: A volume of the training container: its source and options of the mount.
+        patch: The patch of the spec to its pods.
+        place: Creates the node on which the job is to run, in `changes` or `failing`.
+        queue: More fields of the ClusterQueue in which the job is.
+        objects: Objects that exist in its namespace.
+        before: Creates other prerequisites, and removes them at the end: a name in `changes`.
+        after: Applied to the job once it runs, to a suspended job at once: a name in `changes` or `failing`.
+        alone: Whether to run it after the others, because it disturbs them.
+        slow: Whether it takes long and is started first.
+        job_name: Name of the job, if trainjob does not launch it.
     """
 
     name: str
@@ -50,215 +73,111 @@ class Failure:
     category: Category
     retry: RetryVerdict
     summary: str
-    spec: Mapping[str, Any]
-    node: Literal["simulated", "real", "jax", "torch"] = "simulated"
-    before: Callable[[Access, str], AbstractContextManager[None]] | None = None
-    after: Callable[[Access, JobRef], None] | None = None
-    alone: bool = False
-    slow: bool = False
-    job_name: str = ""
     rank: str = ""
     exit_code: int | None = None
     failed: bool = False
     shown_log: str = ""
     victim: str = ""
+    node: Literal["simulated", "real", "jax", "torch"] = "simulated"
+    script: str | None = None
+    shell: str = ""
+    train: str = ""
+    of: int = 1
+    restarts: bool = False
+    gpus: int = 0
+    endless: bool = False
+    fields: Fields = field(default_factory=dict)
+    stages: Sequence[str] = ("node",)
+    job: Fields = field(default_factory=dict)
+    pod: Fields = field(default_factory=dict)
+    container: Fields = field(default_factory=dict)
+    beside: Sequence[make.Object] = ()
+    mount: Fields | None = None
+    patch: Fields | None = None
+    place: str = ""
+    queue: Fields | None = None
+    objects: Sequence[make.Object] = ()
+    before: str = ""
+    after: str = ""
+    alone: bool = False
+    slow: bool = False
+    job_name: str = ""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it blocks the job for good, so that a wait with `fail_fast` ends."""
+        return self.retry is RetryVerdict.CONFIGURATION and self.exit_code is None and not self.failed
+
+    @property
+    def spec(self) -> make.Object:
+        """Spec of the job. ``$NAMESPACE`` is its namespace, ``$API_SERVER`` that address for the real node."""
+        spec = make.simulated(self.of, self.gpus)
+        if self.endless:
+            spec["env"] = simulate(run="never")
+        if self.script is not None:
+            start = f"open('/tmp/train.py', 'w').write({self.train!r})\n" if self.train else ""
+            spec |= make.python(start + self.script) if self.of == 1 else make.one_of(self.of, self.script)
+        elif self.shell:
+            spec["command"] = ["sh", "-c", self.shell]
+        if self.node == "jax":
+            spec["runtime"] = "jax-distributed"
+        if self.queue is not None:
+            spec["labels"] = {kueue.QUEUE_LABEL: "small"}
+        spec |= make.ON_OWN_NODE if self.place else {}
+        spec |= make.patched(self.patch) if self.patch else {}
+        return {**spec, **(make.OWN if self._has_own_runtime else {}), **self.fields}
+
+    @property
+    def _has_own_runtime(self) -> bool:
+        changed = (self.job, self.pod, self.container, self.beside, self.mount, self.stages[1:])
+        runs = (self.script is not None or self.shell) and self.node == "real"
+        return any(changed) or (bool(runs) and not self.restarts)
+
+    @property
+    def _runtime(self) -> make.Object:
+        pod, container = dict(self.pod), dict(self.container)
+        if self.mount:
+            source = {name: value for name, value in self.mount.items() if name not in _OF_MOUNTS}
+            options = {_OF_MOUNTS[name]: value for name, value in self.mount.items() if name in _OF_MOUNTS}
+            pod["volumes"] = [{"name": "volume", **source}]
+            container["volumeMounts"] = [{"name": "volume", "mountPath": "/mnt", **options}]
+        return make.stages(*self.stages, job=self.job, pod=pod, node=container, beside=self.beside)
+
+    @contextmanager
+    def prepared(self, cluster: Access, where: str) -> Iterator[None]:
+        """Create what the job needs in its namespace, and remove at the end what is outside of it."""
+        with ExitStack() as stack:
+            stack.enter_context(make.applied(*self.objects)(cluster, where))
+            if self._has_own_runtime:
+                stack.enter_context(make.own(self._runtime)(cluster, where))
+            if self.queue is not None:
+                stack.enter_context(make.queue(cluster, where, fields=self.queue))
+            for name in filter(None, (self.place, self.before)):
+                stack.enter_context(_named(name)(cluster, where))
+            yield
+
+    def change(self, cluster: Access, ref: JobRef) -> None:
+        """Do to the job what lets it fail."""
+        _named(self.after)(cluster, ref)
 
 
-Fields = dict[str, Any]
+_OF_MOUNTS = {"path": "mountPath", "readOnly": "readOnly", "subPath": "subPath"}
 
 
-def _simulated(spec: make.Object, **fields: Any) -> Fields:
-    return {"spec": spec, **fields}
+def _named(name: str) -> Callable[..., Any]:
+    return getattr(changes, name, None) or getattr(make, name)  # type: ignore[no-any-return]
 
 
-def _real(script: str | make.Object, **fields: Any) -> Fields:
-    """A Python script, or a spec."""
-    return {"spec": make.python(script) if isinstance(script, str) else script, "node": "real", **fields}
-
-
-def _own(script: str | make.Object, runtime: make.Object = make.NODE, **fields: Any) -> Fields:
-    """A job of a runtime in its namespace."""
-    made = _real(script, **{"before": make.own(runtime), **fields})
-    return {**made, "spec": made["spec"] | make.OWN}
-
-
-_CAUSES: dict[str, Fields] = {
-    # --- the training code
-    "syntax-error": _own("def train(:"),
-    "import-error": _own("from json import nosuch"),
-    "aborted": _own(make.ABORT),
-    "host-unknown": _own("import urllib.request; urllib.request.urlopen('http://nosuch.invalid/model')"),
-    "server-overloaded": _own(make.SERVER.format(503)),
-    "access-denied": _own(make.SERVER.format(403)),
-    "certificate-unknown": _own("import urllib.request; urllib.request.urlopen('https://kubernetes.default.svc')"),
-    "shared-memory-full": _own(make.SHARED_MEMORY),
-    "disk-full": _own(
-        "open('/mnt/model', 'wb').write(bytes(8 << 20))",
-        make.with_volume("/mnt", {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
-    ),
-    "volume-read-only": _own("open('/mnt/model', 'wb')", make.with_volume("/mnt", {"emptyDir": {}}, readOnly=True)),
-    "file-not-writable": _own(
-        "open('/model', 'wb')", make.stages("node", node={"securityContext": {"runAsUser": 1000}})
-    ),
-    "program-of-another-architecture": _own(make.shell(make.ARM)),
-    "sub-path-missing": _own(
-        "open('/opt/settings.json').read()",
-        before=make.own(make.SUB_PATH, make.SETTINGS),
-    ),
-    "pod-failure-policy": _own(
-        "raise SystemExit(42)", make.stages("node", job={"backoffLimit": 5, "podFailurePolicy": make.FAIL_JOB})
-    ),
-    "processes-missing": _real(
-        {"runtime": "jax-distributed", "num_nodes": 1, "command": ["python3", "-c", make.PROCESSES]}, node="jax"
-    ),
-    # --- probes and hooks
-    "liveness-probe": _own(make.SLEEP, make.stages("node", node={"livenessProbe": make.PROBE}, pod=make.RESTARTS)),
-    "startup-probe": _own(make.SLEEP, make.stages("node", node={"startupProbe": make.PROBE}, pod=make.RESTARTS)),
-    "post-start-hook": _own(
-        make.SLEEP,
-        make.stages(
-            "node", node={"lifecycle": {"postStart": {"exec": {"command": ["cat", "/tmp/nosuch"]}}}}, pod=make.RESTARTS
-        ),
-    ),
-    "exit-code": _real(make.one_of(3, "sys.exit(3)")),
-    "exception": _own(make.one_of(2, "raise ValueError('the answer is not 42')")),
-    "exception-chained": _real(make.CHAINED),
-    "exception-noise": _real(make.NOISE),
-    "module-missing": _real("import nosuchpackage"),
-    "handled-exception": _own(make.HANDLED),
-    "service-down": _own(make.OUTAGE),
-    "argument-unknown": _own(make.USAGE),
-    "script-missing": _own({"command": ["python3", "/opt/train.py"]}),
-    "program-missing": _own(make.shell("no-such-program --epochs 3")),
-    "script-not-executable": _own(make.shell(make.SCRIPT.format("sh", "chmod 644"))),
-    "script-of-windows": _own(make.shell(make.SCRIPT.format("sh\\r", "chmod 755"))),
-    "torchrun": _real(make.torch(1, make.TORCHRUN), node="torch", slow=True),
-    "gloo-torch": _real(make.torch(1, make.PLAIN_TORCH), node="torch", slow=True),
-    "gloo-jax": _real(make.jax("_exit(7)"), node="jax", slow=True),
-    "segmentation-fault": _real("import ctypes; ctypes.string_at(0)"),
-    "killed": _real(make.python(make.SLEEP, 2), after=make.kill_rank_1),
-    "crash-loop": _real("import sys; print('again', flush=True); sys.exit(5)", slow=True),
-    "init-container": _own(
-        {}, make.stages("node", pod={"initContainers": [make.container("fetch", "echo no route; exit 9")]})
-    ),
-    "sidecar": _own(
-        {"command": ["sh", "-c", "exit 3"]},
-        make.stages(
-            "node", pod={"initContainers": [make.container("proxy", "sleep 600") | {"restartPolicy": "Always"}]}
-        ),
-    ),
-    "initializer": _own(
-        {"initializer": {"dataset": {"storage_uri": "s3://bucket/nosuch"}}}, make.stages("dataset-initializer", "node")
-    ),
-    "deadline": _real(
-        make.python("import time; print('epoch 1', flush=True); time.sleep(600)", active_deadline_seconds=8)
-    ),
-    # --- memory
-    "out-of-memory": _real(make.one_of(2, "x = b'x' * (1 << 30)", resources_per_node={"memory": "64Mi"})),
-    "out-of-gpu-memory": _real(make.GPU_MEMORY),
-    # --- nodes
-    "evicted-disk": _real(
-        make.python(
-            "import time; open('/big', 'wb').write(bytes(40_000_000)); time.sleep(600)",
-            resources_per_node={"storage": "8Mi"},
-        ),
-        slow=True,
-    ),
-    # It has a request: under memory pressure, a restarted kubelet refuses pods without one.
-    "evicted-memory": _real(
-        make.python(
-            "import time; x = b'x' * (300 << 20); time.sleep(600)", resources_per_node={"requests": {"memory": "16Mi"}}
-        ),
-        before=make.restored_kubelet,
-        after=make.press_memory,
-        alone=True,
-    ),
-    "node-gone": _simulated(make.endless() | make.ON_OWN_NODE, before=make.own_node, after=make.remove_node, slow=True),
-    "node-tainted": _simulated(make.endless() | make.ON_OWN_NODE, before=make.own_node, after=make.taint_node),
-    "node-drained": _simulated(make.endless(), after=make.evict_all),
-    "preempted-by-scheduler": _simulated(
-        make.endless(gpus=8) | make.ON_OWN_NODE, before=make.own_node_and_priority, after=make.outrank_on_node
-    ),
-    "preempted-by-kueue": _simulated(
-        make.endless(gpus=8) | make.queued("small"), before=make.queue, after=make.outrank_in_queue
-    ),
-    # --- images and containers
-    "image-missing": _real(make.simulated(image=f"{make.REGISTRY}/nosuch:1")),
-    "registry-unreachable": _real(make.simulated(image="127.0.0.1:1/nosuch:1")),
-    "image-name-invalid": _real(make.simulated(image="a" * 256)),  # the spec refuses other invalid names
-    "command-missing": _real({"runtime": "torch-distributed", "command": ["tran", "--epochs=3"]}),
-    "secret-missing": _real(make.secret_key("nosuch")),
-    "configmap-missing": _real(make.python("") | make.mounted({"name": "settings", "configMap": {"name": "nosuch"}})),
-    "image-being-pulled": _real(make.simulated(image=f"{make.REGISTRY}/slow:1")),
-    "slow-start": _own({}, make.stages("node", pod={"initContainers": [make.container("fetch", "sleep 600")]})),
-    "run-as-non-root": _own({}, make.stages("node", pod={"securityContext": {"runAsNonRoot": True}})),
-    "secret-key-missing": _real(make.secret_key("keys"), before=make.applied(make.KEYS)),
-    "secret-volume-missing": _real(
-        make.python("") | make.mounted({"name": "keys", "secret": {"secretName": "nosuch"}})
-    ),
-    "configmap-key-missing": _real(
-        make.python("")
-        | make.mounted({"name": "settings", "configMap": {"name": "settings", "items": [{"key": "b", "path": "b"}]}}),
-        before=make.applied(make.SETTINGS),
-    ),
-    "host-path-missing": _real(
-        make.python("") | make.mounted({"name": "data", "hostPath": {"path": "/nosuch", "type": "Directory"}})
-    ),
-    "directory-onto-file": _own({}, make.with_volume("/etc/passwd", {"emptyDir": {}})),
-    "command-not-executable": _real({"runtime": "torch-distributed", "command": ["/etc/passwd"]}),
-    "image-certificate-unknown": _real(make.simulated(image="$API_SERVER/nosuch:1")),
-    # --- the scheduler
-    "unschedulable-cordoned": _simulated(make.simulated() | make.ON_OWN_NODE, before=make.cordoned_node),
-    "volume-of-another-node": _simulated(make.simulated() | make.claim("data"), before=make.volume_elsewhere),
-    "node-not-ready": _simulated(
-        make.endless() | make.ON_OWN_NODE, before=make.own_node, after=make.silence_node, slow=True
-    ),
-    "unschedulable-gpus": _simulated(make.simulated(2, gpus=1000)),
-    "unschedulable-selector": _simulated(make.simulated() | make.patched({"nodeSelector": {"gpu": "nosuch"}})),
-    "unschedulable-taint": _simulated(make.simulated() | make.ON_OWN_NODE, before=make.tainted_node),
-    "claim-missing": _simulated(make.simulated() | make.claim("nosuch")),
-    "claim-pending": _simulated(make.simulated() | make.claim("data"), before=make.applied(make.UNBOUND_CLAIM)),
-    # --- quotas and queues
-    "resource-quota": _simulated(make.simulated(gpus=4), before=make.full_gpu_quota),
-    "resource-quota-too-small": _simulated(make.simulated(gpus=8), before=make.applied(make.GPU_QUOTA)),
-    "resource-quota-demands-limits": _simulated(make.simulated(), before=make.applied(make.CPU_QUOTA)),
-    "limit-range": _simulated(make.simulated(resources_per_node={"memory": "2Gi"}), before=make.applied(make.LIMITS)),
-    "pod-security": _simulated(make.simulated(), before=make.restricted),
-    "priority-class-missing": _own({}, make.stages("node", pod={"priorityClassName": "nosuch"}), node="simulated"),
-    "queue-resource-missing": _simulated(
-        make.simulated(resources_per_node={"example.com/fpga": 1}) | make.queued("small"), before=make.queue
-    ),
-    "queue-stopped": _simulated(
-        make.simulated(gpus=1) | make.queued("small"), before=partial(make.queue, policy="Hold")
-    ),
-    "queue-full": _simulated(make.simulated(gpus=8) | make.queued("small"), before=make.full_queue),
-    "queue-too-small": _simulated(make.simulated(2, gpus=8) | make.queued("small"), before=make.queue),
-    "queue-missing": _simulated(make.simulated() | make.queued("nosuch")),
-    # --- admission
-    "name-too-long": _simulated(make.simulated(), job_name="n" * 60),
-    "patch-refused": _simulated(
-        make.simulated()
-        | {"runtime_patches": [{"training_runtime_spec": {"template": {"metadata": {"labels": {"a": "not a value"}}}}}]}
-    ),
-    "volume-refused": _simulated(
-        make.simulated() | make.patched({"volumes": [{"name": "Not_A_Name", "emptyDir": {}}]})
-    ),
-    "service-account-missing": _simulated(make.simulated() | make.patched({"serviceAccountName": "nosuch"})),
-    "runtime-removed": _own({"suspend": True}, node="simulated", after=make.remove_runtime),
-    # --- deletion
-    "deleted": _simulated(make.endless(), after=make.delete),
-}
-
-
-def _read() -> tuple[Failure, ...]:
-    listed = yaml.safe_load((Path(__file__).parent / "failures.yaml").read_text())
-    assert listed.keys() == _CAUSES.keys()
-    failures = []
-    for name, row in listed.items():
+def _read() -> Iterator[Failure]:
+    text = (Path(__file__).parent / "failures.yaml").read_text()
+    for name, row in yaml.safe_load(text.replace("$PYTHON", images.PYTHON).replace("$REGISTRY", make.REGISTRY)).items():
         expected = row.pop("expected")
-        verdict: Fields = {"category": Category(expected.pop("category")), "retry": RetryVerdict(expected.pop("retry"))}
-        failures.append(Failure(name, **row, **verdict, **expected, **_CAUSES[name]))
-    return tuple(failures)
+        verdict: dict[str, Any] = {
+            "category": Category(expected.pop("category")),
+            "retry": RetryVerdict(expected.pop("retry")),
+        }
+        node = {"node": "real"} if row.keys() & {"script", "shell"} else {}
+        yield Failure(name, **{**node, **row}, **verdict, **expected)
 
 
-FAILURES = _read()
+FAILURES = tuple(_read())

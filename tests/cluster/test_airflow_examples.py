@@ -96,15 +96,14 @@ def test_gang_fine_tuning_and_adoption(
 
     ended = {job["spec"]["runtimeRef"]["name"]: job for job in jobs(cluster, namespace)}
     assert all(condition(job, "Complete") for job in ended.values())
-    assert [limits(pod)[GPU] for pod in pods(cluster, namespace, gang)["node"]] == ["2"] * 4
+    ranks = [pod["spec"]["containers"] for pod in pods(cluster, namespace, gang)["node"]]
+    assert [container["resources"]["limits"][GPU] for (container,) in ranks] == ["2"] * 4
     tuned = pods(cluster, namespace, ended["torchtune-llama3.2-1b"]["metadata"]["name"])
     assert {name: len(each) for name, each in tuned.items()} == {
         "dataset-initializer": 1, "model-initializer": 1, "node": 1,
     }  # fmt: skip
     (container,) = tuned["node"][0]["spec"]["containers"]
-    words = [*container["command"], *container.get("args", [])]
-    assert words[:2] == ["tune", "run"]
-    assert {"lora_finetune_distributed", "model.lora_rank=8", "epochs=1", "dataset.split=train[:95%]"} <= set(words)
+    assert {"model.lora_rank=8", "epochs=1", "dataset.split=train[:95%]"} <= {*container["command"], *container["args"]}
 
 
 def jobs(cluster: Access, namespace: str) -> list[Object]:
@@ -122,9 +121,3 @@ def pods(cluster: Access, namespace: str, job: str) -> dict[str, list[Object]]:
 def admitted(cluster: Access, namespace: str, name: str) -> bool:
     job = cluster.api.get(TRAINER, "TrainJob", namespace, name) or {}
     return bool((job.get("spec") or {}).get("suspend") is False and cluster.api.find("v1", "Pod", namespace))
-
-
-def limits(pod: Object) -> dict[str, str]:
-    (container,) = pod["spec"]["containers"]
-    found: dict[str, str] = container["resources"]["limits"]
-    return found

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import aclosing
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,26 +15,29 @@ import pytest
 import yaml
 from tests.cluster import failing as make
 from tests.cluster.backends import both_watches, opened
-from tests.cluster.waits import phases_of, until_phase
+from tests.cluster.launchers import launcher_environment
+from tests.cluster.pods import pods_of
+from tests.cluster.waits import phases_of, until, until_phase
 from tests.cluster.wires import Wires
 from tests.fakes.faults import Fault, Kind
+from tests.processes import read_until
 from tests.testcluster import images, kueue
 from tests.testcluster.access import RULES, TRAINER, Access
-from tests.testcluster.nodes import simulate
+from tests.testcluster.nodes import run_until_finished, simulate
 
-from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions
+from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions
 from trainjob._backends.base import TrainJob
 from trainjob._backends.credentials import Credentials
-from trainjob._backends.kubernetes import pods
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request, Timings
+from trainjob._diagnosis import diagnosis_of
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import dry_run, launch
 from trainjob._jobs.records import mark_delivered
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.render import render
-from trainjob._support.log_lines import LogLine
-from trainjob.errors import Category, RankCrashed, Rejected, RuntimeNotFound, SpecMismatch, Stuck
+from trainjob.errors import Category, Diagnosis, RankCrashed, Rejected, SpecMismatch, Stuck
+from trainjob.status import Observation
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
@@ -59,26 +66,20 @@ async def test_launch_wait_and_adopt(backend: KubernetesBackend, namespace: str)
     assert (again.attempt, again.name != ref.name) == (2, True)
 
 
-async def test_refused_launches_report_the_reason(backend: KubernetesBackend, namespace: str) -> None:
-    with pytest.raises(RuntimeNotFound, match="no ClusterTrainingRuntime 'nosuch'"):
-        await launch(backend, spec(runtime="nosuch"), "a", namespace=namespace)
+async def test_refusals_of_the_api_server_are_not_retried(
+    cluster: Access, backend: KubernetesBackend, namespace: str
+) -> None:
+    """Refusals of a real server: forbidden, unknown namespace or field, too large, invalid, exceeded quota."""
+    reading = cluster.kubeconfig_for([{**RULES[0], "verbs": ["get", "list", "watch"]}], namespace)
+    async with opened(reading) as reader:
+        with pytest.raises(Rejected, match='cannot create resource "trainjobs"') as forbidden:
+            await launch(reader, spec(), "a", namespace=namespace)
     with pytest.raises(Rejected, match='namespaces "nosuch" not found'):
         await launch(backend, spec(), "a", namespace="nosuch")
     fields = {"runtimeRef": {"name": "torch-distributed"}, "podTemplateOverrides": []}
     unknown = TrainJobSpec.parse({"apiVersion": TRAINER, "kind": "TrainJob", "spec": fields})
     with pytest.raises(Rejected, match=r"spec\.podTemplateOverrides: is not supported.* whose fields here are: active"):
         await launch(backend, unknown, "a", namespace=namespace)
-    assert await backend.find(namespace, {}) == []
-
-
-async def test_refusals_of_the_api_server_are_not_retried(
-    cluster: Access, backend: KubernetesBackend, namespace: str
-) -> None:
-    """Refusals of a real server: forbidden, too large, invalid, exceeded quota. No request is repeated."""
-    reading = cluster.kubeconfig_for([{**RULES[0], "verbs": ["get", "list", "watch"]}], namespace)
-    async with opened(reading) as reader:
-        with pytest.raises(Rejected, match='cannot create resource "trainjobs"') as forbidden:
-            await launch(reader, spec(), "a", namespace=namespace)
     with pytest.raises(Rejected, match=r"[Tt]oo large") as too_large:  # for etcd
         await backend.create(_with_env(namespace, "BIG", "x" * 2_000_000))
     with pytest.raises(Rejected, match=r"is 3\.3 MiB of JSON, and an API server accepts 3"):
@@ -181,81 +182,76 @@ async def _use_everything(narrow: KubernetesBackend, cluster: Access, namespace:
     assert await cancel(narrow, waiting)
 
 
-# ---------------------------------------------------------------- crashes of real pods
+# ---------------------------------------------------------------- crashes of jobs that keep running
 
-CRASH = """
-import os, sys, time
-if os.environ["PET_NODE_RANK"] == "1":
-    time.sleep(SECONDS)
-    print("ValueError: the answer is not 42", file=sys.stderr, flush=True)
-    sys.exit(3)
-time.sleep(600)
-"""
-
-
-def crashing(seconds: int, deadline: int) -> TrainJobSpec:
-    """Rank 1 crashes after that time, and is restarted until the deadline."""
-    command = ["python3", "-c", CRASH.replace("SECONDS", str(seconds))]
-    return spec(image=images.PYTHON, command=command, active_deadline_seconds=deadline)
+CRASH = make.one_of(2, "time.sleep(1); sys.exit('ValueError: the answer is not 42')", image=images.PYTHON)
+"""Trainer's runtime restarts rank 1 again and again."""
 
 
 async def test_a_crash_of_a_real_pod_is_reported_at_once_and_kept_for_the_diagnosis(
     backend: KubernetesBackend, real_namespace: str
 ) -> None:
     """At the deadline the JobSet is deleted with its pods and their logs."""
-    ref = await launch(backend, crashing(0, 40), "a", namespace=real_namespace)
+    asked = TrainJobSpec.parse(CRASH | {"active_deadline_seconds": 40})
+    ref = await launch(backend, asked, "a", namespace=real_namespace)
     crashes: list[Diagnosis] = []
     with anyio.fail_after(240), pytest.raises(TrainJobFailed) as failed:
         await wait(backend, ref, on_crash=crashes.append)
-    assert (crashes[0].rank, crashes[0].exit_code) == ("node-1", 3)
+    assert (crashes[0].rank, crashes[0].exit_code) == ("node-1", 1)
     assert (crashes[0].log, crashes[0].unseen) == (("ValueError: the answer is not 42",), ())
     assert failed.value.diagnosis.category is Category.DEADLINE
     assert failed.value.diagnosis.log == ("ValueError: the answer is not 42",)
 
 
-async def test_a_log_that_a_real_node_writes_late_is_read_again(
-    real_node: Access, backend: KubernetesBackend, real_namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A first look at the log of the run that crashed finds it empty; the next run writes nothing for 25 s.
-
-    Its end would make the kubelet delete the log of the first one.
-    """
-    looks: list[list[LogLine]] = []
-    looked, read = anyio.Event(), pods._Tails._lines
-
-    async def lines(tails: pods._Tails, *which: Any) -> list[LogLine] | None:
-        found = await read(tails, *which)
-        looks.append(found or [])
-        looked.set()
-        return found
-
-    monkeypatch.setattr(pods._Tails, "_lines", lines)
-    ref = await launch(backend, crashing(25, 100), "a", namespace=real_namespace)
-    container = await anyio.to_thread.run_sync(make.container_of_rank_1, real_node, ref)
-
-    async def write_late() -> None:
-        with make.node_of(real_node).unwritten_log(container):
-            await looked.wait()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(write_late)
-        with anyio.fail_after(240), pytest.raises(RankCrashed) as failed:
-            await wait(backend, ref, WaitOptions(fail_on_first_crash=True))
-    assert [[line.text for line in each] for each in looks] == [[], ["ValueError: the answer is not 42"]]
-    assert failed.value.diagnosis.log == ("ValueError: the answer is not 42",)
-
-
-async def test_a_crash_caused_by_a_probe_names_the_probe(
+async def test_a_restarted_waiter_finds_a_past_crash(
     real_node: Access, backend: KubernetesBackend, real_namespace: str
 ) -> None:
-    """The pod's status has only SIGKILL; the Event with the reason is requested before the crash is reported."""
-    runtime = make.stages("node", node={"livenessProbe": make.PROBE}, pod=make.RESTARTS)
-    with make.own(runtime)(real_node, real_namespace):
-        asked = spec(**make.python(make.SLEEP) | make.OWN | {"image": images.PYTHON})
-        ref = await launch(backend, asked, "a", namespace=real_namespace)
-        with anyio.fail_after(240), pytest.raises(RankCrashed, match="because its liveness probe failed") as failed:
-            await wait(backend, ref, WaitOptions(fail_on_first_crash=True))
-        assert failed.value.diagnosis.exit_code == 137
+    """The kubelet has removed the container of the first run, but the pod's status still has its end."""
+    ref = await launch(backend, TrainJobSpec.parse(CRASH), "a", namespace=real_namespace)
+
+    def crashed_again() -> bool:
+        statuses = [each for pod in pods_of(real_node, ref) for each in pod["status"].get("containerStatuses", [])]
+        return any("terminated" in each["state"] and "terminated" in each["lastState"] for each in statuses)
+
+    await until(crashed_again, 90)
+    with anyio.fail_after(120), pytest.raises(RankCrashed) as caught:
+        await wait(backend, ref, WaitOptions(fail_on_first_crash=True))
+    diagnosis = caught.value.diagnosis
+    assert (diagnosis.rank, diagnosis.exit_code, diagnosis.log) == ("node-1", 1, ("ValueError: the answer is not 42",))
+
+
+async def first_crash(backend: KubernetesBackend, ref: JobRef) -> tuple[str, int | None]:
+    """Rank and exit code."""
+    with anyio.fail_after(60):
+        async with aclosing(backend.crashes(ref)) as found:
+            diagnosis = diagnosis_of(await anext(found), Observation(Phase.FAILED))
+    return diagnosis.rank, diagnosis.exit_code
+
+
+async def test_all_listeners_of_a_namespace_share_one_watch_of_pods(wires: Wires) -> None:
+    # One crash only: after six more the job would fail, and its pods would be deleted before all listeners see them.
+    once = spec(env=simulate(run="200ms", exit_code=3, ranks="1", failures="1"))
+    async with wires.open(Timings(), shared=True) as (backend, proxy):
+        crashing = [await launch(backend, once, key, namespace=wires.namespace) for key in ("a", "b")]
+        quiet = await launch(backend, spec(env=simulate(run="never")), "quiet", namespace=wires.namespace)
+        looks = len(proxy.seen("GET", "/pods"))  # of launches, for ranks of earlier attempts
+        found: dict[int, tuple[str, int | None]] = {}
+
+        async def listen(number: int, ref: JobRef) -> None:
+            found[number] = await first_crash(backend, ref)
+
+        async with anyio.create_task_group() as tasks:
+            for number, ref in enumerate([*crashing, *crashing, quiet]):
+                tasks.start_soon(listen, number, ref)
+            await until(lambda: len(found) == 4)
+            assert found == dict.fromkeys(range(4), ("node-1", 3)), "the fifth listener's job has no crash"
+            # A later listener gets the earlier crash without a request: the watch has the pods.
+            assert await first_crash(backend, crashing[0]) == ("node-1", 3)
+            assert len(proxy.seen("WATCH", "/pods")) == 1
+            assert len(proxy.seen("GET", "/pods")) == looks + 1
+            tasks.cancel_scope.cancel()
+        await first_crash(backend, crashing[1])
+        assert len(proxy.seen("WATCH", "/pods")) == 2, "the watch was closed when it had no listener"
 
 
 # ---------------------------------------------------------------- logs and lists
@@ -300,47 +296,6 @@ async def test_logs_of_many_jobs_share_one_watch_of_pods(
     assert len(lists) <= 1 + 2 * len(refs), "one at the start, at most one for each launch, and one for each end"
 
 
-def writes(name: str, depends: list[str]) -> dict[str, Any]:
-    """A replicated job that starts after others and writes its name."""
-    container: dict[str, Any] = {"name": name, "image": images.PYTHON}
-    container["command"] = ["sh", "-c", f"echo {name} writes; sleep 1"]
-    if name.endswith("-initializer"):
-        container["volumeMounts"] = [{"name": "initializer", "mountPath": "/workspace"}]
-    pod = {"restartPolicy": "Never", "containers": [container], "volumes": [{"name": "initializer", "emptyDir": {}}]}
-    ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer" if name == "node" else name}
-    labels = {} if name == "launcher" else {"metadata": {"labels": ancestor}}
-    first = {"dependsOn": [{"name": each, "status": "Complete"} for each in depends]} if depends else {}
-    return {"name": name, "template": {**labels, "spec": {"template": {"spec": pod}}}, **first}
-
-
-async def test_logs_of_initializers_and_of_a_launcher(
-    cluster: Access, backend: KubernetesBackend, real_namespace: str
-) -> None:
-    steps = ("dataset-initializer", "model-initializer", "node", "launcher")
-    jobs = [writes(name, [*steps[:i]][-1:]) for i, name in enumerate(steps)]
-    metadata = {"name": "stages", "labels": {"trainer.kubeflow.org/framework": "test"}}
-    runtime = {"mlPolicy": {"numNodes": 1}, "template": {"spec": {"replicatedJobs": jobs}}}
-    cluster.add_runtime(
-        {"apiVersion": TRAINER, "kind": "ClusterTrainingRuntime", "metadata": metadata, "spec": runtime}
-    )
-    initializer = {"dataset": {"storage_uri": "s3://b/d"}, "model": {"storage_uri": "s3://b/m"}}
-    asked = spec(runtime="stages", num_nodes=1, initializer=initializer)
-    ref = await launch(backend, asked, "a", namespace=real_namespace)
-    lines: list[str] = []
-    phases: list[Phase] = []
-    with anyio.fail_after(240):
-        await wait(
-            backend,
-            ref,
-            on_change=lambda observation, _: phases.append(observation.phase),
-            on_log=lambda line: lines.append(str(line)),
-        )
-    assert lines == [f"[{step}-0] {step} writes" for step in steps]
-    assert Phase.INITIALIZING in phases
-    only = [str(line) async for line in backend.logs(ref, ranks=["model-initializer-0", "launcher-0"])]
-    assert only == ["[model-initializer-0] model-initializer writes", "[launcher-0] launcher writes"]
-
-
 @both_watches
 async def test_lists_of_several_pages_are_complete(
     cluster: Access, backend: KubernetesBackend, namespace: str, monkeypatch: pytest.MonkeyPatch
@@ -354,3 +309,27 @@ async def test_lists_of_several_pages_are_complete(
     names = {ref.name for ref in refs}
     assert (await backend.refs(namespace, names))[0].keys() == names
     assert {job["metadata"]["name"] for job in await backend.find(namespace, {})} == names
+
+
+# ---------------------------------------------------------------- a runtime that is deleted
+
+
+def test_a_job_that_completes_without_its_runtime_is_a_success(cluster: Access, namespace: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text(yaml.safe_dump(make.OWN | {"runtime_patches": [run_until_finished()]}))
+    environment = {**launcher_environment(), "KUBECONFIG": str(cluster.kubeconfig)}
+    program = str(Path(sys.executable).with_name("trainjob"))
+    command = [program, "run", "--no-logs", "--key=a", "-n", namespace, str(spec)]
+    with make.own(make.NODE)(cluster, namespace):
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            read_until(process, "Running")
+            cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
+            cluster.finish(namespace)
+            out, _ = process.communicate(timeout=90)
+        finally:
+            process.kill()
+        assert process.returncode == 0, out
+        assert "the TrainJob could not be marked as delivered, so the same key returns this result again" in out

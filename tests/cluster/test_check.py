@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster.launchers import airflow_environment, launcher_environment
-from tests.processes import wait_until
-from tests.testcluster import kueue
-from tests.testcluster.access import TRAINER, Access, condition
+from tests.cluster.waits import wait_for_queue
+from tests.testcluster.access import TRAINER, Access
 
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.client import ApiClient, Request
@@ -82,11 +81,7 @@ NOTED = {
 def dags(cluster: Access, namespace: str, tmp_path: Path) -> Path:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "there", "namespace": namespace}}
     cluster.api.create({**secret, "stringData": {"k": CONTENT}})
-
-    def active() -> object:
-        return condition(cluster.api.get(kueue.API, "LocalQueue", namespace, kueue.QUEUE), "Active")
-
-    wait_until("Kueue has checked the queue", active)
+    wait_for_queue(cluster, namespace)
     folder = tmp_path / "dags"
     folder.mkdir()
     (folder / "d.py").write_text(DAGS)
@@ -148,30 +143,21 @@ async def test_unreadable_objects_are_no_failure(
     assert "localqueues" in "".join(found["queue"]["notes"])
 
 
-async def test_without_permissions_the_namespace_fails(
-    cluster: Access, namespace: str, dags: Path, airflow_home: Path
+@pytest.mark.parametrize(
+    ("server", "code", "problem"),
+    [("", 2, "may not create trainjobs in {0}"), ("https://127.0.0.1:1", 3, "")],
+    ids=["without permissions", "unreachable"],
+)
+async def test_a_namespace_that_cannot_be_used_is_the_only_problem(
+    cluster: Access, namespace: str, dags: Path, airflow_home: Path, server: str, code: int, problem: str
 ) -> None:
     kubeconfig = cluster.kubeconfig_for([], namespace)
-    code, found, _ = checked(dags, airflow_home, kubeconfig, TRAINJOB_NAMESPACE=namespace)
-    assert code == 2
-    problem = found[f"namespace {namespace}"]["problem"]
-    assert f"may not create trainjobs in {namespace}" in problem
-    assert f"may not list pods in {namespace}" in problem
-    assert found["right"]["problem"] == ""
-
-
-async def test_an_unreachable_cluster_is_reported(
-    namespace: str, dags: Path, airflow_home: Path, tmp_path: Path
-) -> None:
-    gone = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }
-    (tmp_path / "gone.yaml").write_text(yaml.safe_dump(gone))
-    code, found, _ = checked(dags, airflow_home, tmp_path / "gone.yaml", TRAINJOB_NAMESPACE=namespace)
-    assert code == 3
+    config = yaml.safe_load(kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = server or cluster.api.server
+    kubeconfig.write_text(yaml.safe_dump(config))
+    exit_code, found, _ = checked(dags, airflow_home, kubeconfig, TRAINJOB_NAMESPACE=namespace)
+    assert exit_code == code
+    assert problem.format(namespace) in found[f"namespace {namespace}"]["problem"]
     assert {where for where, each in found.items() if each["problem"]} == {f"namespace {namespace}"}
 
 

@@ -14,8 +14,8 @@ import anyio
 import pytest
 from tests.cluster.backends import backend_of
 from tests.cluster.pods import RANK, pods_of
-from tests.contract import test_backend_contract as contract
-from tests.contract.conftest import Harness, sent_by
+from tests.contract.contract import contract
+from tests.contract.harness import Harness, sent_by
 from tests.testcluster.access import RULES, Access, Object
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
@@ -32,10 +32,7 @@ ABSENT = {
         "(test_evidence_of_the_rank_that_failed)"
     ),
 }
-assert ABSENT.keys() <= vars(contract).keys()
-globals().update(
-    {name: test for name, test in vars(contract).items() if name.startswith("test_") and name not in ABSENT}
-)
+globals().update(contract(ABSENT))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +98,7 @@ async def shell(real_node: Access, step_image: str, kubeconfig: Path, other: str
 async def leave_empty(given: Harness) -> None:
     for job in await given.backend.find(given.other, {}):
         await given.backend.delete(JobRef.of(job))
-        await contract.is_gone(given, JobRef.of(job))
+        await given.is_gone(JobRef.of(job))
     await given.backend.aclose()
 
 
@@ -110,7 +107,7 @@ async def test_evidence_of_the_rank_that_failed(shell: Harness) -> None:
     sleeper = "trap 'exit 143' TERM; sleep 60 & wait"
     script = f'echo "rank $JOB_COMPLETION_INDEX"; [ $JOB_COMPLETION_INDEX = 1 ] && exit 3; {sleeper}'
     ref = await shell.run(script, num_nodes=2)
-    await contract.ended(shell, ref)
+    await shell.ended(ref)
     evidence = await shell.backend.evidence(ref)
     codes = {
         pod["metadata"]["labels"][RANK]: status["state"]["terminated"]["exitCode"]

@@ -41,6 +41,7 @@ def test_each_failure_is_diagnosed(failure: Failure, made: dict[str, Made | Exce
     if isinstance(found, Exception):
         raise found
     assert corpus.differences(failure, found.diagnosis, found.evidence) == [], found.diagnosis.text()
+    assert ("cannot proceed" in found.stuck) == failure.blocks, found.stuck
 
 
 @pytest.mark.anyio

@@ -21,10 +21,11 @@ from tests.cluster import failing as make
 from tests.cluster.backends import backend_of
 from tests.cluster.commands import by_command, examined, failures, of
 from tests.cluster.conftest import KUBECONFIG
+from tests.cluster.waits import wait_for_queue
 from tests.fakes.faults import FaultProxy
 from tests.processes import wait_until
 from tests.testcluster import kueue, step_image as steps
-from tests.testcluster.access import TRAINER, Access, condition, refused, trainjob
+from tests.testcluster.access import TRAINER, Access, refused, trainjob
 from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate
@@ -55,12 +56,9 @@ async def test_a_healthy_cluster_passes(cluster: Access, namespace: str) -> None
     for runtime in objects("runtimes", image=steps.IMAGE):  # the image of all other tests
         cluster.add_runtime(runtime)
 
-    def active() -> object:
-        return condition(cluster.api.get(kueue.API, "LocalQueue", namespace, kueue.QUEUE), "Active")
-
     for each in objects("reaper", namespace=namespace, image=steps.IMAGE):
         cluster.api.apply(each)
-    wait_until("Kueue has checked the queue", active, 60)
+    wait_for_queue(cluster, namespace)
     found = await examined(cluster.kubeconfig, namespace, ["torch-distributed"], kueue.QUEUE)
     assert [finding for finding in found if finding.level is not Level.OK] == []
     assert [finding.check for finding in found if finding.check != "rights"] == [
@@ -258,15 +256,6 @@ async def test_a_held_queue_is_reported(cluster: Access, namespace: str) -> None
 
 
 READ_QUEUES = {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get", "list"]}
-
-
-async def test_an_exceeded_quota_is_reported(cluster: Access, namespace: str) -> None:
-    cluster.forbid_trainjobs(namespace)
-    found = await examined(cluster.kubeconfig, namespace, ["torch-distributed"])
-    assert failures(found) == ["admission"]
-    assert "exceeded quota: none" in of(found, "admission").message
-    code, _ = by_command(cluster.kubeconfig, namespace, "--runtime", "torch-distributed")
-    assert code == 3
 
 
 # ---------------------------------------------------------------- credentials and connection

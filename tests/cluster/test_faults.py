@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import anyio
 import anyio.to_thread
 import pytest
+from tests.certificates import Authority
 from tests.cluster import failing as make
+from tests.cluster.backends import opened
 from tests.cluster.waits import until, until_phase
 from tests.cluster.wires import FAST, LONG, Wires, busiest
 from tests.fakes.faults import Fault, FaultProxy, Kind, Plan, Seen
 from tests.processes import free_port
-from tests.testcluster.access import TRAINER
+from tests.testcluster.access import RULES, Access
+from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
@@ -27,7 +32,7 @@ from trainjob._jobs.following import follow
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._support.retrying import REQUEST
-from trainjob.errors import BackendUnavailable, SpecMismatch
+from trainjob.errors import BackendUnavailable, Rejected
 
 pytestmark = [
     pytest.mark.anyio,
@@ -106,25 +111,6 @@ async def test_a_launch_with_a_fault_creates_one_job(wires: Wires) -> None:
     await wires.each(DELAY, check, replace(FAST, read=30))
 
 
-async def test_after_a_lost_reply_no_older_job_is_adopted(wires: Wires) -> None:
-    """The reply is lost, and the name belongs to a job with another spec or to a failed job."""
-
-    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
-        await launch(backend, LONG, f"{name}/spec", namespace=wires.namespace)
-        failing = spec(env=simulate(run="never"), active_deadline_seconds=1)
-        ref = await launch(backend, failing, f"{name}/failed", namespace=wires.namespace)
-        with pytest.raises(TrainJobFailed):
-            await ended(backend, ref)
-        proxy.plan = first("POST", fault, fault)
-        with pytest.raises(SpecMismatch):
-            await launch(backend, SHORT, f"{name}/spec", namespace=wires.namespace)
-        proxy.plan = first("POST", fault)
-        again = await launch(backend, failing, f"{name}/failed", namespace=wires.namespace)
-        assert again.attempt == 2
-
-    await wires.each(AFTER, check)
-
-
 @pytest.mark.parametrize(("action", "method", "left"), [("cancel", "DELETE", []), ("suspend", "PATCH", [True])])
 async def test_a_cancel_with_a_fault_stops_the_job(
     wires: Wires, action: Literal["cancel", "suspend"], method: str, left: list[bool]
@@ -176,25 +162,6 @@ async def test_a_wait_survives_a_fault_of_its_watch_or_list(
         assert 1 <= len(proxy.injected) <= times
 
     await wires.each({**BEFORE, **REFUSED, **AFTER, **GONE, **more}, check, shared=shared)
-
-
-@each_watch
-async def test_a_job_deleted_while_the_watch_was_broken_is_reported(wires: Wires, shared: bool) -> None:
-    async with wires.open(shared=shared) as (backend, proxy):
-        ref = await launch(backend, LONG, "a", namespace=wires.namespace)
-
-        def plan(seen: Seen) -> Fault | None:
-            if seen.method != "WATCH" or not seen.path.endswith("/trainjobs") or len(proxy.injected) == 2:
-                return None
-            if len(proxy.injected) == 1:
-                wires.cluster.api.delete(TRAINER, "TrainJob", wires.namespace, ref.name)
-                return GONE["410"]
-            return Fault(Kind.BREAK, seconds=0.5)
-
-        proxy.plan = plan
-        with pytest.raises(TrainJobFailed, match="the TrainJob was deleted before it finished"):
-            await ended(backend, ref)
-        assert len(proxy.injected) == 2
 
 
 async def test_a_server_that_does_not_answer_is_reported_before_its_watch_ends(wires: Wires) -> None:
@@ -312,3 +279,114 @@ async def test_stored_logs_are_complete_after_failed_requests(wires: Wires, capl
         assert "cannot be read" not in caplog.text
         assert await read(*[Fault(Kind.ANSWER, 500)] * 3) == []
         assert "cannot be read completely: 500 InternalError: injected 500" in caplog.text
+
+
+# ---------------------------------------------------------------- expired tokens
+
+
+PLUGIN = """printf '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", '
+printf '"status": {"token": "%s"}}' "$(cat "$0")" """
+MESSAGE = "credentials are refused, also after they were reloaded: log in again or renew the token"
+
+
+@dataclass
+class Tokens:
+    """Tokens of a service account, each bound to a Secret: its deletion ends the token before its minimum of 10 min."""
+
+    cluster: Access
+    namespace: str
+    account: str
+
+    def new(self, secret: str) -> str:
+        metadata = {"name": secret, "namespace": self.namespace}
+        self.cluster.api.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+        bound = {"kind": "Secret", "apiVersion": "v1", "name": secret}
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "metadata": {},
+            "spec": {"expirationSeconds": 600, "boundObjectRef": bound},
+        }
+        path = self.cluster.api.path("v1", "ServiceAccount", self.namespace, self.account)
+        return str(self.cluster.api.request("POST", f"{path}/token", request)["status"]["token"])
+
+    async def end(self, secret: str, proxy: FaultProxy) -> None:
+        """Delete the Secret and wait until the server answers 401; it caches checked tokens for 10 s."""
+        self.cluster.api.delete("v1", "Secret", self.namespace, secret)
+        before = len(refusals(proxy))
+        with anyio.fail_after(240):
+            while len(refusals(proxy)) == before:
+                await anyio.sleep(0.05)
+
+
+def refusals(proxy: FaultProxy) -> list[object]:
+    return [seen for seen in proxy.requests if b'"code":401' in seen.reply]
+
+
+@pytest.fixture
+async def proxy(cluster: Access, authority: Authority) -> AsyncIterator[FaultProxy]:
+    pair = authority.issue("proxy", addresses=["127.0.0.1"])
+    async with FaultProxy(cluster.api.server, cluster.api.authority, pair) as opened:
+        yield opened
+
+
+@pytest.fixture
+def tokens(cluster: Access, namespace: str) -> Tokens:
+    cluster.kubeconfig_for(RULES, namespace)
+    accounts = (each["metadata"]["name"] for each in cluster.api.find("v1", "ServiceAccount", namespace))
+    return Tokens(cluster, namespace, next(name for name in accounts if name.startswith("limited-")))
+
+
+@pytest.fixture(params=["file", "plugin"])
+def kubeconfig(
+    request: pytest.FixtureRequest, proxy: FaultProxy, authority: Authority, tmp_path: Path
+) -> Callable[[str], Path]:
+    """Writes the token to the place from which the kubeconfig reads it."""
+    token = tmp_path / "token"
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "sh",
+        "args": ["-c", PLUGIN, str(token)],
+        "interactiveMode": "Never",
+    }
+    user: dict[str, Any] = {"tokenFile": str(token)} if request.param == "file" else {"exec": plugin}
+    config = write_kubeconfig(tmp_path / "kubeconfig", proxy.url, authority.certificate.read_bytes(), user)
+
+    def renewed(content: str) -> Path:
+        token.write_text(content)
+        return config
+
+    return renewed
+
+
+async def failure_of(backend: KubernetesBackend, ref: JobRef, ends: list[BackendUnavailable]) -> None:
+    try:
+        await wait(backend, ref)
+    except BackendUnavailable as error:
+        ends.append(error)
+
+
+async def test_an_expired_token_is_reloaded_and_one_that_stays_expired_fails_soon(
+    kubeconfig: Callable[[str], Path], tokens: Tokens, proxy: FaultProxy
+) -> None:
+    backoff = partial(REQUEST, failures=5, seconds=60)
+    timings = Timings(watch_read=2, healthy_after=1, request_backoff=backoff)
+    ends: list[BackendUnavailable] = []
+    async with opened(kubeconfig(tokens.new("first")), timings=timings) as backend:
+        ref = await launch(backend, LONG, "a", namespace=tokens.namespace)
+        with anyio.fail_after(240):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(failure_of, backend, ref, ends)
+                await tokens.end("first", proxy)
+                kubeconfig(tokens.new("second"))
+                assert await backend.get(ref.namespace, ref.name)
+                watches = len(proxy.seen("WATCH"))
+                await until(lambda: len(proxy.seen("WATCH")) >= watches + 2)
+                assert ends == []
+                await tokens.end("second", proxy)
+        assert MESSAGE in str(ends[0])
+        assert max(busiest(proxy).values()) <= 8
+        before = len(proxy.requests)
+        with pytest.raises(Rejected, match=MESSAGE):
+            await launch(backend, LONG, "b", namespace=tokens.namespace)
+        assert len(proxy.requests) - before == 8, "four requests of a look, with the old and the reloaded token"

@@ -15,7 +15,7 @@ import yaml
 from tests.cluster.pods import pods_of, running
 from tests.processes import wait_until
 from tests.testcluster import nodes
-from tests.testcluster.access import TRAINER, Access, condition, refused
+from tests.testcluster.access import Access, condition, refused
 from tests.testcluster.components import COSCHEDULER
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import GPU, simulate
@@ -132,22 +132,6 @@ async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: Kub
         assert running(pods_of(gangs, apart)) == 3
         for job in (gang, apart, other, late):
             await cancel(backend, job)
-
-
-async def test_coscheduling_cannot_start_jobs_that_depend_on_others(
-    gangs: Cluster, backend: KubernetesBackend, namespace: str
-) -> None:
-    """The launcher of an MPI job is a member of the gang, but is created after its nodes: neither ever starts."""
-    runtime = gangs.api.get(TRAINER, "ClusterTrainingRuntime", "", "deepspeed-distributed") or {}
-    runtime["metadata"] = {"name": "mpi-coscheduled", "labels": runtime["metadata"]["labels"]}
-    runtime["spec"]["podGroupPolicy"] = {"coscheduling": {"scheduleTimeoutSeconds": 120}}
-    for job in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
-        job["template"]["spec"]["template"]["spec"]["schedulerName"] = COSCHEDULER
-    gangs.add_runtime(runtime)
-    ref = await launch(backend, spec("mpi-coscheduled", 2, 1), "a", namespace=namespace)
-    seen = await until(backend, ref, lambda each: each.reason == "Unschedulable")
-    assert "cannot find enough sibling pods, current pods number: 1, minMember of group: 2" in seen.message
-    await cancel(backend, ref)
 
 
 async def test_volcanos_settings_reach_its_pod_group(

@@ -20,6 +20,7 @@ import pytest
 from tests import campaigns
 from tests.cluster import failing, lost_time
 from tests.cluster.backends import backend_of
+from tests.cluster.pods import pods_of
 from tests.cluster.waits import until
 from tests.local import hanging
 from tests.processes import wait_until
@@ -115,10 +116,9 @@ class Jobs:
 
     def _pod(self, ref: JobRef, rank: int) -> dict[str, Any]:
         """A pod, once its kubelet has reported its container: later than the container starts."""
-        labels = f"jobset.sigs.k8s.io/jobset-name={ref.name},batch.kubernetes.io/job-completion-index={rank}"
 
         def started() -> dict[str, Any] | None:
-            (pod,) = self.cluster.api.find("v1", "Pod", ref.namespace, labels=labels)
+            (pod,) = pods_of(self.cluster, ref, rank)
             return pod if has_trained(pod) and pod["status"].get("podIP") else None
 
         return wait_until(f"the container of rank {rank} has started", started, 60, poll=0.2)

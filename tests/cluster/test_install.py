@@ -1,24 +1,29 @@
-"""The output of `trainjob install` on a real API server: applied as by kubectl, then used by the service accounts."""
+"""The output of `trainjob install` on a real API server, used by the service accounts; examples of runtimes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 import yaml
+from tests.cluster import pods
 from tests.cluster.backends import backend_of
 from tests.cluster.commands import applied, printed
 from tests.cluster.waits import until
+from tests.processes import wait_until
 from tests.testcluster import step_image as steps
-from tests.testcluster.access import TRAINER, Access, condition
+from tests.testcluster.access import JOBSET, TRAINER, Access, condition
 from tests.testcluster.api import Api, write_kubeconfig
+from tests.testcluster.nodes import simulate
 
-from trainjob import Phase, TrainJobSpec, _install
+from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec, _install
 from trainjob._backends.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._doctor.cluster import examine
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
@@ -77,8 +82,6 @@ async def test_installing_twice_changes_nothing(cluster: Access, namespace: str)
     assert [each["metadata"]["resourceVersion"] for each in second] == [
         each["metadata"]["resourceVersion"] for each in first
     ]
-    runtimes = {each["metadata"]["name"] for each in cluster.api.find(TRAINER, "ClusterTrainingRuntime")}
-    assert {each["metadata"]["name"] for each in first if each["kind"] == "ClusterTrainingRuntime"} <= runtimes
 
 
 def pods_of(runtime: Mapping[str, Any], namespace: str) -> list[dict[str, Any]]:
@@ -148,3 +151,39 @@ async def test_the_account_has_only_the_needed_permissions(real_node: Access, st
         assert await backend.get(namespace, sleeper.name) is None
         assert observe(await backend.get(namespace, ref.name)).phase is Phase.COMPLETE
         await backend.aclose()
+
+
+# ---------------------------------------------------------------- an example of a runtime with a TTL
+
+
+async def test_a_ttl_of_the_jobs_keeps_the_result(cluster: Access, backend: KubernetesBackend, namespace: str) -> None:
+    """A TTL of the JobSet would not: Trainer creates the JobSet again, so a failed job trains again."""
+    runtime = yaml.safe_load((EXAMPLES / "torch-ttl.yaml").read_text())
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert job["template"]["spec"]["ttlSecondsAfterFinished"] == 24 * 60 * 60
+    job["template"]["spec"]["ttlSecondsAfterFinished"] = 2
+    cluster.add_runtime(runtime)
+    for code, result in ((0, "Complete"), (3, "Failed")):
+        spec = TrainJobSpec.parse({"env": simulate(run="300ms", exit_code=code), "runtime": "torch-ttl"})
+        ref = await launch(backend, spec, result, namespace=namespace)
+        jobset = wait_until("the JobSet exists", partial(_jobset, cluster, ref), 60)
+        with anyio.fail_after(240):
+            if code == 0:
+                await wait(backend, ref)
+            else:
+                with pytest.raises(TrainJobFailed):  # the pods with the reason can be deleted
+                    await wait(backend, ref)
+        wait_until("no Job and no pod is left", partial(_nothing_left, cluster, ref), 30)
+        assert condition(cluster.api.get(TRAINER, "TrainJob", namespace, ref.name), result)
+        assert _jobset(cluster, ref) == jobset
+
+
+def _nothing_left(cluster: Access, ref: JobRef) -> bool:
+    jobs = cluster.api.find("batch/v1", "Job", ref.namespace, labels=f"{pods.JOBSET}={ref.name}")
+    return not jobs and not pods.pods_of(cluster, ref)
+
+
+def _jobset(cluster: Access, ref: JobRef) -> str:
+    """UID of the job's JobSet; empty if it does not exist."""
+    found = cluster.api.get(JOBSET, "JobSet", ref.namespace, ref.name)
+    return str(found["metadata"]["uid"]) if found else ""

@@ -123,13 +123,6 @@ def seconds_between(first: str, second: str, log: str) -> float:
     return (ended - began).total_seconds()
 
 
-def test_time_left_has_the_measured_distribution() -> None:
-    found = [time_left((i + 0.5) / 48) for i in range(48)]
-    assert (found[0], found[-1], time_left(0), time_left(1)) == pytest.approx((0.021, 2.97, 0.021, 2.97))
-    assert statistics.median(found) == pytest.approx(0.4, abs=0.02)
-    assert [sum(each < limit for each in found) for limit in (0.1, 0.3, 1.0)] == [3, 19, 40]
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("delay", DELAYS)
 def test_terminate_is_answered_in_time_and_the_exit_component_does_the_rest(

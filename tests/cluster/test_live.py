@@ -1,4 +1,4 @@
-"""Documents of jobs: their position in the queue by Kueue's visibility API, and without optional APIs."""
+"""Jobs in queues of Kueue: their position in documents, also without optional APIs, and their goodput."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.cluster import lost_time
 from tests.cluster.backends import opened
-from tests.cluster.waits import document_when, until_phase
+from tests.cluster.failing import queue
+from tests.cluster.pods import pods_of
+from tests.cluster.waits import document_when, until, until_phase
 from tests.testcluster import kueue
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import simulate
+from tests.testcluster.nodes import run_until_finished, simulate
 
-from trainjob import Phase, TrainJobSpec
+from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob._backends.kubernetes import optional_apis
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._install import objects
 from trainjob._jobs.launching import launch
 from trainjob._pages.live import LiveReader
+from trainjob.goodput import Activity
 
 (ROLE,) = [each for each in objects("rbac") if each["kind"] == "Role"]
 
@@ -131,3 +135,45 @@ async def test_without_the_apis_a_job_is_read_as_before(
         assert await backend.usage(running) is None
         assert len(requests) == 4, "the pause is over"
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+# ---------------------------------------------------------------- goodput of a job that nothing waited for
+
+
+TRAINED = 4.0  # seconds
+
+
+async def test_training_before_a_preemption_is_no_queue(
+    cluster: Access, backend: KubernetesBackend, namespace: str
+) -> None:
+    """Kueue counts the time of the admission that is over; tests/unit/test_goodput.py divides it."""
+    cluster.api.create(kueue.priority_class(namespace, 1000))
+
+    async def begin(key: str, **labels: str) -> JobRef:
+        fields: dict[str, Any] = {
+            "runtime": "torch-distributed",
+            "num_nodes": 1,
+            "resources_per_node": {"gpu": 1},
+            "runtime_patches": [run_until_finished()],
+            "labels": {kueue.QUEUE_LABEL: "own", **labels},
+        }
+        return await launch(backend, TrainJobSpec.parse(fields), key, namespace=namespace)
+
+    def counted() -> list[float]:
+        """Seconds of each Workload that lost an admission."""
+        statuses = [each.get("status", {}) for each in cluster.api.find(kueue.API, "Workload", namespace)]
+        return list(filter(None, (each.get("accumulatedPastExecutionTimeSeconds") for each in statuses)))
+
+    with queue(cluster, namespace, "own", gpu=1):
+        job = await begin("preempted")
+        await until_phase(backend, job, Phase.RUNNING)
+        await anyio.sleep(TRAINED)
+        await begin("urgent", **{kueue.PRIORITY_LABEL: namespace})
+        await until_phase(backend, job, Phase.QUEUED)
+        await until(lambda: not pods_of(cluster, job))  # they would show when they have trained
+        await until(counted)
+        found = await lost_time.measured(backend, namespace, "preempted")
+        assert min(counted()) >= TRAINED - 1
+    assert found.seconds[Activity.TRAINING] >= TRAINED - lost_time.SECONDS
+    assert found.segments[-1].activity is Activity.QUEUED, "the training was before its preemption"
+    cluster.api.delete(kueue.API, "WorkloadPriorityClass", "", namespace)

@@ -14,7 +14,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,14 +48,11 @@ AT_ONCE = 4
 INSTANTS = ("time", "step", "write", "write")
 SAVERS = ("digits", "trainjob")
 WAYS = ("queue", "node", "eviction", "SIGTERM")
-FAST = 14, 0.05
-SLOW = 3, 0.5
-"""Epochs and seconds of a step. Reports of fast steps are too rare to show that some are repeated."""
+EPOCHS = 14
 KERNELS = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")} | {
     "OPENBLAS_NUM_THREADS": "1"
 }
 """Environment of each training, on this machine and in pods: the same kernels of OpenBLAS, and sums in one order."""
-POST_SECONDS = 1.5  # between two reports of a training
 ROOT = Path(preempted.__file__).parents[2]
 
 
@@ -71,14 +67,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def undisturbed(world: int, epochs: int, directory: Path) -> Result:
+def undisturbed(world: int, directory: Path) -> Result:
     """The result of a training on this machine, which has the same versions of its libraries as the pods."""
     files = Files(directory)
     command = [sys.executable, preempted.__file__, "digits", f"--dataset={preempted.DATA}"]
     common = {"JAX_NUM_PROCESSES": str(world), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}"}
     ranks = [
         subprocess.Popen(
-            [*command, f"--output={files.model}", f"--epochs={epochs}"],
+            [*command, f"--output={files.model}", f"--epochs={EPOCHS}"],
             env={**os.environ, **common, **KERNELS, "JAX_PROCESS_ID": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
@@ -103,12 +99,10 @@ class Training:
         key: str,
         chance: random.Random,
         world: int,
-        pace: tuple[int, float],
         saver: str,
     ) -> None:
         self.cluster, self.backend, self.namespace = cluster, backend, namespace
         self.key, self.chance, self.world, self.saver = key, chance, world, saver
-        self.epochs, self.step_seconds = pace
         self.scripts, self.folder = folder, folder / key
         self.queue = f"{namespace}-{key}"
         self.files = Files(self.folder)
@@ -117,7 +111,6 @@ class Training:
             directory.chmod(0o775)
         self.queued: list[tuple[float, float]] = []  # for each preemption by Kueue, its shortest and longest time
         self.seen = Counter[str]()
-        self.lives: list[Life] = []  # of rank 0
         self.result: TrainJobResult | None = None
         self.ended = 0.0
 
@@ -153,7 +146,7 @@ class Training:
         data, model = f"{self.scripts}/dags_examples/data", self.files.model
         script = f"python {self.scripts}/tests/local/preempted.py {self.saver} --dataset={data} --output={model}"
         log = f"{self.folder}/log-$JOB_COMPLETION_INDEX-`date +%s%N`"
-        return f"umask 2; exec {script} --epochs={self.epochs} >> {log} 2>&1"
+        return f"umask 2; exec {script} --epochs={EPOCHS} >> {log} 2>&1"
 
     async def _launch(self, key: str, command: str, world: int, cpu: int, **fields: Any) -> JobRef:
         spec = {
@@ -161,7 +154,7 @@ class Training:
             "num_nodes": world,
             "command": ["sh", "-c", command],
             # An empty variable, and a quantity that the API server normalizes: Kueue must still start the job.
-            "env": {**KERNELS, "STEP_SECONDS": str(self.step_seconds), "EMPTY": ""},
+            "env": {**KERNELS, "STEP_SECONDS": "0.05", "EMPTY": ""},
             "resources_per_node": {"requests": {"cpu": f"0.{cpu:03}", "memory": "100Mi"}},
             **failing.mounted({"name": "folder", "hostPath": {"path": str(self.scripts)}}, str(self.scripts)),
             **fields,
@@ -216,13 +209,11 @@ class Training:
         ends = self.folder / f"end-{number}"
         command = f"until [ -e {ends} ]; do sleep 0.1; done"
         labels = {kueue.PRIORITY_LABEL: self.namespace}
-        left = self.files.unfinished()
         key = f"{self.key}-urgent-{number}"
         urgent = await self._launch(key, command, 1, 90, runtime="torch-distributed", labels=labels)
         await self._until(lambda: not self._pods())
         stopped = time.time()
         saved = self.files.complete()
-        self.seen["half-written"] += len(self.files.unfinished() - left)
         await anyio.sleep(self.chance.uniform(1, 3))
         assert self.files.complete() == saved
         self.queued.append((time.time() - stopped, began))
@@ -254,23 +245,12 @@ class Training:
     def repeated(self) -> int:
         """Check all lives; return the number of steps that were done again."""
         all_lives = (lives_of(log.read_text().splitlines())[0] for log in self.logs())
-        self.lives = lives = [life for life in all_lives if life.resumed is not None]
+        lives = [life for life in all_lives if life.resumed is not None]
         assert lives[0].resumed == 0
         for life, following in pairwise(lives):
             assert following.resumed is not None
             life.check(following.resumed, life.resumed)
         return sum(life.begun - (following.resumed or 0) for life, following in pairwise(lives))
-
-    def repeating(self) -> float:
-        """The time in which rank 0 made steps that an earlier process had begun, in seconds."""
-        total, highest = 0.0, 0
-        for life in self.lives:
-            again = [began for step, began in zip(life.steps, life.times, strict=True) if step <= highest]
-            if again:
-                following = life.times[len(again) :]
-                total += (following[0] if following else again[-1] + self.step_seconds) - again[0]
-            highest = max(highest, life.begun)
-        return total
 
     def weights(self) -> Result:
         """Its result."""
@@ -295,9 +275,6 @@ class Training:
         trained = sum(end - begin for begin, end in lives)
         assert seconds["training"] + seconds["repeated"] <= trained + slack, f"{trained}, {lives}, {seconds}"
         assert seconds["starting"] + seconds["restarting"] > 0, seconds
-        again, unseen = self.repeating(), POST_SECONDS * self.seen["preemptions"]
-        known = f"{again}, {self.lives}, {self.result.goodput}"
-        assert again - unseen <= seconds["repeated"] <= 1.1 * again + 0.5, known
         return seconds
 
 
@@ -308,15 +285,11 @@ async def test_a_preempted_training_repeats_at_most_one_interval_and_ends_with_t
     del real_node, step_image
     campaigns.begin(record_property, PREEMPTIONS)
     worlds = [2 - run // 2 % 2 for run in range(PREEMPTIONS // PER_RUN)]
-    paces = [SLOW if run % 5 == 4 else FAST for run in range(len(worlds))]
-    kinds = {(world, epochs) for world, (epochs, _) in zip(worlds, paces, strict=True)}
-    expected = {kind: undisturbed(*kind, folder / f"of-{kind}") for kind in kinds}
+    expected = {world: undisturbed(world, folder / f"of-{world}") for world in set(worlds)}
     api = own_cluster.api
     backend = backend_of(own_cluster.kubeconfig)
     limiter, total = anyio.CapacityLimiter(AT_ONCE), Counter[str]()
     with (
-        # It restarts Trainer, which `make test-rest` forbids here. Without it, nothing tells what was repeated.
-        own_cluster.status_api() if campaigns.FULL else nullcontext(),
         own_cluster.namespace("preempted", real=True) as namespace,
         own_cluster.volume(namespace, "volume", folder),
     ):
@@ -327,20 +300,18 @@ async def test_a_preempted_training_repeats_at_most_one_interval_and_ends_with_t
                 chance = random.Random(f"{campaigns.SEED}/{run}")
                 ways = [*WAYS[:2], *chance.choices(WAYS, k=PER_RUN - 2)]
                 chance.shuffle(ways)
-                saver = SAVERS[run % 2]
-                what = chance, worlds[run], paces[run], saver
+                what = chance, worlds[run], SAVERS[run % 2]
                 training = Training(own_cluster, backend, namespace, folder, f"run-{run}", *what)
                 await training.run(ways)
                 repeated = training.repeated()
-                assert training.weights() == expected[training.world, training.epochs], (run, ways)
+                assert training.weights() == expected[training.world], (run, ways)
                 seconds = await training.check_time()
                 total.update(training.seen)
                 total["repeated"] += repeated
-                total["seen repeated"] += seconds["repeated"] > 0
                 spent = ", ".join(f"{name} {each:.1f}" for name, each in seconds.items() if each)
                 campaigns.done(
                     f"run {run}, checkpoints of {training.saver}, {training.world} rank(s): {', '.join(ways)}: "
-                    f"{repeated} steps repeated in {training.repeating():.1f} s; seconds: {spent}"
+                    f"{repeated} steps repeated; seconds: {spent}"
                 )
 
         async with anyio.create_task_group() as tasks:
@@ -349,4 +320,3 @@ async def test_a_preempted_training_repeats_at_most_one_interval_and_ends_with_t
     await backend.aclose()
     campaigns.done(f"{dict(total)}")
     assert total["preemptions"] >= 0.9 * len(worlds) * PER_RUN, "few trainings completed before their last preemption"
-    assert SLOW not in paces or total["seen repeated"] > 0

@@ -16,10 +16,9 @@ from tests.cluster.backends import backend_of
 from tests.cluster.pods import pods_of
 from tests.cluster.runtimes import SHIPPED
 from tests.processes import wait_until
-from tests.testcluster import build, images, step_image as steps
+from tests.testcluster import images, step_image as steps
 from tests.testcluster.access import Access
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.manifests import load
 
 from trainjob import JobRef, TrainJobClient, TrainJobResult
 from trainjob._support.log_lines import LogLine
@@ -29,13 +28,6 @@ pytestmark = pytest.mark.timeout(900)
 EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"
 MPI_RUNTIME = EXAMPLES / "mpi" / "mpi-distributed.yaml"
 Object = dict[str, Any]
-
-GREETING = """
-import json, os
-print("this is", os.environ["WHO"], flush=True)
-report = {"trainjob": 1, "metrics": [{"name": "answer", "value": "42"}], "outputs": {"model": "file:///tmp/model"}}
-open("/dev/termination-log", "w").write(json.dumps(report))
-"""
 
 # Each process prints its pod. After the job's end only the launcher's pod exists.
 SUM = """
@@ -104,12 +96,6 @@ def jobs(client: TrainJobClient, own_cluster: Cluster, step_image: str) -> dict[
     own_cluster.add_runtime(steps.runtime(MPI_RUNTIME, images.MPI))
     script, data = f"{steps.EXAMPLES}/training/digits_jax.py", f"{steps.EXAMPLES}/data"
     asked: dict[str, Object] = {
-        "plain": {
-            "runtime": "trainjob-step",
-            "image": images.PYTHON,
-            "command": ["python3", "-c", GREETING],
-            "env": {"WHO": "a plain command"},
-        },
         "function": {"runtime": "jax-distributed", "image": step_image, "num_nodes": 2, "func": rank_of},
         "jax": {
             "runtime": "jax-distributed",
@@ -145,13 +131,6 @@ def end(client: TrainJobClient, job: Ended) -> str:
     """Wait for a job and return its log."""
     job.result = client.wait(job.ref, on_log=job.lines.append)
     return job.text
-
-
-def test_a_command_runs_and_reports_its_result(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
-    assert end(client, jobs["plain"]) == "[node-0] this is a plain command"
-    assert jobs["plain"].result
-    assert jobs["plain"].result.metrics == {"answer": 42}
-    assert jobs["plain"].result.outputs == {"model": "file:///tmp/model"}
 
 
 def test_a_function_returns_the_value_of_rank_0(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
@@ -212,29 +191,6 @@ def test_mpirun_reaches_the_other_pod_by_ssh(client: TrainJobClient, jobs: dict[
     assert {host.partition(".")[0] for host in hosts.values()} == {f"{name}-launcher-0-0", f"{name}-node-0-0"}, lines
     assert jobs["mpi"].result
     assert jobs["mpi"].result.metrics == {"sum": 3}
-
-
-def test_the_mpi_runtime_is_trainers_with_another_image() -> None:
-    """It also has restricted pods, and a launcher that waits for its DNS name and is not retried."""
-    ours = yaml.safe_load(MPI_RUNTIME.read_text())
-    assert ours["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"].pop(
-        "initContainers"
-    )
-    shipped = load(build.rendered("trainer"), "runtimes")
-    theirs = next(each for each in shipped if each["metadata"]["name"] == "deepspeed-distributed")
-    node, launcher = theirs["spec"]["template"]["spec"]["replicatedJobs"]
-    launcher["template"]["spec"]["backoffLimit"] = 0
-    launcher["template"]["spec"]["template"]["spec"]["restartPolicy"] = "Never"
-    for job in (node, launcher):
-        pod = job["template"]["spec"]["template"]["spec"]
-        pod["containers"][0]["image"] = "mpi:1"
-        user = pod["containers"][0].pop("securityContext")
-        pod["securityContext"] |= {**user, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-        pod["containers"][0]["securityContext"] = {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        }
-    assert ours["spec"] == theirs["spec"]
 
 
 def test_the_documented_runtimes_are_those_tested(jobs: dict[str, Ended]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.cluster import failing as make
-from tests.cluster.backends import opened
 from tests.cluster.pods import evict
 from tests.cluster.work import Work, begin
 from tests.processes import wait_until
 from tests.testcluster import build, nodes, step_image as steps
-from tests.testcluster.access import TRAINER, condition
 from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.manifests import load
@@ -66,12 +63,16 @@ def test_the_resilient_runtimes_are_trainers_with_a_failure_policy() -> None:
 # ---------------------------------------------------------------- restarts of simulated pods
 
 
-def spare(cluster: Cluster, pool: str, *numbers: int) -> None:
-    """Create simulated nodes for a single test."""
-    for number in numbers:
+@pytest.fixture
+def pools(resilient: Cluster) -> Iterator[None]:
+    """Simulated nodes for a single test, in two pools."""
+    for number, pool in ((92, "tainted"), (93, "tainted"), (94, "preempted")):
         node = nodes.node(number, gpus=8)
         node["metadata"]["labels"]["trainjob.test/pool"] = pool
-        cluster.api.create({**node, "spec": {"taints": [nodes.RESERVED]}})
+        resilient.api.create({**node, "spec": {"taints": [nodes.RESERVED]}})
+    yield
+    for each in resilient.api.find("v1", "Node", labels="trainjob.test/pool"):
+        resilient.api.delete("v1", "Node", "", each["metadata"]["name"])
 
 
 def on(pool: str) -> dict[str, Any]:
@@ -81,43 +82,9 @@ def on(pool: str) -> dict[str, Any]:
     return {"training_runtime_spec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 
 
-@dataclass
-class Lost:
-    """A job that loses a node; Kubernetes (PodGC) reacts only after a minute or more."""
-
-    work: Work
-    node: str
-
-
-@pytest.fixture(scope="module")
-def lost(resilient: Cluster) -> Iterator[Lost]:
-    """Started before the first test of this module, checked by the last one."""
-    spare(resilient, "lost", 90, 91)
-    with resilient.namespace("lost") as namespace:
-
-        async def started() -> Work:
-            never = {"env": simulate(run="never"), "runtime_patches": [on("lost")]}
-            async with opened(resilient.kubeconfig) as backend, anyio.create_task_group() as tasks:
-                work = await begin(resilient, backend, namespace, "lost", **never)
-                tasks.start_soon(work.follow, backend)
-                await work.until(Phase.RUNNING)
-                tasks.cancel_scope.cancel()
-            return work
-
-        work = anyio.run(started)
-        node = str(work.pod(0)["spec"]["nodeName"])
-        resilient.api.delete("v1", "Node", "", node)
-        yield Lost(work, node)
-        for each in resilient.api.find("v1", "Node", labels="trainjob.test/pool"):
-            resilient.api.delete("v1", "Node", "", each["metadata"]["name"])
-
-
-@pytest.mark.usefixtures("lost")
 async def test_disruptions_and_failures_are_distinguished(
-    resilient: Cluster, backend: KubernetesBackend, namespace: str
+    resilient: Cluster, pools: None, backend: KubernetesBackend, namespace: str
 ) -> None:
-    spare(resilient, "tainted", 92, 93)
-    spare(resilient, "preempted", 94)
     api = resilient.api
     for_ever: dict[str, Any] = {"env": simulate(run="never", start="6s")}
     killed = simulate(run="300ms", exit_code=137, reason="OOMKilled", ranks="1")
@@ -149,9 +116,6 @@ async def test_disruptions_and_failures_are_distinguished(
         assert works["failed"].restarts == (0, 0)
         final = works["failed"].seen[-1]
         assert final.reason == "FailJobSetFailurePolicyAction"
-        assert final.finished is not None
-        assert final.created is not None
-        assert (final.finished - final.created).total_seconds() < 30
         pod = works["failed"].pod(1)
         assert pod["status"]["phase"] == "Failed", "the failed pod stays, with its log"
 
@@ -218,20 +182,3 @@ async def test_a_training_resumes_after_a_killed_rank(
     assert 4 <= int(resumed[1]) < 40
     assert (result.metrics["epoch"], result.metrics["resumed_after_epoch"]) == (40, int(resumed[1]))
     assert training.restarts[1] == 1, "it counts towards the limit of restarts"
-
-
-# ---------------------------------------------------------------- the loss of a node
-
-
-async def test_a_job_restarts_after_the_loss_of_its_node(lost: Lost) -> None:
-    def on_other_nodes() -> bool:
-        pods = [lost.work.pod(rank) for rank in (0, 1)]
-        places = [pod["spec"].get("nodeName") for pod in pods]
-        return all(pod["status"]["phase"] == "Running" for pod in pods) and lost.node not in places
-
-    await anyio.to_thread.run_sync(
-        lambda: wait_until("the job runs on other nodes", on_other_nodes, 150, ignore=ValueError, poll=0.5)
-    )
-    assert lost.work.restarts == (1, 0)
-    job = lost.work.cluster.api.get(TRAINER, "TrainJob", lost.work.ref.namespace, lost.work.ref.name)
-    assert condition(job, "Failed") is None

@@ -18,11 +18,11 @@ from tests.cluster.commands import applied, examined, failures, of, printed
 from tests.cluster.conftest import KUBECONFIG
 from tests.cluster.pods import pods_of
 from tests.cluster.policies import asked as why_refused, key, patch, protected
-from tests.cluster.waits import phases_of, until_phase
+from tests.cluster.waits import phases_of, until_phase, wait_for_queue
 from tests.cluster.work import begin
 from tests.processes import wait_until
 from tests.testcluster import build, images
-from tests.testcluster.access import RULES, TRAINER, condition, refused, trainjob, wait_for_runtime
+from tests.testcluster.access import RULES, TRAINER, refused, trainjob, wait_for_runtime
 from tests.testcluster.api import Api, ApiError
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.kueue import API, QUEUE, QUEUE_LABEL
@@ -248,11 +248,7 @@ async def test_a_queued_job_runs_or_is_refused(
 
 async def test_the_doctor_reports_the_release_and_incompatible_queues(older: Older, namespace: str) -> None:
     """With Trainer 2.1, Kueue would never start the job."""
-
-    def active() -> object:
-        return condition(older.api.get(API, "LocalQueue", namespace, QUEUE), "Active")
-
-    wait_until("Kueue has checked the queue", active, 60)
+    wait_for_queue(older, namespace)
     found = await examined(older.kubeconfig, namespace, [RUNTIME], QUEUE)
     assert of(found, "trainer").message.startswith(f"Kubeflow Trainer {older.release}, ")
     assert failures(found) == (["admission"] if older.release == "2.1" else [])

@@ -1,4 +1,4 @@
-"""Coroutines that wait for states of a job."""
+"""Waits for states of a job, and of its queue."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ from contextlib import aclosing
 from typing import Any
 
 import anyio
+from tests.processes import wait_until
+from tests.testcluster import access, kueue
+from tests.testcluster.access import Access
 
 from trainjob import JobRef, Observation, Phase, WaitOptions
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._jobs.waiting import wait
 from trainjob._pages.live import LiveReader
 from trainjob.status import observe
+
+
+def wait_for_queue(cluster: Access, namespace: str) -> None:
+    """Wait until Kueue has checked the LocalQueue of a namespace."""
+
+    def active() -> object:
+        return access.condition(cluster.api.get(kueue.API, "LocalQueue", namespace, kueue.QUEUE), "Active")
+
+    wait_until("Kueue has checked the queue", active, 60)
 
 
 async def until(condition: Callable[[], object], seconds: float = 240) -> None:

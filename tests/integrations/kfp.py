@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.integrations.integration import Ended, Fields, Integration
+from tests.kfp.executor_input import executor_input
 
 RUN = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"
 EXECUTION = "5f7c1a52-58f0-4d0e-8a0e-6c2f4c9b7d33"
@@ -57,8 +58,12 @@ class KfpStep(Integration):
         from kfp.dsl.executor import Executor
 
         import trainjob_kfp
+        from trainjob_kfp.compile import COMPILED
 
-        given = executor_input(component, self._directory, parameters)
+        compiled = yaml.safe_load((COMPILED / f"{component}.yaml").read_text())
+        definition = compiled["components"][f"comp-{component.replace('_', '-')}"]
+        root = self._directory / "artifacts" / "pipeline" / RUN / component / EXECUTION
+        given = executor_input(definition, root, parameters, {}, {})
         self._monkeypatch.setattr(sys, "argv", ["executor_main", "--executor_input", json.dumps(given)])
         self._output.readouterr()
         executor = Executor(executor_input=given, function_to_execute=getattr(trainjob_kfp, component))
@@ -71,28 +76,3 @@ class KfpStep(Integration):
 
     def outcome(self, code: int, *, certain: bool = False) -> int:
         return min(code, 1)
-
-
-def executor_input(component: str, directory: Path, parameters: Fields) -> dict[str, Any]:
-    """What KFP's driver gives to a step: its parameters with defaults, and where its outputs are written."""
-    from trainjob_kfp.compile import COMPILED
-
-    definition = yaml.safe_load((COMPILED / f"{component}.yaml").read_text())
-    inputs, outputs = (
-        definition["components"][f"comp-{component.replace('_', '-')}"][each]
-        for each in ("inputDefinitions", "outputDefinitions")
-    )
-    root = directory / "artifacts" / "pipeline" / RUN / component / EXECUTION
-    defaults = {name: each["defaultValue"] for name, each in inputs["parameters"].items() if "defaultValue" in each}
-    artifacts = {
-        name: {"artifacts": [{"name": name, "type": each["artifactType"], "uri": str(root / name)}]}
-        for name, each in outputs.get("artifacts", {}).items()
-    }
-    return {
-        "inputs": {"parameterValues": {**defaults, **parameters}},
-        "outputs": {
-            "parameters": {name: {"outputFile": str(root / name)} for name in outputs.get("parameters", {})},
-            "artifacts": artifacts,
-            "outputFile": str(root / "output_metadata.json"),
-        },
-    }

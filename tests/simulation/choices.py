@@ -25,6 +25,7 @@ _FAULTS = {
     "lost": (0.3, 0.3),
     "noreply": (0.0, 0.8),
     "late": (0.0, 0.8),
+    "slow": (0.0, 0.3),
     "repeat": (0.0, 0.3),
     "503": (0.2, 0.2),
 }
@@ -110,7 +111,8 @@ class Chooser:
             launchers = [each for each in world.processes if each.key == key and each.kind in LAUNCHERS]
             # One integration launches a key.
             kinds = (launchers[0].kind,) if launchers else LAUNCHERS_OF[world.mix]
-            option = " timeout" if world.settings.queue and self._numbers.random() < 0.2 else ""
+            options = ("", " start", " timeout" if world.settings.queue else "")
+            (option,) = self._numbers.choices(options, (60, 25, 15))
             for kind in kinds:
                 yield 0.7 if any(each.is_living for each in launchers) else 3, f"spawn {kind} {key}{option}"
             if launchers:
@@ -166,6 +168,8 @@ class Chooser:
                 for mode, weights in _FAULTS.items():
                     if weight := weights[sent.changes]:
                         yield weight, f"do {sent.process.name} {mode} {sent.kind}"
+                if sent.kind == "POST trainjobs" and sent.process.option == "start":
+                    yield from ((15, f"do {sent.process.name} {mode} {sent.kind}") for mode in ("slow", "hang"))
         for process in world.processes:
             if process.is_living:
                 yield 0.5, f"kill {process.name}"

@@ -30,6 +30,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from tests.fakes.mlflow import MemoryMlflow
 from tests.fakes.model_registry_store import Refused, Store
+from tests.simulation.export_clients import Losing, Wire
 from tests.simulation.export_inputs import OLD_DIGEST, Inputs, Settings
 from tests.simulation.local_processes import Machine, Process, World
 
@@ -96,7 +97,7 @@ class Exports(World):
         registry._lock_timeout = 30.0
         registry._database = self._lock_file if self.settings.registry == "sqlite" else None
         registry._uri = "http://registry"
-        registry._client = _Losing(self, self._mlflow.client())
+        registry._client = Losing(self, self._mlflow.client())
         return registry
 
     def _requested(self, method: str) -> None:
@@ -110,7 +111,7 @@ class Exports(World):
         """``__enter__`` of a session of `KubeflowRegistry`."""
 
         def enter(session: Any) -> Any:
-            session._http = _Wire(self)
+            session._http = Wire(self)
             session._endpoint.version = "v1"
             return session
 
@@ -411,39 +412,6 @@ class Exports(World):
 
     def _succeeded(self, day: str) -> bool:
         return any(of == day and process.result is not None for process, of in self.tries.items())
-
-
-class _Losing:
-    """MLflow's client; its replies can be lost."""
-
-    def __init__(self, world: Exports, client: Any) -> None:
-        self._world, self._client = world, client
-
-    def __getattr__(self, method: str) -> Any:
-        send = getattr(self._client, method)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            done = send(*arguments, **options)
-            lost, self._world.lost = self._world.lost, False
-            if lost:
-                raise MlflowException("the connection was cut")
-            return done
-
-        return call
-
-
-class _Wire:
-    """An HTTP client that is connected to the registry of a world."""
-
-    def __init__(self, world: Exports) -> None:
-        self._world = world
-
-    def request(
-        self, method: str, url: str, *, params: Mapping[str, str], json: Any, headers: Mapping[str, str]
-    ) -> httpx.Response:
-        del headers
-        path = url.partition("/api/model_registry/v1/")[2]
-        return self._world.handle(method, path, params, json)
 
 
 def _writes(at: str) -> bool:

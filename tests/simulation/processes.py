@@ -38,7 +38,10 @@ STOPS_OF_A_TRY = ("airflowstop", "onkill")
 """Stops that launches of later tries do not obey."""
 
 _KILL_SECONDS = 3.5  # that a killed task of Airflow has
-_QUEUE_SECONDS = 600  # queue_timeout of a launcher with the option "timeout"
+_TIMEOUTS: dict[str, dict[str, Any]] = {
+    "timeout": {"queue_timeout": timedelta(minutes=10)},
+    "start": {"start_timeout": timedelta(seconds=15)},
+}
 _DEFERRED_SECONDS = 10.0  # until the trigger of a deferred task looks for ranks again
 
 
@@ -67,7 +70,8 @@ class Process:
         name: ``p1``, ``p2``, … in their order.
         kind: One of `LAUNCHERS`, of `STOPS`, ``wait`` or ``reap``.
         key: The key that it works on.
-        option: ``delete`` or ``suspend`` of a stop, ``timeout`` of a launcher with a queue_timeout.
+        option: ``delete`` or ``suspend`` of a stop; of a launcher ``timeout`` or ``start``: its queue_timeout or
+            start_timeout.
         tried: The caller's try.
         settings: The settings of the world.
         stage: What it does: ``start``, ``launch``, ``ranks``, ``wait``, ``give up``, ``cancel``, ``deliver``, ``end``.
@@ -197,14 +201,18 @@ async def _launched(process: Process) -> JobRef:
 
 
 def _launch_arguments(process: Process) -> dict[str, Any]:
-    if process.kind == "airflow":
-        return {"tried": process.tried, "origin": SUSPEND, "wait_for_ranks": not process.settings.deferrable}
-    if process.kind == "kfp":
-        again = "retry" if process.tried == 1 else "verdict"
-        return {"tried": process.tried, "after_failure": again, "origin": SUSPEND}
     if process.kind == "tune":
         return {"last_try": 2, "after_failure": "infrastructure", "origin": SUSPEND}
-    return {"origin": SUSPEND}
+    common = {"origin": SUSPEND, "timeouts": _options(process)}
+    if process.kind == "airflow":
+        return common | {"tried": process.tried, "wait_for_ranks": not process.settings.deferrable}
+    if process.kind == "kfp":
+        return common | {"tried": process.tried, "after_failure": "retry" if process.tried == 1 else "verdict"}
+    return common
+
+
+def _options(process: Process) -> WaitOptions:
+    return WaitOptions(fail_on_first_crash=process.settings.first_crash, **_TIMEOUTS.get(process.option, {}))
 
 
 async def _launcher(process: Process) -> str:
@@ -215,16 +223,17 @@ async def _launcher(process: Process) -> str:
         except RanksRemain:  # of a deferrable task: its trigger looks again
             process.stage = "ranks"
             await anyio.sleep(_DEFERRED_SECONDS)
+        except TimedOut:
+            await _stop_after_timeout(process)
+            return "timed out"
         except (TrainJobFailed, SpecMismatch) as error:
             if isinstance(error, SpecMismatch) and not process.settings.edited:
                 raise
             process.stage = "end"
             return "failed"
     process.stage = "wait"
-    timeout = timedelta(seconds=_QUEUE_SECONDS) if process.option == "timeout" else None
-    options = WaitOptions(fail_on_first_crash=process.settings.first_crash, queue_timeout=timeout)
     try:
-        await wait(process.backend, ref, options, on_change=process.observe, on_follow=process.follow)
+        await wait(process.backend, ref, _options(process), on_change=process.observe, on_follow=process.follow)
     except RankCrashed as error:
         process.stage = "give up"
         assert process.ref is not None
@@ -233,7 +242,6 @@ async def _launcher(process: Process) -> str:
         return "crashed"
     except TimedOut:
         await _stop_after_timeout(process)
-        process.stage = "end"
         return "timed out"
     except TrainJobFailed:
         process.stage = "end"
@@ -247,15 +255,15 @@ async def _launcher(process: Process) -> str:
 
 
 async def _stop_after_timeout(process: Process) -> None:
-    assert process.ref is not None
-    if process.kind == "cli":
-        return
-    if process.kind == "airflow":
-        present = await process.backend.get(NAMESPACE, process.ref.name)
-        if present is not None and is_replaced(present):
-            return
-    process.stage = "cancel"
-    await cancel(process.backend, process.ref)
+    """Stop the job as the integration does. Of a launch that has timed out only Airflow cancels the key."""
+    if process.kind == "airflow" and process.ref is None:
+        await _on_kill(process)
+    elif process.kind != "cli" and process.ref is not None:
+        present = await process.backend.get(NAMESPACE, process.ref.name) if process.kind == "airflow" else None
+        if present is None or not is_replaced(present):
+            process.stage = "cancel"
+            await cancel(process.backend, process.ref)
+    process.stage = "end"
 
 
 # --- waiters, stops and the reaper

@@ -63,6 +63,8 @@ EXAMPLES = (
     script("failed_before_its_launch_obeys", "False", "delete"),
     script("failed_before_its_launch_obeys", "True", "delete"),
     script("failed_before_the_reaper", "False", "suspend"),
+    script("slow_create_beside_the_next_launch", "kfp"),
+    script("slow_create_that_is_found", "airflow"),
     # Parts of `all_objects_are_gone`: recorded seeds draw among these, too.
     "".join(
         f"spawn cli nightly/a\nuntil p{number} wait\nrun p{number}\n"

@@ -17,7 +17,9 @@ from tests.simulation.settings import Settings
 from tests.simulation.transport import Sent, Watch
 from tests.simulation.virtual import EPOCH, Unsettled, VirtualLoop, seed_numbers
 
-Mode = Literal["ok", "killbefore", "killafter", "killlate", "lost", "noreply", "late", "repeat", "503"]
+from trainjob._backends.kubernetes.client import Timings
+
+Mode = Literal["ok", "killbefore", "killafter", "killlate", "lost", "noreply", "late", "slow", "hang", "repeat", "503"]
 """How a request is answered:
 
 * ``ok``: it is applied and answered.
@@ -25,11 +27,15 @@ Mode = Literal["ok", "killbefore", "killafter", "killlate", "lost", "noreply", "
 * ``killlate``: its process is killed, and it is applied later.
 * ``lost``, ``noreply``: the connection breaks before it is applied, or after.
 * ``late``: its client gives up, and it is applied later.
+* ``slow``: it is applied and answered after 17 s, as by a slow webhook.
+* ``hang``: the same as ``late``, but its client gives up after 30 s, or by a timeout of its own before.
 * ``repeat``: a proxy sends it twice, and the second reply is returned.
 * ``503``: it is refused.
 """
 
 _MODES = get_args(Mode)
+_SLOW_SECONDS = 17.0  # more than the shortest start_timeout; a launch then looks for its job for 5 s
+_READ_SECONDS = Timings().read
 _LATE_SECONDS = 924.6  # after which Linux gives up a connection without acknowledgements (tcp_retries2 = 15)
 _MOST_ANSWERS = 3_000  # of one `until`, `run` or `quiet`
 
@@ -46,6 +52,7 @@ class World:
         processes: All processes, in their order.
         pending: Requests on their way.
         late: Requests whose clients have given up, and that will arrive; each with the time since when.
+        hanging: Requests that are not answered until their clients give up.
         watches: Open watches.
         trace: The actions that were possible.
         checked: Called after each action.
@@ -63,6 +70,7 @@ class World:
         self.processes: list[Process] = []
         self.pending: list[Sent] = []
         self.late: list[tuple[float, Sent]] = []
+        self.hanging: list[Sent] = []
         self.watches: list[Watch] = []
         self.trace: list[str] = []
         self._current: Process | None = None
@@ -93,6 +101,14 @@ class World:
     def _take(self, sent: Sent) -> None:
         sent.logged = len(self.server.log)
         self.pending.append(sent)
+        sent.answer.add_done_callback(lambda answer: self._give_up(sent) if answer.cancelled() else None)
+
+    def _give_up(self, sent: Sent) -> None:
+        """The client of a request on its way has given up: it may arrive all the same."""
+        for requests in (self.pending, self.hanging):
+            if sent in requests:
+                requests.remove(sent)
+                self.late += [(self.loop.now, sent)] if sent.changes else []
 
     def process(self, name: str) -> Process | None:
         """The process of that name."""
@@ -137,7 +153,8 @@ class World:
         process = self.process(name)
         if process is None or not process.is_living:
             return False
-        self.pending = [each for each in self.pending if each.process is not process]
+        for requests in (self.pending, self.hanging):
+            requests[:] = [each for each in requests if each.process is not process]
         process.kill()
         return True
 
@@ -155,6 +172,11 @@ class World:
         elif mode in ("lost", "late"):
             error = httpx.ReadError("the connection broke") if mode == "lost" else httpx.ReadTimeout("no reply")
             self._fail(sent, error)
+        elif mode == "hang":
+            self.hanging.append(sent)
+            self.loop.call_later(_READ_SECONDS, self._time_out, sent)
+        elif mode == "slow":
+            self.loop.call_later(_SLOW_SECONDS, self._answer_applied, sent, "ok")
         elif mode == "503":
             self._reply(sent, Reply(503, EPOCH + self.loop.now, b"unavailable"))
         elif sent.watches:
@@ -164,6 +186,10 @@ class World:
         else:
             self._answer_applied(sent, mode)
         return True
+
+    def _time_out(self, sent: Sent) -> None:
+        self._give_up(sent)
+        self._fail(sent, httpx.ReadTimeout("no reply"))
 
     def _answer_applied(self, sent: Sent, mode: str) -> None:
         """Apply a request, and answer it."""

@@ -41,95 +41,31 @@ def raised(exception: str) -> Diagnosis:
 @pytest.mark.parametrize(
     "exception",
     [
-        "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the GetObject operation (reached "
-        "max retries: 4): Please reduce your request rate.",
-        "botocore.exceptions.ClientError: An error occurred (503) when calling the HeadObject operation: Unavailable",
         'botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "http://minio:9000/models"',
-        'botocore.exceptions.ReadTimeoutError: Read timeout on endpoint URL: "http://minio:9000/models/a"',
-        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded with url: "
-        "/ (Caused by NameResolutionError(\"<x>: Failed to resolve 'x' ([Errno -2] Name or service not known)\"))",
         "requests.exceptions.ReadTimeout: HTTPConnectionPool(host='x', port=80): Read timed out. (read timeout=10)",
-        "httpx.ConnectError: [Errno 111] Connection refused",
-        "socket.gaierror: [Errno -3] Temporary failure in name resolution",
-        "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
         "urllib.error.HTTPError: HTTP Error 503: Service Unavailable",
         "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/x",
-        "huggingface_hub.errors.HfHubHTTPError: 502 Server Error: Bad Gateway for url: https://huggingface.co/x",
-        "mlflow.exceptions.MlflowException: API request to endpoint /api/2.0/mlflow/runs/create failed with error code "
-        "503 != 200. Response body: ''",
-        "google.api_core.exceptions.ServiceUnavailable: 503 GET https://storage.googleapis.com/x: backend error",
         "OSError: [Errno 116] Stale file handle: '/mnt/nfs/data/part-0'",
-        "OSError: [Errno 5] Input/output error: '/mnt/data/part-0'",
-        "ConnectionRefusedError: [Errno 111] Connection refused",
         "grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC: status = StatusCode.UNAVAILABLE>",
     ],
 )
-def test_an_outage_is_infrastructure(exception: str) -> None:
+def test_each_wording_of_an_outage_is_infrastructure(exception: str) -> None:
+    """Wordings of the rows `busy`, `unreachable` and `disk` that their examples do not have."""
     found = raised(exception)
     assert (found.category, found.retry) == (Category.OUTAGE, RetryVerdict.INFRASTRUCTURE), found.text()
 
 
-@pytest.mark.parametrize(
-    ("exception", "advice"),
-    [
-        ("ModuleNotFoundError: No module named 'apex'", "add the missing module to the image"),
-        ("ImportError: cannot import name 'x' from 'y'", "those in the image do not provide what the code imports"),
-        ("SyntaxError: invalid syntax", "the code has a syntax error"),
-        ("PermissionError: [Errno 13] Permission denied: '/data'", "access was denied"),
-        ("botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the PutObject operation",
-         "access was denied"),
-        ("huggingface_hub.errors.GatedRepoError: 401 Client Error. (Request ID: x)", "access was denied"),
-        (
-            "requests.exceptions.SSLError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded with url: "
-            "/ (Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] unknown issuer')))",
-            "add the server's certificate authority to the image: the image does not trust it",
-        ),
-    ],
-)  # fmt: skip
-def test_a_permanent_failure_is_not_retried(exception: str, advice: str) -> None:
-    found = raised(exception)
+def test_a_permanent_failure_is_not_retried() -> None:
+    found = raised("ModuleNotFoundError: No module named 'apex'")
     assert not found.retry.retryable
-    assert advice in found.advice
     assert found.outlook.startswith("not retried: the ")
     assert found.outlook in found.text()
-
-
-@pytest.mark.parametrize(
-    "exception",
-    ["ValueError: no labels", "RuntimeError: shapes do not match", "KeyError: 'x'", "MemoryError", "AssertionError"],
-)
-def test_any_other_exception_is_left_to_the_orchestrator(exception: str) -> None:
-    assert raised(exception).retry is RetryVerdict.UNKNOWN
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 126, 127, 134, 139, 255])
 def test_an_exit_code_alone_is_never_permanent(code: int) -> None:
     for log in ("", "epoch 3", "a word that explains nothing"):
         assert diagnosed(code, log).retry is RetryVerdict.UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("code", "log", "advice"),
-    [
-        (2, "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --eopchs", "the program rejects them"),
-        (2, "Usage: train [OPTIONS]\n\nError: No such option: --eopchs", "the program rejects them"),
-        (2, "python3: can't open file '/opt/train.py': [Errno 2] No such file or directory", "it is not at that path"),
-        (1, "/usr/bin/python3: No module named train", "add the missing module"),
-        (127, "sh: 1: tran: not found", "put the program into the image"),
-        (127, "bash: line 1: tran: command not found", "put the program into the image"),
-        (127, "/usr/bin/env: \u2018python3\\r\u2019: No such file or directory\n/usr/bin/env: use -[v]S",
-         "CRLF line endings of Windows"),
-        (127, "/tmp/t.sh: line 3: $'foo\\r': command not found", "CRLF line endings of Windows"),
-        (2, "/tmp/t.sh: 1: set: Illegal option -\r", "CRLF line endings of Windows"),
-        (126, "sh: 1: /tmp/t.sh: Permission denied", "make the file executable"),
-        (126, "bash: line 1: /opt/train: cannot execute binary file: Exec format error",
-         "build the program for the nodes' architecture"),
-    ],
-)  # fmt: skip
-def test_commands_that_cannot_run_are_not_retried(code: int, log: str, advice: str) -> None:
-    found = diagnosed(code, log)
-    assert not found.retry.retryable, found.text()
-    assert advice in found.advice
 
 
 def test_an_error_of_another_container_does_not_count() -> None:

@@ -1,7 +1,8 @@
-"""Requests of `KubernetesBackend` that are refused, lost or late, over the fake API server without sockets."""
+"""`KubernetesBackend` over the fake API server: requests that are refused, lost or late; what its informer keeps."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
@@ -14,14 +15,18 @@ import pytest
 from tests.fakes.kube.direct import DirectBackend
 from tests.fakes.kube.objects import JOBSET, Object
 from tests.fakes.kube.server import Refused
+from tests.objects import COMPLETE, SUSPENDED, counts
 
 from trainjob import JobRef, TrainJobSpec
+from trainjob._backends.kubernetes.blockers import PRIORITY_LABEL, needed
 from trainjob._backends.kubernetes.client import Timings
+from trainjob._backends.kubernetes.job_informer import projection
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import render
 from trainjob._support import retrying
 from trainjob.errors import AlreadyExists, NotFound, Rejected
 from trainjob.job import job_name, key_hash
+from trainjob.status import QUEUE_LABEL, observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -264,3 +269,51 @@ async def test_without_permission_there_are_no_records(backend: Backend) -> None
     backend.refusals = {"LIST leases": [forbidden("leases")], "POST leases": [forbidden("leases")]}
     assert await backend.cancels("ns", WORK) == (None, [])
     assert await backend.announce_cancel("ns", WORK, Cancel(0)) is None
+
+
+# ---------------------------------------------------------------- the projection that the informer keeps of each job
+
+
+RUNNING = {"jobsStatus": [counts(ready=1, active=1)]}
+REPORTED = {"progressPercentage": 42, "metrics": [{"name": "loss", "value": "0.3"}]}
+
+
+def stored(key: str, status: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """A job as parsed from a separate reply of an API server."""
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"], **fields})
+    trainjob = render(spec, key, 3, "team")
+    trainjob["metadata"] |= {"uid": f"uid of {key}", "creationTimestamp": "2026-11-21T10:00:00Z", "managedFields": [{}]}
+    found: dict[str, Any] = json.loads(json.dumps(trainjob | ({} if status is None else {"status": status})))
+    return found
+
+
+@pytest.mark.parametrize(
+    "trainjob",
+    [
+        stored("new"),
+        stored("running", RUNNING),
+        stored("reporting", {**RUNNING, "trainerStatus": REPORTED}),
+        stored(
+            "queued", {"conditions": [SUSPENDED]}, labels={QUEUE_LABEL: "gpus", PRIORITY_LABEL: "urgent"}, suspend=True
+        ),
+        stored("suspended", {"conditions": [SUSPENDED]}, suspend=True),
+        stored("complete", {**RUNNING, "conditions": [COMPLETE]}),
+    ],
+    ids=lambda trainjob: trainjob["metadata"]["uid"],
+)
+def test_projection_has_the_same_observation(trainjob: dict[str, Any]) -> None:
+    assert observe(projection(trainjob)) == observe(trainjob)
+    assert JobRef.of(projection(trainjob)) == JobRef.of(trainjob)
+    assert needed(projection(trainjob), None) == needed(trainjob, None), "what blocks it if it does not exist"
+
+
+def test_equal_parts_of_projections_are_shared() -> None:
+    one, other = projection(stored("one", RUNNING)), projection(stored("other", RUNNING))
+    assert one["status"] is other["status"]
+    assert one["metadata"]["labels"] is other["metadata"]["labels"]
+    assert projection(stored("third", {"conditions": [COMPLETE]}))["status"] != one["status"]
+
+
+def test_projection_omits_a_large_spec() -> None:
+    trainjob = stored("large", RUNNING, env={"BLOB": "x" * 100_000})
+    assert len(json.dumps(projection(trainjob))) < 1000

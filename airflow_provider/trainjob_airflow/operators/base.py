@@ -400,12 +400,12 @@ class TrainJobTask(ReportingTask):
                 ended = running.cancel("cancel", CANCEL_SECONDS)
             except AirflowTaskTimeout:  # of Airflow's timer, during this call; it fires only once
                 ended = running.cancel("cancel", CANCEL_SECONDS)
-            job = "it" if running.ref else "its creation"
+            job = "it" if running.is_created else "its creation"
             message += f"; {job} was cancelled" if ended else f"; {job} was cancelled and is still terminating"
         else:
             with suppress(AirflowTaskTimeout):
                 self._store_end(running)
-            message += "; it keeps running (cancel_on_timeout=False)" if running.ref else ""
+            message += "; it keeps running (cancel_on_timeout=False)" if running.is_created else ""
         self._log_error(message)
         self._record_end(context, running, spent)
         raise TrainJobTimeout(message) if retryable else TrainJobFatal(message)

@@ -13,10 +13,10 @@ from trainjob_airflow.operators.trainjob import TrainJobOperator
 RUNTIME = {"worker": "torch-distributed", "deferred": "until-finished"}
 
 
-def training(mode: str, task_id: str = "train", **more: Any) -> dict[str, Any]:
+def training(mode: str, **more: Any) -> dict[str, Any]:
     """Arguments of a task."""
     return {
-        "task_id": task_id,
+        "task_id": "train",
         "runtime": "until-finished",
         "namespace": "{{ params.namespace }}",
         "num_nodes": 1,
@@ -37,11 +37,4 @@ for mode in ("worker", "deferred"):
         mapped = training(mode, runtime=RUNTIME[mode])
         del mapped["num_nodes"]
         TrainJobOperator.partial(**mapped).expand(num_nodes=[1] * int(os.environ["TRAINJOB_TEST_MAPPED"]))
-    globals()[dag.dag_id] = dag
-
-    with DAG(f"{mode}_misconfigured", params={"namespace": "nowhere"}) as dag:
-        TrainJobOperator(**training(mode, "no_connection", trainjob_conn_id="nosuch"))
-        TrainJobOperator(**training(mode, "no_runtime", runtime="nosuch"))
-        TrainJobOperator(**training(mode, "forbidden", trainjob_conn_id="elsewhere"))
-        TrainJobOperator(**training(mode, "ended_token", trainjob_conn_id="ended"))
     globals()[dag.dag_id] = dag

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # v1beta2 since Kueue 0.14
 _JOB_UID = "kueue.x-k8s.io/job-uid"
-_PRIORITY = "kueue.x-k8s.io/priority-class"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _PLURALS = {
     "TrainingRuntime": "trainingruntimes",
     "ClusterTrainingRuntime": "clustertrainingruntimes",
@@ -80,9 +80,9 @@ class RelatedObjects:
                     seen = None if "pods" in self.hidden else pods[ref.name]
                     finding = blockers.first(blockers.around(seen, events[ref.name]))
                     found[ref.uid] = finding.blocker if finding else None
-        needed = {ref: _needed(trainjob, found.get(ref.uid)) for ref, trainjob in waiting.items()}
-        missing = {name: await self._is_missing(*name) for names in needed.values() for name in names}
-        for ref, names in needed.items():
+        required = {ref: needed(trainjob, found.get(ref.uid)) for ref, trainjob in waiting.items()}
+        missing = {name: await self._is_missing(*name) for names in required.values() for name in names}
+        for ref, names in required.items():
             if lacks := next((name for name in names if missing[name]), None):
                 found[ref.uid] = blockers.of_missing(" ".join(lacks)).blocker
         return {ref.uid: blocker for ref in waiting if (blocker := found.get(ref.uid)) is not None}
@@ -108,7 +108,7 @@ class RelatedObjects:
 
     async def missing(self, trainjob: Mapping[str, Any], workload: Mapping[str, Any] | None) -> list[str]:
         """Objects that a job needs to start and that do not exist: its runtime, its WorkloadPriorityClass."""
-        return [" ".join(each) for each in _needed(trainjob, workload) if await self._is_missing(*each)]
+        return [" ".join(each) for each in needed(trainjob, workload) if await self._is_missing(*each)]
 
     async def _is_missing(self, kind: str, name: str) -> bool:
         """Whether an object does not exist; False if it may not be read."""
@@ -204,13 +204,13 @@ class RelatedObjects:
             return []
 
 
-def _needed(trainjob: TrainJob, workload: object) -> list[tuple[str, str]]:
+def needed(trainjob: TrainJob, workload: object) -> list[tuple[str, str]]:
     """Kinds and names of what a job needs to start: its runtime; without a Workload its WorkloadPriorityClass."""
     phase = observe(trainjob).phase
     if phase not in _NEEDS_RUNTIME:
         return []
     runtime = mapping(trainjob, "spec", "runtimeRef")
-    priority = str(mapping(trainjob, "metadata", "labels").get(_PRIORITY) or "")
+    priority = str(mapping(trainjob, "metadata", "labels").get(PRIORITY_LABEL) or "")
     classed = [("WorkloadPriorityClass", priority)] if phase is Phase.QUEUED and priority and workload is None else []
     kind = str(runtime.get("kind") or "ClusterTrainingRuntime")
     return [(kind, str(runtime.get("name") or "")), *classed] if kind in _PLURALS else classed

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from trainjob._backends.base import Snapshot, TrainJob
-from trainjob._backends.kubernetes.blockers import RelatedObjects
+from trainjob._backends.kubernetes.blockers import PRIORITY_LABEL, RelatedObjects
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Forbidden, Transient
 from trainjob._backends.kubernetes.reflector import Change, Outage, Reflector, Synced
@@ -33,6 +33,7 @@ from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL, STALL_TIMEOUT, Blo
 
 _log = logging.getLogger(__name__)
 
+_LABELS = (ATTEMPT, PRIORITY_LABEL, QUEUE_LABEL, UNATTENDED)
 _ANNOTATIONS = (CANCELLED, GIVEN_UP, LAUNCHED, ON_RETRY, RETRY_CHANGE, STALL_TIMEOUT, TRY)  # read by waiters
 
 _LINGER_SECONDS = 30.0  # the watch stays open for so long without waiters, since the next one often follows soon
@@ -59,7 +60,7 @@ def projection(item: Mapping[str, Any]) -> TrainJob:
         "namespace": sys.intern(metadata["namespace"]),
         "uid": metadata["uid"],
         "creationTimestamp": sys.intern(metadata["creationTimestamp"]),
-        "labels": _labels(labels.get(ATTEMPT), labels.get(QUEUE_LABEL), labels.get(UNATTENDED)),
+        "labels": _labels(*map(labels.get, _LABELS)),
     }
     given = metadata.get("annotations") or {}
     if annotations := {name: given[name] for name in _ANNOTATIONS if name in given}:
@@ -80,9 +81,8 @@ def _spec(suspend: bool, kind: str | None, name: str | None) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1000)
-def _labels(attempt: str | None, queue: str | None, unattended: str | None) -> dict[str, str]:
-    every = ((ATTEMPT, attempt), (QUEUE_LABEL, queue), (UNATTENDED, unattended))
-    return {name: value for name, value in every if value is not None}
+def _labels(*values: str | None) -> dict[str, str]:
+    return {name: value for name, value in zip(_LABELS, values, strict=True) if value is not None}
 
 
 class _Waiter:
