@@ -33,7 +33,6 @@ FIXTURES = {
     "browser",
     "clients",
     "closed_registry",
-    "framework",
     "mlflow_url",
     "open_registry",
     "site",

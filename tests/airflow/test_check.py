@@ -61,22 +61,6 @@ def test_valid_tasks(airflow_home: Path, tmp_path: Path) -> None:
     assert opened == {**known, "two": ("num_nodes",), "file": ("num_nodes",), "later[0]": ("args",)}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"x" * 50_000_000, "train.yaml has 50,000,000 bytes; a spec has at most 1,048,576"),
-        (b"runtime: x\nlabels: {a: b", "line 3, column 1: not valid YAML: while parsing a flow mapping"),
-        (b"runtime: \xff", "train.yaml is not text in UTF-8"),
-    ],
-)
-def test_an_invalid_spec_file(airflow_home: Path, tmp_path: Path, content: bytes, message: str) -> None:
-    where = folder(tmp_path, "2", "run_id", "3", "Running", "vision")
-    (where / "train.yaml").write_bytes(content)
-    (problem,) = [each.problem for each in check_dags(where) if each.where == "d.file"]
-    assert message in problem
-    assert len(problem) < 500
-
-
 def test_a_folder_that_airflow_cannot_search(airflow_home: Path, tmp_path: Path) -> None:
     """A virtual environment beside the DAGs contains such a symbolic link."""
     where = folder(tmp_path, "2", "run_id", "3", "Running", "vision")

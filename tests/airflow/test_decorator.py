@@ -79,16 +79,3 @@ def test_without_a_return_value_both_xcoms_are_the_result(run: Run) -> None:
         trained: Any = train()
         show(trained, trained["result"])
     assert run(dag).xcoms["show"] is True
-
-
-def test_a_return_value_that_is_not_json_does_not_fail_the_training(run: Run) -> None:
-    with DAG("no-json") as dag:
-
-        @task.trainjob(runtime="trainjob-step")
-        def train() -> Any:
-            return {1, 2}
-
-        train()
-    ran = run(dag)
-    assert "the return value of train() is lost: it cannot be written as JSON: Object of type set" in ran.log
-    assert ran.xcoms["train"]["attempt"] == 1

@@ -34,11 +34,13 @@ from trainjob_airflow.sensors.trainjob import TrainJobSensor
 def test_returns_what_the_job_reports(run: Run, home: Path, deferrable: bool) -> None:
     """tests/integrations tests metrics and outputs."""
     with DAG("reports") as dag:
-        step("train.it", deferrable=deferrable)
+        step("train.it", deferrable=deferrable, outputs={"model": "s3://b/m", "log": "s3://b/{{ dag.dag_id }}"})
     ran = run(dag)
     assert ran.state == "success"
     result = ran.xcoms["train.it"]
     assert [(step, value) for step, _, value in result["history"]["loss"]] == [(1, 0.333333)]
+    reported = {"model": "file:///m", "promoted": False, "shards": 3}
+    assert result["outputs"] == {"log": "s3://b/reports", **reported}, "reported outputs override declared ones"
     assert sum(result["goodput"]["seconds"].values()) == pytest.approx(result["seconds"]["total"], abs=0.01)
     assert [result["name"]] == jobs(home)
     assert result["name"].startswith("train-it-")
@@ -110,8 +112,9 @@ def test_templates_reach_every_field(run: Run, home: Path) -> None:
 
 @pytest.mark.parametrize("form", ["object", "mapping", "text", "file"])
 def test_a_complete_spec_is_a_template_in_every_form(run: Run, airflow_home: Path, form: str) -> None:
-    fields = {"runtime": "trainjob-step", "command": python("import sys; assert sys.argv[1] == 'seven'")}
-    fields["args"] = ["{{ dag_run.conf.n }}"]
+    code = python("import sys; assert sys.argv[1] == 'seven'")
+    fields: dict[str, Any] = {"runtime": "trainjob-step", "command": code, "args": ["{{ dag_run.conf.n }}"]}
+    fields["outputs"] = {"model": "s3://b/m"}
     spec: Any = {"object": TrainJobSpec.parse(fields), "mapping": fields, "text": yaml.safe_dump(fields)}.get(form)
     with DAG("whole") as dag:
         if form == "file":
@@ -119,7 +122,7 @@ def test_a_complete_spec_is_a_template_in_every_form(run: Run, airflow_home: Pat
             dag.fileloc = str(airflow_home / "dags" / "whole.py")
             spec = "train.yaml"
         TrainJobOperator(task_id="train", spec=spec)
-    assert run(dag, n="seven").state == "success"
+    assert run(dag, n="seven").xcoms["train"]["outputs"] == {"model": "s3://b/m"}
 
 
 # Task -> its arguments, and a text of its error.
@@ -131,6 +134,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"runtime": None, "command": None, "spec": "wrong.yaml"},
         "the template wrong.yaml cannot be rendered: 'nosuch' is undefined",
     ),
+    "bytes": ({"runtime": None, "command": None, "spec": "bytes.yaml"}, "bytes.yaml is not text in UTF-8"),
     "number": ({"num_nodes": "{{ params.nodes }}"}, "num_nodes: must be a whole number"),
     "runtime": ({"runtime": "nosuch"}, "runtime 'nosuch' does not exist on this machine"),
 }
@@ -139,6 +143,7 @@ PROMOTION = {"alias": "champion", "metric": "{{ params.nodes }}", "min_improveme
 
 def test_a_try_that_cannot_succeed_is_the_last(run: Run, airflow_home: Path, home: Path) -> None:
     (airflow_home / "dags" / "wrong.yaml").write_text("runtime: trainjob-step\ncommand: [echo, '{{ nosuch.thing }}']")
+    (airflow_home / "dags" / "bytes.yaml").write_bytes(b"runtime: \xff")
     never: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(0)}
     with DAG("wrong", params={"nodes": "many"}) as dag:
         dag.fileloc = str(airflow_home / "dags" / "wrong.py")
@@ -154,31 +159,6 @@ def test_a_try_that_cannot_succeed_is_the_last(run: Run, airflow_home: Path, hom
     assert {name: text for name, text in texts.items() if text not in str(errors[name])} == {}
     assert {type(error) for error in errors.values()} == {TrainJobFatal}
     assert jobs(home) == []
-
-
-@both
-def test_the_connection_overrides_the_environment(
-    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, deferrable: bool
-) -> None:
-    monkeypatch.setenv("TRAINJOB_BACKEND", "kubernetes")
-    extra = {"backend": "local", "namespace": "from-the-connection"}
-    monkeypatch.setenv("AIRFLOW_CONN_HERE", json.dumps({"conn_type": "trainjob", "extra": extra}))
-    with DAG("connected") as dag:
-        step(trainjob_conn_id="here", deferrable=deferrable)
-    assert run(dag).state == "success"
-    assert len(jobs(home, "from-the-connection")) == 1
-
-
-@both
-def test_each_mapped_task_has_its_own_job(run: Run, home: Path, deferrable: bool) -> None:
-    with DAG("mapped") as dag:
-        code = "import sys; from trainjob.progress import report; report(metrics={'n': sys.argv[1]})"
-        fields: dict[str, Any] = {"runtime": "trainjob-step", "command": python(code), "deferrable": deferrable}
-        TrainJobOperator.partial(task_id="train", **fields).expand(args=[["1"], ["2"]])
-    ran = run(dag)
-    assert ran.state == "success", ran.log[-3000:]
-    assert [ran.xcoms[f"train[{i}]"]["metrics"]["n"] for i in (0, 1)] == [1.0, 2.0]
-    assert len(jobs(home)) == 2
 
 
 @pytest.mark.parametrize("ends", ["Complete", "Failed"])
@@ -239,20 +219,6 @@ def test_callbacks_get_the_diagnosis(
         assert (error.diagnosis.rank, error.diagnosis.exit_code) == ("node-0", 1)
         assert error.diagnosis.category is Category.USER_CODE
         assert error.diagnosis.log[-1].endswith(line)
-
-
-@both
-def test_declared_outputs_are_returned_without_a_report(run: Run, deferrable: bool) -> None:
-    with DAG("declared") as dag:
-        outputs = {"model": "s3://b/m", "shards": "s3://b/{{ ds }}"}
-        step("fields", outputs=outputs, deferrable=deferrable)
-        spec = {"runtime": "trainjob-step", "command": python("pass"), "outputs": {"model": "s3://b/{{ run_id }}"}}
-        TrainJobOperator(task_id="mapping", spec=spec, deferrable=deferrable)
-    ran = run(dag)
-    assert ran.state == "success", ran.log[-3000:]
-    reported = {"model": "file:///m", "promoted": False, "shards": 3}
-    assert ran.xcoms["fields"]["outputs"] == reported, "reported outputs override declared ones"
-    assert ran.xcoms["mapping"]["outputs"] == {"model": f"s3://b/{ran.run_id}"}
 
 
 @both

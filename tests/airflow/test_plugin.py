@@ -18,10 +18,10 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task
 from tests.airflow.conftest import ROOT, Run, python
 from tests.airflow.tasks import stored
-from tests.airflow.versions import older_than, since
+from tests.airflow.versions import since
 from tests.processes import wait_until
 
-from trainjob import JobRef, Observation, Phase, TrainJobClient
+from trainjob import TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.operators.tuning import TrainJobTuningOperator
@@ -132,31 +132,11 @@ def test_airflow_knows_the_tabs(airflow_home: Path) -> None:
     assert [each["url_prefix"] for each in ours["fastapi_apps"]] == ["/trainjob"]
 
 
-def in_a_process(code: str, **environment: str) -> list[str]:
-    """Words that a new interpreter prints."""
-    given: dict[str, Any] = {"env": {**os.environ, **environment}, "cwd": ROOT, "timeout": 100}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **given)
-    return str(done.stdout).split()
-
-
-def test_the_plugin_imports_nothing_heavy(airflow_home: Path) -> None:
-    """Every Airflow process imports it."""
-    code = (
-        "import sys, airflow.plugins_manager, airflow.sdk.plugins_manager; before = set(sys.modules)\n"
-        "import trainjob_airflow.plugin; print(*sorted(set(sys.modules) - before))"
-    )
-    if older_than("3.2"):
-        code = code.replace(", airflow.sdk.plugins_manager", "")
-    new = in_a_process(code)
-    assert {name.split(".")[0] for name in new} <= {"airflow", "trainjob_airflow", "packaging"}, new
-    ours = [name for name in new if name.startswith("trainjob_airflow")]
-    assert set(ours) <= {"trainjob_airflow", "trainjob_airflow.addresses", "trainjob_airflow.plugin"}
-
-
 def test_the_address_has_the_path_of_the_base_url(airflow_home: Path) -> None:
     code = "from trainjob_airflow.plugin import TrainJobPlugin as it; print(*[v['href'] for v in it.external_views])"
-    found = in_a_process(code, AIRFLOW__API__BASE_URL="https://host.test/team/airflow/")
-    assert [each.partition("/dags")[0] for each in found] == ["/team/airflow/trainjob"] * 2
+    given: dict[str, Any] = {"env": {**os.environ, "AIRFLOW__API__BASE_URL": "https://host.test/team/airflow/"}}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, **given)
+    assert [each.partition("/dags")[0] for each in done.stdout.split()] == ["/team/airflow/trainjob"] * 2
 
 
 # ---------------------------------------------------------------- pages of finished tasks
@@ -265,20 +245,17 @@ def test_the_dag_of_the_address_is_authorized(finished: tuple[DAG, str], get: Ge
 def test_the_page_of_a_study(run: Run, get: Get, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainjob.tuning.journal import open_journal
 
-    code = "import os, time\ntime.sleep(0 if os.path.exists(os.environ['FLAG']) else 60)\n" + FINISHED
     study = {"space": {"x": {"type": "float", "low": 0, "high": 1}}, "metric": "loss", "direction": "minimize"}
-    flag = home.parent / "flag"
-
-    def searched(**more: Any) -> str:
-        with DAG("page_study") as dag:
-            TrainJobTuningOperator(
-                task_id="train", study={**study, "max_trials": 1}, runtime="trainjob-step", command=python(code),
-                env={"FLAG": str(flag)}, **more,
-            )  # fmt: skip
-        return run(dag).run_id
-
-    run_id = searched(execution_timeout=timedelta(seconds=5))
-    path = f"/dags/page_study/runs/{quote(run_id, safe='')}/tasks/train/-1/document"
+    with DAG("page_study") as dag:
+        TrainJobTuningOperator(
+            task_id="train",
+            study={**study, "max_trials": 1},
+            runtime="trainjob-step",
+            command=python("import time; time.sleep(60)"),
+            execution_timeout=timedelta(seconds=5),
+        )
+    run_id = run(dag).run_id
+    path = path_of(dag, run_id, what="document")
     stored = get(path).json()
     assert (stored["kind"], stored["state"], stored["counts"]) == ("study", "running", {"running": 1})
     assert stored["notes"] == ["The task is failed. The study can be continued: clear the task."]
@@ -301,10 +278,6 @@ def test_the_page_of_a_study(run: Run, get: Get, home: Path, monkeypatch: pytest
     (note,) = get(path).json()["notes"]
     assert "the key of the study was set by the argument key" in note
 
-    flag.touch()
-    ended = document_in(get(f"/dags/page_study/runs/{quote(searched(), safe='')}/tasks/train/-1/page"))
-    assert (ended["state"], ended["counts"], ended["trials"][0]["value"]) == ("ended", {"complete": 1}, 0.25)
-
 
 # ---------------------------------------------------------------- running tasks
 
@@ -321,7 +294,7 @@ def running(run: Run, tmp_path: Path) -> Iterator[tuple[DAG, str, Path]]:
     flag.touch()
 
 
-def test_a_running_task_is_live(running: tuple[DAG, str, Path], get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_task_is_live(running: tuple[DAG, str, Path], get: Get) -> None:
     dag, run_id, flag = running
     page = get(path_of(dag, run_id))
     assert "connect-src 'self'" in page.text
@@ -342,19 +315,6 @@ def test_a_running_task_is_live(running: tuple[DAG, str, Path], get: Get, monkey
     hidden = get(path, "no-logs").json()
     assert hidden["notes"] == ["Log lines are not shown: they need the permission to read task logs of this DAG."]
     assert hidden["logs"] == get(path, "no-logs", rank="node-0").json()["logs"] == []
-
-    reads = []
-    read = LocalBackend.get
-
-    async def counted(self: LocalBackend, namespace: str, name: str) -> Any:
-        reads.append(name)
-        return await read(self, namespace, name)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(LocalBackend, "get", counted)
-        for _ in range(20):
-            shown()
-    assert len(reads) < 10, "many viewers share one read"
     flag.touch()
     ended = wait_until("the end is shown", lambda: (d := shown())["phase"] == "Complete" and d, 30, poll=0.2)
     assert ended["history"]["loss"]
@@ -415,13 +375,20 @@ def test_a_changed_xcom_shows_no_job_of_another_task(
     assert document["key"] != theirs["key"]
 
 
-@pytest.mark.parametrize("value", [{"kind": "training"}, {"kind": "training", "attempts": 7}, "text", 7, None, [1]])
-def test_a_broken_xcom_is_an_error_page(finished: tuple[DAG, str], get: Get, value: Any) -> None:
+UNREADABLE: list[tuple[Any, str]] = [
+    *((value, "") for value in ({"kind": "training"}, {"kind": "training", "attempts": 7}, "text", 7, None, [1])),
+    ({"kind": "training", "version": 2}, "was written by a newer trainjob (format 2; this one reads 1): upgrade"),
+]
+
+
+@pytest.mark.parametrize(("value", "why"), UNREADABLE)
+def test_a_broken_xcom_is_an_error_page(finished: tuple[DAG, str], get: Get, value: Any, why: str) -> None:
     dag, run_id = finished
     store(run_id, value)
     page = get(path_of(dag, run_id))
     assert page.status_code == 200
     assert "<h1>" in page.text
+    assert why in page.text
     assert get(f"/dags/{dag.dag_id}/runs/{quote(run_id)}/page").status_code == 200
 
 
@@ -477,17 +444,3 @@ def test_a_custom_xcom_backend_is_called_only_if_that_is_allowed(
     assert "Set [trainjob] xcom_backend_in_api_server = True" in page.text
     monkeypatch.setenv("AIRFLOW__TRAINJOB__XCOM_BACKEND_IN_API_SERVER", "True")
     assert document_in(get(path_of(dag, run_id)))["phase"] == "Complete"
-
-
-NEWER = "written by a newer trainjob (format 2; this one reads 1): upgrade trainjob"
-
-
-def test_a_document_of_a_newer_version_is_not_shown() -> None:
-    from trainjob._pages.documents.training import observed_document
-    from trainjob_airflow.web.stored import _document
-
-    made = observed_document(JobRef("ns", "job", "uid"), Observation(Phase.RUNNING))
-    assert _document(made) == (made, "")
-    document, why = _document({**made, "version": 2})
-    assert document is None
-    assert why == f"The document of the XCom {KEY} was {NEWER}."

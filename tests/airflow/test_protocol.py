@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +19,7 @@ from tests.processes import wait_until
 
 import trainjob as core
 from trainjob import JobRef, Phase, RanksRemain, TrainJobClient, TrainJobSpec
-from trainjob._backends.local.backend import LocalBackend
 from trainjob._jobs.cancellation import give_up
-from trainjob._jobs.fencing import EarlierRanks
 from trainjob._manifest.render import render
 from trainjob_airflow import identity
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
@@ -100,12 +97,16 @@ class Ranks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, seconds: float = 60) -> None:
         self.waited: list[bool] = []
+        self.began: list[int | None] = []
         launch = core.launch
 
-        async def remain(*given: Any, wait_for_ranks: bool = True, **more: Any) -> JobRef:
+        async def remain(*given: Any, wait_for_ranks: bool = True, began: int | None = None, **more: Any) -> JobRef:
             self.waited.append(wait_for_ranks)
+            self.began.append(began)
             if len(self.waited) <= count and not wait_for_ranks:
-                raise RanksRemain("node-0 of x-1 on node a has not ended", seconds)
+                error = RanksRemain("node-0 of x-1 on node a has not ended", seconds)
+                error.began = 7
+                raise error
             return await launch(*given, wait_for_ranks=wait_for_ranks, **more)
 
         monkeypatch.setattr(core, "launch", remain)
@@ -128,37 +129,10 @@ def test_a_task_waits_for_ranks_of_an_earlier_attempt(
     assert ran.state == "success", ran.log[-3000:]
     *before, last = ranks.waited
     assert (any(before), last) == (False, waits)
+    assert ranks.began == [None, *[7] * len(before)], "a cancel since the first launch ends each of them"
     assert ran.log.count("node-0 of x-1 on node a has not ended") == len(before)
     assert (len(before) == count, bool(before)) == (count == 2, deferrable)
     assert len(phases()) == 1
-
-
-def test_a_cancel_while_a_task_waits_for_ranks_concerns_its_next_launch(
-    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The launches of one try are one launch, which began before the cancel."""
-    keys: list[str] = []
-
-    async def remain(self: EarlierRanks, numbers: Iterable[int]) -> bool:
-        keys.append(self._key)
-        if len(keys) == 2:
-            await core.cancel_key(self._backend, self._key, namespace="default")
-        if len(keys) <= 3:
-            raise RanksRemain("node-0 of x-1 on node a has not ended", 60)
-        return True
-
-    async def some(self: EarlierRanks) -> bool:
-        return False
-
-    monkeypatch.setattr(EarlierRanks, "none_remain", some)
-    monkeypatch.setattr(EarlierRanks, "ended", remain)
-    monkeypatch.setattr(base, "_RANKS_PAUSE", 0.2)
-    with DAG("ranks_cancelled") as dag:
-        step(deferrable=True, retries=0)
-    ran = run(dag)
-    assert len(keys) == 2, "the third launch reads the cancel and neither looks at ranks nor creates a job"
-    assert "its key was cancelled while it was launched" in str(ran.errors["train"])
-    assert phases() == {}
 
 
 # ---------------------------------------------------------------- tasks that do not wait
@@ -214,21 +188,6 @@ def launched(client: TrainJobClient, tried: int) -> JobRef:
     return client.call(lambda: core.launch(client.backend, SPEC, KEY, namespace="default", tried=tried))
 
 
-def test_a_kill_stops_the_job_of_a_launch_that_is_on_its_way(home: Path) -> None:
-    """Also beside earlier attempts, which were given up and are kept suspended."""
-    with TrainJobClient("local") as client:
-        first = launched(client, 1)
-        wait_until("it runs", lambda: phases()[first.name] is Phase.RUNNING, 60)
-        client.call(lambda: give_up(client.backend, first, CRASHED))
-        late = threading.Timer(0.3, arrive, (client, 2, 2))
-        late.start()
-        RunningJob(client, KEY, tried=2).cancel("cancel", 3.5)
-        late.join()
-        wait_until("both are cancelled", lambda: [*phases().values()] == [Phase.CANCELLED] * 2, 5)
-        again = launched(client, 3)
-        wait_until("the next try does not obey", lambda: phases()[again.name] is Phase.RUNNING, 60)
-
-
 def kill_in_the_worker(client: TrainJobClient, ref: JobRef, action: Any) -> None:
     for _ in range(2):
         assert RunningJob(client, KEY, ref, tried=1).cancel(action, 30), "nothing is left to stop"
@@ -260,33 +219,6 @@ def test_a_kill_stops_a_job_with_an_earlier_key(home: Path) -> None:
         ref = RunningJob(client, "airflow/old/d/r/-1/train").launch(SPEC, {})
         assert RunningJob(client, "airflow/new/d/r/-1/train", ref).cancel("cancel", 30)
         assert [*phases().values()] == [Phase.CANCELLED]
-
-
-def test_a_kill_of_a_job_whose_deletion_was_requested_before_waits_for_its_pods(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find, get = LocalBackend.find, LocalBackend.get
-
-    def deleting(job: Any) -> dict[str, Any]:
-        return {**job, "metadata": {**job["metadata"], "deletionTimestamp": "2026-11-21T10:00:00Z"}}
-
-    async def find_deleting(*given: Any) -> list[dict[str, Any]]:
-        return [deleting(each) for each in await find(*given)]
-
-    async def get_deleting(*given: Any) -> dict[str, Any] | None:
-        found = await get(*given)
-        return None if found is None else deleting(found)
-
-    async def never(self: LocalBackend, ref: JobRef) -> bool:
-        return False
-
-    with TrainJobClient("local") as client, monkeypatch.context() as patched:
-        running = RunningJob(client, KEY)
-        running.launch(SPEC, {})
-        patched.setattr(LocalBackend, "find", find_deleting)
-        patched.setattr(LocalBackend, "get", get_deleting)
-        patched.setattr(LocalBackend, "stopped", never)
-        assert running.cancel("cancel", 2) is False, "it is still terminating"
 
 
 @pytest.mark.parametrize("changed", [False, True])

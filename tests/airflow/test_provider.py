@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from tests.airflow.versions import dag_serialization, since
+from tests.airflow.versions import dag_serialization, older_than, since
 
 from trainjob_airflow.get_provider_info import get_provider_info
 from trainjob_airflow.operators.data import ModelExportOperator, ModelInitializerOperator
@@ -27,18 +27,6 @@ def test_the_metadata_matches_the_schema_of_airflow() -> None:
 
     schema = json.loads((Path(airflow.__path__[0]) / "provider_info.schema.json").read_text())
     jsonschema.validate(INFO, schema)
-
-
-@pytest.mark.full
-def test_airflow_lists_the_provider(airflow_home: Path) -> None:
-    """The real command, in a separate process."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "airflow", "providers", "list", "--output", "json"],
-        capture_output=True, text=True, check=True, timeout=100,
-    ).stdout  # fmt: skip
-    providers = json.loads(listed[listed.index("[{") :])
-    (ours,) = [provider for provider in providers if provider["package_name"] == "trainjob"]
-    assert ours["version"] == import_module("trainjob").__version__
 
 
 def test_the_connection_form_and_the_hook(airflow_home: Path) -> None:
@@ -115,6 +103,15 @@ def test_triggers_do_not_import_the_core_either(airflow_home: Path) -> None:
     extra = new_modules("trainjob_airflow.triggers.trainjob", after=("airflow.triggers.base",))
     assert "trainjob_airflow.triggers.trainjob" in extra
     assert not {name for name in extra if name.split(".")[0] == "trainjob"}
+
+
+def test_the_plugin_imports_nothing_heavy(airflow_home: Path) -> None:
+    """Every Airflow process imports it."""
+    sdk = () if older_than("3.2") else ("airflow.sdk.plugins_manager",)
+    new = new_modules("trainjob_airflow.plugin", after=("airflow.plugins_manager", *sdk))
+    assert {name.split(".")[0] for name in new} <= {"airflow", "trainjob_airflow", "packaging"}, new
+    ours = {name for name in new if name.startswith("trainjob_airflow")}
+    assert ours <= {"trainjob_airflow", "trainjob_airflow.addresses", "trainjob_airflow.plugin"}
 
 
 def test_a_spec_object_survives_serialization() -> None:

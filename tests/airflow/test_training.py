@@ -242,17 +242,6 @@ def test_a_finished_task_stores_its_training(run: Run, deferrable: bool) -> None
     assert (document["task"], document["logs"]) == ("train", [])
 
 
-@both
-def test_a_failed_task_stores_its_diagnosis(run: Run, deferrable: bool) -> None:
-    code = REPORT + "raise ValueError('the data is wrong')"
-    document = kept(run, code, "failed", deferrable=deferrable)
-    assert document["phase"] == "Failed"
-    assert "the data is wrong" in document["diagnosis"]["summary"]
-    assert document["ranks"][0]["exit_code"] == 1
-    assert document["ranks"][0]["culprit"]
-    assert document["history"]["loss"][-1][2] == pytest.approx(1 / 3, abs=1e-5)
-
-
 def test_a_job_that_exceeds_a_timeout_is_stored_before_it_is_deleted(run: Run) -> None:
     document = kept(run, REPORT + "time.sleep(60)", "failed", execution_timeout=timedelta(seconds=5))
     assert document["phase"] == "Running"

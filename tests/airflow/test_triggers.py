@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -92,13 +91,6 @@ def test_observations_are_restored_from_events() -> None:
     assert events.unpack(None) is None
 
 
-async def _ends(code: str) -> dict[str, Any]:
-    _, ref = await started(code, key=code)
-    trigger = rebuilt(trigger_of(ref))
-    trigger._log = cast(Any, logging.getLogger("tests.trigger"))  # structlog's loggers bypass caplog
-    return await only_event(trigger)
-
-
 def test_the_event_has_the_phases_for_the_goodput(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> dict[str, Any]:
         _, ref = await started("import time; time.sleep(1)")
@@ -114,15 +106,6 @@ def test_the_event_has_the_phases_for_the_goodput(home: Path, monkeypatch: pytes
     assert [str(phase) for _, phase in history.phases] == phases
 
 
-def test_a_flood_of_lines_is_bounded(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob._jobs.progress_log.MAX_LINES_SECONDS", 600.0)
-    caplog.set_level(logging.INFO, logger="tests.trigger")
-    asyncio.run(_ends("import time\ntime.sleep(1)\nfor i in range(9000): print(i)"))
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("[node-0]")]
-    assert len(lines) == 2000
-    assert "(7000 lines were left out: more than 2000 in 600 s)" in caplog.text
-
-
 def test_a_job_that_ended_before_its_deadline_did_not_time_out() -> None:
     """No triggerer ran at either time: it was restarted."""
 
@@ -132,23 +115,6 @@ def test_a_job_that_ended_before_its_deadline_did_not_time_out() -> None:
             await asyncio.sleep(0.02)
         event = await only_event(trigger_of(ref, deadline=datetime.now(UTC).isoformat()))
         assert event["status"] == "complete"
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.full
-def test_a_deadline_is_an_event_and_leaves_the_job_to_the_worker() -> None:
-    async def scenario() -> None:
-        backend, ref = await started(SLEEP)
-        await until_running(backend, ref)
-        past = (datetime.now(UTC) + timedelta(seconds=0.5)).isoformat()
-        event = await only_event(trigger_of(ref, deadline=past))
-        assert event["status"] == "timeout"
-        assert "execution_timeout" in event["message"]
-        assert observe(await backend.get(ref.namespace, ref.name)).phase is Phase.RUNNING
-        event = await only_event(trigger_of(ref, deadline=past))
-        assert event["status"] == "timeout", "a deadline that passed while no triggerer ran"
-        await cancel(backend, ref)
 
     asyncio.run(scenario())
 
@@ -246,32 +212,6 @@ def test_killed_by_a_person(
         assert [each for each, spent in recorded if spent.segments] == ([] if action == "keep" else [ref])
 
     asyncio.run(scenario())
-
-
-def test_a_restarted_triggerer_continues(airflow_home: Path) -> None:
-    async def scenario() -> None:
-        backend, ref = await started("import time; time.sleep(2)")
-        trigger = trigger_of(ref)
-        waiting = Triggerer().start(rebuilt(trigger))
-        await until_running(backend, ref)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert observe(await backend.get(ref.namespace, ref.name)).phase is Phase.RUNNING
-        another = Triggerer()
-        await another.start(rebuilt(trigger))
-        assert [event.payload["status"] for event in another.events] == ["complete"]
-
-    asyncio.run(scenario())
-
-
-def test_logs_that_fail_do_not_fail_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(*_: Any, **__: Any) -> AsyncIterator[Any]:
-        raise OSError("no logs today")
-        yield
-
-    monkeypatch.setattr(LocalBackend, "logs", broken)
-    assert asyncio.run(_ends("print(1)"))["status"] == "complete"
 
 
 @pytest.mark.parametrize("action", ["cancel", "suspend"])

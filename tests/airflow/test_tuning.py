@@ -91,17 +91,6 @@ def test_the_best_trial_becomes_the_result(run: Run, home: Path, deferrable: boo
 
 
 @pytest.mark.timeout(300)
-def test_all_trials_fail(run: Run) -> None:
-    """A retry would find the same failures in the journal."""
-    done = run(dag_of("tuned_failing", "raise ValueError('wrong data')", retries=2))
-    error = done.errors["search"]
-    assert isinstance(error, TrainJobFatal)
-    assert "no trial of study" in str(error)
-    assert "wrong data" in str(error)
-    assert stored(done.run_id, "xcom")["trainjob_training"]["counts"] == {"failed": 3}
-
-
-@pytest.mark.timeout(300)
 def test_a_study_with_a_key_continues_in_another_run_and_its_xcom_stays_short(run: Run, home: Path) -> None:
     study = {**STUDY, "sampler": {"name": "random"}, "max_trials": 1}
     first = run(dag_of("tuned_key", study=study, key="wide/{{ dag.dag_id }}"))

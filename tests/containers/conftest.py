@@ -92,7 +92,7 @@ class Servers:
 
     Attributes:
         network: The network of the servers, which other containers must join.
-        s3: Address for this machine; the next three likewise.
+        s3: Address for this machine; the next two likewise.
         environment: Environment of containers, with the addresses of storage and registry.
     """
 
@@ -100,7 +100,6 @@ class Servers:
     s3: str
     mlflow: str
     registry: str
-    postgresql: str
     environment: Mapping[str, str]
     registry_in_network: str = "mlflow+http://mlflow:5000"
 
@@ -120,7 +119,7 @@ def servers(
     """Start the servers and wait until all of them answer."""
     address = {
         name: f"{docker_ip}:{docker_services.port_for(name, port)}"
-        for name, port in {"s3": 8333, "mlflow": 5000, "registry": 5000, "postgresql": 5432}.items()
+        for name, port in {"s3": 8333, "mlflow": 5000, "registry": 5000}.items()
     }
     for name, path in {"s3": "/", "registry": "/v2/", "mlflow": "/health"}.items():
         labels = [f"{_COMPOSE}.project={docker_compose_project_name}", f"{_COMPOSE}.service={name}"]
@@ -136,7 +135,6 @@ def servers(
         f"http://{address['s3']}",
         f"http://{address['mlflow']}",
         address["registry"],
-        f"postgresql+psycopg2://mlflow:of-the-database@{address['postgresql']}/postgres",
         {**KEYS, "AWS_ENDPOINT_URL": "http://s3:8333", "AWS_ALLOW_HTTP": "true"},
     )
     made.bucket.create()

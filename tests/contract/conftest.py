@@ -2,95 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
-import httpx
 import pytest
+from tests.contract.harness import Harness, sent_by
 from tests.fakes.kube.http import FakeKube
 
-from trainjob import JobRef, TrainJobSpec
-from trainjob._backends.base import Backend, TrainJob
-from trainjob._backends.credentials import Access, Credentials
+from trainjob import JobRef
+from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.kubernetes.client import Request, Timings
+from trainjob._backends.kubernetes.client import Timings
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._manifest.render import render
-
-
-@dataclass
-class Harness:
-    """A backend, and how tests control its jobs.
-
-    Attributes:
-        backend: The backend.
-        end: Makes a job of `fields` end with an exit code.
-        until_ended: Fields of a spec whose one node runs until `end` is called.
-        shell: Whether ranks run real shell scripts and write logs.
-        refused: Fields of a spec that the backend rejects.
-        host: Address of this machine for ranks that run shell scripts; empty if they cannot reach it.
-        namespace: Where jobs are created.
-        other: Another namespace.
-        requests: Requests of the backend so far; stays empty on a backend without any.
-        forgets: Whether the name of a deleted job can be used again, as on a cluster.
-    """
-
-    backend: Backend
-    end: Callable[[JobRef, int], Awaitable[None]]
-    until_ended: dict[str, Any]
-    shell: bool
-    refused: dict[str, Any] = field(default_factory=lambda: {"command": []})
-    host: str = "127.0.0.1"
-    namespace: str = "default"
-    other: str = "other"
-    requests: Sequence[str] = ()
-    forgets: bool = True
-
-    def manifest(self, key: str = "key", attempt: int = 1, **fields: Any) -> TrainJob:
-        spec = TrainJobSpec.parse({"runtime": "trainjob-step", **self.until_ended, **fields})
-        return render(spec, key, attempt, self.namespace)
-
-    async def create(self, key: str = "key", attempt: int = 1, **fields: Any) -> JobRef:
-        return JobRef.of(await self.backend.create(self.manifest(key, attempt, **fields)))
-
-    async def run(self, script: str, **fields: Any) -> JobRef:
-        """Start `script` in a shell on every node."""
-        return await self.create(command=["sh", "-c", script], **fields)
-
-    @asynccontextmanager
-    async def gate(self) -> AsyncIterator[tuple[str, asyncio.Event]]:
-        """A shell command that ends once the event is set."""
-        if not self.host:
-            pytest.skip("ranks of this cluster cannot reach this machine")
-        opened = asyncio.Event()
-
-        async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await opened.wait()
-            writer.close()
-
-        async with await asyncio.start_server(hold, self.host, 0) as server:
-            address = (self.host, server.sockets[0].getsockname()[1])
-            yield f'python3 -c "import socket; socket.create_connection({address}).recv(1)"', opened
-
-
-def sent_by(backend: KubernetesBackend) -> list[str]:
-    """The requests of a backend from now on, in the order in which it sends them."""
-    sent: list[str] = []
-    client = backend._client
-    send = client._open
-
-    async def open_(request: Request, refused: Access | None = None) -> tuple[httpx.Response, Access]:
-        sent.append(f"{request.method} {request.path}")
-        return await send(request, refused)
-
-    client._open = open_  # type: ignore[method-assign]  # it counts what the real one sends
-    return sent
 
 
 @contextmanager

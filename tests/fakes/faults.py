@@ -1,8 +1,8 @@
 """Proxies between a client and a server that record requests and inject planned faults.
 
 `FaultProxy` stands in front of an API server: it terminates TLS with a separate certificate, and knows watches.
-`Proxy` stands in front of a store or a registry: it forwards bytes as they come, and counts them. Both parse HTTP/1.1
-just enough to separate requests and replies, and ask a plan which fault each request gets.
+`Proxy` stands in front of a store or a registry: it forwards bytes as they come, and counts them. Both ask a plan
+which fault each request gets.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import json
 import ssl
 import threading
 import time
+from abc import ABC, abstractmethod
+from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from http import HTTPStatus
-from typing import Any, Self
+from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 from tests.certificates import Pair
+from tests.fakes.http1 import chunks, parse, until_closed, write
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "host"}
 _TLS = b"\x16"
@@ -128,20 +130,59 @@ class Seen:
 Plan = Callable[[Seen], Fault | None]
 
 
-class _Recorder:
-    """What both proxies record."""
+class _Listening(ABC):
+    """What both proxies record, and their connections."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, tls: ssl.SSLContext | None = None) -> None:
         self.plan = plan
         self.requests: list[Seen] = []
+        self._tls = tls
+        self._connections: set[asyncio.Task[None]] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
 
     @property
     def injected(self) -> list[Seen]:
         """The requests with an injected fault."""
         return [each for each in self.requests if each.fault is not None]
 
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[int]:
+        """Serve connections; yield the port."""
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=2**20)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for task in self._connections:
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
 
-class FaultProxy(_Recorder):
+    async def _connected(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        try:
+            if self._tls is not None:
+                await writer.start_tls(self._tls)
+            while await self._one(reader, writer):
+                pass
+        except (OSError, asyncio.IncompleteReadError, httpx.HTTPError):
+            pass  # the client or the server has closed its connection; the other one is closed below
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            return  # asyncio up to 3.11 logs a traceback for cancelled tasks of connections
+        with suppress(asyncio.CancelledError):
+            await self._flowing.wait()
+        writer.transport.abort()
+
+    @abstractmethod
+    async def _one(self, reader: StreamReader, writer: StreamWriter) -> bool:
+        """Serve one request; False if the connection ends with it."""
+
+
+class FaultProxy(_Listening):
     """Listens on a port of 127.0.0.1 while it is open as a context.
 
     Args:
@@ -152,29 +193,23 @@ class FaultProxy(_Recorder):
     """
 
     def __init__(self, server: str, authority: bytes, pair: Pair, plan: Plan = lambda _: None) -> None:
-        super().__init__(plan)
-        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._tls.load_cert_chain(pair.certificate, pair.key)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(pair.certificate, pair.key)
+        super().__init__(plan, tls)
         verify = ssl.create_default_context(cadata=authority.decode())
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         self._upstream = httpx.AsyncClient(
             base_url=server, verify=verify, trust_env=False, timeout=httpx.Timeout(60, read=None), limits=limits
         )
-        self._connections: set[asyncio.Task[None]] = set()
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._running = self._listening()
         self.url = ""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.url = f"https://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.url = f"https://127.0.0.1:{await self._running.__aenter__()}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._running.__aexit__(None, None, None)
         await self._upstream.aclose()
 
     def freeze(self) -> None:
@@ -189,40 +224,25 @@ class FaultProxy(_Recorder):
         """The requests of a method (WATCH is one) whose path ends with `ending`."""
         return [each for each in self.requests if each.method == method and each.path.endswith(ending)]
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
-        try:
-            await writer.start_tls(self._tls)
-            while await self._one(reader, writer):
-                pass
-        except (OSError, asyncio.IncompleteReadError, httpx.HTTPError):
-            pass  # the client or the server has closed its connection; the other one is closed below
-        except asyncio.CancelledError:
-            writer.transport.abort()
-            return  # asyncio up to 3.11 logs a traceback for cancelled tasks of connections
-        with suppress(asyncio.CancelledError):
-            await self._flowing.wait()
-        writer.transport.abort()
-
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Serve one request; False if the connection ends with it."""
-        request = await _read(reader)
+    async def _one(self, reader: StreamReader, writer: StreamWriter) -> bool:
+        request = Seen(*parse(await reader.readuntil(b"\r\n\r\n")))
+        request.body = await reader.readexactly(int(request.headers.get("content-length", 0)))
+        request.method = "WATCH" if request.query.get("watch") == "true" else request.method
         await self._flowing.wait()
         request.at = time.monotonic()
         self.requests.append(request)
         request.fault = fault = self.plan(request)
         if fault is not None and fault.kind is not Kind.DELAY:
             return await self._break(request, fault, reader, writer)
-        if fault is not None and await _disconnects(reader, fault.seconds):
+        # As in real proxies: otherwise the late request of a dead launcher could create a job after others have
+        # launched and cancelled the same work.
+        if fault is not None and await until_closed(reader, fault.seconds):
             return False
         if request.method != "WATCH":
             return await self._forward(request, writer)
         # If the client disconnects, end the watch at the API server, too; otherwise it ends only at the next event.
         forward = asyncio.create_task(self._forward(request, writer))
-        closed = asyncio.create_task(_until_closed(reader))
+        closed = asyncio.create_task(until_closed(reader))
         try:
             await asyncio.wait((forward, closed), return_when=asyncio.FIRST_COMPLETED)
             if forward.done():
@@ -233,13 +253,10 @@ class FaultProxy(_Recorder):
                 task.cancel()
             await asyncio.gather(forward, closed, return_exceptions=True)
 
-    async def _break(
-        self, request: Seen, fault: Fault, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
+    async def _break(self, request: Seen, fault: Fault, reader: StreamReader, writer: StreamWriter) -> bool:
         kind, alive = fault.kind, False
         if kind is Kind.EVENT:
-            line = json.dumps({"type": "ERROR", "object": _status(fault)}).encode() + b"\n"
-            alive = await _write(writer, 200, {}, _chunks(line))
+            alive = await write(writer, 200, {}, chunks(b'{"type": "ERROR", "object": %b}\n' % _status(fault)))
         elif kind in (Kind.DROP, Kind.STALL_REPLY, Kind.ANSWER_AFTER):
             async with self._sent(request) as answer:
                 if request.method != "WATCH":
@@ -247,9 +264,10 @@ class FaultProxy(_Recorder):
         elif kind in (Kind.BREAK, Kind.SHORTEN, Kind.STALL_BODY):
             alive = await self._forward(request, writer, fault)
         if kind in (Kind.ANSWER, Kind.ANSWER_AFTER):
-            alive = await _answer(writer, fault)
+            headers = {"content-type": "application/json", **fault.headers}
+            alive = await write(writer, fault.status, headers, chunks(_status(fault)))
         elif kind in (Kind.STALL, Kind.STALL_REPLY, Kind.STALL_BODY):
-            await _until_closed(reader)
+            await until_closed(reader)
         elif kind is Kind.BREAK:
             writer.close()  # `abort` could discard the last bytes
             with suppress(TimeoutError):
@@ -261,19 +279,17 @@ class FaultProxy(_Recorder):
         method = "GET" if request.method == "WATCH" else request.method
         return self._upstream.stream(method, request.target, headers=headers, content=request.body or None)
 
-    async def _forward(self, request: Seen, writer: asyncio.StreamWriter, fault: Fault | None = None) -> bool:
+    async def _forward(self, request: Seen, writer: StreamWriter, fault: Fault | None = None) -> bool:
         async with self._sent(request) as answer:
             headers = {name: value for name, value in answer.headers.items() if name not in _HOP}
-            if request.method == "WATCH":
-                headers["connection"] = (
-                    "close"  # `_until_closed` reads from the connection until the client disconnects
-                )
+            if request.method == "WATCH":  # `_until_closed` reads from the connection until the client disconnects
+                headers["connection"] = "close"
             body = self._passing(answer.aiter_raw(), request)
             if fault is None:
-                return await _write(writer, answer.status_code, headers, body)
+                return await write(writer, answer.status_code, headers, body)
             headers.pop("content-length", None)
             part = _part(body, fault)
-            return await _write(writer, answer.status_code, headers, part, end=fault.kind is Kind.SHORTEN)
+            return await write(writer, answer.status_code, headers, part, end=fault.kind is Kind.SHORTEN)
 
     async def _passing(self, body: AsyncIterator[bytes], seen: Seen) -> AsyncIterator[bytes]:
         async for data in body:
@@ -284,7 +300,7 @@ class FaultProxy(_Recorder):
             yield data
 
 
-class Proxy(_Recorder):
+class Proxy(_Listening):
     """Listens in a thread while `running`.
 
     Args:
@@ -296,7 +312,6 @@ class Proxy(_Recorder):
         super().__init__(plan)
         self.upstream = upstream
         self.host = ""
-        self._connections: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -334,44 +349,28 @@ class Proxy(_Recorder):
 
     async def _serve(self, started: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        tasks = self._connections
+        async with self._listening() as port:
+            self.host = f"127.0.0.1:{port}"
+            started.set()
+            await self._stop.wait()
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            tasks.add(task)
-            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                while await self._one(reader, writer):
-                    pass
-            tasks.discard(task)
-            writer.transport.abort()
-
-        server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=2**20)
-        self.host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        started.set()
-        await self._stop.wait()
-        server.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _one(self, reader: StreamReader, writer: StreamWriter) -> bool:
         head = await reader.readexactly(1)
         if head == _TLS:
             return False  # as an HTTP server does at once: the client probes whether this is TLS
         head += await reader.readuntil(b"\r\n\r\n")
-        seen = Seen(*_parse(head))
+        seen = Seen(*parse(head))
         self.requests.append(seen)
         seen.fault = fault = self.plan(seen)
         kind, length = fault.kind if fault else None, int(seen.headers.get("content-length", 0))
         assert "transfer-encoding" not in seen.headers, "the client sends the length of each body"
         if kind is Kind.STALL:
-            await _until_closed(reader)
+            await until_closed(reader)
         if kind in (Kind.CUT, Kind.STALL):
             return False
         if fault is not None and kind is Kind.ANSWER:
-            await _pass(reader, None, length)
-            return await _write(writer, fault.status, {**fault.headers, "content-length": "0"}, _chunks())
+            await reader.readexactly(length)
+            return await write(writer, fault.status, {**fault.headers, "content-length": "0"}, chunks())
         host, port = self.upstream.split(":")
         there, back = await asyncio.open_connection(host, int(port), limit=2**20)
         try:
@@ -382,20 +381,15 @@ class Proxy(_Recorder):
                 await back.wait_closed()
                 return False
             await _pass(reader, back, length, seen, "sent")
-            return await self._reply(seen, fault or Fault(Kind.DELAY), there, (reader, writer))
+            return await self._reply(seen, fault or Fault(Kind.DELAY), there, reader, writer)
         finally:
             back.transport.abort()
 
     async def _reply(
-        self,
-        seen: Seen,
-        fault: Fault,
-        there: asyncio.StreamReader,
-        client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        self, seen: Seen, fault: Fault, there: StreamReader, reader: StreamReader, writer: StreamWriter
     ) -> bool:
-        reader, writer = client
         answer = await there.readuntil(b"\r\n\r\n")
-        _, status, headers = _parse(answer)
+        _, status, headers = parse(answer)
         seen.status = int(status)
         if fault.kind is Kind.DROP:
             return False
@@ -411,7 +405,7 @@ class Proxy(_Recorder):
             left = min(left, fault.after)
         await _pass(there, writer, left, seen, "received", fault.seconds if fault.kind is Kind.SLOW else 0.0)
         if fault.kind is Kind.STALL_BODY:
-            await _until_closed(reader)
+            await until_closed(reader)
         elif fault.kind is Kind.BREAK:
             writer.close()
             await writer.wait_closed()
@@ -419,12 +413,7 @@ class Proxy(_Recorder):
 
 
 async def _pass(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter | None,
-    length: int,
-    seen: Seen | None = None,
-    count: str = "",
-    pause: float = 0.0,
+    reader: StreamReader, writer: StreamWriter, length: int, seen: Seen, count: str, pause: float = 0
 ) -> None:
     """Forward ``length`` bytes, and add them to an attribute of ``seen``."""
     while length > 0:
@@ -432,50 +421,11 @@ async def _pass(
         if not data:
             raise asyncio.IncompleteReadError(b"", length)
         length -= len(data)
-        if writer is not None:
-            writer.write(data)
-            await writer.drain()
-        if seen is not None:
-            setattr(seen, count, getattr(seen, count) + len(data))
+        writer.write(data)
+        await writer.drain()
+        setattr(seen, count, getattr(seen, count) + len(data))
         if pause:
             await asyncio.sleep(pause)
-
-
-async def _read(reader: asyncio.StreamReader) -> Seen:
-    method, target, headers = _parse(await reader.readuntil(b"\r\n\r\n"))
-    seen = Seen(method, target, headers, body=await reader.readexactly(int(headers.get("content-length", 0))))
-    seen.method = "WATCH" if seen.query.get("watch") == "true" else method
-    return seen
-
-
-def _parse(head: bytes) -> tuple[str, str, dict[str, str]]:
-    """The first two words of a request or reply, and its headers in lower case."""
-    first, *lines = head.decode("latin-1").rstrip().split("\r\n")
-    one, two = first.split(" ")[:2]
-    return one, two, {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-async def _disconnects(reader: asyncio.StreamReader, seconds: float) -> bool:
-    """Whether the client disconnects within `seconds`.
-
-    Such a request is not forwarded, as in real proxies: otherwise the late request of a dead launcher could create a
-    job after others have launched and cancelled the same work.
-    """
-    with suppress(TimeoutError):
-        return not await asyncio.wait_for(_until_closed(reader), seconds)
-    return False
-
-
-async def _until_closed(reader: asyncio.StreamReader) -> bool:
-    with suppress(OSError):
-        while await reader.read(65536):
-            pass
-    return False
-
-
-async def _chunks(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
 
 
 async def _part(body: AsyncIterator[bytes], fault: Fault) -> AsyncIterator[bytes]:
@@ -490,44 +440,8 @@ async def _part(body: AsyncIterator[bytes], fault: Fault) -> AsyncIterator[bytes
         left -= len(data)
 
 
-async def _write(
-    writer: asyncio.StreamWriter,
-    status: int,
-    headers: Mapping[str, str],
-    body: AsyncIterator[bytes],
-    *,
-    end: bool = True,
-) -> bool:
-    """Send a reply; without `end` the body stays incomplete, and the caller cuts or keeps the connection."""
-    chunked = "content-length" not in headers
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
-    lines += ["transfer-encoding: chunked"] if chunked else []
-    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
-    await writer.drain()
-    async for data in body:
-        if data:
-            writer.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
-            await writer.drain()
-    if chunked and end:
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-    return end
-
-
-def _status(fault: Fault) -> dict[str, Any]:
-    reason = {410: "Expired", 429: "TooManyRequests", 401: "Unauthorized", 403: "Forbidden"}.get(
-        fault.status, "InternalError"
-    )
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "status": "Failure",
-        "reason": reason,
-        "message": f"injected {fault.status}",
-        "code": fault.status,
-    }
-
-
-async def _answer(writer: asyncio.StreamWriter, fault: Fault) -> bool:
-    headers = {"content-type": "application/json", **fault.headers}
-    return await _write(writer, fault.status, headers, _chunks(json.dumps(_status(fault)).encode()))
+def _status(fault: Fault) -> bytes:
+    """The answer of an API server."""
+    reasons = {410: "Expired", 429: "TooManyRequests", 401: "Unauthorized", 403: "Forbidden"}
+    status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": f"injected {fault.status}"}
+    return json.dumps({**status, "reason": reasons.get(fault.status, "InternalError"), "code": fault.status}).encode()

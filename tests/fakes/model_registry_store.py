@@ -25,39 +25,18 @@ _BASE = {"customProperties", "description", "externalId"}
 _MODEL = {*_BASE, "owner", "state", "readme", "maturity", "language", "tasks", "provider", "logo", "license"}
 _MODEL |= {"licenseLink", "libraryName"}
 _VERSION = {*_BASE, "author", "state"}
-_ARTIFACT = {
-    *_BASE,
-    "artifactType",
-    "uri",
-    "state",
-    "modelFormatName",
-    "modelFormatVersion",
-    "storageKey",
-    "storagePath",
+_ARTIFACT = {*_BASE, "artifactType", "uri", "state", "storageKey", "storagePath", "serviceAccountName"}
+_ARTIFACT |= {"modelFormatName", "modelFormatVersion"}
+_ARTIFACT |= {f"modelSource{part}" for part in ("Kind", "Class", "Group", "Id", "Name")}
+_ARTIFACTS = ("model artifact", "doc artifact")
+_FIELDS = {"registered model": _MODEL, "model version": _VERSION, **dict.fromkeys(_ARTIFACTS, _ARTIFACT)}
+_STATES = {kind: {"LIVE", "ARCHIVED"} for kind in ("registered model", "model version")}
+_STATES |= {
+    kind: {"UNKNOWN", "PENDING", "LIVE", "MARKED_FOR_DELETION", "DELETED", "ABANDONED", "REFERENCE"}
+    for kind in _ARTIFACTS
 }
-_ARTIFACT |= {"serviceAccountName", *(f"modelSource{part}" for part in ("Kind", "Class", "Group", "Id", "Name"))}
-_FIELDS = {
-    "registered model": _MODEL,
-    "model version": _VERSION,
-    "model artifact": _ARTIFACT,
-    "doc artifact": _ARTIFACT,
-}
-_STATES = {
-    "registered model": {"LIVE", "ARCHIVED"},
-    "model version": {"LIVE", "ARCHIVED"},
-    "model artifact": {"UNKNOWN", "PENDING", "LIVE", "MARKED_FOR_DELETION", "DELETED", "ABANDONED", "REFERENCE"},
-}
-_STATES["doc artifact"] = _STATES["model artifact"]
-_VALUES = {
-    "MetadataIntValue": "int_value",
-    "MetadataDoubleValue": "double_value",
-    "MetadataStringValue": "string_value",
-}
-_VALUES |= {
-    "MetadataBoolValue": "bool_value",
-    "MetadataStructValue": "struct_value",
-    "MetadataProtoValue": "proto_value",
-}
+_KINDS = ("Int", "Double", "String", "Bool", "Struct", "Proto")
+_VALUES = {f"Metadata{kind}Value": f"{kind.lower()}_value" for kind in _KINDS}
 _CONDITION = re.compile(r"""\s*(?:(\w+)|`([^`]+)`)\s*(=|!=|LIKE)\s*(?:"([^"]*)"|'([^']*)')\s*""", re.IGNORECASE)
 
 

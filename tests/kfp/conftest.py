@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.kfp.executor_input import executor_input
 from tests.kfp.step_backend import StepBackend
 
 from trainjob import TrainJobClient
@@ -85,34 +86,14 @@ class Steps:
         definition = spec["components"][f"comp-{component.replace('_', '-')}"]
         container = spec["deploymentSpec"]["executors"][f"exec-{component.replace('_', '-')}"]["container"]
         root = self.artifact_root(component)
-        defaults = {
-            name: each["defaultValue"]
-            for name, each in definition["inputDefinitions"]["parameters"].items()
-            if "defaultValue" in each
-        }
-        defined = definition["outputDefinitions"]
-        made = {
-            name: {"artifacts": [{"name": name, "type": each["artifactType"], "uri": str(root / name)}]}
-            for name, each in defined.get("artifacts", {}).items()
-        }
         logs = {  # every step has it; its URI is the only one that changes between tries
             "name": "executor-logs",
             "type": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"},
             "uri": str(root / f"executor-logs-{self.environment.get('KFP_RETRY_INDEX', '0')}"),
         }
-        executor_input = {
-            "inputs": {
-                "parameterValues": {**defaults, **parameters},
-                "artifacts": {name: {"artifacts": each} for name, each in (artifacts or {}).items()},
-            },
-            "outputs": {
-                "parameters": {name: {"outputFile": str(root / name)} for name in defined.get("parameters", {})},
-                "artifacts": {"executor-logs": {"artifacts": [logs]}, **made},
-                "outputFile": str(self.output_file(component)),
-            },
-        }
+        given = executor_input(definition, root, parameters, artifacts or {}, {"executor-logs": [logs]})
         words = [*container["command"], *container["args"]]
-        command = [word.replace("{{$}}", json.dumps(executor_input)) for word in words]
+        command = [word.replace("{{$}}", json.dumps(given)) for word in words]
         process = subprocess.Popen(
             command,
             cwd=self.directory,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import components as kfp_components, dsl, kubernetes
+from kfp import components as kfp_components, dsl
 from tests.kfp.pipelines import compiled
 
 import trainjob_kfp
@@ -47,22 +47,6 @@ def test_kfps_loader_drops_passthroughs_that_load_keeps(tmp_path: Path) -> None:
     for name in ("cleanup", "wait"):  # have no job
         for component in (load(COMPILED / f"{name}.yaml"), getattr(trainjob_kfp, name)):
             assert component.component_spec.task_config_passthroughs is None
-
-
-def test_all_task_settings_of_train_compile(tmp_path: Path) -> None:
-    @dsl.pipeline(name="gpus")  # type: ignore[untyped-decorator]  # KFP has no types
-    def pipeline() -> None:
-        task = train(runtime="torch-distributed", num_nodes=2).set_caching_options(False)
-        task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(2).set_env_variable("A", "b")
-        kubernetes.add_node_selector(task, "pool", "gpu")
-        kubernetes.add_toleration(task, key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
-        kubernetes.use_secret_as_env(task, "s", {"token": "TOKEN"})
-        kubernetes.use_secret_as_volume(task, "s", "/s")
-        kubernetes.mount_pvc(task, "data", "/data")
-
-    spec, executors = compiled(pipeline, tmp_path / "gpus.yaml")
-    assert fields(spec["components"]["comp-train"]) >= {*FIELDS, "KUBERNETES_VOLUMES"}
-    assert "secretAsEnv" in str(executors)
 
 
 # ---------------------------------------------------------------- retry

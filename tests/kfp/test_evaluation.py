@@ -131,9 +131,7 @@ def test_a_step_without_access_to_the_report_logs_it(tmp_path: Path, capsys: pyt
     ("parameters", "problem"),
     [
         ({"command": ["true"]}, "the evaluation of the candidate wrote no scores"),
-        ({"command": []}, "set exactly one of command and function"),
         ({"gate": {"metrics": {"accuracy": {"minimum": 1}}}}, "gate.metrics.accuracy.minimum"),
-        ({"dataset_digest": "0" * 64}, "0" * 64),
         ({"spec": {"runtime": "x"}}, "set the parameter runtime instead"),
     ],
 )

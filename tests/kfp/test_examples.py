@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kfp import dsl
 from tests.fakes.model_registry import FakeRegistry
-from tests.kfp import pipelines
 from tests.kfp.pipelines import dangling, validated
 
 from trainjob import registry
 from trainjob._spec import TrainJobSpec
-from trainjob_kfp import cleanup, train
 from trainjob_kfp.execution import TRAINING_ARGUMENTS, Execution
 from trainjob_kfp.runtime import spec_of
 
@@ -81,17 +79,6 @@ def test_the_documentation_lists_all_examples() -> None:
     assert set(linked) == {example.stem for example in EXAMPLES}
 
 
-def test_a_parameter_that_the_compiler_drops_is_found(tmp_path: Path) -> None:
-    @dsl.pipeline  # type: ignore[untyped-decorator]  # KFP has no types
-    def wrapper(gpus: str = "2"):  # type: ignore[no-untyped-def]  # KFP has no types
-        with dsl.ExitHandler(cleanup(run_id="x")):
-            task = train(runtime="torch-distributed")
-            task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(gpus)
-
-    spec, _ = pipelines.compiled(wrapper, tmp_path / "wrapper.yaml")
-    assert dangling(spec) == ["comp-exit-handler-1: train takes pipelinechannel--gpus"]
-
-
 def test_retrain_digits_with_another_framework(tmp_path: Path) -> None:
     spec, _ = compiled(ROOT / "dags_examples" / "kfp" / "retrain_digits.py", tmp_path, "--framework", "torch")
     steps = {"initialize-dataset", "initialize-model", "train", "evaluate-model", "export-model"}
@@ -141,33 +128,6 @@ def test_train_torch_passes_the_task_settings_to_the_job(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)  # 30 to 60 s on two idle cores, most of it imports of MLflow and JAX
-def test_the_second_run_of_retrain_digits_starts_from_the_champion(steps: "Steps") -> None:
-    uri = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
-    steps.environment |= {
-        "TRAINJOB_REGISTRY": uri,
-        "TRAINJOB_WORKSPACE": (steps.directory / "workspace").as_uri(),
-        # The environment of the steps has no JAX.
-        "TRAINJOB_LOCAL_ENVIRONMENTS": json.dumps({"jax-distributed": sys.prefix}),
-    }
-    first, second = (steps.run_example("retrain_digits.py", "--epochs", epochs) for epochs in ("2", "4"))
-    assert "starting fresh, since if_missing is 'fresh'" in first
-    assert "starting fresh" not in second
-    assert "[node-0] epoch 2/2" in first
-    assert "[node-0] epoch 4/4" in second
-    assert len(steps.jobs()) == 10
-    assert "there is no models:/digits@champion: the candidate is evaluated without a champion" in first
-    assert "[node-0] evaluating the champion, models:/digits@champion" in second
-
-    records = registry.connect(uri)
-    accuracies = {each.version: each.metrics["accuracy"] for each in records.list("digits")}
-    assert set(accuracies) == {"1", "2"}
-    champion = records.resolve("digits", "champion")
-    assert champion.metrics["accuracy"] == max(accuracies.values()) > 0.9
-    assert champion.tags["trainjob.evaluation.passed"] == "true"
-
-
-@pytest.mark.full
 @pytest.mark.timeout(500)
 def test_tune_digits_exports_the_best(steps: "Steps") -> None:
     steps.python = sys.executable  # with Optuna
@@ -187,19 +147,3 @@ def test_tune_digits_exports_the_best(steps: "Steps") -> None:
     (exported,) = (steps.home / "models").rglob("config.json")
     assert json.loads(exported.read_text())["accuracy"] == accuracies[best]
     assert version.metrics["accuracy"] > 0.5, "on the dataset of the evaluation"
-
-
-@pytest.mark.full
-@pytest.mark.timeout(500)
-def test_distributed_component_runs_on_all_ranks(steps: "Steps") -> None:
-    log = steps.run_example("distributed_component.py")
-    ended = re.findall(r"\[node-(\d)\] rank (\d) of 2 ends with accuracy ([\d.]+)", log)
-    assert sorted((node, rank) for node, rank, _ in ended) == [("0", "0"), ("1", "1")]
-    assert len({accuracy for *_, accuracy in ended}) == 1, "all ranks have the same weights"
-
-    (output,) = steps.directory.glob("local_outputs/distributed-component-*/fit/executor_output.json")
-    given = json.loads(output.read_text())
-    assert given["parameterValues"]["Output"] == pytest.approx(float(ended[0][2]), abs=1e-4)
-    assert given["parameterValues"]["Output"] > 0.85
-    assert given["artifacts"]["metrics"]["artifacts"][0]["metadata"]["accuracy"] > 0.85
-    assert (output.parent / "model").stat().st_size > 64 * 10 * 4

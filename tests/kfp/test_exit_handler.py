@@ -7,16 +7,16 @@ from functools import partial
 
 import pytest
 from tests.kfp.step_backend import StepBackend
-from tests.kfp.stopped_runs import KEY, RUN, SPEC, given_up_job, launched, made, phases
+from tests.kfp.stopped_runs import KEY, RUN, given_up_job, launched, made, phases
 from tests.processes import eventually
 
-from trainjob import JobRef, Phase, TrainJobClient, TrainJobSpec
+from trainjob import JobRef, Phase, TrainJobClient
 from trainjob._jobs.leftovers import leftover
 from trainjob._manifest.attempts import given_up, is_stale
 from trainjob._manifest.workflow_labels import KFP_RUN
 from trainjob.errors import Rejected
 from trainjob.job import key_hash
-from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
+from trainjob.status import GIVEN_UP
 from trainjob_kfp.execution import run_label
 from trainjob_kfp.exit_handler import stop_all
 from trainjob_kfp.sharing import SharedJobs
@@ -83,12 +83,6 @@ def test_which_shared_jobs_a_run_stops(
     if not listed:
         backend.store.forbidden = (frozenset({"leases"}), frozenset())
     assert may_stop(client, ref) is stopped
-
-
-def test_jobs_of_one_run_alone_are_always_stopped(client: TrainJobClient, backend: StepBackend) -> None:
-    ref = launched(client, KEY, LABEL)
-    backend.waits(ref)
-    assert may_stop(client, ref)
 
 
 def test_active_attempts_are_stopped_first_and_failed_ones_are_suspended(
@@ -159,21 +153,6 @@ def test_what_another_run_waits_for_keeps_running(
     assert phases(backend) == {mine.name: Phase.SUSPENDED, shared.name: Phase.RUNNING}
     assert f"TrainJob {shared} keeps running: another run waits for it" in capsys.readouterr().out
     assert backend.cancelled == []
-
-
-def test_the_mark_of_the_cancel_is_kept(client: TrainJobClient, backend: StepBackend) -> None:
-    ref = launched(client, KEY, LABEL)
-    assert stop_all(client, RUN, "suspend", 10) == [ref.name]
-    _, (record,) = client.call(lambda: backend.cancels("ns", key_hash(KEY)))
-    assert backend.job(ref)["metadata"]["annotations"][CANCELLED] == str(record.version)
-    assert stop_all(client, RUN, "suspend", 10) == []
-
-
-def test_a_job_in_a_queue_is_deleted(client: TrainJobClient, backend: StepBackend) -> None:
-    spec = TrainJobSpec.parse({**SPEC.model_dump(exclude_unset=True), "labels": {QUEUE_LABEL: "main"}})
-    ref = launched(client, KEY, LABEL, spec)
-    assert stop_all(client, RUN, "suspend", 10) == [ref.name]
-    assert backend.jobs == {}
 
 
 def test_a_given_up_job_stays_given_up(client: TrainJobClient, backend: StepBackend) -> None:

@@ -12,9 +12,9 @@ from tests.kfp.step_backend import StepBackend
 
 from trainjob import JobRef, LogLine, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec
 from trainjob._manifest.attempts import given_up
-from trainjob.errors import QueueTimeout, RankCrashed
+from trainjob.errors import RankCrashed
 from trainjob.job import KEY, TRY
-from trainjob.status import QUEUE_LABEL, observe
+from trainjob.status import observe
 from trainjob_kfp import jobs, steplog
 from trainjob_kfp.execution import Execution
 
@@ -35,7 +35,6 @@ INITIALIZER: dict[str, Any] = {
 """Parameters of a step that initializes or exports."""
 TRAIN = {**INITIALIZER, "fail_on_first_crash": True, "on_crash_action": "suspend"}
 WAIT = {**TRAIN, "fail_on_first_crash": False}
-MISSING = ("Traceback (most recent call last):", "ModuleNotFoundError: No module named 'lightning'")
 
 
 @pytest.fixture(autouse=True)
@@ -76,19 +75,16 @@ def replaced_at_the_first_watch(backend: StepBackend, happens: Callable[[JobRef]
 @pytest.mark.parametrize(
     ("action", "left"), [("suspend", [Phase.SUSPENDED]), ("cancel", []), ("keep", [Phase.RUNNING])]
 )
-@pytest.mark.parametrize("replaced", [False, True], ids=["its own attempt", "another attempt"])
 def test_the_first_crash_fails_the_step(
     backend: StepBackend,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     action: str,
     left: list[Phase],
-    replaced: bool,
 ) -> None:
     recorded: list[object] = []
     monkeypatch.setattr(jobs, "record_goodput", lambda _, spent: recorded.append(spent))
-    happens = replaced_at_the_first_watch if replaced else at_creation
-    happens(backend, lambda ref: backend.crash(ref, 1, 3, "ValueError: no"))
+    replaced_at_the_first_watch(backend, lambda ref: backend.crash(ref, 1, 3, "ValueError: no"))
     with pytest.raises(RankCrashed, match="exited with code 3") as raised:
         jobs.run_job(EXECUTION, SPEC, {**TRAIN, "on_crash_action": action})
     assert bool(getattr(raised.value, "__notes__", ())) is bool(left), "a deleted job has no page"
@@ -155,41 +151,6 @@ def test_kfps_retries_and_retry_run_start_new_attempts(backend: StepBackend, mon
             jobs.run_job(EXECUTION, SPEC, {**WAIT, "retry_user_errors": user_errors})
         found.append([job["metadata"]["annotations"][TRY] for job in backend.jobs.values()])
     assert found == [["1"], ["1"], ["1", "2"], ["1", "2", "3"]], "the failure is not certain to repeat"
-
-
-def test_a_failure_that_is_certain_to_repeat_is_not_retried(
-    backend: StepBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Case 14: in a queue the crashed job is deleted, since Kueue would start it again; its verdict outlives it."""
-    spec = TrainJobSpec.parse({**FIELDS, "labels": {QUEUE_LABEL: "main"}})
-    made: set[JobRef] = set()
-
-    def crash(ref: JobRef) -> None:
-        made.add(ref)
-        backend.crash(ref, 1, 1, *MISSING)
-
-    at_creation(backend, crash)
-    counts = []
-    for index, error in (("0", RankCrashed), ("1", TrainJobFailed), ("0", RankCrashed)):  # at last: "Retry run"
-        monkeypatch.setenv("KFP_RETRY_INDEX", index)
-        with pytest.raises(error, match="add the missing module to the image"):
-            jobs.run_job(EXECUTION, spec, TRAIN)
-        counts.append(len(made))
-        assert attempts(backend) == []
-        backend.remove_pods()
-    assert counts == [1, 1, 2]
-
-
-def test_a_job_that_got_no_capacity_changes_the_next_try(
-    backend: StepBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A cluster deletes the job, and the step keeps the reason: it does not know whether KFP retries it."""
-    fields = {"labels": {QUEUE_LABEL: "main"}, "suspend": True, "on_retry": {"quota": {"queue": "backfill"}}}
-    for queue, index in (("main", "0"), ("backfill", "1")):
-        monkeypatch.setenv("KFP_RETRY_INDEX", index)
-        with pytest.raises(QueueTimeout, match=f"in queue {queue}"):
-            jobs.run_job(EXECUTION, TrainJobSpec.parse({**FIELDS, **fields}), {**WAIT, "queue_timeout": 0.2})
-    assert "on_retry changed this attempt: queue main -> backfill" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- attempts of the key

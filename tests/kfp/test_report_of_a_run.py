@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -11,28 +10,10 @@ from typing import Any
 
 from tests.kfp.conftest import RUN, Steps, document_of, script
 
-from trainjob._manifest.workflow_labels import KFP_RUN
-
 FAILING = """
 import os, sys
 print("about to fail", flush=True)
 sys.exit(7 if os.environ["JAX_PROCESS_ID"] == "1" else 0)
-"""
-# A pipeline as a user writes it: a training that completes, and one that fails. kfp.local stops at a failure.
-PIPELINE = """
-from kfp import dsl, local
-from trainjob_kfp import train
-
-GOOD = 'from trainjob import progress; progress.report(metrics={"loss": 0.25})'
-
-@dsl.pipeline
-def sweep() -> None:
-    given = {"runtime": "jax-distributed", "backend": "local"}
-    good = train(command=["python", "-c", GOOD], **given)
-    train(command=["python", "-c", 'raise ValueError("no labels")'], **given).after(good)
-
-local.init(local.SubprocessRunner(use_venv=False), raise_on_error=False)
-sweep()
 """
 
 
@@ -89,15 +70,3 @@ def test_a_failed_step_explains_itself_and_has_pages(steps: Steps) -> None:
     page = run_page(steps, RUN)
     assert RUN in page["title"]
     assert [(each["task"], each["phase"]) for each in page["trainings"]] == [("train", "Failed")]
-
-
-def test_a_run_of_kfp_local_has_a_page_that_compares_its_trainings(steps: Steps) -> None:
-    file = steps.directory / "sweep.py"
-    file.write_text(PIPELINE)
-    log = output_of(steps, str(file))
-    (run,) = {job["metadata"]["labels"][KFP_RUN] for job in steps.jobs()}
-    assert re.fullmatch(r"sweep-\d{4}(-\d{2}){5}-\d{6}", run), log[-3000:]
-    trainings = {each["task"]: each for each in run_page(steps, run)["trainings"]}
-    assert {name: each["phase"] for name, each in trainings.items()} == {"train": "Complete", "train-2": "Failed"}
-    assert trainings["train"]["metrics"] == {"loss": 0.25}
-    assert f"report: trainjob --backend local report default/{trainings['train-2']['name']}" in log

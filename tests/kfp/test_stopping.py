@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.kfp.step_backend import StepBackend
-from tests.kfp.stopped_runs import KEY, RUN, SPEC, given_up_job, launched, made, phases
+from tests.kfp.stopped_runs import KEY, RUN, SPEC, launched, made, phases
 from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TimedOut, TrainJobClient
@@ -85,19 +85,6 @@ async def created_later(backend: StepBackend, key: str, attempt: int, **origin: 
 # ---------------------------------------------------------------- a launch on its way
 
 
-@pytest.mark.parametrize(("action", "left"), [("suspend", [Phase.SUSPENDED]), ("cancel", [])])
-def test_terminate_during_a_launch_stops_what_it_creates(
-    client: TrainJobClient, backend: StepBackend, action: str, left: list[Phase]
-) -> None:
-    """Case 02: the retry of a step is terminated before its attempt exists; the first attempt was given up."""
-    first = given_up_job(client)
-    with step_of(client, None, action) as stop:
-        creating = client.start(lambda: created_later(backend, KEY, 2))
-        client.call(stop.request)
-        creating.result(5)
-    assert [phase for name, phase in phases(backend).items() if name != first.name] == left
-
-
 def test_terminate_before_an_attempt_exists_leaves_a_record_and_is_not_confirmed(
     client: TrainJobClient, backend: StepBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,14 +97,6 @@ def test_terminate_before_an_attempt_exists_leaves_a_record_and_is_not_confirmed
 
 
 # ---------------------------------------------------------------- the last line
-
-
-def test_a_stop_by_new_requests_leaves_a_record_for_the_reaper(client: TrainJobClient, backend: StepBackend) -> None:
-    ref = launched(client)
-    with step_of(client, ref) as stop:
-        assert terminated(stop) == SUSPENDED
-    assert phases(backend) == {ref.name: Phase.SUSPENDED}
-    assert backend.cancelled == [key_hash(KEY)]
 
 
 def test_the_last_line_names_the_job_and_the_command_if_the_stop_was_refused(
@@ -184,21 +163,6 @@ def test_terminate_by_a_prepared_request_stops_the_other_attempts_of_the_key(
     assert backend.cancelled == [key_hash(KEY)], "a launch on its way reads the record"
 
 
-def test_terminate_by_a_prepared_request_cancels_a_launch_on_its_way(
-    client: TrainJobClient, backend: StepBackend
-) -> None:
-    """Another pod of the step begins its launch, and creates the next attempt after Terminate."""
-    first = launched(client)
-    with ready_step_of(client, first) as stop:
-        version, _ = client.call(lambda: backend.cancels("ns", key_hash(KEY)))
-        terminated(stop)
-    _, (record,) = client.call(lambda: backend.cancels("ns", key_hash(KEY)))
-    assert phases(backend) == {first.name: Phase.SUSPENDED}
-    assert record.applies(version, 1)
-    assert (record.action, record.tried) == ("suspend", None)
-    assert backend.job(first)["metadata"]["annotations"][CANCELLED] == record.mark
-
-
 @pytest.mark.parametrize("request_", ["LIST trainjobs", "POST leases", "PATCH trainjobs"])
 def test_terminate_by_a_prepared_request_sends_it_first_and_ends(
     client: TrainJobClient,
@@ -224,17 +188,6 @@ def test_terminate_by_a_prepared_request_sends_it_first_and_ends(
         line = terminated(stop)
     assert line == SUSPENDED, "the job was stopped"
     assert before == [(True, line)], "the message is written before, if the process is killed"
-
-
-def test_terminate_by_a_prepared_request_reports_it_if_the_others_cannot_be_stopped(
-    client: TrainJobClient, backend: StepBackend
-) -> None:
-    ref = launched(client)
-    with ready_step_of(client, ref) as stop:
-        backend.before = refusing()
-        assert terminated(stop) == SUSPENDED
-        backend.before = lambda _: None
-    assert phases(backend) == {ref.name: Phase.SUSPENDED}
 
 
 # ---------------------------------------------------------------- suspensions that arrive late
@@ -297,18 +250,6 @@ def test_a_late_suspend_by_a_new_request_is_refused_after_the_next_step_has_begu
     for patch in late:
         with pytest.raises(NotFound, match="was changed"):
             client.call(partial(backend.patch, ref, patch))
-
-
-def test_a_late_suspend_by_a_prepared_request_is_undone_by_the_next_step(
-    client: TrainJobClient, backend: StepBackend
-) -> None:
-    ref = launched(client)
-    with ready_step_of(client, ref):
-        patch = next(each.patch for each in backend.prepared if each.patch is not None)
-    backend.store.version += 1  # of any other request
-    assert client.launch(SPEC, KEY) == ref
-    client.call(partial(backend.patch, ref, patch))
-    assert is_stale(backend.job(ref)), "its waiter resumes it"
 
 
 @each_stop

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,13 @@ class Jobs:
 def kill(process: psutil.Process) -> None:
     os.kill(process.pid, signal.SIGKILL)
     eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def send(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    """Send a signal to those of the processes that have not ended."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 @pytest.fixture

@@ -149,8 +149,6 @@ class Repositories(kinds.FakeHub):
 
     def held(self, name: str) -> dict[str, bytes]:
         repository, _, inside = name.partition("/")
-        if f"org/{repository}" not in self._server.repos:
-            return {}
         prefix = f"{inside}/" if inside else ""
         found = super().held(repository)
         return {path.removeprefix(prefix): data for path, data in found.items() if path.startswith(prefix)}

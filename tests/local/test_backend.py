@@ -9,9 +9,7 @@ import asyncio
 import json
 import os
 import re
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,33 +21,15 @@ from tests.contract.processes import marked
 from tests.local.conftest import Jobs
 from tests.processes import eventually
 
-from trainjob import LogLine, Observation, Phase, TrainJobFailed
+from trainjob import TrainJobFailed
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.ranks import MARKER, _kill_by_psutil
 from trainjob._backends.local.store import JobFiles, _tombstone
-from trainjob.errors import Category, LaunchError, RetryVerdict
+from trainjob.errors import Category, LaunchError
 from trainjob.status import observe
 
 # ---------------------------------------------------------------- ends of jobs
 # A shell sees $$$$ in scripts as $$: Kubernetes treats $$ as an escaped dollar sign.
-
-
-@pytest.mark.parametrize(
-    ("end", "code", "retry", "summary"),
-    [
-        ('echo "ValueError: no" >&2; exit 3', 3, RetryVerdict.UNKNOWN, "exited with code 3"),
-        ("kill -9 $$$$", 137, RetryVerdict.INFRASTRUCTURE, "signal 9 (SIGKILL)"),
-        ("kill -15 $$$$", 143, RetryVerdict.INFRASTRUCTURE, "signal 15 (SIGTERM)"),
-    ],
-    ids=["exit", "SIGKILL", "SIGTERM"],
-)
-def test_the_end_of_one_rank_ends_the_others(
-    jobs: Jobs, end: str, code: int, retry: RetryVerdict, summary: str
-) -> None:
-    found = jobs.fails(f"if [ $JOB_COMPLETION_INDEX = 1 ]; then echo begun; {end}; fi; sleep 60", num_nodes=3)
-    assert (found.rank, found.exit_code, found.retry) == ("node-1", code, retry)
-    assert summary in found.summary
-    assert found.log == (("begun", "ValueError: no") if code == 3 else ("begun",))
 
 
 SECRET = {"TOKEN": {"secretKeyRef": {"name": "hf", "key": "token"}}}
@@ -193,41 +173,7 @@ def test_a_rank_that_launches_a_job_does_not_own_it(jobs: Jobs) -> None:
     eventually(lambda: len(marked(inner["metadata"]["uid"])) == 1)
 
 
-def test_a_suspended_job_has_no_processes_and_the_next_launch_resumes_it(jobs: Jobs, tmp_path: Path) -> None:
-    script = f"echo begun; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; echo over"
-    ref = jobs.launch(script, num_nodes=2)
-    jobs.starts(ref, 2)
-    assert jobs.client.cancel(ref, "suspend")
-    assert marked(ref.uid) == {}
-    assert jobs.phase(ref) is Phase.SUSPENDED
-    assert jobs.launch(script, num_nodes=2) == ref
-    (tmp_path / "go").touch()
-    assert jobs.client.wait(ref).uid == ref.uid
-    assert jobs.lines(ref, "node-1") == ["begun", "begun", "over"]
-
-
 # ---------------------------------------------------------------- reports of scripts
-
-
-def test_reports_are_shown_while_the_job_runs(jobs: Jobs, tmp_path: Path) -> None:
-    """The remaining time is estimated from the steps."""
-    program = f"""
-import pathlib, time
-from trainjob import progress
-for step in (0, 1):
-    progress.report(step=step, total_steps=4, metrics={{"loss": 1 - step / 4}})
-while not pathlib.Path({str(tmp_path / "go")!r}).exists():
-    time.sleep(0.02)
-progress.report(progress=100, remaining_seconds=0)
-"""
-    ref = jobs.launch(command=[sys.executable, "-c", program])
-    eventually(lambda: observe(jobs.client.get(ref)).progress == 25)
-    running = observe(jobs.client.get(ref))
-    assert (running.metrics, running.remaining_seconds is None) == ({"loss": 0.75}, False)
-    (tmp_path / "go").touch()
-    history = jobs.client.wait(ref).history
-    assert [(step, value) for step, _, value in history["loss"]] == [(0, 1.0), (1, 0.75)]
-    assert observe(jobs.client.get(ref)).progress == 100
 
 
 VALID = {"trainjob": 1, "outputs": {"model": "file:///m"}, "metrics": [{"name": "a", "value": "1"}]}
@@ -328,22 +274,6 @@ def test_what_this_machine_cannot_run_is_refused(jobs: Jobs, fields: dict[str, A
 # ---------------------------------------------------------------- the synchronous client
 
 
-def test_the_client_reports_changes_and_log_lines(jobs: Jobs, tmp_path: Path) -> None:
-    phases: list[Phase] = []
-    lines: list[LogLine] = []
-
-    def changed(observation: Observation, _: str) -> None:
-        phases.append(observation.phase)
-        if observation.phase is Phase.RUNNING:
-            (tmp_path / "go").touch()
-
-    ref = jobs.launch(f"echo one; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; echo two")
-    jobs.client.wait(ref, on_change=changed, on_log=lines.append)
-    assert phases[-2:] == [Phase.RUNNING, Phase.COMPLETE]
-    assert [line.text for line in lines] == ["one", "two"]
-    assert [line.text for line in jobs.client.logs(ref, tail=1)] == ["two"]
-
-
 def test_a_closed_client_can_be_used_again_also_inside_a_running_loop(jobs: Jobs) -> None:
     jobs.run("true")
     jobs.client.close()
@@ -353,23 +283,3 @@ def test_a_closed_client_can_be_used_again_also_inside_a_running_loop(jobs: Jobs
         jobs.run("true")
 
     asyncio.run(cell())
-
-
-def test_a_signal_handler_can_delete_the_job_that_is_waited_for(jobs: Jobs) -> None:
-    ref = jobs.launch("sleep 60")
-    done = []
-
-    def handler(*_: object) -> None:
-        done.append(jobs.client.start(lambda: jobs.client.backend.delete(ref)))
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
-        with pytest.raises(TrainJobFailed) as caught:
-            jobs.client.wait(ref)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    done[0].result(10)
-    assert (caught.value.diagnosis.category, caught.value.diagnosis.job) == (Category.DELETED, f"default/{ref.name}")
-    assert marked(ref.uid) == {}
-    assert jobs.launch("true").attempt == 2

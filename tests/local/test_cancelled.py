@@ -170,29 +170,6 @@ def test_the_ranks_of_two_attempts_never_run_at_once(jobs: Jobs) -> None:
     assert marked(ref.uid) == {}
 
 
-@pytest.mark.parametrize("action", ["cancel", "suspend"])
-def test_a_launch_on_its_way_obeys_a_cancel_of_its_key(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, action: Any
-) -> None:
-    """The cancel finds no job: the launch has looked, and has not created one yet."""
-    backend = jobs.client.backend
-    create = backend.create
-
-    async def cancelled_before(trainjob: Any, *, dry_run: bool = False) -> Any:
-        monkeypatch.setattr(backend, "create", create)
-        assert (await cancel_key(backend, "key", namespace="default", action=action)).jobs == ()
-        return await create(trainjob, dry_run=dry_run)
-
-    monkeypatch.setattr(backend, "create", cancelled_before)
-    with pytest.raises(TrainJobFailed, match="its key was cancelled while it was launched"):
-        jobs.launch(SLEEP)
-    (left,) = jobs.client.list()
-    becomes(jobs, JobRef.of(left), Phase.SUSPENDED)
-    again = jobs.launch(SLEEP)
-    assert again == JobRef.of(left), "a launch that begins afterwards is not concerned, and resumes the job"
-    jobs.starts(again)
-
-
 # ---------------------------------------------------------------- jobs that nobody waits for
 
 

@@ -10,8 +10,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 from tests import campaigns
 from tests.contract.processes import marked
-from tests.local.conftest import Jobs
+from tests.local.conftest import Jobs, send
 from tests.local.forks import FORKS
 from tests.processes import eventually
 
@@ -60,25 +59,18 @@ def to_the_end(client: TrainJobClient, run: int, marks: Path) -> TrainJobResult:
                 raise
 
 
-def kill(pids: Iterable[int | None]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            if pid:
-                os.kill(pid, signal.SIGKILL)
-
-
 def attempts_of(jobs: Jobs, run: int) -> list[Any]:
     return jobs.client.call(lambda: jobs.client.backend.find("default", labels_of(f"chaos/{run}")))
 
 
 def strike(victim: str, jobs: Jobs, run: int, launchers: Sequence[BaseProcess], chance: random.Random) -> None:
     if victim in ("launcher", "launchers"):
-        kill(each.pid for each in (launchers[:1] if victim == "launcher" else launchers))
+        send(each.pid for each in (launchers[:1] if victim == "launcher" else launchers) if each.pid)
     elif victim != "nobody":
         for ref in [JobRef.of(job) for job in attempts_of(jobs, run) if not observe(job).phase.terminal]:
             pids = [process.pid for process in jobs.supervisors(ref)]
             of = {"supervisor": pids[:1], "guard": pids[1:], "both": pids, "both, guard first": pids[::-1]}
-            kill(of[victim] if victim in of else list(marked(ref.uid))[: chance.randint(1, RANKS)])
+            send(of[victim] if victim in of else list(marked(ref.uid))[: chance.randint(1, RANKS)])
 
 
 def one(jobs: Jobs, run: int, marks: Path) -> str:
@@ -94,7 +86,7 @@ def one(jobs: Jobs, run: int, marks: Path) -> str:
         struck.append(chance.choice(VICTIMS))
         strike(struck[-1], jobs, run, launchers, chance)
     if chance.random() < 0.5:
-        kill(each.pid for each in launchers)
+        send(each.pid for each in launchers if each.pid)
 
     with TrainJobClient("local") as client:
         result = to_the_end(client, run, marks)

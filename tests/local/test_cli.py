@@ -139,33 +139,11 @@ def test_a_failed_run_has_one_message_in_every_answer(trainjob: Shell, command: 
     assert error["goodput"]["seconds"]["training"] + error["goodput"]["seconds"]["starting"] > 0
 
 
-def test_a_failure_ends_with_its_diagnosis(trainjob: Shell) -> None:
-    out, err = trainjob.both("run", *trainjob.training(1, "1"), code=1)
-    assert "Failed" in out.splitlines()[-1]
-    last = err.splitlines()
-    assert any("failed: node-1 exited with code 1" in line for line in last)
-    assert "  | RuntimeError: the loss is not a number" in last
-    assert last[-3] == "category: user code; can be retried: the failure may not repeat"
-    assert last[-1].startswith("logs: trainjob logs train-")
-
-
 @pytest.mark.parametrize("command", ["wait", "status", "logs", "cancel", "resume", "delete"])
 def test_a_missing_job_is_reported(trainjob: Shell, command: str) -> None:
     out, err = trainjob.both(command, "ml/nothing", "--json", code=5)
     assert "there is no TrainJob ml/nothing" in err
     assert json.loads(out)["error"]["type"] == "NotFound"
-
-
-def test_the_same_key_is_the_same_job_until_its_result_was_shown(trainjob: Shell) -> None:
-    work = (*STEP, "--key", "nightly", "--", "sh", "-c", "sleep 1; echo done")
-    name = trainjob.launch(*work)
-    _, err = trainjob.both("run", "-d", *STEP, "--key", "nightly", "--", "true", code=2)
-    assert "spec.trainer.command" in err, "another spec is refused"
-    out, err = trainjob.both("run", *work)
-    assert f"adopted default/{name}" in err
-    assert "[node-0] done" in out
-    launched = trainjob.json("run", "--detach", "--json", *work)
-    assert (launched["attempt"], launched["adopted"]) == (2, False)
 
 
 # --- Ctrl-C

@@ -157,15 +157,6 @@ def test_the_supervisor_is_killed_and_the_disk_is_full(on_tiny: Jobs, spare: boo
     assert observe(on_tiny.client.get(ref)).reason == "SupervisorLost"
 
 
-def test_a_home_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with (
-        TrainJobClient(LocalBackend(tmp_path / "file" / "home")) as client,
-        pytest.raises(Rejected, match=r"cannot be stored in .*file/home: Not a directory"),
-    ):
-        Jobs(client, tmp_path).launch("true")
-
-
 def test_files_that_are_no_jobs_are_not_listed(jobs: Jobs, home: Path) -> None:
     ref = jobs.launch("true")
     jobs.client.wait(ref)

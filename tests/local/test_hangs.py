@@ -5,12 +5,9 @@ The campaigns (`tests.campaigns`) draw the fault, the rank and step, and how the
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import pytest
 from tests import campaigns
 from tests.contract.processes import marked
 from tests.local import hanging
-from tests.local.conftest import TORCH_PYTHON, Jobs, needs_torch
+from tests.local.conftest import TORCH_PYTHON, Jobs, needs_torch, send
 
 from trainjob import JobHung, JobRef, TrainJobFailed, progress
 from trainjob.errors import Category, RetryVerdict
@@ -39,13 +36,6 @@ def launch(jobs: Jobs, folder: Path, plan: dict[str, Any]) -> JobRef:
     return jobs.launch(key=str(folder), command=command, num_nodes=plan["world"], stall_timeout=TIMEOUT)
 
 
-def kill(ref: JobRef) -> None:
-    """End the ranks, of which a stopped one would not react to SIGTERM."""
-    for pid in marked(ref.uid):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 def drawn(kind: str, run: int) -> random.Random:
     return random.Random(f"{kind}/{campaigns.SEED}/{run}")
 
@@ -62,7 +52,7 @@ def test_a_hang_is_noticed_and_the_right_rank_is_named(
                 jobs.client.wait(ref)
             noticed = time.time() - max(path.stat().st_mtime for path in folder.glob("at-*"))
         finally:
-            kill(ref)
+            send(marked(ref.uid))  # a stopped rank would not react to SIGTERM
         diagnosis = caught.value.diagnosis
         assert diagnosis.category is Category.HANG
         assert diagnosis.rank in (hanging.expected(plan), ""), f"{description}: {diagnosis.summary}"
@@ -192,7 +182,7 @@ def test_a_slow_and_a_hanging_rank_of_pytorch_with_gloo(jobs: Jobs, tmp_path: Pa
         with pytest.raises(JobHung) as caught:
             jobs.client.wait(ref, on_change=change)
     finally:
-        kill(ref)
+        send(marked(ref.uid))
     diagnosis = caught.value.diagnosis
     if fault == "collective":
         assert "rank 1 (node-0)" in diagnosis.summary or diagnosis.rank == "", diagnosis.text()

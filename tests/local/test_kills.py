@@ -21,7 +21,6 @@ import pytest
 from tests import campaigns
 from tests.fakes.faults import Proxy
 from tests.fakes.hub import Hub
-from tests.local.forks import FORKS
 from tests.local.kill_cases import (
     NEW,
     NEW_DIGEST,
@@ -33,17 +32,13 @@ from tests.local.kill_cases import (
     Export,
     Happened,
     Initialize,
-    export_words,
 )
 from tests.local.killing import (
     REGISTRIES,
     Images,
-    Records,
     Repositories,
     Server,
     Trap,
-    complete,
-    program,
     run,
     trapped,
     with_manifest,
@@ -249,22 +244,3 @@ def test_export_that_creates_the_registry(tmp_path: Path, number: int, record_pr
     run(arguments, {}, Trap())
     assert [version.digest for version in connect(registry).list("m")] == [NEW_DIGEST]
     assert {path.name for path in folder.iterdir()} == {"m", "registry.db", "registry.db.lock"}
-
-
-def test_four_exports_at_once(tmp_path: Path) -> None:
-    source = str(tree(tmp_path / "model", with_manifest(NEW)))
-    records = Records(f"mlflow+sqlite:///{tmp_path}/registry.db", lambda: 0)
-    registry = connect(records.uri)
-    words = ["--metrics", '{"acc": 0.5}', "--metric", "acc"]
-    arguments = [*export_words(source, str(tmp_path / "models"), records), *words]
-    running = [FORKS.Process(target=program, args=(arguments, {})) for _ in range(4)]
-    for process in running:
-        process.start()
-    for process in running:
-        process.join()
-        assert process.exitcode == 0
-        process.close()
-    assert [version.digest for version in registry.list("m")] == [NEW_DIGEST]
-    assert registry.resolve("m", "champion").version == "1"
-    (place,) = (tmp_path / "models/m").iterdir()
-    assert complete(kinds.Files(place.parent), place.name) == NEW

@@ -5,20 +5,19 @@ A campaign (`tests.campaigns`) of 500 preemptions. `tests.local.preempted` is th
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests import campaigns
 from tests.local import preempted
-from tests.local.conftest import Jobs
+from tests.local.conftest import Jobs, send
 from tests.local.training_logs import Files, Life, Result, lives_of
 from tests.processes import eventually
 
@@ -93,9 +92,9 @@ class Training:
         if way == "cancel":
             jobs.client.cancel(ref)
         elif way == "machine":
-            kill([*(process.pid for process in jobs.supervisors(ref)), *pids], signal.SIGKILL)
+            send([*(process.pid for process in jobs.supervisors(ref)), *pids])
         else:
-            kill([chance.choice(pids)], signal.Signals[way])
+            send([chance.choice(pids)], signal.Signals[way])
         with suppress(TrainJobFailed):
             jobs.client.wait(ref)
 
@@ -111,12 +110,6 @@ class Training:
         """Wait for its end; return the weights of the model, and their hashes on all ranks."""
         self.jobs.client.wait(self.ref)
         return self.files.result(self.jobs.lines(self.ref), self.world)
-
-
-def kill(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def one(run: int, home: Path, directory: Path, undisturbed: Mapping[int, Result]) -> Counter[str]:

@@ -52,26 +52,6 @@ def end(jobs: Jobs, ref: JobRef, number: signal.Signals) -> Diagnosis:
     return caught.value.diagnosis
 
 
-@pytest.mark.full
-def test_an_interrupted_training_ends_with_the_weights_of_an_undisturbed_one(jobs: Jobs, tmp_path: Path) -> None:
-    """`tests.local.test_preemptions` has other interruptions."""
-    undisturbed = train(jobs, "undisturbed", tmp_path / "undisturbed")
-    place = (tmp_path / "checkpoints").as_uri()
-    first = train(jobs, "work", tmp_path / "model", checkpoints=place)
-    eventually(lambda: epoch(jobs, first) >= 10)
-    end(jobs, first, signal.SIGKILL)
-    second = train(jobs, "work", tmp_path / "model", checkpoints=place)
-    assert second.attempt == 2
-    result = jobs.client.wait(second)
-    assert abs(resumed(jobs, second) - epoch(jobs, first)) <= 1, "checkpoint and log line have no fixed order"
-    assert result.metrics["resumed_after_epoch"] == resumed(jobs, second)
-    jobs.client.wait(undisturbed)
-    weights = [last(jobs, ref, r"ends with weights (\w+)") for ref in (undisturbed, second)]
-    assert weights[0] == weights[1] != ""
-    left = [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]
-    assert left == [], "the checkpoint is deleted after the end"
-
-
 def test_a_checkpoint_of_other_arguments_is_not_used(jobs: Jobs, tmp_path: Path) -> None:
     place = (tmp_path / "checkpoints").as_uri()
     first = train(jobs, "work", tmp_path / "model", checkpoints=place)
@@ -104,19 +84,6 @@ echo "$ITEM begins with $(cat weights 2>/dev/null || echo nothing)"
 echo "weights of $ITEM" > weights
 [ "$ITEM" != a ]
 """
-
-
-def test_an_attempt_for_another_item_begins_anew(jobs: Jobs, tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"checkpoints": (tmp_path / "checkpoints").as_uri(), "key": "nightly/0/train"}
-    jobs.fails(WRITES, env={"ITEM": "a"}, **fields)
-    jobs.fails(WRITES, env={"ITEM": "a", "OMP_NUM_THREADS": "1"}, num_nodes=1, **fields)
-    jobs.run(WRITES, env={"ITEM": "z"}, **fields)
-    attempts = sorted(map(JobRef.of, jobs.client.list()), key=lambda ref: ref.attempt)
-    assert [jobs.lines(ref) for ref in attempts] == [
-        ["a begins with nothing"],
-        ["a begins with weights of a"],
-        ["z begins with nothing"],
-    ]
 
 
 def test_a_training_that_completed_trains_again(jobs: Jobs, tmp_path: Path) -> None:

@@ -201,16 +201,6 @@ def test_a_supervisor_is_identified_by_a_lock_and_not_by_a_process_id(jobs: Jobs
         assert {supervisor.pid, str(supervisor.pid)}.isdisjoint(scalars(json.loads(path.read_bytes()))), path.name
 
 
-def test_a_second_supervisor_does_nothing(jobs: Jobs) -> None:
-    ref = jobs.launch(SLEEP)
-    jobs.starts(ref)
-    before = {process.pid for process in jobs.supervisors(ref)}
-    command = [sys.executable, "-m", "trainjob._backends.local.supervisor", str(jobs.directory(ref))]
-    assert subprocess.run(command, check=False).returncode == 0
-    eventually(lambda: {process.pid for process in jobs.supervisors(ref)} == before)
-    assert jobs.lines(ref) == ["on"]
-
-
 # ---------------------------------------------------------------- changes that follow each other
 
 

@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 from tests.browser import SCREENSHOTS
-from tests.local.shell import INTERRUPTED, JAX, STEP, STUBBORN, Shell, Terminal, events
+from tests.local.shell import INTERRUPTED, STEP, Shell, Terminal, events
 from tests.processes import eventually, read_until
 
 
@@ -65,18 +65,6 @@ def test_the_bar_is_one_line_on_each_terminal(trainjob: Shell, encoding: str) ->
     (SCREENSHOTS / f"bar-{encoding}.txt").write_text(terminal.text)
     terminal.press(b"\x03")
     assert terminal.wait() == INTERRUPTED
-
-
-@pytest.mark.full
-def test_typing_ctrl_c_cancels(trainjob: Shell) -> None:
-    terminal = Terminal(trainjob, "run", *JAX, *STUBBORN)
-    eventually(lambda: terminal.text.count("begun") >= 2)
-    terminal.press(b"\x03")
-    eventually(lambda: "cancelling the job; a second Ctrl-C exits" in terminal.text)
-    assert terminal.wait() == INTERRUPTED
-    last = terminal.text.splitlines()[-1]
-    assert re.fullmatch(r"cancelled default/(sh-\w+-1); its logs and metrics are kept: trainjob logs \1", last)
-    eventually(trainjob.is_quiet)
 
 
 # --- lines with control sequences
@@ -177,10 +165,3 @@ def test_a_progress_bar_of_a_job_moves_in_place_on_a_terminal(trainjob: Shell) -
     assert terminal.wait() == 0
     lines = [re.sub(r".*\[node-0\]", "", line) for line in terminal.text.splitlines() if line.startswith("[node-0]")]
     assert lines == [" before", " 100%|##########|", " after"]
-
-
-def test_without_a_cursor_lines_are_plain_on_a_terminal(trainjob: Shell) -> None:
-    terminal = Terminal(trainjob, "run", *trainjob.training(2), TERM="dumb")
-    assert terminal.wait() == 0
-    assert "progress 100%" in terminal.text
-    assert "\x1b" not in terminal.raw

@@ -183,35 +183,6 @@ def test_two_processes_compute_the_same_as_one(champion: tuple[Path, Ended, prog
             np.testing.assert_allclose(two.get_tensor(name), one.get_tensor(name), atol=2e-3)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("rate", [0.02, 5])
-def test_continued_training_does_not_lower_the_accuracy(
-    champion: tuple[Path, Ended, progress.Report], digits: ModuleType, tmp_path: Path, rate: float
-) -> None:
-    """The second learning rate ruins the model, so the script keeps the given one."""
-    before = accuracy_of(*champion, digits, "jax")
-    output, log = tmp_path / "model", tmp_path / "log"
-    options = ("--model", champion[0].as_uri(), "--seed", 7, "--epochs", 4)
-    ended = jax(log, *options, "--output", output, "--learning-rate", rate)
-    assert accuracy_of(output, ended, reported(log), digits, "jax") >= before
-    first_epoch = re.search(r"^epoch 1/4 loss \S+ accuracy ([\d.]+)$", ended.output[0], re.MULTILINE)
-    assert first_epoch is not None
-    assert rate == 5 or float(first_epoch[1]) > 0.95, "it did not start from the champion"
-    assert json.loads((output / "config.json").read_text())["continued"] is True
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_failed_rank_ends_the_other(tmp_path: Path, rank: int) -> None:
-    failure = ("--fail-at-epoch", 3, "--fail-rank", rank, "--exit-code", 7)
-    ended = jax(tmp_path / "log", "--output", tmp_path / "model", *failure)
-    assert ended.codes[rank] == 7
-    assert ended.codes[1 - rank] not in {0, 7}
-    assert f"rank {rank} fails at epoch 3 as requested, exit code 7" in ended.output[rank]
-    assert not (tmp_path / "model").exists()
-    assert reported(tmp_path / "log").metrics["epoch"] == 2
-
-
 def test_a_remote_location_is_refused_with_advice(tmp_path: Path) -> None:
     ended = script("digits_jax.py", "--dataset", "s3://bucket/digits", "--output", tmp_path)
     assert ended.codes == [1]

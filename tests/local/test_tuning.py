@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +40,6 @@ def test_a_study_finds_the_best_trial_and_is_continued(searches: Searches) -> No
     assert searches.count("study", 6) == [1] * 6, "no trial ran again"
     more = searches.run(max_trials=8, parallel=3)
     assert (more.trials[:6], len(more.trials)) == (result.trials, 8)
-
-
-def test_a_pruned_trial_is_cancelled_within_seconds(searches: Searches) -> None:
-    """The threshold prunes trials whose first values are high; the next value would come 12 seconds later."""
-    pruner = {"name": "threshold", "options": {"upper": 0.1, "n_warmup_steps": 0}}
-    template = template_of(searches.directory, seconds=12)
-    with pytest.raises(StudyFailed, match="no trial of study study has completed"):
-        searches.run(template=template, max_trials=2, pruner=pruner)
-    trials = searches.seen[-1]
-    assert [trial.state for trial in trials] == ["pruned", "pruned"]
-    assert [len(trial.values) for trial in trials] == [1, 1]
-    assert all(trial.value is not None and trial.value > 0.1 for trial in trials)
-    client = searches.jobs.client
-    for ref in [client.find(trial.job) for trial in trials]:
-        eventually(lambda ref=ref: client.call(lambda: client.backend.stopped(ref)))  # type: ignore[misc]
 
 
 def test_failed_trials_do_not_fail_the_study_up_to_a_limit(searches: Searches) -> None:
@@ -100,25 +84,6 @@ def test_a_study_ends_before_max_trials(searches: Searches, fields: dict[str, An
     if "space" in fields:
         assert len({json.dumps(trial.parameters, sort_keys=True) for trial in result.trials}) == 6
         assert result.best.parameters == {"x": 1, "n": 1}
-
-
-def test_conditional_parameters(searches: Searches) -> None:
-    searches.script.write_text(
-        "import os, sys\nfrom trainjob import progress\n"
-        "momentum = os.environ.get('KUBEFLOW_TRAINER_OPT_MOMENTUM')\n"
-        "assert (momentum is None) == (os.environ['KUBEFLOW_TRAINER_OPT_OPTIMIZER'] == 'adam')\n"
-        "assert len(sys.argv) == 2 + (momentum is not None), sys.argv\n"
-        "progress.report(metrics={'loss': float(momentum or 0.5)})"
-    )
-    space = {
-        "momentum": {"type": "float", "low": 0, "high": 1, "when": {"optimizer": "sgd"}},
-        "optimizer": {"type": "categorical", "choices": ["sgd", "adam"]},
-    }
-    words = ["--optimizer=$(KUBEFLOW_TRAINER_OPT_OPTIMIZER)", "--momentum=$(KUBEFLOW_TRAINER_OPT_MOMENTUM)"]
-    template = searches.template | {"command": [sys.executable, str(searches.script), *words]}
-    result = searches.run(template=template, space=space, max_trials=8, sampler={"name": "random"})
-    assert [trial.state for trial in result.trials] == ["complete"] * 8
-    assert {len(trial.parameters) for trial in result.trials} == {1, 2}
 
 
 # ---------------------------------------------------------------- the command line

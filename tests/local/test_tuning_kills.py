@@ -21,8 +21,6 @@ from tests.local.searches import Searches, study_of, undisturbed
 from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.processes import eventually
 
-from trainjob import Phase
-from trainjob.status import observe
 from trainjob.tuning import Study
 
 pytestmark = pytest.mark.timeout(1800)
@@ -82,24 +80,6 @@ def test_a_killed_launcher_loses_and_doubles_no_trial(searches: Searches, record
         assert [trial.value for trial in state.trials] == pytest.approx([value for _, value in expected])
         assert searches.count(key, TRIALS) == [1] * TRIALS
         campaigns.done(f"{key}: {killed - before} kills")
-
-
-def test_trials_keep_running_without_their_launcher(searches: Searches) -> None:
-    """The next launcher finds the results of those that ended meanwhile."""
-    study, client = Study.read(study_of(max_trials=2)), searches.jobs.client
-    process = searches.start("orphans", study)
-
-    def begun() -> list[bool]:
-        """Of each trial. One whose launcher dies before it starts the ranks waits for the next launcher."""
-        phases = [observe(job).phase for job in client.list()]
-        return [phase is Phase.RUNNING or phase.terminal for phase in phases]
-
-    eventually(lambda: begun() == [True, True])
-    kill(process)
-    eventually(lambda: all(job["status"].get("conditions") for job in client.list()), 60)
-    searches.end("orphans", study)
-    assert [trial.state for trial in searches.state("orphans").trials] == ["complete"] * 2
-    assert searches.count("orphans", 2) == [1, 1]
 
 
 # ---------------------------------------------------------------- several launchers, and Optuna's storages

@@ -7,8 +7,6 @@ import shutil
 import ssl
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,9 +18,9 @@ import jwt
 import pytest
 import yaml
 from tests import debian
-from tests.certificates import Authority, Pair
+from tests.certificates import Pair
 from tests.fakes.scripted import Answer, Asked, ScriptedServer, as_json
-from tests.processes import free_port
+from tests.processes import Component, free_port, listens, wait_until
 from tests.serving import serving
 
 PROGRAM = "docker-registry"
@@ -36,24 +34,19 @@ class Server:
     Attributes:
         host: ``127.0.0.1:port``.
         folder: Directory of its data.
-        pid: ID of its process.
     """
 
     host: str
     folder: Path
-    pid: int
 
     def uri(self, name: str) -> str:
         return f"oci://{self.host}/{name}"
 
 
 @contextmanager
-def registry(
-    folder: Path, *, tls: Pair | None = None, authority: Authority | None = None, **auth: Any
-) -> Iterator[Server]:
+def registry(folder: Path, *, tls: Pair | None = None, **auth: Any) -> Iterator[Server]:
     """Run a registry; ``auth`` is that section of its configuration."""
-    program = debian.program(PROGRAM)
-    port = free_port()
+    program, port = debian.program(PROGRAM), free_port()
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "version": "0.1",
@@ -66,33 +59,24 @@ def registry(
     if auth:
         config["auth"] = auth
     (folder / "config.yml").write_text(yaml.safe_dump(config))
-    context = ssl.create_default_context(cafile=str(authority.certificate)) if authority else None
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
+    server = Component("registry", [str(program), "serve", str(folder / "config.yml")], folder, {})
+    server.start()
     try:
-        deadline = time.monotonic() + 30
-        while not _answers(f"{'https' if tls else 'http'}://127.0.0.1:{port}/v2/", context):
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, "the registry does not answer"
-            time.sleep(0.05)
-        yield Server(f"127.0.0.1:{port}", folder, process.pid)
+        wait_until("the registry listens", lambda: listens(port), 30, among=[server])
+        yield Server(f"127.0.0.1:{port}", folder)
     finally:
-        process.terminate()
-        process.wait(30)
+        server.kill()
 
 
-def _answers(url: str, context: ssl.SSLContext | None) -> bool:
-    try:
-        urllib.request.urlopen(url, timeout=5, context=context).close()
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code == 401
-    except OSError:
-        return False
-    return True
+@contextmanager
+def registry_with_password(folder: Path, user: str, password: str) -> Iterator[Server]:
+    """Run a registry in which only one user can authenticate."""
+    (folder / "htpasswd").write_text(f"{user}:{_hashed(password)}\n")
+    with registry(folder, htpasswd={"realm": "tests", "path": str(folder / "htpasswd")}) as server:
+        yield server
 
 
-def hashed(password: str) -> str:
+def _hashed(password: str) -> str:
     """Hash a password for an htpasswd file with bcrypt, by Perl's call of libcrypt."""
     script = "print crypt($ARGV[0], '$2y$05$' . 'trainjobtrainjobtrainj')"
     return subprocess.run(["perl", "-e", script, password], capture_output=True, text=True, check=True).stdout
@@ -104,11 +88,11 @@ class TokenServer:
 
     Attributes:
         pair: What it signs with.
-        users: Passwords by name; a password is also accepted as identity token.
+        users: Passwords by name.
         seconds: Lifetime of a token.
         granted: Actions that tokens can contain.
         failures: Statuses of the first answers.
-        requests: Method, user and scopes of each request.
+        requests: User and scopes of each request.
     """
 
     pair: Pair
@@ -126,16 +110,11 @@ class TokenServer:
             yield
 
     def _answer(self, asked: Asked) -> Answer:
-        if asked.method == "GET":
-            given = base64.b64decode(asked.headers.get("authorization", "").removeprefix("Basic ")).decode()
-            user, _, password = given.partition(":")
-            known = self.users.get(user, "\0") == password
-            scopes = parse_qs(urlsplit(asked.path).query).get("scope", [])
-        else:
-            form, user = parse_qs(asked.body.decode()), "identity"
-            known = form["refresh_token"][0] in self.users.values() and form["grant_type"] == ["refresh_token"]
-            scopes = form["scope"][0].split()
-        self.requests.append({"method": asked.method, "user": user, "scopes": scopes})
+        given = base64.b64decode(asked.headers.get("authorization", "").removeprefix("Basic ")).decode()
+        user, _, password = given.partition(":")
+        scopes = parse_qs(urlsplit(asked.path).query).get("scope", [])
+        self.requests.append({"user": user, "scopes": scopes})
+        known = self.users.get(user, "\0") == password
         status = self.failures.pop(0) if self.failures else 200 if known else 401
         if status != 200:
             return as_json({}, status)

@@ -14,7 +14,7 @@ import pytest
 from tests.certificates import Authority
 from tests.fakes.faults import Fault, Kind, Proxy, Seen
 from tests.oci.conftest import MEBI, Repository
-from tests.oci.registry import Server, TokenServer, hashed, registry
+from tests.oci.registry import Server, TokenServer, registry, registry_with_password
 from tests.trees import tree
 
 from trainjob._support import retrying
@@ -33,9 +33,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def basic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("basic")
-    (folder / "htpasswd").write_text(f"somebody:{hashed(PASSWORD)}\n")
-    with registry(folder, htpasswd={"realm": "tests", "path": str(folder / "htpasswd")}) as server:
+    with registry_with_password(tmp_path_factory.mktemp("basic"), "somebody", PASSWORD) as server:
         yield server
 
 
@@ -106,36 +104,6 @@ def test_token_authentication(guarded: Server, tokens: TokenServer, at: At, auth
         repository.push(":2")
 
 
-def test_an_identity_token(guarded: Server, tokens: TokenServer, at: At, authenticate: Authenticate) -> None:
-    authenticate(guarded.host, identitytoken=PASSWORD)
-    at(guarded.host).push()
-    assert {each["method"] for each in tokens.requests} == {"POST"}
-
-
-def test_tokens_that_the_server_considers_expired(
-    guarded: Server, tokens: TokenServer, at: At, authenticate: Authenticate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With different clocks the server considers tokens expired that the client considers valid."""
-    authenticate(guarded.host)
-    real, repository = tokens.token, at(guarded.host)
-    given = 0
-
-    def token(user: str, scopes: list[str]) -> str:
-        nonlocal given
-        given += 1
-        # Not the first: if a request is refused with the token issued for it, it is not repeated.
-        tokens.seconds = -70 if given % 3 == 2 else 60
-        try:
-            return real(user, scopes)
-        finally:
-            tokens.seconds = 60
-
-    monkeypatch.setattr(tokens, "token", token)
-    repository.push()
-    assert repository.pulled() == repository.content
-    assert given > 3
-
-
 def test_requests_refused_once_are_sent_again_with_a_new_token(
     guarded: Server, tokens: TokenServer, at: At, authenticate: Authenticate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +153,7 @@ def test_no_log_or_url_contains_a_secret(
 
 def test_certificates(authority: Authority, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = authority.issue("registry", addresses=["127.0.0.1"])
-    with registry(tmp_path / "tls", tls=pair, authority=authority) as server:
+    with registry(tmp_path / "tls", tls=pair) as server:
         repository = at(server.host)
         with pytest.raises(ConfigurationError, match="SSL_CERT_FILE"):
             repository.push()
@@ -202,24 +170,6 @@ def test_plain_http_requires_this_machine_or_a_setting(server: Server, at: At, m
         at(server.host).push()
     monkeypatch.setenv("TRAINJOB_OCI_PLAIN_HTTP", f"other:5000, {server.host}")
     at(server.host).push()
-
-
-def test_no_password_is_sent_to_a_token_server_without_tls(
-    authority: Authority,
-    tokens: TokenServer,
-    at: At,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    authenticate: Authenticate,
-) -> None:
-    pair = authority.issue("registry", addresses=["127.0.0.1"])
-    settings = by_tokens(tokens, authority)
-    with registry(tmp_path / "tls", tls=pair, authority=authority, token=settings) as server:
-        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-        authenticate(server.host)
-        with pytest.raises(ConfigurationError, match="has no https URL"):
-            at(server.host).push()
-    assert tokens.requests == []
 
 
 def test_an_unreachable_registry(at: At, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,18 +298,6 @@ def test_kills(proxy: Proxy, repository: Repository, chance: random.Random) -> N
     assert incomplete or RUNS < 5
 
 
-def test_blobs_of_a_failed_push_are_not_sent_again(proxy: Proxy, repository: Repository) -> None:
-    proxy.plan = lambda seen: (
-        Fault(Kind.ANSWER, status=403) if seen.method == "PUT" and "/manifests/" in seen.target else None
-    )
-    with pytest.raises(ConfigurationError):
-        repository.push()
-    proxy.plan = lambda _: None
-    proxy.requests.clear()
-    repository.push()
-    assert proxy.sent < 20_000  # manifests
-
-
 def test_concurrent_pushes_of_the_same_model(repository: Repository) -> None:
     """docker-registry then has empty links for a moment, and reports their blobs as unknown."""
     for run in range(max(1, RUNS // 2)):

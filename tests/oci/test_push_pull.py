@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from tests.trees import files, tree
 
 from trainjob.data import copy, read_manifest
 from trainjob.data.locations import parse_store
-from trainjob.data.stores.oci import OciStore, attach, attached, uploads
+from trainjob.data.stores.oci import OciStore, attach, attached
 from trainjob.data.transfer import scan
 from trainjob.errors import ConfigurationError, SourceNotFound
 
@@ -37,33 +35,6 @@ def test_a_push_is_pulled_by_its_other_tag_and_its_digest(repository: Repository
     assert any("100 %" in line for line in lines)
     for tag in (":1-modelpack", f"@{digest_of(repository.uri)}"):
         assert repository.pulled(tag, digest=pushed.digest) == repository.content
-
-
-def test_the_same_content_is_the_same_image(repository: Repository, tmp_path: Path) -> None:
-    other = tree(tmp_path / "elsewhere", dict(reversed(repository.content.items())))
-    for path in other.rglob("*"):
-        os.utime(path, (1, 1))
-        path.chmod(0o700)
-    repository.push("/a:1")
-    copy(str(other), f"{repository.at}/b:x")
-    # From a source with a manifest, in one pass instead of two.
-    copy(f"{repository.at}/a:1", str(tmp_path / "back"))
-    copy(str(tmp_path / "back"), f"{repository.at}/c:1")
-    assert len({digest_of(f"{repository.at}/{each}") for each in ("a:1", "b:x", "c:1")}) == 1
-
-
-def test_pulling_again_transfers_nothing(proxy: Proxy, repository: Repository, tmp_path: Path) -> None:
-    """Although the registry has many files in one layer."""
-    many = {f"{number}.bin": os.urandom(300_000) for number in range(30)}
-    copy(str(tree(tmp_path / "many", many)), repository.uri)
-    proxy.requests.clear()
-    copy(repository.uri, str(tmp_path / "back"))
-    # Once to check the layer, and then each file.
-    assert sum(each.received for each in proxy.requests) < 2.1 * sum(map(len, many.values()))
-    proxy.requests.clear()
-    copy(repository.uri, str(tmp_path / "back"))
-    assert sum(each.received for each in proxy.requests) < 20_000
-    assert files(tmp_path / "back") == many
 
 
 def test_another_tag_transfers_manifests_only(proxy: Proxy, repository: Repository) -> None:
@@ -120,16 +91,6 @@ def test_manifests_and_layers_of_a_push(server: Server, name: str, repository: R
     kinds = [layer["mediaType"].split(".")[3:-2] for layer in model["layers"]]
     assert kinds == [["weight"]] * 3 + [["weight", "config"], ["doc"], ["code"], ["doc"]]
     assert get(server, name, "manifests/1-modelpack", model["mediaType"]) == model
-
-
-def test_large_blobs_are_uploaded_in_parts(
-    proxy: Proxy, repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(uploads, "PART", 2 * MEBI)
-    repository.push()
-    assert len([each.headers["content-range"] for each in proxy.seen("PATCH")]) == 5 + 3
-    assert {each.status for each in proxy.seen("PATCH")} == {202}
-    assert repository.pulled() == repository.content
 
 
 def test_copy_between_repositories_of_one_registry(proxy: Proxy, repository: Repository) -> None:
@@ -207,14 +168,6 @@ def test_attachments(server: Server, proxy: Proxy, name: str, repository: Reposi
         attach(parse_store(f"{repository.at}:none"), "x", b"")
 
 
-def test_sidecars_are_attached_and_change_no_digest(repository: Repository) -> None:
-    one, two = f"{repository.at}/a:1", f"{repository.at}/b:1"
-    pushed = repository.push("/a:1")
-    copy(str(repository.source), two, sidecars=lambda manifest: {"provenance.json": manifest.digest.encode()})
-    assert digest_of(one) == digest_of(two)
-    assert attached(parse_store(two)) == {"provenance.json": pushed.digest.encode()}
-
-
 # ---------------------------------------------------------------- skopeo
 
 
@@ -222,23 +175,6 @@ def skopeo(*arguments: str) -> str:
     done = subprocess.run(["skopeo", *arguments], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@needs_skopeo
-def test_skopeo_reads_a_push(server: Server, name: str, repository: Repository, tmp_path: Path) -> None:
-    repository.push()
-    image = f"docker://{server.host}/{name}:1"
-    inspected = json.loads(skopeo("inspect", "--tls-verify=false", image))
-    assert inspected["Digest"] == digest_of(repository.uri)
-    assert (inspected["Os"], len(inspected["Layers"])) == ("linux", 7)
-    # Copying checks every digest, and for the image's layers those of their content as well.
-    skopeo("copy", "--src-tls-verify=false", "--all", image, f"oci:{tmp_path}/layout:1")
-    skopeo("copy", "--src-tls-verify=false", image, f"dir:{tmp_path}/dir")
-    manifest = json.loads((tmp_path / "dir/manifest.json").read_bytes())
-    for layer in manifest["layers"]:
-        archive = tmp_path / "dir" / layer["digest"].removeprefix("sha256:")
-        subprocess.run(["tar", "-xf", archive, "-C", tmp_path], check=True)
-    assert files(tmp_path / "models") == repository.content
 
 
 @needs_skopeo

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tests.browser import chromium
-from tests.serving import EndsConnections, serving
+from tests.fakes.scripted import Answer, AnsweringServer, Asked, as_json
+from tests.serving import serving
 
 from trainjob._pages.page import page_html
 
@@ -26,7 +25,7 @@ addEventListener("securitypolicyviolation", each => console.error("violation", e
 browser = pytest.fixture(scope="session")(chromium)
 
 
-class Server(EndsConnections):
+class Server(AnsweringServer):
     """Serves ``/``, the page, and ``/document.json``, its document, which a test can change.
 
     Attributes:
@@ -37,40 +36,20 @@ class Server(EndsConnections):
     """
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(self._reply)
         self.document: Mapping[str, Any] = {}
         self.html = ""
         self.status = 200
         self.ranks: list[str] = []
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
+    def _reply(self, asked: Asked) -> Answer:
+        url = urlsplit(asked.path)
         if url.path == "/document.json":
-            self.server.ranks.append(parse_qs(url.query).get("rank", [""])[0])
-            self.answer(self.server.status, "application/json", json.dumps(self.server.document))
-        elif url.path == "/":
-            self.answer(200, "text/html; charset=utf-8", self.server.html)
-        else:
-            self.answer(404, "text/plain", "")
-
-    def answer(self, status: int, kind: str, text: str) -> None:
-        body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the name in the base class)
-        pass
+            self.ranks.append(parse_qs(url.query).get("rank", [""])[0])
+            return as_json(self.document, self.status)
+        if url.path == "/":
+            return Answer(200, self.html.encode(), {"Content-Type": "text/html; charset=utf-8"})
+        return Answer(404)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from tests import objects
@@ -227,9 +228,8 @@ def complete() -> Document:
         {"uri": uri, "digest": "sha256:" + f"{index}c0ffee1" * 8} for index, uri in enumerate(uris)
     ]
     siblings.append({"uri": "models:/digits/15", "name": "digits", "version": "15", "promoted": True})
-    siblings.append(
-        {"uri": "s3://e", "passed": True, "rule": "eval/f1", "reason": "0.941 is above the champion's 0.933"}
-    )
+    passed = {"passed": True, "rule": "eval/f1", "reason": "0.941 is above the champion's 0.933"}
+    siblings.append({"uri": "s3://e", **passed})
     return with_lineage(made, siblings)
 
 
@@ -405,8 +405,7 @@ def evaluated(*, passed: bool = True) -> Document:
     return with_evaluation(complete(), {"report": evaluation_report(), "decision": decision(passed=passed), "uri": uri})
 
 
-def evaluation_failed() -> Document:
-    return evaluated(passed=False)
+evaluation_failed = partial(evaluated, passed=False)
 
 
 def first_evaluation() -> Document:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import pytest
 from playwright.sync_api import expect
 from tests.page import documents, series, studies
 from tests.page.charts import drag, shown_at
@@ -185,22 +187,25 @@ def test_the_log_stays_at_its_end_until_a_person_scrolls(show: Show) -> None:
     assert box.evaluate(at_end)
 
 
-def test_print_draws_all_charts_and_no_controls(show: Show) -> None:
+def test_print_draws_all_charts(show: Show) -> None:
     history = {f"layer{index}/norm": series.curve(20, seed=index + 1) for index in range(50)}
-    document: dict[str, Any] = documents.failed() | {"history": history}
-    page = show(document, color_scheme="dark")
+    page = show(documents.failed() | {"history": history})
     page.locator("canvas").first.wait_for()
     assert page.locator("canvas").count() < 30
-    pdf = page.pdf()
-    assert pdf.startswith(b"%PDF")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.emulate_media(media="print")
     assert page.locator("canvas").count() == 55
-    for hidden in ("nav", ".controls", ".chart .small"):
-        assert page.locator(f"{hidden}:visible").count() == 0, hidden
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert not page.evaluate("document.documentElement.classList.contains('print')")
+
+
+@pytest.mark.parametrize("make", [documents.failed, studies.study_ended, documents.evaluated])
+def test_print_is_light_and_has_no_controls(show: Show, make: Callable[[], series.Document]) -> None:
+    page = show(make(), color_scheme="dark")
+    assert page.pdf().startswith(b"%PDF")
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator(".controls:visible, nav:visible, .chips:visible, .small:visible").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
 def test_colors_follow_the_preference(show: Show) -> None:
@@ -269,13 +274,3 @@ def test_a_log_scale_of_a_study(show: Show) -> None:
     assert page.get_by_label("Log scale").is_checked(), "the values span more than three decades"
     page.get_by_label("Log scale").uncheck()
     assert page.locator(".marks > *").count() == len(series.HOSTILE)
-
-
-def test_print_of_a_study_and_of_an_evaluation(show: Show) -> None:
-    for document in (studies.study_ended(), documents.evaluated()):
-        page = show(document, color_scheme="dark")
-        assert page.pdf().startswith(b"%PDF")
-        page.emulate_media(media="print")
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        assert page.locator(".controls:visible, nav:visible, .chips:visible, .small:visible").count() == 0
-        assert page.evaluate("document.documentElement.scrollWidth") <= 1280

@@ -95,6 +95,12 @@ def registry_uri(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def registry(registry_uri: str) -> Registry:
+    """The registry that the parameter names."""
+    return connect(registry_uri)
+
+
+@pytest.fixture
 def file_registry(database: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     """MLflow on SQLite, as TRAINJOB_REGISTRY names it."""
     monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{database}")

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.model_registry import FakeRegistry, Fault
+from tests.registry.conftest import on
 
 from trainjob.data.transfer import copy
 
 DIGEST = "sha256:" + "a" * 64
 
 
-@pytest.fixture(params=["mlflow", "kubeflow"])
-def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+each_registry = on("mlflow-file", "kubeflow")
+
+
+@pytest.fixture
+def uri(registry_uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """``TRAINJOB_REGISTRY`` of this test."""
-    if request.param == "mlflow":
-        path = request.getfixturevalue("database")
-        monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{path}")
-        yield f"mlflow+sqlite:///{path}"
-    else:
-        with FakeRegistry() as fake:
-            monkeypatch.setenv("TRAINJOB_REGISTRY", f"kubeflow+{fake.url}")
-            yield f"kubeflow+{fake.url}"
+    monkeypatch.setenv("TRAINJOB_REGISTRY", registry_uri)
+    return registry_uri
 
 
 @pytest.fixture
@@ -34,6 +30,7 @@ def registry(trainjob: Any) -> Any:
     return partial(trainjob, "registry")
 
 
+@each_registry
 def test_register_promote_list_and_show(uri: str, registry: Any, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(b"1")
@@ -74,6 +71,7 @@ def test_register_promote_list_and_show(uri: str, registry: Any, tmp_path: Path)
     assert json.loads(registry("show", "digits", "2", "--json")[1])["digest"] == DIGEST
 
 
+@each_registry
 @pytest.mark.usefixtures("uri")
 def test_the_verdict_of_each_version_is_shown(registry: Any) -> None:
     def register(number: int, **tags: str) -> None:
@@ -120,6 +118,7 @@ def test_the_verdict_of_each_version_is_shown(registry: Any) -> None:
         (("list", "m", "--registry", "ftp://x"), 2, "is not a supported scheme of a registry"),
     ],
 )
+@each_registry
 @pytest.mark.usefixtures("uri")
 def test_errors(registry: Any, words: tuple[str, ...], code: int, expected: str) -> None:
     left, out, err = registry(*words)
@@ -130,16 +129,3 @@ def test_errors(registry: Any, words: tuple[str, ...], code: int, expected: str)
     error = json.loads(out)["error"]
     assert (left, error["exit_code"]) == (code, code)
     assert expected in error["message"]
-
-
-def test_an_outage_and_a_conflict(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.registry.rest.sleep", lambda _: None)
-    with FakeRegistry() as fake:
-        where = ("--registry", f"kubeflow+{fake.url}")
-        assert registry("register", "m", "s3://b/1", "--digest", DIGEST, *where)[0] == 0
-        code, _, err = registry("register", "m", "s3://b/1", "--digest", "b" * 64, *where)
-        assert (code, "new export_id" in err) == (2, True)
-        fake.fault = lambda _: Fault(503)
-        code, out, _ = registry("list", "m", "--json", *where)
-    assert (code, json.loads(out)["error"]["type"]) == (3, "RegistryUnavailable")
-    assert json.loads(out)["error"]["retry"] == "infrastructure"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -17,8 +16,8 @@ from tests.processes import eventually
 from trainjob import JobRef, TrainJobClient
 from trainjob.data import file_manifest
 from trainjob.data.evaluate import evaluate
-from trainjob.errors import ConfigurationError, NotFound
-from trainjob.registry import Registry, connect
+from trainjob.errors import NotFound
+from trainjob.registry import Registry
 
 CHAMPION = "models:/digits@champion"
 TRAINING = """
@@ -37,10 +36,9 @@ progress.report(outputs={"model": folder.as_uri(), "epochs": 3, "relative": "out
 
 
 @pytest.fixture
-def registry(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{database}")
+def registry(file_registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
-    yield connect()
+    yield file_registry
     with TrainJobClient() as client:
         for job in client.list():
             client.cancel(JobRef.of(job))
@@ -125,6 +123,7 @@ REFUSED = [
     (("--metrics", '{"accuracy": 1}'), "No such option"),
     (("--provenance", '{"trainjob": {"name": "other"}, "code": "x"}'), "has trainjob, which TrainJob default/"),
     (("--provenance", "[]"), "--provenance must be a JSON object"),
+    (("--provenance", '{"images": ["x"]}'), "has images, which TrainJob default/"),
     (("--output", "weights"), "its text outputs: declared, model, relative, log"),
     (("--output", "epochs"), "has no location as output 'epochs'"),
     (("--output", "relative"), "is the relative path"),
@@ -170,17 +169,13 @@ def test_an_evaluation_takes_the_place_of_the_metrics(
     write = 'import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(\'{"metrics": {"accuracy": 0.4}}\')'
     command = [sys.executable, "-c", write, "{scores}"]
 
-    def evaluated(name: str, gate: Any, model: Path = tmp_path / "out") -> str:
-        target = str(tmp_path / name)
-        evaluate(str(model), str(tmp_path / "test.txt"), target, command=command, champion=CHAMPION, gate=gate)
+    def evaluated(name: str, gate: Any) -> str:
+        target, model = str(tmp_path / name), str(tmp_path / "out")
+        evaluate(model, str(tmp_path / "test.txt"), target, command=command, champion=CHAMPION, gate=gate)
         return target
 
-    other = tmp_path / "other"
-    shutil.copytree(tmp_path / "out", other)
-    (other / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes()[:-1] + b"1")
     passes, fails = ({"metrics": {"accuracy": {"min": least}}} for least in (0.3, 0.5))
     refused = {
-        (evaluated("another", passes, other), "--alias", "champion"): "is the evaluation of another model",
         (evaluated("without", None), "--alias", "champion"): "has no gate, which decides whether 'champion' moves",
         (evaluated("failed", fails), "--metric", "accuracy", "--alias", "champion"): "has no effect with --evaluation",
     }
@@ -203,13 +198,3 @@ def test_an_evaluation_takes_the_place_of_the_metrics(
     assert [each.tags["trainjob.evaluation.passed"] for each in versions] == ["false", "true"]
     assert [each.metrics for each in versions] == [{"accuracy": 0.4}] * 2
     assert json.loads(versions[1].tags["trainjob.provenance.trainjob"])["metrics"]["accuracy"] == 0.97
-
-
-def test_export_from_python(registry: Registry, trained: JobRef, tmp_path: Path) -> None:
-    lines: list[str] = []
-    with TrainJobClient() as client:
-        done = client.export(trained, f"{tmp_path}/models", name="digits", progress=lines.append)
-        assert client.export(trained.name, f"{tmp_path}/models", name="digits") == done
-        with pytest.raises(ConfigurationError, match="images"):
-            client.export(trained, name="digits", provenance={"images": ["x"]})
-    assert (done.version, lines[-1]) == ("1", "version 1 of 'digits': no alias was requested")

@@ -88,22 +88,6 @@ def test_each_request_fails_once(number: int, fault: Fault) -> None:
         assert registered(fake) == ONCE
 
 
-def test_every_reply_is_lost_once(fake: FakeRegistry) -> None:
-    seen: set[tuple[str, str]] = set()
-
-    def lose(request: Request) -> Fault | None:
-        key = (request.method, request.path)
-        first = key not in seen
-        seen.add(key)
-        return LOST if first else None
-
-    fake.fault = lose
-    assert register(fake).version == "1"
-    assert connect(f"kubeflow+{fake.url}").promote("m", "1", alias="champion", metric="acc").promoted
-    fake.fault = lambda _: None
-    assert registered(fake) == ONCE
-
-
 def retrying(call: Callable[[], T]) -> Callable[[], T]:
     """Repeat the call after an outage, as a step's retry does: by chance all tries of one request may fail."""
 
@@ -114,15 +98,6 @@ def retrying(call: Callable[[], T]) -> Callable[[], T]:
         return call()
 
     return call_with_retries
-
-
-def test_ten_at_once_while_replies_are_lost(fake: FakeRegistry) -> None:
-    count = iter(range(10_000))
-    fake.fault = lambda _: LOST if next(count) % 5 == 0 else None
-    versions = at_once(*[retrying(lambda: register(fake).version)] * 10)
-    fake.fault = lambda _: None
-    assert set(versions) == {"1"}
-    assert registered(fake) == ONCE
 
 
 @pytest.mark.parametrize("seed", [random.randrange(2**32) for _ in range(10)], ids=lambda _: "seed")

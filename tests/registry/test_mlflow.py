@@ -1,13 +1,16 @@
-"""MLflow on a SQLite file: locks, settings, content of other programs, and the translation of MLflow's errors."""
+"""MLflow on a SQLite file and on a server: locks, settings, content of other programs, the translation of errors."""
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import socket
 import sqlite3
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +22,11 @@ from mlflow.protos import databricks_pb2 as codes
 from mlflow.store.entities.paged_list import PagedList
 from mlflow.tracking import MlflowClient
 from tests.fakes.mlflow import MemoryMlflow
+from tests.registry.conftest import on
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryUnavailable
 from trainjob.registry import Registry, connect
+from trainjob.registry.alias_claims import Claim
 from trainjob.registry.base import ModelVersion, Promotion
 from trainjob.registry.mlflow import _METRIC, MlflowRegistry, _Locked, _version
 from trainjob.registry.mlflow_environment import without_warnings
@@ -57,14 +62,6 @@ def test_duplicate_versions_are_removed(registry: Registry, database: Path) -> N
     assert registry.list("m") == [first]
 
 
-def test_a_version_registered_by_another_program(registry: Registry, database: Path) -> None:
-    client = MlflowClient(f"sqlite:///{database}", f"sqlite:///{database}")
-    client.create_registered_model("m")
-    client.create_model_version("m", "s3://b/1", tags={"trainjob.metric.acc": "high"}, await_creation_for=0)
-    version = registry.resolve("m", "1")
-    assert (version.digest, version.metrics) == ("", {})
-
-
 def test_an_invalid_metric_does_not_hide_the_others() -> None:
     tags = {f"{_METRIC}a": "edited", f"{_METRIC}b": "0.5", "stage": "trial"}
     rest = {"run_id": None, "source": "s3://x", "aliases": ["b", "a"], "creation_timestamp": 1000}
@@ -85,13 +82,6 @@ def lock(database: Path) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.usefixtures("lock")
-def test_connecting_to_a_locked_database_fails_after_the_timeout(database: Path) -> None:
-    with pytest.raises(RegistryUnavailable, match="locked"):
-        MlflowRegistry(f"sqlite:///{database}", lock_timeout=1)
-
-
-@pytest.mark.timeout(30)
 def test_registering_in_a_locked_database_fails_after_the_timeout(
     database: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -107,15 +97,6 @@ def test_registering_waits_for_a_lock_that_is_released(database: Path, request: 
     timer.start()
     assert register(registry).version == "1"
     timer.join()
-
-
-def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.db").write_bytes(b"this is no database, but it is long enough to be looked at" * 20)
-    with pytest.raises(ConfigurationError, match="not a registry"):
-        connect(f"sqlite:///{tmp_path}/x.db")
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigurationError, match="cannot use the registry"):
-        connect(f"sqlite:///{tmp_path}/file/x.db")
 
 
 # ---------------------------------------------------------------- MLflow's settings and errors
@@ -289,3 +270,43 @@ def test_an_alias_moved_by_a_person_at_the_same_moment_stays(race: MlflowRegistr
     verdict = promote(interrupted("_settled", lambda: race._set_alias(race.resolve("m", "2"), "champion")), 3)
     assert (verdict.promoted, "moved to version 2" in verdict.reason) == (False, True)
     assert race.resolve("m", "champion").version == "2"
+
+
+# ---------------------------------------------------------------- a real server
+
+
+def test_a_promotion_leaves_a_claim(mlflow_url: str) -> None:
+    """Concurrent promotions detect each other by it."""
+    registry, name = connect(mlflow_url), f"claims {random.getrandbits(40):x}"
+    registry.register(name, "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
+    assert registry.promote(name, "1", alias="champion", metric="acc").promoted
+    claim = Claim.parse(registry.resolve(name, "champion").tags["trainjob.claim.champion"])
+    assert (claim.metric, claim.mode) == ("acc", "max")
+    assert abs(claim.order - time.time()) < 60
+    assert registry.promote(name, "1", alias="champion", metric="acc").promoted, "a retry"
+
+
+@pytest.mark.full
+@on("mlflow-file", "mlflow-server")
+def test_two_processes_that_register_the_same_exports_at_once(registry_uri: str, tmp_path: Path, python: str) -> None:
+    """Each export becomes one version. In a file both processes create the database, too."""
+    if "sqlite" in registry_uri:
+        registry_uri = f"mlflow+sqlite:///{tmp_path}/new/registry.db"
+    (tmp_path / "script").write_text(
+        "import sys; from trainjob.registry import connect\nprint('ready', flush=True); sys.stdin.readline()\n"
+        "r = connect(sys.argv[1])\n"
+        "for n in range(8): print(r.register('race', 's3://b/1', export_id=f'e{n}', digest='d').version)"
+    )
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen([python, f"{tmp_path}/script", registry_uri], **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in running if process.stdout] == ["ready\n"] * 2
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    results = [process.communicate(timeout=100) for process in running]
+    assert [(process.returncode, error) for process, (_, error) in zip(running, results, strict=True)] == [(0, "")] * 2
+    assert results[0] == results[1]
+    exports = [version.tags["trainjob.export_id"] for version in connect(registry_uri).list("race")]
+    assert sorted(exports) == [f"e{number}" for number in range(8)]
+    assert {path.name for path in tmp_path.glob("new/*")} <= {"registry.db", "registry.db.lock"}

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.model_registry import LOST, FakeRegistry, Fault
+from tests.fakes.model_registry import FakeRegistry, Fault
 from tests.keys import key_pair
 from tests.registry.conftest import on
 from tests.seaweedfs import SeaweedFS
 from tests.trees import model, tree
 
-from trainjob.data import export, file_manifest, initialize, read_manifest
+from trainjob.data import export, file_manifest, initialize
 from trainjob.data.__main__ import TRY_AGAIN, main
 from trainjob.errors import (
     ChecksumMismatch,
@@ -75,43 +75,10 @@ def test_export_and_back(registry_uri: str, target: str, tmp_path: Path, capfd: 
     assert (worse.version, worse.promoted) == ("2", False)
     got = initialize(source, into, registry=registry_uri)
     assert (got.version, got.digest, got.source) == ("1", first.digest, source)
+    with pytest.raises(ChecksumMismatch, match="has digest"):
+        initialize(source, into, registry=registry_uri, digest="sha256:" + "0" * 64)
     assert connect(registry_uri).resolve("digits", "1").tags["trainjob.parameters"] == "4"
     assert capfd.readouterr().err == ""
-
-
-def test_a_kubeflow_registry_whose_replies_are_lost(fake: FakeRegistry, tmp_path: Path) -> None:
-    registry, datasets = f"kubeflow+{fake.url}", [{"uri": "s3://d", "digest": "sha256:" + "0" * 64}]
-    assert initialize(
-        "model-registry://m@x", str(tmp_path / "in"), if_missing="fresh", registry=registry
-    ).fresh, "no version yet"  # fmt: skip
-    fake.faults(None, LOST, None, None, LOST, None, LOST, LOST)
-    done = export(
-        model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a", alias="x", registry=registry,
-        provenance={"run": {"kfp": "run-7"}, "datasets": datasets},
-    )  # fmt: skip
-    version = connect(registry).resolve("m", "1")
-    assert json.loads(version.tags["trainjob.provenance.datasets"]) == datasets
-    assert fake.call("GET", "model_artifacts/1")["modelSourceId"] == "run-7"
-    for source in ("model-registry://m@x", "models:/m/1", "model-registry://m/1"):
-        got = initialize(source, str(tmp_path / "in"), registry=registry)
-        assert (got.version, got.digest, got.source) == ("1", done.digest, source)
-    (local(done.uri) / "model.safetensors").write_bytes(b"x" * 72)
-    with pytest.raises(ChecksumMismatch):
-        initialize("model-registry://m/1", str(tmp_path / "in2"), registry=registry)
-
-
-def test_a_retry_completes_an_export_after_an_outage(
-    fake: FakeRegistry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["export", "--source", model(tmp_path / "out", 1), "--target", str(tmp_path / "models")]
-    words += ["--name", "m", "--export-id", "a", "--registry", f"kubeflow+{fake.url}"]
-    fake.fault = lambda request: Fault(503) if request.path.endswith("/artifacts") else None
-    assert main(words) == TRY_AGAIN
-    assert "error: the model registry http://127.0.0.1" in capsys.readouterr().err
-    fake.fault = lambda _: None
-    assert connect(words[-1]).list("m") == []
-    assert main(words) == 0
-    assert [version.version for version in connect(words[-1]).list("m")] == ["1"]
 
 
 @pytest.mark.full
@@ -131,18 +98,6 @@ def test_an_outage_is_not_a_missing_model(
 
 
 # ---------------------------------------------------------------- initialize
-
-
-def test_the_champion_is_downloaded_and_verified(file_registry: Registry, tmp_path: Path) -> None:
-    done = export(model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a", alias="champion")
-    for source in ("models:/m@champion", "models:/m/1", "models:/m/latest"):
-        got = initialize(source, str(tmp_path / "in"))
-        assert (got.digest, got.version, got.fresh, got.source) == (done.digest, "1", False, source)
-    assert names(tmp_path / "in") == MODEL
-    part = initialize("models:/m/1", str(tmp_path / "part"), include=["*.json"])
-    assert (part.files, part.version) == (1, "1")
-    with pytest.raises(ChecksumMismatch):
-        initialize("models:/m/1", str(tmp_path / "in2"), digest="sha256:" + "0" * 64)
 
 
 def test_another_model_in_place_of_the_registered_one_is_refused(file_registry: Registry, tmp_path: Path) -> None:
@@ -167,30 +122,6 @@ def test_a_missing_champion_is_an_error_or_a_fresh_start(file_registry: Registry
 
 
 # ---------------------------------------------------------------- export
-
-
-def test_an_export_is_described(file_registry: Registry, tmp_path: Path) -> None:
-    provenance: dict[str, Any] = {
-        "datasets": [{"uri": "s3://d", "digest": {"sha256": "ab"}}],
-        "base_model": {"uri": "hf://b"},
-        "trainjob": {"name": "train", "uid": "u"},
-        "run": "dag/run 1",
-    }
-    done = export(model(tmp_path / "out"), str(tmp_path), name="digits", export_id="a 1", provenance=provenance)
-    assert (done.name, done.version, done.files, done.parameters) == ("digits", "1", 2, 4)
-    assert done.uri.startswith((tmp_path / "digits").as_uri() + "/")
-    manifest, version = read_manifest(done.uri), file_registry.resolve("digits", "1")
-    assert manifest is not None
-    assert manifest.digest == done.digest == version.digest
-    assert (version.uri, version.tags["trainjob.provenance.run"]) == (done.uri, "dag/run 1")
-    statement = json.loads((local(done.uri) / file_manifest.PROVENANCE).read_text())
-    assert statement["subject"][0]["digest"]["sha256"] == done.digest.removeprefix("sha256:")
-    built = statement["predicate"]["buildDefinition"]
-    assert built["resolvedDependencies"] == [
-        {"name": "dataset", "uri": "s3://d", "digest": {"sha256": "ab"}}, {"name": "base model", "uri": "hf://b"}
-    ]  # fmt: skip
-    assert built["internalParameters"]["trainjob"]["uid"] == "u"
-    assert "# digits" in (local(done.uri) / file_manifest.CARD).read_text()
 
 
 def test_a_pickle_or_a_file_named_as_provenance_is_refused(file_registry: Registry, tmp_path: Path) -> None:

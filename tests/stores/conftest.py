@@ -8,7 +8,7 @@ import os
 import random
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tests.certificates import Authority
 from tests.fakes import clouds as fake_clouds, hub as fake_hub
 from tests.fakes.faults import Proxy
 from tests.oci import registry as registries
-from tests.oci.registry import Server, hashed
+from tests.oci.registry import Server
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
 from tests.stores import kinds
@@ -75,24 +75,16 @@ def bucket(own_bucket: Any, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="session")
 def open_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with _registry(tmp_path_factory.mktemp("registry")) as running:
+    debian.program("skopeo")
+    with registries.registry(tmp_path_factory.mktemp("registry")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def closed_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A registry in which only `USER` can authenticate."""
-    folder = tmp_path_factory.mktemp("registry")
-    user, _, password = USER.partition(":")
-    (folder / "htpasswd").write_text(f"{user}:{hashed(password)}\n")
-    with _registry(folder, htpasswd={"realm": "tests", "path": str(folder / "htpasswd")}) as running:
-        yield running
-
-
-@contextmanager
-def _registry(folder: Path, **auth: Any) -> Iterator[Server]:
     debian.program("skopeo")
-    with registries.registry(folder, **auth) as running:
+    with registries.registry_with_password(tmp_path_factory.mktemp("registry"), *USER.split(":")) as running:
         yield running
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +15,8 @@ from tests.fakes import clouds as fake_clouds, hub as fake_hub
 from tests.fakes.clouds import Clouds
 from tests.fakes.hub import Hub
 from tests.serving import serving
+from tests.stores import kinds
+from tests.stores.kinds import Store
 
 from trainjob._support import retrying
 
@@ -23,106 +24,62 @@ Fault = dict[str, Any]
 """``status`` with ``headers`` and ``body``, ``cut`` after a number of bytes, ``stall``; empty: no fault."""
 
 
-class FaultyStore(ABC):
+class FaultyStore:
     """A directory in a store, and the faults of its requests.
 
     Attributes:
         scheme: Scheme of its locations.
         matched: Number of requests so far to which the faults apply.
-        reads: Beginnings of the requests that read a large file.
-        writes: Beginnings of the requests that write.
     """
 
-    scheme: str
-    reads: str
-    writes: str
-
-    def __init__(self) -> None:
-        self.matched = 0
+    def __init__(self, scheme: str, server: Clouds | Hub) -> None:
+        self.scheme, self.matched = scheme, 0
+        self._server = server
+        # Beginnings of the requests that read a large file, and of those that write.
+        self._reads, self._writes = "GET /models/d/big", "PUT /models/d/"
         self._matches = ""
         self._fault: Callable[[int], Fault] = lambda number: {}
+        if isinstance(server, Hub):
+            self._store: Store = kinds.FakeHub(None, server)
+            self._reads, self._writes = "GET /cdn/", "PUT /put/"
+            server.fault = lambda method, path, count: self._of(f"{method} {path}")
+        else:
+            self._store = kinds.Cloud(None, server, scheme)
+            server.fault = lambda request, number: self._of(request)
 
-    @abstractmethod
     def uri(self, path: str = "") -> str:
         """The location of a path in it."""
+        return self._store.file("d", path).rstrip("/")
 
-    @abstractmethod
     def put(self, files: dict[str, bytes]) -> None:
         """Replace its content with these files."""
+        self._store.put("d", files)
 
-    @abstractmethod
     def held(self) -> dict[str, bytes]:
         """All its files."""
+        return self._store.held("d")
 
-    @abstractmethod
     def replace(self, path: str, data: bytes) -> None:
         """Change a file, also during a download."""
+        if isinstance(self._server, Hub):
+            repo = self._server.repos["org/d"]
+            repo.commits[repo.branches["main"]][path] = data
+        else:
+            self._server.buckets["models"][f"d/{path}"] = data
 
     def on_read(self, fault: Callable[[int], Fault]) -> None:
         """Set the fault of each read of a large file, by its number from 1."""
-        self.matched, self._matches, self._fault = 0, self.reads, fault
+        self.matched, self._matches, self._fault = 0, self._reads, fault
 
     def on_write(self, fault: Callable[[int], Fault]) -> None:
         """Set the fault of each write, by its number from 1."""
-        self.matched, self._matches, self._fault = 0, self.writes, fault
+        self.matched, self._matches, self._fault = 0, self._writes, fault
 
-    def of(self, request: str) -> Fault:
-        """The fault of a request."""
+    def _of(self, request: str) -> Fault:
         if not self._matches or not request.startswith(self._matches):
             return {}
         self.matched += 1
         return self._fault(self.matched)
-
-
-class FaultyCloud(FaultyStore):
-    """A directory in an object store, or on the same server by plain HTTP."""
-
-    reads, writes = "GET /models/d/big", "PUT /models/d/"
-
-    def __init__(self, scheme: str, server: Clouds) -> None:
-        super().__init__()
-        self.scheme, self._server = scheme, server
-        server.fault = lambda request, number: self.of(request)
-
-    def uri(self, path: str = "") -> str:
-        if self.scheme == "http":
-            return f"{self._server.url}/models/d/{path}"
-        return f"{self.scheme}://models/d/{path}"
-
-    def put(self, files: dict[str, bytes]) -> None:
-        self._server.buckets["models"] = {f"d/{path}": data for path, data in files.items()}
-
-    def held(self) -> dict[str, bytes]:
-        return {path.removeprefix("d/"): data for path, data in self._server.buckets["models"].items()}
-
-    def replace(self, path: str, data: bytes) -> None:
-        self._server.buckets["models"][f"d/{path}"] = data
-
-
-class FaultyHub(FaultyStore):
-    """A repository of the Hub."""
-
-    scheme, reads, writes = "hf", "GET /cdn/", "PUT /put/"
-
-    def __init__(self, hub: Hub) -> None:
-        super().__init__()
-        self._hub = hub
-        hub.fault = lambda method, path, count: self.of(f"{method} {path}")
-
-    def uri(self, path: str = "") -> str:
-        return f"hf://org/m/{path}".rstrip("/")
-
-    def put(self, files: dict[str, bytes]) -> None:
-        self._hub.repo("org/m").commit(files)
-
-    def held(self) -> dict[str, bytes]:
-        repo = self._hub.repos.get("org/m")
-        files = repo.commits[repo.branches["main"]] if repo else {}
-        return {path: data for path, data in files.items() if path != ".gitattributes"}
-
-    def replace(self, path: str, data: bytes) -> None:
-        repo = self._hub.repos["org/m"]
-        repo.commits[repo.branches["main"]][path] = data
 
 
 @contextmanager
@@ -135,7 +92,7 @@ def faulty_store(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
     if scheme == "hf":
         monkeypatch.setattr("trainjob.data.stores.huggingface._SILENCE", 0.3)
         with fake_hub.served(monkeypatch) as hub:
-            yield FaultyHub(hub)
+            yield FaultyStore(scheme, hub)
         return
     with serving(fake_clouds.Clouds()) as server:
         account = {"gcs_base_url": server.url, "disable_oauth": True, "client_email": "", "private_key": ""}
@@ -148,7 +105,7 @@ def faulty_store(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
             "AZURE_STORAGE_ENDPOINT": server.url, "AZURE_ALLOW_HTTP": "true",
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
-        yield FaultyCloud(scheme, server)
+        yield FaultyStore(scheme, server)
 
 
 def sha256(data: bytes) -> str:

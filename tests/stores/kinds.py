@@ -173,15 +173,18 @@ class Cloud(Store):
     copy), it answers 400 "invalid uploadType".
     """
 
-    def __init__(self, proxy: Proxy, server: Clouds, scheme: str) -> None:
+    def __init__(self, proxy: Proxy | None, server: Clouds, scheme: str) -> None:
         super().__init__(proxy)
         self._server, self._scheme = server, scheme
 
     def uri(self, name: str) -> str:
-        return f"{self._scheme}://models/{name}"
+        return f"{self._server.url}/models/{name}" if self._scheme == "http" else f"{self._scheme}://models/{name}"
 
     def put(self, name: str, given: Mapping[str, bytes]) -> str:
-        self._server.buckets["models"] |= {f"{name}/{path}": data for path, data in given.items()}
+        bucket = self._server.buckets["models"]
+        for path in self.held(name):
+            del bucket[f"{name}/{path}"]
+        bucket |= {f"{name}/{path}": data for path, data in given.items()}
         return self.uri(name)
 
     def held(self, name: str) -> dict[str, bytes]:
@@ -212,7 +215,7 @@ class Azure(Store):
 
 
 class FakeHub(Store):
-    def __init__(self, proxy: Proxy, server: Hub) -> None:
+    def __init__(self, proxy: Proxy | None, server: Hub) -> None:
         super().__init__(proxy)
         self._server = server
 
@@ -224,8 +227,9 @@ class FakeHub(Store):
         return self.uri(name)
 
     def held(self, name: str) -> dict[str, bytes]:
-        repo = self._server.repos[f"org/{name}"]
-        return {path: data for path, data in repo.commits[repo.branches["main"]].items() if path != ".gitattributes"}
+        repo = self._server.repos.get(f"org/{name}")
+        found = repo.commits[repo.branches["main"]] if repo else {}
+        return {path: data for path, data in found.items() if path != ".gitattributes"}
 
 
 def _run(*command: str) -> None:

@@ -15,7 +15,6 @@ import pytest
 from tests.certificates import Authority
 from tests.fakes.faults import Fault, Proxy, Seen
 from tests.seaweedfs import SeaweedFS
-from tests.stores.kinds import MANIFEST
 from tests.stores.roles import Issuer, answering
 from tests.trees import files, tree
 
@@ -118,13 +117,6 @@ def _id(seen: Seen) -> str:
     return seen.headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
 
 
-def test_access_keys(at: Location, key: Callable[[], Key]) -> None:
-    mine = key()
-    at.set(**mine.environment)
-    at.there_and_back()
-    assert signed_by(at.proxy) == {mine.id}
-
-
 @pytest.mark.parametrize("wrong", ["secret", "id", "revoked"])
 def test_wrong_keys_are_reported_without_secrets(
     wrong: str, at: Location, seaweedfs: SeaweedFS, key: Callable[[], Key], name: str
@@ -152,44 +144,6 @@ def test_wrong_keys_are_reported_without_secrets(
         assert not [each for each in (*used.values(), mine.secret, "\n") if each in str(caught.value)]
     assert not (at.folder / "t").exists()
     assert len(at.proxy.requests) < 20, "no retries"
-
-
-def revoke_after(at: Location, key: Callable[[], Key], count: int, method: str) -> None:
-    """Use a new key, which is revoked during the request of this number to a file."""
-    mine = key()
-    at.set(**mine.environment)
-    at.proxy.requests.clear()
-
-    def plan(seen: Seen) -> Fault | None:
-        if len(at.proxy.seen(method, f"/{at.uri.rpartition('/')[2]}/0")) == count and _id(seen) == mine.id:
-            at.proxy.plan = lambda _: None
-            mine.revoke()
-        return None
-
-    at.proxy.plan = plan
-
-
-def test_keys_revoked_during_a_copy(at: Location, seaweedfs: SeaweedFS, key: Callable[[], Key], name: str) -> None:
-    """In both directions: the copy fails with the reason, its target is incomplete, and new keys complete it."""
-    chance = random.Random(4)
-    content = {f"{number:04}": chance.randbytes(10_000) for number in range(120)}
-    source, back = str(tree(at.folder / "source", content)), str(at.folder / "back")
-    revoke_after(at, key, 60, "PUT")
-    with pytest.raises(ConfigurationError, match="denied; check AWS_ACCESS_KEY_ID"):
-        copy(source, at.uri)
-    assert len(at.proxy.requests) < 120, "the copy fails at the first refusal"
-    held = {each["Key"] for each in seaweedfs.client.list_objects_v2(Bucket=seaweedfs.bucket, Prefix=name)["Contents"]}
-    assert 60 - transfer._FILES_AT_A_TIME < len(held) <= 60 + 1, "the files before the revocation, and the mark"
-    assert f"{name}/{MANIFEST}" not in held
-    at.set(**key().environment)
-    complete = copy(source, at.uri)
-    revoke_after(at, key, 60, "GET")
-    with pytest.raises(ConfigurationError, match="denied; check AWS_ACCESS_KEY_ID"):
-        copy(at.uri, back)
-    assert read_manifest(back) is None
-    at.set(**key().environment)
-    assert copy(at.uri, back).digest == complete.digest
-    assert files(at.folder / "back") == content
 
 
 @dataclass

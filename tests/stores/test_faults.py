@@ -78,35 +78,6 @@ def test_faults_of_a_download_are_survived(
     assert proxy.received < len(BIG) + 8 * 1024 * 1024
 
 
-@pytest.mark.usefixtures("connections")
-def test_a_lasting_outage_is_reported(bucket: Any, proxy: Proxy, tmp_path: Path) -> None:
-    bucket.put_object(Key="d/big", Body=BIG)
-    proxy.plan = lambda seen: Fault(Kind.BREAK) if reads_big(seen) else None
-    with pytest.raises(StoreUnavailable):
-        copy(f"s3://{bucket.name}/d/", str(tmp_path / "t"))
-    assert len(proxy.injected) <= 6 * ranges.AT_ONCE
-    assert read_manifest(str(tmp_path / "t")) is None
-
-
-@pytest.mark.usefixtures("connections")
-def test_an_object_that_changes_during_a_download(bucket: Any, proxy: Proxy, tmp_path: Path) -> None:
-    bucket.put_object(Key="d/big", Body=BIG)
-    read: list[Seen] = []
-
-    def change(seen: Seen) -> Fault | None:
-        if reads_big(seen):
-            read.append(seen)
-            if len(read) == 2:
-                bucket.put_object(Key="d/big", Body=BIG[::-1])
-        return Fault(Kind.BREAK, after=len(BIG) // 2) if read == [seen] else None
-
-    proxy.plan = change
-    with pytest.raises(CorruptData, match="changed"):
-        copy(f"s3://{bucket.name}/d/", str(tmp_path / "t"))
-    assert len(read) <= 12, "reported without retries"
-    assert not (tmp_path / "t/big").exists()
-
-
 def test_several_connections_where_one_is_slow(
     bucket: Any, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import gzip
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
-from tests.fakes.model_registry import FakeRegistry
-from tests.keys import key_pair
-from tests.trees import model, tree
+from tests.trees import tree
 
-from trainjob.data import copy, export, file_manifest, initialize
-from trainjob.errors import (
-    ChecksumMismatch,
-    CorruptData,
-    SourceNotFound,
-)
+from trainjob.data import copy, file_manifest
+from trainjob.data.locations import parse_target
+from trainjob.data.stores.opening import opened_writable
+from trainjob.errors import CorruptData
+from trainjob.tuning import read_study
+from trainjob.tuning.journal import open_journal
 
 BIG = bytes(range(256)) * 50_000  # 12.8 MB: a multipart upload
 
@@ -39,13 +39,6 @@ def test_a_prefix_ends_at_a_slash(bucket: Any, tmp_path: Path) -> None:
     assert [file.path for file in manifest.files] == ["1", "sub/3"]
 
 
-def test_a_single_object_to_another_prefix(bucket: Any) -> None:
-    bucket.put_object(Key="d/x.csv", Body=b"1,2")
-    with pytest.raises(ChecksumMismatch):
-        copy("s3://s3-bucket/d/x.csv", "s3://s3-bucket/e", digest="0" * 64)
-    assert _objects(bucket, "e/").keys() == {file_manifest.MARK}
-
-
 def test_a_failed_upload_leaves_only_its_mark(bucket: Any, tmp_path: Path) -> None:
     data = gzip.compress(BIG, compresslevel=0)[:-5]
     source = tree(tmp_path / "source", {"x.gz": data})
@@ -56,22 +49,34 @@ def test_a_failed_upload_leaves_only_its_mark(bucket: Any, tmp_path: Path) -> No
     assert not uploads
 
 
-def test_a_missing_source(bucket: Any, tmp_path: Path) -> None:
-    for uri, message in (
-        ("s3-bucket/none", "none does not exist or is empty"),
-        ("no/x/", "bucket 'no' does not exist"),
-    ):
-        with pytest.raises(SourceNotFound, match=message):
-            copy(f"s3://{uri}", str(tmp_path / "t"))
+# ---------------------------------------------------------------- files that are created if they do not exist
 
 
-def test_a_signed_model(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, (private, public) = model(tmp_path / "source"), key_pair(tmp_path)
-    with FakeRegistry() as fake:
-        monkeypatch.setenv("TRAINJOB_REGISTRY", f"kubeflow+{fake.url}")
-        done = export(source, "s3://s3-bucket/all", name="m", export_id="a", sign=private)
-        for _ in range(2):
-            assert initialize("models:/m/1", str(tmp_path / "in"), verify_key=public).digest == done.digest
-        export(source, "s3://s3-bucket/all", name="m", export_id="b")
-        with pytest.raises(ChecksumMismatch, match="not signed"):
-            initialize("models:/m/2", str(tmp_path / "in2"), verify_key=public)
+@pytest.mark.full
+def test_of_20_writers_one_creates_an_object(bucket: Any) -> None:
+    ready = Barrier(20)
+
+    def write(number: int) -> bool:
+        with opened_writable(parse_target(f"s3://{bucket.name}/study")) as store:
+            ready.wait()
+            return store.create("asked/00000.json", b"%d" % number)
+
+    with ThreadPoolExecutor(20) as threads:
+        created = list(threads.map(write, range(20)))
+    assert created.count(True) == 1
+    (stored,) = bucket.objects.all()
+    assert stored.key == "study/asked/00000.json"
+    assert stored.get()["Body"].read() == b"%d" % created.index(True)
+
+
+def test_a_journal_in_a_bucket(bucket: Any) -> None:
+    with open_journal(f"s3://{bucket.name}/a/b") as journal:
+        assert read_study(journal) is None
+        header = {"format": 1, "study": {"metric": "loss"}, "key": "k", "namespace": "ns", "began": 1.0}
+        assert journal.create("study", header) == header
+        journal.create("asked/00000", {"parameters": {"x": 1}})
+    with open_journal(f"s3://{bucket.name}/a/b") as again:
+        assert again.create("asked/00000", {"parameters": {"x": 2}}) == {"parameters": {"x": 1}}
+        state = read_study(again)
+    assert state is not None
+    assert [dict(trial.parameters) for trial in state.trials] == [{"x": 1}]

@@ -249,17 +249,6 @@ class RealNode:
             with suppress(FileNotFoundError):
                 limit(0)
 
-    @contextmanager
-    def unwritten_log(self, reference: str) -> Iterator[None]:
-        """Give a container an empty log until the end, as a busy node does: what it writes is kept aside."""
-        log = f"/var/log/containers/*-{reference.removeprefix('containerd://')}.log"  # a link of the kubelet
-        aside = self.inside("sh", "-ec", f'log=$(readlink -f {log}); mv "$log" "$log.aside"; : > "$log"; echo "$log"')
-        path = subprocess.run(aside, capture_output=True, text=True, check=True).stdout.strip()
-        try:
-            yield
-        finally:
-            _run(self.inside("mv", f"{path}.aside", path))
-
     def _process(self, reference: str) -> int:
         """The first process of a container, in the node's PID namespace."""
         self._ctr("tasks", "list")

@@ -168,19 +168,20 @@ def block(backend: DirectBackend, blocker: Blocker) -> None:
     backend.watch = watched  # type: ignore[method-assign]  # for every wait of the test
 
 
-STATES = (
-    "nothing",
-    "deleted, with pods on a lost node",
-    "a JobSet is left",
-    "failed",
-    "given up",
-    "delivered",
-    "runs",
-    "suspended by a cancel",
-    "undelivered",
-    "two run",
-    "came back",
-)
+STATES = {
+    "nothing": 1,
+    "deleted, with pods on a lost node": 2,
+    "a JobSet is left": 2,
+    "failed": 2,
+    "given up": 2,
+    "delivered": 2,
+    "runs": 1,
+    "suspended by a cancel": 1,
+    "undelivered": 1,
+    "two run": 1,
+    "came back": 2,
+}
+"""States of a key -> number of the attempt that counts after the next launch."""
 
 
 async def bring(backend: DirectBackend, state: str) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fakes.kube.direct import DirectBackend, Store
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob.errors import NotFound
+from trainjob.job import labels_of
 from trainjob.progress.message import RESERVED
 from trainjob.status import observe
-from trainjob.tuning import Study
+from trainjob.tuning import Study, StudyResult, read_study, tune
+from trainjob.tuning.trials import StudyState
 
 SPACE = {"x": {"type": "float", "low": -2, "high": 2}, "n": {"type": "int", "low": 1, "high": 3}}
 TEMPLATE = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["train", "--x=$(KUBEFLOW_TRAINER_OPT_X)"]})
@@ -132,3 +136,74 @@ class Launcher(DirectBackend):
         if 0 <= self.dies_at <= self.count:
             self.dead = True
             raise Killed
+
+
+@dataclass
+class World:
+    """A cluster that trains, and the journal of its study."""
+
+    backend: DirectBackend = field(default_factory=DirectBackend)
+    files: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.trainings = Trainings(self.backend)
+
+    def launcher(self, dies_at: int = -1) -> Launcher:
+        return Launcher(self.backend.store, self.files, dies_at)
+
+    async def tune(
+        self, launcher: Launcher | None = None, template: TrainJobSpec = TEMPLATE, key: str = "study", **fields: Any
+    ) -> StudyResult:
+        launcher = launcher or self.launcher()
+        more = {name: fields.pop(name) for name in ("on_change", "options", "namespace") if name in fields}
+        where: dict[str, Any] = {"namespace": "ns"} | more
+        return await tune(launcher, study(**fields), template, key, launcher.journal, **where)
+
+    def state(self) -> StudyState:
+        found = read_study(MemoryJournal(self.files))
+        assert found is not None
+        return found
+
+    def jobs(self, number: int) -> list[dict[str, Any]]:
+        wanted = labels_of(f"study/{number}").items()
+        return [job for job in self.backend.jobs.values() if wanted <= job["metadata"]["labels"].items()]
+
+    @staticmethod
+    async def until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.001)
+
+    @staticmethod
+    def at(request: str, action: Callable[[], object], number: int = 1) -> Callable[[str], None]:
+        """A hook that acts before a request: the one of that name and number."""
+        numbers = itertools.count(1)
+
+        def before(name: str) -> None:
+            if name == request and next(numbers) == number:
+                action()
+
+        return before
+
+    async def interrupted(self, condition: Callable[[], bool], **fields: Any) -> None:
+        """Call `tune`, and cancel the call when the condition holds."""
+        task = asyncio.create_task(self.tune(**fields))
+        await self.until(condition)
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(outcome, asyncio.CancelledError)
+
+    async def killed(self, dies_at: int, **fields: Any) -> bool:
+        """Whether a launcher was killed at its request of that number; raises what else it raises."""
+        launcher = self.launcher(dies_at)
+        task = asyncio.create_task(self.tune(launcher, **fields))
+        await self.until(lambda: launcher.dead or task.done())
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        if not launcher.dead and isinstance(outcome, BaseException):
+            raise outcome
+        return launcher.dead
+
+
+def once(count: int) -> list[tuple[str, int]]:
+    """The first attempt of each of these trials."""
+    return [(str(number), 1) for number in range(count)]

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from itertools import pairwise, permutations
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -154,24 +154,14 @@ def is_result(job: dict[str, Any]) -> bool:
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=2, max_size=4))
-def test_the_order_of_active_attempts_is_total(given_: list[tuple[int, int]]) -> None:
-    """The oldest counts, then the lowest number, then the UID; whoever is left counts next."""
-    jobs = [
-        attempt("running", uid=UIDS[index], created=created, number=number)
-        for index, (created, number) in enumerate(given_)
-    ]
-    ranking = []
-    left = [*jobs]
-    while left:
-        counts, losers = decide(left)
-        assert counts is not None
-        assert len(losers) == len(left) - 1
-        ranking.append(counts)
-        left = [job for job in left if job is not counts]
-    keys = [
-        (job["metadata"]["creationTimestamp"], int(job["metadata"]["labels"][ATTEMPT]), uid_of(job)) for job in ranking
-    ]
-    assert all(one < other for one, other in pairwise(keys))
+def test_of_active_attempts_the_oldest_counts_then_the_lowest_number_then_the_uid(ages: list[tuple[int, int]]) -> None:
+    jobs = {
+        (created, number, uid): attempt("running", uid=uid, created=created, number=number)
+        for uid, (created, number) in zip(UIDS, ages, strict=False)
+    }
+    counts, losers = decide([*jobs.values()])
+    assert counts is jobs[min(jobs)]
+    assert len(losers) == len(jobs) - 1
 
 
 # ---------------------------------------------------------------- cancels and launches
@@ -185,11 +175,9 @@ NO_TRY = None
         # of a key: newer than the launch
         (Cancel(5), 4, 1, "", True),
         (Cancel(5), 5, 1, "", False),
-        (Cancel(5), 6, 1, "", False),
         (Cancel(5), None, 1, "", False),
         (Cancel(5), 0, 9, "u", True),
         # a kill of a try: of that one and of earlier ones, if they began before
-        (Cancel(5, 2), 4, 1, "", True),
         (Cancel(5, 2), 4, 2, "", True),
         (Cancel(5, 2), 6, 2, "", False),  # the same try of a run that was deleted and created again
         (Cancel(5, 2), 4, 3, "", False),
@@ -197,10 +185,8 @@ NO_TRY = None
         # of one job
         (Cancel(5, NO_TRY, "u"), 4, 1, "u", True),
         (Cancel(5, NO_TRY, "u"), 4, 1, "other", False),
-        (Cancel(5, NO_TRY, "u"), 4, 1, "", False),
         (Cancel(5, NO_TRY, "u"), 6, 1, "u", False),
         (Cancel(5, 2, "u"), 4, 2, "u", True),
-        (Cancel(5, 2, "u"), 4, 2, "other", False),
         (Cancel(5, 2, "u"), 4, 3, "u", False),
     ],
 )
@@ -219,19 +205,14 @@ def test_which_launch_obeys_which_cancel(
         # mark, launch of the job, its try; whether that launch was cancelled; whether a waiter resumes the job
         ("5", "4", 1, True, False),
         ("5", "5", 1, False, True),
-        ("5", "6", 1, False, True),
         ("5", None, 1, False, False),
-        ("try:1", "6", 1, True, False),
         ("try:1@5", "6", 1, False, True),
         ("try:1@7", "6", 1, True, False),
         ("try:1", "4", 2, False, True),
-        ("try:2", None, 1, True, False),
         ("try:2", None, 3, False, True),
         ("unattended", "4", 1, False, True),
-        ("unattended", None, 1, False, True),
         ("true", "4", 1, False, False),
         ("", "4", 1, False, False),
-        ("5", "-1", 1, False, False),
         ("try:x", "4", 1, False, True),
         ("\N{SUPERSCRIPT TWO}", "1", 1, False, False),
     ],

@@ -1,19 +1,25 @@
-"""Blockers of a job in its related objects (shapes recorded from Kueue 0.18 and Trainer 2.3)."""
+"""Blockers of a job in its related objects (shapes recorded from Kueue 0.18 and Trainer 2.3), and which are read."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from tests.fakes.kube.direct import DirectBackend
 from tests.objects import COMPLETE, Object, condition, counts, ended, event, pod, trainjob, waiting
 
+from trainjob import JobRef, TrainJobSpec
+from trainjob._diagnosis import diagnosis_of
 from trainjob._diagnosis.blockers import event_time, first, in_events, in_workload, of_flavors, of_pods
+from trainjob._manifest.render import render
+from trainjob.errors import Category, Diagnosis, RetryVerdict
 from trainjob.status import QUEUE_LABEL, Blocker, Phase, observe
+
+pytestmark = pytest.mark.anyio
 
 NO_QUOTA = (
     "couldn't assign flavors to pod set node: insufficient unused quota for nvidia.com/gpu in flavor default, 8 more"
 )
-TOO_MUCH = "insufficient quota for cpu in flavor default, … current podset request (60) > maximum capacity (8)"
 
 
 def workload(*conditions: Object, active: bool = True, **status: Any) -> Object:
@@ -37,10 +43,6 @@ RETRIES = "exceeded the maximum number of re-queuing retries"
 @pytest.mark.parametrize(
     ("resource", "reason", "message", "permanent"),
     [
-        (workload(pending(NO_QUOTA)), "Pending", NO_QUOTA, False),
-        (workload(pending(TOO_MUCH)), "Pending", TOO_MUCH, True),
-        (workload(pending("LocalQueue nosuch doesn't exist", "Inadmissible")), "Inadmissible",
-         "LocalQueue nosuch doesn't exist", True),
         (workload(pending(NO_QUOTA), PREEMPTED), "Pending", f"{NO_QUOTA} (before: {PREEMPTED['message']})", False),
         (checked(pending(NO_QUOTA), state="Pending", message="asking"), "Pending", NO_QUOTA, False),
         (checked(RESERVED, state="Pending", message="asking"), "AdmissionCheck",
@@ -78,11 +80,8 @@ def queue(kind: str, reason: str, message: str = "Can't admit new workloads: …
     ("related", "reason", "permanent"),
     [
         ([], "Inadmissible", False),  # it may not be read
-        ([queue("ClusterQueue", "Stopped")], "QueueStopped", False),
         ([queue("LocalQueue", "ClusterQueueIsInactive"), queue("ClusterQueue", "Stopped")], "QueueStopped", False),
-        ([queue("LocalQueue", "Stopped")], "QueueStopped", False),
         ([queue("ClusterQueue", "FlavorNotFound")], "QueueIncomplete", True),
-        ([queue("ClusterQueue", "AdmissionCheckInactive")], "QueueIncomplete", True),
         ([{"kind": "ClusterQueue", "metadata": {"name": "gpus"}}], "Inadmissible", False),
     ],
 )
@@ -123,17 +122,6 @@ def test_the_latest_event_is_the_blocker() -> None:
     assert in_events(events[2:]) is None
 
 
-def test_an_outdated_webhook_cache_is_not_permanent() -> None:
-    """Recorded from JobSet with a busy Kueue 0.18."""
-    message = (
-        'job "a-node-0" creation failed with error: admission webhook "mjob.kb.io" denied the request: '
-        'JobSet.jobset.x-k8s.io "a" not found'
-    )
-    assert in_events([event("JobCreationFailed", message, kind="", about={})]) == Blocker(
-        "JobCreationFailed", message, permanent=False
-    )
-
-
 @pytest.mark.parametrize(
     ("times", "latest"),
     [
@@ -156,18 +144,9 @@ def in_pods(*pods: Object) -> Blocker | None:
 
 
 @pytest.mark.parametrize("init", [False, True])
-@pytest.mark.parametrize(
-    ("reason", "message", "permanent"),
-    [
-        ("ImagePullBackOff", "connection refused", False),
-        ("ErrImagePull", "nosuch:1: not found", True),
-        ("InvalidImageName", "", True),
-        ("CreateContainerConfigError", 'secret "token" not found', True),
-    ],
-)
-def test_waiting_containers_become_blockers(reason: str, message: str, permanent: bool, init: bool) -> None:
-    found = in_pods(pod(0, waiting(reason, message), init=init))
-    assert found == Blocker(reason, f"pod x-node-0-0-abcde: {reason}: {message}", permanent)
+def test_a_waiting_container_becomes_a_blocker(init: bool) -> None:
+    found = in_pods(pod(0, waiting("ErrImagePull", "nosuch:1: not found"), init=init))
+    assert found == Blocker("ErrImagePull", "pod x-node-0-0-abcde: ErrImagePull: nosuch:1: not found", permanent=True)
 
 
 def test_normal_waiting_states_are_not_blockers() -> None:
@@ -263,3 +242,87 @@ def test_a_blocker_is_the_message_of_an_idle_phase() -> None:
 @pytest.mark.parametrize("job", [trainjob(jobsStatus=[counts(active=1, ready=1)]), trainjob(COMPLETE), None])
 def test_a_blocker_does_not_change_other_phases(job: Object | None) -> None:
     assert observe(job, None, BLOCKER) == observe(job)
+
+
+# ---------------------------------------------------------------- which objects are read, over the fake server
+
+
+QUEUED: dict[str, Any] = {"runtime": "r", "command": ["train"], "labels": {QUEUE_LABEL: "gpus"}}
+EXPLAINED = ("clusterqueues", "localqueues", "resourceflavors", "workloadpriorityclasses", "nodes")
+NO_FLAVOR = condition("QuotaReserved", "Inadmissible", value="False", message="ClusterQueue gpus is inactive")
+LOCAL: Object = {"metadata": {"name": "gpus"}, "spec": {"clusterQueue": "gpus"}}
+LACKS = condition("Active", "FlavorNotFound", value="False", message="references missing ResourceFlavor(s): h100.")
+MISSING: Object = {"metadata": {"name": "gpus"}, "status": {"conditions": [LACKS]}}
+
+
+class Cluster(DirectBackend):
+    """A cluster with one job in the queue ``gpus``."""
+
+    async def launch(self, *conditions: Object, **more: Any) -> JobRef:
+        ref = JobRef.of(await self.create(render(TrainJobSpec.parse(QUEUED | more), "key", 1, "default")))
+        await self.patch(ref, {"spec": {"suspend": True}})
+        if conditions:
+            status = {"conditions": list(conditions)}
+            labels = {"kueue.x-k8s.io/job-uid": ref.uid}
+            self.put(
+                "workloads",
+                {"metadata": {"name": "w", "labels": labels}, "spec": {"queueName": "gpus"}, "status": status},
+            )
+        return ref
+
+    def put(self, plural: str, item: Object, namespace: str = "default") -> None:
+        self.store.put(plural, item | {"metadata": {"namespace": namespace, **item["metadata"]}})
+
+    async def diagnose(self, ref: JobRef) -> Diagnosis:
+        return diagnosis_of(await self.evidence(ref))
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    backend = Cluster()
+    backend.store.put("clustertrainingruntimes", {"metadata": {"name": "r"}})
+    return backend
+
+
+async def test_a_queue_that_admits_nothing_is_explained_by_its_cluster_queue(cluster: Cluster) -> None:
+    ref = await cluster.launch(NO_FLAVOR)
+    cluster.put("localqueues", LOCAL)
+    cluster.put("clusterqueues", MISSING, namespace="")
+    found = await cluster.diagnose(ref)
+    assert (found.category, found.retry) == (Category.CONFIGURATION, RetryVerdict.CONFIGURATION)
+    assert found.summary == "ClusterQueue gpus is FlavorNotFound: references missing ResourceFlavor(s): h100."
+
+
+async def test_without_the_permission_nothing_is_permanent_and_the_kind_is_unseen(cluster: Cluster) -> None:
+    ref = await cluster.launch(NO_FLAVOR)
+    cluster.put("localqueues", LOCAL)
+    cluster.put("clusterqueues", MISSING, namespace="")
+    cluster.store.forbidden = (frozenset(EXPLAINED), frozenset())
+    found = await cluster.diagnose(ref)
+    assert (found.category, found.retry) == (Category.QUOTA, RetryVerdict.QUOTA)
+    assert [each.partition(":")[0] for each in found.unseen] == ["localqueues"]
+
+
+async def test_a_missing_priority_class_is_named(cluster: Cluster) -> None:
+    ref = await cluster.launch(labels=QUEUED["labels"] | {"kueue.x-k8s.io/priority-class": "urgent"})
+    found = await cluster.diagnose(ref)
+    assert found.summary == "the job is not queued: its WorkloadPriorityClass urgent does not exist"
+    assert found.retry is RetryVerdict.CONFIGURATION
+    cluster.put("workloadpriorityclasses", {"metadata": {"name": "urgent"}}, namespace="")
+    assert (await cluster.diagnose(ref)).category is Category.NONE
+
+
+async def test_a_job_that_does_not_wait_costs_no_further_request(cluster: Cluster) -> None:
+    ref = await cluster.launch(condition("QuotaReserved"), condition("Admitted"))
+    await cluster.evidence(ref)
+    assert not {f"GET {each}" for each in EXPLAINED} & set(cluster.requests)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_pods_that_may_not_be_listed_are_distinguished_from_no_pods(cluster: Cluster, allowed: bool) -> None:
+    """By a field of the evidence, not by the text of `unseen`."""
+    ref = await cluster.launch()
+    cluster.store.forbidden = (frozenset() if allowed else frozenset({"pods"}), frozenset())
+    evidence = await cluster.evidence(ref)
+    assert (evidence.pods, evidence.logs, evidence.pods_visible) == ([], {}, allowed)
+    assert [text.partition(":")[0] for text in evidence.unseen] == ([] if allowed else ["pods"])

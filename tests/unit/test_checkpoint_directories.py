@@ -118,9 +118,12 @@ def test_the_directory_follows_from_what_is_asked(
 ) -> None:
     first, second = made(fields, 1), made(changed(fields, **{field: value}), 2)
     assert (directory(first) != directory(second)) == is_asked
-    assert (notice(first, second) != "") == is_asked
+    text = notice(first, second)
+    assert (text != "") == is_asked
     if is_asked:
-        assert f"({field}" in notice(first, second) or field == "torchtune"
+        assert f"({field}" in text or field == "torchtune"
+        assert directory(first) in text
+        assert directory(second) in text
 
 
 def test_a_retry_of_the_same_spec_uses_the_same_directory() -> None:
@@ -131,6 +134,7 @@ def test_a_retry_of_the_same_spec_uses_the_same_directory() -> None:
     retries = [*(made(fields, attempt) for attempt in (1, 2, 999, 1000)), made(fields, 2, changes=changes)]
     (found,) = {directory(each) for each in (*retries, made(other_order))}
     assert re.fullmatch(rf"s3://b/checkpoints/ns/train-{key_hash(KEY)}-[0-9a-z]{{8}}", found)
+    assert directory(made(fields, key="airflow/airflow/d/r/1/train")) != found, "another work of the same name"
 
 
 @pytest.mark.parametrize(
@@ -175,26 +179,11 @@ def test_variables_of_libraries_keep_the_directory(name: str) -> None:
         assert directory(made({**COMMAND, "env": {"ITEM": "north", **env}})) == directory(made(COMMAND))
 
 
-NAMES = st.from_regex(r"[A-Z][A-Z0-9_]{0,12}", fullmatch=True).filter(
-    lambda name: not name.startswith(("TRAINJOB_", "PET_", "DMLC_", "OMPI_", "JAX_"))
-)
-
-
-def is_asked(name: str) -> bool:
-    """As in the table, without its patterns."""
-    prefixes = tuple(each[:-1] for each in NOT_ASKED if each.endswith("*"))
-    suffixes = tuple(each[1:] for each in NOT_ASKED if each.startswith("*"))
-    return not name.startswith(prefixes) and not name.endswith(suffixes)
-
-
-@settings(max_examples=50)
-@given(st.dictionaries(NAMES, st.sampled_from(["", "a", "b"]), max_size=4), st.data())
-def test_all_other_variables_change_the_directory(env: dict[str, str], data: st.DataObject) -> None:
-    name, value = data.draw(NAMES), data.draw(st.sampled_from(["", "a", "b", "c"]))
-    first, second = made({**COMMAND, "env": env}), made({**COMMAND, "env": {**env, name: value}})
-    differs = is_asked(name) and env.get(name) != value
-    assert (directory(first) != directory(second)) == differs
-    assert (f"env.{name}: " in notice(first, second)) == differs
+@pytest.mark.parametrize("name", ["SEED", "NCCL", "MY_NCCL_DEBUGS", "LOG_LEVELS", "PROXY", "DEBUG", "XTORCH_X"])
+def test_all_other_variables_change_the_directory(name: str) -> None:
+    first, second = made(COMMAND), made({**COMMAND, "env": {"ITEM": "north", name: ""}})
+    assert directory(first) != directory(second)
+    assert f'env.{name}: (nothing) -> ""' in notice(first, second)
 
 
 def test_only_values_from_secrets_are_left_out() -> None:
@@ -207,48 +196,7 @@ def test_only_values_from_secrets_are_left_out() -> None:
     assert directory(made(texts[0])) != directory(made(texts[1]))
 
 
-# ---------------------------------------------------------------- any two specs
-
-WORDS = st.lists(st.sampled_from(["--epochs", "10", "20", "$(HOME)"]), max_size=3)
-FIELDS = st.fixed_dictionaries(
-    {"runtime": st.sampled_from(["a", "b"]), "checkpoints": st.just("s3://b")},
-    optional={
-        "image": st.sampled_from(["i:1", "i:2"]),
-        "env": st.dictionaries(st.sampled_from(["ITEM", "NCCL_DEBUG", "SEED"]), st.sampled_from(["", "1"])),
-        "inputs": st.dictionaries(st.sampled_from(["data", "model"]), st.sampled_from(["", "pvc://a/b", "file:///x"])),
-        "outputs": st.dictionaries(st.just("model"), st.sampled_from(["s3://a", "s3://b"])),
-        "num_nodes": st.integers(1, 2),
-        "stall_timeout": st.just(60),
-        "initializer": st.sampled_from([{"dataset": "hf://a/b"}, {"dataset": "hf://a/c"}, {"model": "hf://a/b"}]),
-    },
-)
-FUNCTIONS = [{"name": name, "source": f"def {name}(): pass"} for name in "ab"]
-ARGUMENTS = st.dictionaries(st.sampled_from("ab"), st.one_of(st.integers(0, 1), st.just("$$")))
-PROGRAMS = st.one_of(
-    st.fixed_dictionaries({"command": WORDS, "args": WORDS}),
-    st.fixed_dictionaries({"func": st.sampled_from(FUNCTIONS), "func_args": ARGUMENTS}),
-)
-SPECS = st.builds(lambda fields, program: {**fields, **program}, FIELDS, PROGRAMS)
-
-
-@given(SPECS, SPECS, *[st.sampled_from(["a/k", "b/k"])] * 2)
-def test_two_works_never_share_a_directory_and_a_notice_names_the_difference(
-    one: dict[str, Any], other: dict[str, Any], key: str, other_key: str
-) -> None:
-    first, second, of_other = made(one), made(other, 2), made(other, key=other_key)
-    differs = asked(first["spec"]) != asked(second["spec"])
-    assert (directory(first) != directory(second)) == differs
-    assert (directory(made(one, key=key)) != directory(of_other)) == (differs or key != other_key)
-    text = notice(first, second)
-    assert (text != "") == differs
-    if differs:
-        assert "is asked to do something else" in text
-        assert directory(first) in text
-        assert directory(second) in text
-
-
-@settings(max_examples=30)
-@given(SPECS)
+@pytest.mark.parametrize("fields", [COMMAND, FUNCTION, TORCHTUNE], ids=["command", "function", "torchtune"])
 def test_what_a_server_adds_is_no_difference(fields: dict[str, Any]) -> None:
     """A server leaves out empty parts, and a webhook may add variables of a proxy."""
     spec = made(fields)["spec"]
@@ -308,7 +256,6 @@ MOUNT = "/mnt/trainjob-checkpoints"
         ("pvc://claim/a", "pvc://claim/a/ns/train-x", f"{MOUNT}/a/ns/train-x"),
         ("pvc://claim/a", "pvc://claim", f"{MOUNT}/"),
         ("pvc://claim/a", f"{MOUNT}/a/ns/train-x", f"{MOUNT}/a/ns/train-x"),
-        ("pvc://claim/a", "s3://b/x", "s3://b/x"),
     ],
 )
 def test_an_author_may_choose_the_directory(checkpoints: str, chosen: str, handed: str) -> None:
@@ -332,7 +279,6 @@ SECRET = {"secretKeyRef": {"name": "a", "key": "b"}}
         (None, "s3://b/x", f"{CHOICE}is set from checkpoints (set checkpoints to the location of the directory, too)"),
         ("s3://b", "", f"{CHOICE}'' {IS_NONE}pvc://claim/path, s3://…, file:///… or an absolute path)"),
         ("s3://b", "relative/path", f"{CHOICE}'relative/path' {IS_NONE}"),
-        ("s3://b", "s3://a b", f"{CHOICE}'s3://a b' {IS_NONE}"),
         ("s3://b", "pvc://c/x", f"{CHOICE}is on the PVC volume c, {UNMOUNTED} (set checkpoints to pvc://c)"),
         ("pvc://a/x", "pvc://b/x", f"{CHOICE}is on the PVC volume b, {UNMOUNTED} (set checkpoints to pvc://b)"),
         ("s3://b", f"{MOUNT}/x", f"{CHOICE}is on a PVC volume, and none is mounted (set checkpoints to pvc://claim/p"),

@@ -65,10 +65,8 @@ def test_pairs_and_job_names_are_parsed() -> None:
     for wrong in ("A", "=b"):
         with pytest.raises(click.BadParameter):
             pair(wrong)
-    for key in ("../x", "a/b/c", "Train", "/x", "x/"):
+    for key in ("a/b/c", "x/"):  # `test_names` has more
         assert job_name(key) == ("", key)
-    with pytest.raises(click.BadParameter):
-        job_name(" ")
 
 
 # --- specs from files and options
@@ -165,17 +163,13 @@ def test_slug_comes_from_the_file_or_the_command() -> None:
         (["run", "--runtime", "no-such-runtime", "--", "x"], "runtime 'no-such-runtime' does not exist"),
         (["run", "--runtime", "r", "--on-crash-action", "keep", "--", "x"], "give one of them"),
         (["wait", "x", "--fail-on-first-crash", "--on-crash-action", "delete"], "delete"),
-        (["list", "--phase", "Sleeping"], "Sleeping"),
         (["status", " "], "is blank: write NAME, NAMESPACE/NAME or the key of a TrainJob"),
         # What users of kubectl type, and what exists in its place.
         (["get", "jobs"], "No such command 'get'. Use trainjob list, or trainjob status NAME."),
-        (["describe", "x"], "No such command 'describe'. Use trainjob diagnose NAME."),
-        (["stop", "x"], "No such command 'stop'. Use trainjob cancel NAME."),
         (["version"], "No such command 'version'. Use trainjob --version."),
         (["list", "-o", "json"], "No such option '-o'. Use --json."),
         (["run", "-f", "x.yaml"], "No such option '-f'. Use the file as an argument: trainjob run FILE."),
         (["run", "--gpus", "8"], "No such option '--gpus'. Use --resources-per-node gpu=NUMBER."),
-        (["run", "--nodes", "2"], "No such option '--nodes'. Use --num-nodes NUMBER."),
     ],
 )
 def test_usage_errors_exit_with_2(program: Program, words: list[str], message: str) -> None:
@@ -221,7 +215,6 @@ def failed(category: Category, retry: RetryVerdict) -> TrainJobFailed:
         (failed(Category.USER_CODE, RetryVerdict.UNKNOWN), 1),
         (failed(Category.OUTAGE, RetryVerdict.INFRASTRUCTURE), 3),
         (failed(Category.CONFIGURATION, RetryVerdict.CONFIGURATION), 2),
-        (failed(Category.NODE_LOST, RetryVerdict.INFRASTRUCTURE), 3),
         (failed(Category.PREEMPTED, RetryVerdict.PREEMPTED), 3),
         (failed(Category.QUOTA, RetryVerdict.QUOTA), 3),
         (failed(Category.DELETED, RetryVerdict.CONFIGURATION), 5),
@@ -307,31 +300,11 @@ main(["render", "--runtime", "trainjob-step", "--", "true"])
 # --- texts
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0.0s"), (0.96, "0.9s"), (1, "1s"), (59.9, "59s"), (80, "1m20s"), (7500, "2h05m"), (273600, "3d04h")],
-)
-def test_durations_are_shortened(seconds: float, text: str) -> None:
-    assert short(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1797.0, "1797"),
-        (0.912345678, "0.912346"),
-        (1e-7, "1e-07"),
-        (float("nan"), "nan"),
-        ("adam", "adam"),
-        (7, "7"),
-        (True, "true"),
-    ],
-)
-def test_numbers_are_rounded(value: float | str, text: str) -> None:
-    assert rounded(value) == text
-
-
-def test_numeric_metrics_are_selected() -> None:
+def test_durations_numbers_and_metrics_are_shortened() -> None:
+    durations = {-1: "0.0s", 0.96: "0.9s", 1: "1s", 59.9: "59s", 80: "1m20s", 7500: "2h05m", 273600: "3d04h"}
+    assert {seconds: short(seconds) for seconds in durations} == durations
+    numbers: list[float | str] = [1797.0, 0.912345678, 1e-7, float("nan"), "adam", 7, True]
+    assert [rounded(each) for each in numbers] == ["1797", "0.912346", "1e-07", "nan", "adam", "7", "true"]
     assert numeric({"a": 0.5, "b": 7, "c": True, "d": "x", "e": float("nan")}) == {"a": 0.5, "b": 7}
 
 

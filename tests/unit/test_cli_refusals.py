@@ -100,11 +100,8 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_error_of_an_unknown_backend_names_the_variable(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINJOB_BACKEND", "lokal")
-    code, _, err = program("list")
-    assert (code, err) == (
-        2,
-        "error: TRAINJOB_BACKEND: unknown backend 'lokal'; use one of: kubernetes, local\n",
-    )
+    error = "error: TRAINJOB_BACKEND: unknown backend 'lokal'; use one of: kubernetes, local\n"
+    assert program("list") == (2, "", error)
 
 
 def test_an_environment_without_python_is_rejected(
@@ -152,7 +149,6 @@ def test_an_unwritable_page_is_rejected_before_the_job_is_read(program: Program,
         (OSError(30, "Read-only file system", "/data/x"), 2),
         (OSError(36, "File name too long", "/data/x"), 2),
         (OSError(28, "No space left on device", "/data/x"), 3),
-        (OSError(5, "Input/output error", "/data/x"), 3),
         (ConnectionResetError(104, "Connection reset by peer"), 3),
     ],
 )
@@ -179,10 +175,8 @@ def test_a_list_without_a_match_names_its_filters(program: Program, backend: Dir
     assert (code, err) == (0, "no jobs in namespace default with key 'a' in phase Running; list all: trainjob list\n")
     launched(backend, "a")
     code, _, err = program("list", "--key", "a", "--phase", "Failed", "--phase", "complete")
-    assert (code, err) == (
-        0,
-        "no jobs in namespace default with key 'a' in phase Failed or Complete; 1 in other phases\n",
-    )
+    assert code == 0
+    assert err == "no jobs in namespace default with key 'a' in phase Failed or Complete; 1 in other phases\n"
 
 
 def test_an_unknown_rank_is_rejected(program: Program, backend: DirectBackend) -> None:
@@ -267,6 +261,15 @@ WAITING = [
     *(("--fail-on-first-crash",), ("--on-crash-action", "suspend"), ("--no-logs",)),
 ]
 
+INSTALLED = {
+    ("--service-account", "a:b"): ("reaper kfp policy", "or use --only rbac"),
+    ("--image", "a"): ("rbac kfp policy", "or use --only runtimes or --only reaper"),
+    ("--pin", f"a:1{DIGEST}"): ("rbac kfp policy", "--pin has no effect with --only"),
+    ("--keep-for", "P30D"): ("rbac kfp policy", "or use --only reaper"),
+    ("--trainer", "2.3"): ("rbac reaper kfp policy", "--trainer has no effect with --only"),
+    ("--storage-secret", "s"): ("rbac reaper kfp policy", "--storage-secret has no effect with --only"),
+}
+"""Options of `trainjob install` -> the parts that they have no effect on, and the message."""
 IGNORED: list[tuple[tuple[str, ...], str]] = [
     *(((*RUN, *option, "--", "true"), "has no effect with --detach, which does not wait") for option in WAITING),
     (("wait", "a", "b", "--no-logs"), "--no-logs cannot be combined with several jobs: give the NAME of one"),
@@ -282,25 +285,9 @@ IGNORED: list[tuple[tuple[str, ...], str]] = [
     ),
     (("install", "--only", "runtimes", "-n", "ns"), "--namespace has no effect with --only runtimes: leave it out, or"),
     *(
-        (("install", "-n", "ns", "--only", part, "--service-account", "a:b"), "or use --only rbac")
-        for part in ("reaper", "kfp", "policy")
-    ),
-    *(
-        (("install", "-n", "ns", "--only", part, "--image", "a"), "or use --only runtimes or --only reaper")
-        for part in ("rbac", "kfp", "policy")
-    ),
-    *(
-        (("install", "-n", "ns", "--only", part, "--pin", f"a:1{DIGEST}"), "--pin has no effect with --only")
-        for part in ("rbac", "kfp", "policy")
-    ),
-    *(
-        (("install", "-n", "ns", "--only", part, *option), f"{option[0]} has no effect with --only {part}")
-        for part in ("rbac", "reaper", "kfp", "policy")
-        for option in (("--trainer", "2.3"), ("--storage-secret", "s"))
-    ),
-    *(
-        (("install", "-n", "ns", "--only", part, "--keep-for", "P30D"), "or use --only reaper")
-        for part in ("rbac", "kfp", "policy")
+        (("install", "-n", "ns", "--only", part, *option), message)
+        for option, (parts, message) in INSTALLED.items()
+        for part in parts.split()
     ),
     (("install", "--keep-for", "P30D"), "--keep-for has no effect without the reaper"),
     (("-n", "ns", "data", "copy", "a", "b"), "trainjob data copy does not use --namespace: leave it out"),

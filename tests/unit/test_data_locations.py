@@ -22,8 +22,6 @@ _path = st.lists(_segment, min_size=1, max_size=4).map("/".join)
         ("s3://bucket/a/", Location("s3", "bucket", "a", directory=True)),
         ("S3://bucket", Location("s3", "bucket", "", directory=True)),
         ("s3://bucket/what?#%20", Location("s3", "bucket", "what?#%20")),
-        ("gs://bucket/a%20?#", Location("gs", "bucket", "a%20?#")),
-        ("az://data/a/", Location("az", "data", "a", directory=True)),
         ("abfss://data@lake.dfs.core.windows.net/a", Location("abfss", "data@lake.dfs.core.windows.net", "a")),
         ("hf://org/model", Location("hf", "org/model", "", directory=True)),
         ("hf://models/org/model/a%20?#", Location("hf", "org/model", "a%20?#")),
@@ -84,9 +82,7 @@ def test_errors_of_invalid_locations_name_the_valid_form(text: str, words: str) 
     [
         "https://user:hunter2@host/x",
         "s3://AKIA:hunter2@bucket/x",
-        "gs://hunter2@bucket/x",
         "hf://user:hunter2@org/x",
-        "az://user:hunter2@container/x",
         "abfs://user:hunter2@lake.dfs.core.windows.net/x",
         "https://b.s3.amazonaws.com/x?X-Amz-Signature=hunter2",
         "https://acc.blob.core.windows.net/x?sv=1&sig=hunter2",

@@ -206,8 +206,6 @@ def test_copy_prints_digest_and_target_or_json(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("{}/none", "{}/t"), 2, "does not exist or is empty"),
-        (("{}/source", "{}/source/sub"), 2, "overlaps"),
         (("{}/source", "{}/t", "--digest", "1" * 64), 2, "has digest"),
         (("ftp://host/x", "{}/t"), 2, "is not a supported scheme"),
         (("http://127.0.0.1:1/x", "{}/t"), 3, "cannot be reached"),

@@ -52,17 +52,6 @@ def test_a_link_inside_the_source_is_copied_as_a_file(source: Path, target: Path
     assert not (target / "inside").is_symlink()
 
 
-def test_sidecars_are_removed_with_their_content(source: Path, target: Path) -> None:
-    transfer.copy(str(source), str(target), sidecars=lambda _: {file_manifest.CARD: b"about one"})
-    assert (target / file_manifest.CARD).read_bytes() == b"about one"
-    (source / "a.txt").write_bytes(b"two")
-    copy(str(source), str(target))
-    assert not (target / file_manifest.CARD).exists()
-    (source / file_manifest.CARD).write_bytes(b"of the author")
-    copy(str(source), str(target))
-    assert (target / file_manifest.CARD).read_bytes() == b"of the author", "a file of that name is content"
-
-
 def test_only_large_files_are_resumable(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resumable: list[str] = []
     resume_write = FileStore.resume_write
@@ -164,30 +153,33 @@ def test_a_copy_that_is_killed_at_any_change_is_completed_by_the_next_one(tmp_pa
     assert seen == {before.digest, None, scan(str(new)).digest}
 
 
-def test_the_manifest_is_written_after_the_files_are_on_the_disk(
-    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A manifest marks a complete copy, also after a power failure."""
-    synced: list[str] = []
-    fsync = os.fsync
+@pytest.fixture
+def renames(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
+    """Each name that a file got, with the names of all files that were on the disk by then."""
+    found: list[tuple[str, set[str]]] = []
+    synced: set[str] = set()
+    fsync, replace = os.fsync, os.replace
 
-    def note(file: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{file}").readlink().name)
+    def note_sync(file: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{file}").readlink().name)
         fsync(file)
 
-    replaced: list[int] = []
-    replace = os.replace
-
-    def note_replace(old: str, new: str, **places: int) -> None:
-        if Path(new).name == file_manifest.NAME:
-            replaced.append(len(synced))
+    def note_rename(old: str, new: str, **places: int) -> None:
+        found.append((Path(new).name, {*synced}))
         replace(old, new, **places)
 
-    monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(os, "replace", note_replace)
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    return found
+
+
+def test_the_manifest_is_written_after_the_files_are_on_the_disk(
+    source: Path, target: Path, renames: list[tuple[str, set[str]]]
+) -> None:
+    """A manifest marks a complete copy, also after a power failure."""
     copy(str(source), str(target))
-    (before,) = replaced
-    assert {Path(name).name for name in FILES} <= set(synced[:before])
+    (before,) = (synced for name, synced in renames if name == file_manifest.NAME)
+    assert {Path(name).name for name in FILES} <= before
 
 
 def test_valid_files_of_an_incomplete_target_are_kept_and_others_that_it_lists_removed(
@@ -286,6 +278,7 @@ def test_nothing_is_written_through_a_link(source: Path, target: Path, tmp_path:
 
 
 # ---------------------------------------------------------------- copies that cannot be complete
+# `tests/stores/test_contract.py` has missing and incomplete sources, unsafe names, patterns without a match, digests.
 
 WHOLE = gzip.compress(os.urandom(300_000)) + gzip.compress(bytes(5_000_000)) + bytes(512)
 CUT = {"end": WHOLE[:-520], "middle": WHOLE[:200_000], "nothing": b"", "text": b"no gzip at all", "more": WHOLE + b"x"}
@@ -297,18 +290,12 @@ Tree = dict[str, bytes | str | None]
 """Path -> content of a file, target of a link, or None for a folder."""
 REFUSED: dict[str, tuple[Tree, dict[str, Any], type[Exception], str]] = {
     # sources
-    "missing": ({}, {"source": "{}/none"}, SourceNotFound, "does not exist or is empty"),
     "empty": ({"none": None}, {"source": "{}/none"}, SourceNotFound, "does not exist or is empty"),
     "only folders": ({"none/x/y": None}, {"source": "{}/none"}, SourceNotFound, "does not exist or is empty"),
-    "incomplete": ({"source/.trainjob/lock": b""}, {}, CorruptData, "is incomplete"),
     "link out": ({"source/outside": "/etc/passwd"}, {}, UnsafePath, "outside"),
     "loop": ({"source/loop": "../source"}, {}, UnsafePath, "loop"),
-    "backslash": ({"source/a\\b": b"x"}, {}, UnsafePath, "backslash"),
-    "newline": ({"source/a\nb": b"x"}, {}, UnsafePath, "control character"),
-    "no UTF-8": ({os.fsdecode(b"source/\xff"): b"x"}, {}, UnsafePath, "UTF-8"),
     **{f"gzip, {cut}": ({"source/x.csv.gz": data}, {}, CorruptData, "gzip") for cut, data in CUT.items()},
     # patterns and digests
-    "no match": ({}, {"include": ["*.parquet"]}, SourceNotFound, r"none of the 4 files .*\*\.parquet"),
     "file not included": ({}, FILE | {"include": ["*.parquet"]}, SourceNotFound, r"a\.txt is a single file"),
     "file excluded": ({}, FILE | {"exclude": ["a.*"]}, SourceNotFound, "does not match include=.*exclude="),
     **{
@@ -317,7 +304,6 @@ REFUSED: dict[str, tuple[Tree, dict[str, Any], type[Exception], str]] = {
     },
     "wrong digest": ({}, WRONG, ChecksumMismatch, "has digest .*, not sha256:0000"),
     "wrong digest of a file": ({}, FILE | WRONG, ChecksumMismatch, "0000"),
-    "wrong SHA-256 of a file": ({}, FILE | {"digest": "0" * 64}, ChecksumMismatch, "0000"),
     # targets
     "inside the source": ({}, {"target": "{}/source/sub/x"}, ConfigurationError, "overlaps"),
     "the source": ({}, {"target": "{}/source"}, ConfigurationError, "overlaps"),
@@ -376,11 +362,6 @@ def test_a_pipe_is_rejected_and_a_whole_gzip_is_not(source: Path, target: Path) 
 
 def test_sources_are_checked_against_their_manifest(first: Path, target: Path) -> None:
     """`tests/stores` also has other content of the same size, and more files."""
-    manifest = read_manifest(str(first))
-    assert manifest is not None
-    assert copy(str(first), str(target / "good"), digest=manifest.digest).digest == manifest.digest
-    with pytest.raises(ChecksumMismatch, match=f"has digest {manifest.digest}, not sha256:0000"):
-        copy(str(first), str(target), **WRONG)
     (first / "a.txt").write_bytes(b"longer")
     with pytest.raises(CorruptData, match="has 6 bytes"):
         copy(str(first), str(target))
@@ -391,22 +372,14 @@ def test_sources_are_checked_against_their_manifest(first: Path, target: Path) -
 
 
 def test_a_file_with_a_wrong_digest_never_gets_its_name(
-    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, target: Path, renames: list[tuple[str, set[str]]]
 ) -> None:
     """Another process that waits for the file must not read it."""
-    named: list[str] = []
-    replace = os.replace
-
-    def note(old: str, new: str, **places: int) -> None:
-        named.append(Path(new).name)
-        replace(old, new, **places)
-
-    monkeypatch.setattr(os, "replace", note)
     with pytest.raises(ChecksumMismatch):
         copy(str(source / "a.txt"), str(target), **WRONG)
-    assert "a.txt" not in named
+    assert "a.txt" not in {name for name, _ in renames}
     copy(str(source / "a.txt"), str(target))
-    assert "a.txt" in named
+    assert "a.txt" in {name for name, _ in renames}
     with pytest.raises(ChecksumMismatch, match=f"has digest {hashlib.sha256(b'one').hexdigest()}, not 0000"):
         copy(str(source / "a.txt"), str(target), digest="0" * 64)  # of a complete target
 

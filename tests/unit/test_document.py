@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -27,7 +26,6 @@ from trainjob._pages.documents.attempts import with_segments
 from trainjob._pages.documents.evaluation import with_evaluation
 from trainjob._pages.documents.jobs import list_document, workflow_document
 from trainjob._pages.documents.merging import merge_documents
-from trainjob._pages.documents.study import study_document
 from trainjob._pages.documents.training import observed_document, training_document
 from trainjob._spec import TrainJobSpec
 from trainjob._support.masking import MASK
@@ -36,7 +34,6 @@ from trainjob.evaluation.gate import Gate
 from trainjob.evaluation.scores import Scores
 from trainjob.job import ATTEMPT, JobRef
 from trainjob.status import QUEUE_LABEL, Observation, Phase
-from trainjob.tuning import Trial
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "page-document.md"
 
@@ -150,44 +147,43 @@ def test_attempts_of_a_key_are_in_order_and_with_their_causes() -> None:
 
 
 def test_restarts_and_checkpoints_of_an_attempt() -> None:
+    """Checkpoints are named as an author writes them."""
     restarted = pod(0, {"running": {}}, {"terminated": {}})
     restarted["metadata"]["labels"]["jobset.sigs.k8s.io/restart-attempt"] = "2"
     collected = history(1, 2)
     collected.add(1005.0, {CHECKPOINT: 40}, 41)
-    document = of(None, restarted, history=collected)
+    spec = {"runtime": "trainjob-step", "command": ["train"], "checkpoints": "pvc://claim/digits"}
+    job = {**trainjob(), "spec": render(TrainJobSpec.parse(spec), "nightly/train", 1, "default")["spec"]}
+    document = of(job, restarted, history=collected)
     (attempt,) = document["attempts"]
     assert attempt["restarts"] == 2 + 1
-    assert attempt["checkpoints"] == [{"time": "1970-01-01T00:16:45Z", "step": 40, "uri": ""}]
-    assert document["history"].keys() == {"loss"}
-
-
-def test_checkpoints_are_named_as_an_author_writes_them() -> None:
-    spec = {"runtime": "trainjob-step", "command": ["train"], "checkpoints": "pvc://claim/digits"}
-    collected = history(1, 2)
-    collected.add(1005.0, {CHECKPOINT: 40}, 41)
-    job = {**trainjob(), "spec": render(TrainJobSpec.parse(spec), "nightly/train", 1, "default")["spec"]}
-    document = of(job, history=collected)
-    (found,) = document["attempts"][0]["checkpoints"]
+    (found,) = attempt["checkpoints"]
+    assert (found["time"], found["step"]) == ("1970-01-01T00:16:45Z", 40)
     assert re.fullmatch(r"pvc://claim/digits/default/train-[0-9a-z]{10}-[0-9a-z]{8}", found["uri"])
+    assert document["history"].keys() == {"loss"}
+    (without,) = of(history=collected)["attempts"][0]["checkpoints"]
+    assert without["uri"] == ""
 
 
 def test_the_kept_document_of_an_attempt_completes_a_newer_one() -> None:
-    kept = training_document(failed(["boom"]), history=history(5, 4), source="kept")
+    kept = with_evaluation(training_document(failed(["boom"]), history=history(5, 4), source="kept"), evaluation())
     newer = observed_document(REF, Observation(Phase.RUNNING), history=history(4, 3, start=1001.0))
     merged = merge_documents(kept, newer)
     assert merged["phase"] == "Running"
     assert merged["spec"] == kept["spec"]
+    assert merged["evaluation"] == kept["evaluation"]
+    assert merged["lineage"]["evaluation"] == kept["lineage"]["evaluation"]
     assert [value for _, _, value in merged["history"]["loss"]] == [5.0, 4.0, 4.0, 3.0]
 
 
 def test_the_kept_document_of_an_earlier_attempt_becomes_an_attempt() -> None:
-    kept = training_document(failed(["boom"]), history=history(5, 4), source="kept")
+    kept = with_evaluation(training_document(failed(["boom"]), history=history(5, 4), source="kept"), evaluation())
     newer = observed_document(replace(REF, name="x-3", uid="uid-3", attempt=3), Observation(Phase.RUNNING))
     merged = merge_documents(kept, newer)
     assert [each["attempt"] for each in merged["attempts"]] == [2, 3]
     assert [value for _, _, value in merged["attempts"][0]["history"]["loss"]] == [5.0, 4.0]
-    assert merged["history"] == {}
-    assert merged["spec"] == {}
+    assert (merged["history"], merged["spec"]) == ({}, {})
+    assert merged["evaluation"] is merged["lineage"]["evaluation"] is None
 
 
 def test_points_of_a_document_are_bounded() -> None:
@@ -389,84 +385,3 @@ def test_an_evaluation_is_bounded() -> None:
     assert {len(row) for row in shown["confusion"]["counts"]} == {100}
     assert len(document["notes"]) == 4
     assert len(json.dumps(document)) < 1_000_000
-
-
-def test_a_newer_document_keeps_the_evaluation_of_the_same_job() -> None:
-    kept = with_evaluation(training_document(failed(["boom"])), evaluation())
-    newer = observed_document(REF, Observation(Phase.COMPLETE))
-    merged = merge_documents(kept, newer)
-    assert merged["evaluation"] == kept["evaluation"]
-    assert merged["lineage"]["evaluation"] == kept["lineage"]["evaluation"]
-    other = observed_document(replace(REF, uid="uid-9", attempt=9), Observation(Phase.RUNNING))
-    merged = merge_documents(kept, other)
-    assert merged["evaluation"] is None
-    assert merged["lineage"]["evaluation"] is None
-
-
-STUDY = {"metric": "loss", "direction": "minimize", "max_trials": 50, "parallel": 4}
-
-
-def study_trial(number: int, **changes: Any) -> dict[str, Any]:
-    return Trial(number, {"lr": 0.1}, "complete", float(number), values=[(1, 2.0)], job="j").as_dict() | changes
-
-
-def test_the_best_trial_is_the_best_complete_one() -> None:
-    trials = [
-        study_trial(3, value=0.5),
-        study_trial(0, value=0.1, state="pruned"),
-        study_trial(1, value=0.5),
-        study_trial(2, value=math.nan),
-        study_trial(4, value=None, state="running"),
-    ]
-    document = study_document("digits", "ns", "k", STUDY, trials)
-    assert document["best"] == 1
-    assert [each["number"] for each in document["trials"]] == [0, 1, 2, 3, 4]
-    assert document["trials"][2]["value"] is None
-    assert document["counts"] == {"pruned": 1, "complete": 3, "running": 1}
-    assert (document["state"], document["limits"]) == ("running", {"max_trials": 50, "parallel": 4})
-    maximized = study_document(
-        "digits", "ns", "k", STUDY | {"direction": "maximize"}, [*trials, study_trial(9)], ended=True
-    )
-    assert (maximized["best"], maximized["state"]) == (9, "ended")
-    assert study_document("digits", "ns", "k", STUDY, [])["best"] is None
-    json.dumps(document, allow_nan=False)
-
-
-def test_the_fields_of_a_trial_are_complete() -> None:
-    space = {"lr": {"type": "float", "low": 1e-5, "high": 1, "log": True}, "n": {"type": "int", "low": 1, "high": 2}}
-    document = study_document("t", "ns", "k", STUDY | {"space": space}, [study_trial(0)], importances={"lr": 1.0})
-    assert document["trials"][0] == study_trial(0) | {"href": "", "value": 0, "values": [[1, 2]], "seconds": 0}
-    assert document["space"] == {"lr": {"type": "float", "log": True}, "n": {"type": "int", "log": False}}
-
-
-def test_trials_of_a_study_are_masked_and_bounded() -> None:
-    def trial(number: int, text: str, size: int) -> dict[str, Any]:
-        return study_trial(
-            number,
-            parameters={f"p{index}": text for index in range(size // 2)},
-            reason=f"token {SECRET} {text}",
-            metrics={f"m{index}": number * 1.23456789 for index in range(size)},
-            outputs={"model": text},
-            values=[[step, math.sin(step)] for step in range(size)],
-            href=f"trainings/{number}",
-        )
-
-    for count, text, size, notes in ((2, "x", 60, 1), (300, "x" * 500, 60, 3), (2100, "x", 6, 1)):
-        trials = [trial(number, text, size) for number in range(count)]
-        document = study_document("t", "ns", "k", STUDY | {"max_trials": count}, trials)
-        assert SECRET not in json.dumps(document)
-        assert sum(len(each["values"]) for each in document["trials"]) <= MAX_POINTS
-        assert document["counts"] == {"complete": count}
-        if count == 300:
-            assert len(json.dumps(document, separators=(",", ":"))) < 1_000_000
-        assert len(document["notes"]) == notes, document["notes"]
-        for note in document["notes"][count > 2000 :][:1]:
-            assert note.endswith(("are shown", "characters", "min-max decimation"))
-    assert len(document["trials"]) == 2000
-    assert document["notes"][0] == "2000 of 2100 trials are shown: the 1000 best and the latest"
-
-
-def test_hostile_texts_of_a_study_are_plain() -> None:
-    trials = [study_trial(n, parameters={text: text}, reason=text, state=text) for n, text in enumerate(HOSTILE[:-1])]
-    text = json.dumps(study_document(HOSTILE[0], HOSTILE[1], HOSTILE[0], STUDY, trials))
-    assert not re.search(r"\\u00[01][0-9a-f]|\\u202e|\\ud[89a-f]", text)

@@ -28,11 +28,12 @@ def at(time: float) -> datetime:
     return datetime.fromtimestamp(time, UTC)
 
 
-def check_sums(found: Goodput) -> None:
+def check_sums(found: Goodput) -> Goodput:
     """Without gap or overlap, so all sums equal the wall time."""
     assert all(segment.end > segment.start for segment in found.segments)
     assert all(before.end == after.start for before, after in pairwise(found.segments))
     assert math.fsum(found.seconds.values()) == pytest.approx(found.wall_seconds, abs=1e-3)
+    return found
 
 
 @pytest.mark.parametrize(("known", "skew"), [("waiter", 0), ("both", 0), ("both", 20), ("pods", 0), ("pods", 5)])
@@ -40,8 +41,7 @@ def test_generated_histories_are_divided_as_they_were(known: Known, skew: float)
     largest = list[float]()
     for seed in range(100):  # 500 in all
         history = simulate(seed, known, skew=skew)
-        found = measure(history.attempts, at(history.now))
-        check_sums(found)
+        found = check_sums(measure(history.attempts, at(history.now)))
         assert found.wall_seconds == pytest.approx(sum(history.truth.values()), rel=0.01, abs=2)
         # Unknown time counts as training, so goodput is never too low.
         assert found.seconds[Activity.TRAINING] >= history.truth[Activity.TRAINING] - history.tolerance, seed
@@ -80,9 +80,7 @@ def running(
     job = trainjob(BEGIN, ended=ended, done=done is True)
     job["metadata"]["annotations"] |= annotations or {}
     reported = message_of(run) if done is None else ""
-    found = measure([Attempt(Evidence(job, one_pod(run), reported=reported), hangs=hangs)], at(BEGIN + end))
-    check_sums(found)
-    return found
+    return check_sums(measure([Attempt(Evidence(job, one_pod(run), reported=reported), hangs=hangs)], at(BEGIN + end)))
 
 
 def one_pod(*runs: Run) -> list[dict[str, Any]]:
@@ -193,9 +191,7 @@ def restarted(second: list[Report], *, end: float = 300) -> Goodput:
     first = Run(BEGIN + 10, BEGIN + 65, failed=True, reports=[(s, BEGIN + t, n) for s, t, n in steady(5)])
     again = Run(BEGIN + 80, BEGIN + end, reports=[(s, BEGIN + t, n) for s, t, n in second])
     job = trainjob(BEGIN, ended=BEGIN + end)
-    found = measure([Attempt(Evidence(job, one_pod(first, again)))], at(BEGIN + end))
-    check_sums(found)
-    return found
+    return check_sums(measure([Attempt(Evidence(job, one_pod(first, again)))], at(BEGIN + end)))
 
 
 @pytest.mark.parametrize(("begin", "repeated"), [(1, 50), (4, 20)], ids=["from the start", "from a checkpoint"])
@@ -221,8 +217,7 @@ def attempt(number: int, begin: float, end: float | None, **fields: Any) -> Atte
 
 
 def test_time_between_attempts_is_restarting_without_gpus() -> None:
-    found = measure([attempt(3, 300, 400, done=True), attempt(1, 0, 100)], at(BEGIN + 9999))
-    check_sums(found)
+    found = check_sums(measure([attempt(3, 300, 400, done=True), attempt(1, 0, 100)], at(BEGIN + 9999)))
     assert spent(found) == {"training": 200, "restarting": 200}
     assert found.missing == [2]
     assert found.attempts == 2
@@ -232,9 +227,8 @@ def test_time_between_attempts_is_restarting_without_gpus() -> None:
 
 
 def test_attempts_whose_clocks_overlap_are_cut() -> None:
-    found = measure([attempt(1, 0, 150), attempt(2, 100, 90), attempt(3, 95, 200, done=True)], at(BEGIN))
-    check_sums(found)
-    assert found.wall_seconds == 200
+    overlapping = [attempt(1, 0, 150), attempt(2, 100, 90), attempt(3, 95, 200, done=True)]
+    assert check_sums(measure(overlapping, at(BEGIN))).wall_seconds == 200
     runs = measure([attempt(1, 0, None)], at(BEGIN + 50))
     assert (runs.wall_seconds, runs.phase) == (50, Phase.RUNNING), "it ends now"
 
@@ -255,8 +249,7 @@ def test_clocks_that_disagree_make_no_negative_time(skew: float) -> None:
     job = trainjob(BEGIN, queue=True, admitted=BEGIN - skew, ended=BEGIN + 300)
     points = {"loss": [[step, BEGIN + 3 * skew + time, 1.0] for step, time, _ in steady(9)]}
     phases = [(BEGIN + skew, Phase.QUEUED), (BEGIN - skew, Phase.RUNNING), (BEGIN + 2 * skew, Phase.COMPLETE)]
-    found = measure([Attempt(Evidence(job, one_pod(first, again)), phases, points)], at(BEGIN - skew))
-    check_sums(found)
+    found = check_sums(measure([Attempt(Evidence(job, one_pod(first, again)), phases, points)], at(BEGIN - skew)))
     assert found.wall_seconds == 300
 
 
@@ -282,8 +275,7 @@ def test_a_wait_does_not_fail_because_of_malformed_objects() -> None:
         for _ in range(chance.randint(1, 4)):
             container, key = chance.choice([each for each in places(given) if each[0] is not given])
             container[key] = copy.deepcopy(chance.choice(JUNK))
-        found = measure([replace(attempt, evidence=Evidence(given[0], given[1:]))], at(BEGIN))
-        check_sums(found)
+        found = check_sums(measure([replace(attempt, evidence=Evidence(given[0], given[1:]))], at(BEGIN)))
         json.dumps(found.summary(), allow_nan=False)
 
 
@@ -318,9 +310,7 @@ def preempted(admitted: object, *, holds: bool = False, phases: Sequence[tuple[f
     pods = [] if holds else one_pod(Run(BEGIN + 310, 0.0))
     workload = {"status": {"accumulatedPastExecutionTimeSeconds": admitted}}
     seen = [(BEGIN + time, phase) for time, phase in phases]
-    found = measure([Attempt(Evidence(job, pods, workload=workload), seen)], at(BEGIN + 400))
-    check_sums(found)
-    return found
+    return check_sums(measure([Attempt(Evidence(job, pods, workload=workload), seen)], at(BEGIN + 400)))
 
 
 def test_training_before_a_preemption_is_counted_by_kueue() -> None:
@@ -406,9 +396,7 @@ def restarted_soon(resumed: int, *, message: bool) -> Goodput:
         [(BEGIN, Phase.STARTING), *((BEGIN + time, phase) for time, phase in phases)],
         {"loss": [(step, time, 1.0) for step, time, _ in seen]},
     )
-    found = measure([attempt], at(BEGIN + end))
-    check_sums(found)
-    return found
+    return check_sums(measure([attempt], at(BEGIN + end)))
 
 
 @pytest.mark.parametrize("message", [False, True])
@@ -424,9 +412,7 @@ def seen(points: Iterable[tuple[int, float]], *phases: tuple[float, Phase]) -> G
     history = {"loss": [(step, BEGIN + time, 1.0) for step, time in points], CHECKPOINT: [(5, BEGIN + 15, 5.0)]}
     job = trainjob(BEGIN, ended=BEGIN + end)
     observed = [(BEGIN + time, phase) for time, phase in [(0, Phase.STARTING), (10, Phase.RUNNING), *phases]]
-    found = measure([Attempt(Evidence(job), observed, history)], at(BEGIN + end))
-    check_sums(found)
-    return found
+    return check_sums(measure([Attempt(Evidence(job), observed, history)], at(BEGIN + end)))
 
 
 THIRTY = [(step, 10 + step) for step in range(1, 31)]  # one a second, from 10 s on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -117,23 +117,19 @@ async def test_new_work_of_a_key_starts_without_changes(backend: DirectBackend) 
     assert memory_of(backend, await launch(backend, fields=GROWING)) == "16Gi"
 
 
-async def admit(backend: DirectBackend, ref: JobRef) -> None:
-    await backend.patch(ref, {"spec": {"suspend": False}})
+def admit(backend: DirectBackend, ref: JobRef) -> None:
+    backend.change(ref, {"spec": {"suspend": False}})
     backend.running(ref)
 
 
-async def run(backend: DirectBackend, ref: JobRef) -> None:
-    backend.pod(ref)
-
-
-async def nothing(_: DirectBackend, __: JobRef) -> None: ...
+def nothing(_: DirectBackend, __: JobRef) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("fields", "times_out", "happens"),
     [
         (QUEUED, True, admit),
-        (QUEUED, True, run),
+        (QUEUED, True, DirectBackend.pod),
         (QUEUED, False, nothing),
         ({**QUEUED, "on_retry": None}, True, nothing),
         ({**GROWING, "suspend": True}, True, nothing),
@@ -141,11 +137,11 @@ async def nothing(_: DirectBackend, __: JobRef) -> None: ...
     ids=["admitted since", "ran since", "nobody waited for long", "no rule", "suspended by a person"],
 )
 async def test_a_job_that_does_not_lack_capacity_is_adopted(
-    backend: DirectBackend, fields: dict[str, Any], times_out: bool, happens: Callable[..., Awaitable[None]]
+    backend: DirectBackend, fields: dict[str, Any], times_out: bool, happens: Callable[..., object]
 ) -> None:
     first = await (time_out_in_queue(backend, fields) if times_out else launch(backend, fields=fields))
     assert (FAILURE in annotations_of(backend, first)) is (happens is not nothing)
-    await happens(backend, first)
+    happens(backend, first)
     assert await launch(backend, fields=fields) == first
 
 

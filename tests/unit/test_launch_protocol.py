@@ -63,7 +63,8 @@ async def test_the_next_launch_repairs_what_a_killed_launcher_left(state: str, w
         backend.before = backend.after = lambda _: None
         assert isinstance(found, JobRef | asyncio.CancelledError)
         ref = await launch(backend)
-        assert active(backend) == ([] if state == "undelivered" else [ref]), number
+        assert (ref.name, ref.attempt) == (job_name("key", STATES[state]), STATES[state])
+        assert active(backend) == running(backend) == ([] if state == "undelivered" else [ref]), number
         assert await launch(backend) == ref
     assert found == ref
     assert number >= len(LOOK)
@@ -86,13 +87,6 @@ async def delete_own(backend: DirectBackend) -> None:
 async def test_the_own_attempt_of_a_generated_key_is_not_followed_under_its_name(backend: DirectBackend) -> None:
     once(backend, "LIST trainjobs", lambda: delete_own(backend))
     assert (await launch(backend, is_new=True)).attempt == 2
-
-
-async def test_a_failed_attempt_that_runs_again_meanwhile_is_adopted(backend: DirectBackend) -> None:
-    await bring(backend, "failed")
-    once(backend, "PATCH trainjobs", lambda: backend.status(only(backend), conditions=[]))
-    ref = await launch(backend)
-    assert (ref.attempt, active(backend)) == (1, [ref])
 
 
 async def test_a_loser_that_has_completed_meanwhile_is_kept(
@@ -124,13 +118,6 @@ async def test_an_adopted_job_that_changes_meanwhile_is_looked_at_again(backend:
 # ---------------------------------------------------------------- a cancel beside a launcher
 
 
-async def test_a_complete_job_is_kept_by_a_launch_that_obeys(backend: DirectBackend) -> None:
-    once(backend, "POST trainjobs", cancelling(backend))
-    backend.after = lambda request: backend.end(active(backend)[0]) if request == "POST trainjobs" else None
-    ref = await launch(backend)
-    assert observe(backend.job(ref)).phase is Phase.COMPLETE
-
-
 @pytest.mark.parametrize("action", ["cancel", "suspend"])
 async def test_a_launch_that_counts_no_tries_is_later_than_each_kill_before_it(
     backend: DirectBackend, action: Any
@@ -157,11 +144,6 @@ async def test_another_spec_with_the_same_key_is_rejected(backend: DirectBackend
     with pytest.raises(SpecMismatch, match="labels or annotations"):
         await launch(backend, fields={"args": ["--lr", "0.1"], "labels": {"a": "b"}})
     assert len(backend.jobs) == 1
-
-
-async def test_another_spec_after_a_failure_is_the_next_attempt(backend: DirectBackend) -> None:
-    backend.end(await launch(backend), 3)
-    assert (await launch(backend, fields={"num_nodes": 2})).attempt == 2
 
 
 async def test_labels_of_the_origin_do_not_change_the_spec(backend: DirectBackend) -> None:

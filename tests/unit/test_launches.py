@@ -1,18 +1,21 @@
-"""What a launch makes of the attempts of its key, its requests, and what it writes on the job."""
+"""What a launch makes of the attempts of its key and their ranks, its requests, and what it writes on the job."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import pytest
-from tests.fakes.kube.direct import DirectBackend
+from tests.fakes.kube.direct import LOST, DirectBackend
 from tests.fakes.kube.objects import Object
 from tests.unit.launches import (
     FIRST,
     LIMITED,
     LOOK,
+    Clock,
     annotations_of,
     attempt,
     bring,
@@ -21,19 +24,18 @@ from tests.unit.launches import (
     launch,
     patches,
     refuse,
-    running,
     without_launch,
 )
 
 from trainjob import JobRef, TrainJobFailed
-from trainjob._jobs.cancellation import cancel
+from trainjob._jobs import fencing
 from trainjob._jobs.records import mark_delivered
 from trainjob._manifest.attempts import LAUNCHED, REPLACES
-from trainjob.errors import Rejected
-from trainjob.job import DELIVERED, TRY, job_name
+from trainjob.errors import RanksRemain, RetryVerdict
+from trainjob.job import DELIVERED, MAX_NAME, TRY, job_name
 from trainjob.status import GIVEN_UP, QUEUE_LABEL
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60), pytest.mark.usefixtures("no_pauses")]
 
 
 # ---------------------------------------------------------------- cost
@@ -110,31 +112,6 @@ async def round_trips(backend: DirectBackend, process: Callable[[], Awaitable[ob
 
 
 @pytest.mark.parametrize(
-    ("state", "number", "runs"),
-    [
-        ("nothing", 1, True),
-        ("deleted, with pods on a lost node", 2, True),
-        ("a JobSet is left", 2, True),
-        ("failed", 2, True),
-        ("given up", 2, True),
-        ("delivered", 2, True),
-        ("runs", 1, True),
-        ("suspended by a cancel", 1, True),
-        ("undelivered", 1, False),
-        ("two run", 1, True),
-        ("came back", 2, True),
-    ],
-)
-async def test_the_attempt_of_a_launch(backend: DirectBackend, state: str, number: int, runs: bool) -> None:
-    await bring(backend, state)
-    ref = await launch(backend)
-    assert (ref.namespace, ref.name, ref.attempt) == ("ns", job_name("key", number), number)
-    assert running(backend) == ([ref] if runs else [])
-    assert await launch(backend) == ref
-    assert await launch(backend, "another") != ref
-
-
-@pytest.mark.parametrize(
     ("fields", "patch"),
     [
         ({}, {}),
@@ -178,13 +155,11 @@ async def test_of_launches_at_once_one_reports_that_it_has_created_the_job(backe
     ("after", "code", "reason", "final"),
     [
         ("verdict", 3, "Error", ""),
-        ("verdict", 143, "Error", ""),
         ("verdict", 137, "OOMKilled", ""),
         ("verdict", 128, "StartError", "configuration"),
         ("infrastructure", 3, "Error", "unknown"),
         ("infrastructure", 143, "Error", ""),
         ("infrastructure", 137, "OOMKilled", "unknown"),
-        ("infrastructure", 128, "StartError", "configuration"),
     ],
 )
 async def test_a_launch_after_a_failure_depends_on_its_verdict(
@@ -275,13 +250,6 @@ async def test_a_launch_after_very_many_failures_names_the_latest(backend: Direc
 # ---------------------------------------------------------------- refused changes
 
 
-async def test_a_suspended_job_that_refuses_changes_is_not_adopted(backend: DirectBackend) -> None:
-    await cancel(backend, await launch(backend), "suspend")
-    refuse(backend, PATCH)
-    with pytest.raises(Rejected):
-        await launch(backend)
-
-
 async def test_a_failed_attempt_that_cannot_be_suspended_is_deleted(backend: DirectBackend) -> None:
     first = await launch(backend)
     backend.end(first, 3)
@@ -289,3 +257,110 @@ async def test_a_failed_attempt_that_cannot_be_suspended_is_deleted(backend: Dir
     refuse(backend, PATCH)
     assert (await launch(backend)).attempt == 2
     assert deleted(backend) == [(first.name, version)]
+
+
+# ---------------------------------------------------------------- ranks of earlier attempts
+
+
+@pytest.fixture
+async def first(backend: DirectBackend) -> JobRef:
+    """An attempt that was deleted."""
+    ref = await launch(backend)
+    await backend.delete(ref)
+    return ref
+
+
+async def test_a_launch_waits_for_the_ranks_of_the_attempt_before(
+    backend: DirectBackend, first: JobRef, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trainjob")
+    for rank in range(6):
+        backend.pod(first, rank, phase=("Pending", "Running", "Unknown")[rank % 3], node=f"node-{rank}")
+    backend.requests.clear()
+    backend.before = lambda _: backend.remove_pods() if backend.requests.count("LIST pods") == 4 else None
+    second = await launch(backend)
+    assert second.attempt == 2
+    assert backend.requests.count("LIST pods") >= 4
+    assert [name for _, name in backend.jobs] == [second.name]
+    (line,) = [record.message for record in caplog.records if "starts when" in record.message]
+    shown = ", ".join(f"node-{rank} of {first.name} on node node-{rank}" for rank in range(4))
+    assert line == f"{shown} and 2 more have not ended: the next attempt of key starts when they have ended"
+
+
+async def test_ranks_that_have_ended_and_those_of_another_key_are_not_waited_for(
+    backend: DirectBackend, first: JobRef
+) -> None:
+    backend.pod(first, 0, 3)
+    backend.pod(first, 1, 0)
+    backend.pod(attempt(backend, 1, "other"))
+    assert (await launch(backend, wait_for_ranks=False)).attempt == 1
+
+
+async def test_a_launch_that_does_not_wait_names_the_ranks(backend: DirectBackend, first: JobRef) -> None:
+    """A deferrable task: the trigger waits."""
+    backend.pod(first, node="gpu-7")
+    with pytest.raises(RanksRemain) as caught:
+        await launch(backend, wait_for_ranks=False)
+    assert str(caught.value) == (
+        f"node-0 of {first.name} on node gpu-7 has not ended: the next attempt of key starts when they have ended"
+    )
+    assert caught.value.retry is RetryVerdict.INFRASTRUCTURE
+    assert caught.value.seconds == 60, "its grace period and 30 s"
+    assert backend.jobs == {}
+    backend.remove_pods()
+    assert (await launch(backend, wait_for_ranks=False)).attempt == 1
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_a_lost_node_is_not_waited_for(
+    backend: DirectBackend, first: JobRef, wait: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.pod(first, 1, node="gpu-7", conditions=[LOST])
+    second = await launch(backend, wait_for_ranks=wait)
+    assert second.attempt == 2
+    assert (
+        f"node-1 of {first.name} on node gpu-7, which does not answer, has not ended, and may still write to the "
+        "checkpoints: the next attempt of key starts now"
+    ) in caplog.text
+
+
+async def test_the_wait_for_ranks_ends_after_their_grace_period(
+    backend: DirectBackend, first: JobRef, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(fencing, "time", clock)
+    monkeypatch.setattr(anyio, "sleep", clock.sleep)
+    monkeypatch.setattr(fencing, "_POLL", 2.0)
+    backend.pod(first, 0, node="a", spec={"terminationGracePeriodSeconds": 90})
+    backend.pod(first, 1, node="b", conditions=[LOST])
+    second = await launch(backend)
+    assert second.attempt == 2
+    assert 120 <= clock.now <= 124, "90 s of grace and 30 s"
+    assert f"node-0 of {first.name} on node a, node-1 of {first.name} on node b, which does not answer" in caplog.text
+    assert "have not ended, and may still write to the checkpoints" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("objects", "pods", "taken", "attempt_number"),
+    [
+        ((), (), (), 1),
+        ((1, 4), (), (), 5),
+        ((), (3,), (), 4),
+        ((5,), (2,), (), 6),
+        ((), (), (1, 2), 3),
+        ((1,), (2,), (3, 4), 5),
+        ((999,), (), (), 1000),
+    ],
+)
+async def test_a_name_is_above_all_that_objects_pods_and_jobsets_show(
+    backend: DirectBackend, objects: tuple[int, ...], pods: tuple[int, ...], taken: tuple[int, ...], attempt_number: int
+) -> None:
+    for number in objects:
+        backend.condition(attempt(backend, number), "Failed", "FailedJobs")
+    for number in pods:
+        backend.pod(JobRef("ns", job_name("key", number), "gone"), conditions=[LOST])
+    for number in taken:
+        backend.jobset(job_name("key", number), "ns")
+    ref = await launch(backend)
+    assert (ref.attempt, ref.name) == (attempt_number, job_name("key", attempt_number))
+    assert len(ref.name) <= MAX_NAME

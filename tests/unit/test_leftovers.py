@@ -20,6 +20,7 @@ from trainjob._backends.base import Waiter
 from trainjob._jobs.leftovers import KEEP_FOR, Leftover, leftover, remove_leftovers
 from trainjob._manifest.attempts import ADOPTED, failure_record
 from trainjob._manifest.render import render
+from trainjob.job import MANAGED_BY
 from trainjob.status import CANCELLED, GIVEN_UP, QUEUE_LABEL
 
 pytestmark = pytest.mark.anyio
@@ -103,21 +104,10 @@ def test_the_reason_of_a_removal_is_reported(reason: str) -> None:
     assert removed(REASONS[reason], keep_for=41 * DAY) is None
 
 
-LABELS = job()["metadata"]["labels"]
 KEPT = {
-    "suspended by a person": job(mark={}),
-    "failed, suspended by a person": job(mark={}, conditions=(condition("Failed"),)),
-    "resumed and suspended by a person": job(manager="kubectl-patch"),
     "suspended by Kueue without a queue label": job(manager="kueue"),
-    "in a queue": job(labels={**LABELS, QUEUE_LABEL: "gpus"}),
-    "not trainjob's": job(labels={}),
-    "of another program": job(labels={"app.kubernetes.io/managed-by": "another"}),
-    "resumed": job(suspend=False),
-    "failed, not suspended": job(suspend=False, conditions=(condition("Failed"),)),
-    "complete": job(conditions=(condition("Complete"),)),
     "suspended just now": job(conditions=(condition("Suspended", status="False"),)),
     "not seen by Trainer": job(conditions=()),
-    "suspended 20 days ago": job(conditions=(condition("Suspended", NEW),)),
     "failed 20 days ago": job(conditions=(condition("Suspended"), condition("Failed", NEW))),
     "being deleted": job(deletionTimestamp=text(OLD)),
 }
@@ -137,49 +127,36 @@ def test_jobs_that_are_waited_for_are_kept() -> None:
     assert removed(job(), waiter(NOW, uid="another")) is not None
 
 
+LABELS = st.fixed_dictionaries(
+    {}, optional={MANAGED_BY: st.sampled_from(["trainjob", "another"]), QUEUE_LABEL: st.just("gpus")}
+)
+DAYS = st.integers(0, 60)
+
+
 @given(
     suspend=st.booleans(),
     mark=st.sampled_from([{}, *MARKS.values()]),
-    managed=st.sampled_from(["trainjob", "another", None]),
-    queue=st.booleans(),
+    labels=LABELS,
     manager=st.sampled_from(["trainjob", "kubectl-edit", None]),
     ended=st.sampled_from(["Failed", "Complete", None]),
-    changed=st.integers(0, 60),
-    attended=st.one_of(st.none(), st.integers(0, 60)),
+    days=st.tuples(DAYS, DAYS | st.none(), DAYS),
     waits=st.booleans(),
-    keep_for=st.integers(0, 60),
 )
 def test_what_is_removed_was_suspended_by_trainjob_and_not_used_since(
-    suspend: bool,
-    mark: dict[str, str],
-    managed: str | None,
-    queue: bool,
-    manager: str | None,
-    ended: str | None,
-    changed: int,
-    attended: int | None,
-    waits: bool,
-    keep_for: int,
+    suspend: bool, mark: Any, labels: dict[str, str], manager: str | None, ended: str | None, days: Any, waits: bool
 ) -> None:
-    conditions = [condition("Suspended", NOW - 60 * DAY)]
-    conditions += [condition(ended, NOW - changed * DAY)] if ended else []
-    if not ended:
-        conditions = [condition("Suspended", NOW - changed * DAY)]
-    trainjob = job(mark=mark, suspend=suspend, conditions=tuple(conditions), manager=manager or "")
-    labels = {"app.kubernetes.io/managed-by": managed} if managed else {}
-    trainjob["metadata"]["labels"] = {**labels, **({QUEUE_LABEL: "gpus"} if queue else {})}
+    """`days`: since its latest change and its last waiter, and for how many an unused job is kept."""
+    changed, attended, keep_for = days
+    conditions = (condition(ended or "Suspended", NOW - changed * DAY),)
+    trainjob = job(mark=mark, suspend=suspend, conditions=conditions, manager=manager or "", labels=labels)
     if manager is None:
         del trainjob["metadata"]["managedFields"]
-    waiters = []
-    if attended is not None:
-        time = NOW - attended * DAY
-        waiters = [waiter(time) if waits else waiter(NOW, time)]
-    found = leftover(trainjob, waiters, NOW, keep_for * DAY)
-    ours = suspend and bool(mark) and managed == "trainjob" and manager in ("trainjob", None)
-    idle = ended == "Failed" or (ended is None and not queue)
-    used = min(50, changed, *([attended] if attended is not None else []))
-    waited = attended is not None and waits and attended < 1
-    assert (found is not None) == (ours and idle and used > keep_for and not waited)
+    times = [] if attended is None else [NOW - attended * DAY]
+    found = leftover(trainjob, [waiter(time) if waits else waiter(NOW, time) for time in times], NOW, keep_for * DAY)
+    ours = suspend and bool(mark) and labels.get(MANAGED_BY) == "trainjob" and manager in ("trainjob", None)
+    idle = ended == "Failed" or (ended is None and QUEUE_LABEL not in labels)
+    used = min(50, changed, *([] if attended is None else [attended]))
+    assert (found is not None) == (ours and idle and used > keep_for and not (waits and attended == 0))
 
 
 # ---------------------------------------------------------------- removal
@@ -251,22 +228,15 @@ async def test_a_job_that_is_used_meanwhile_is_kept(backend: DirectBackend, mome
 
 
 def test_gc_removes_leftovers_of_a_cluster(backend: DirectBackend, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_of(capsys, "gc", "--dry-run")[:2] == (0, f"would remove {OLD_JOB}: its step gave it up, 40d00h ago\n")
-    assert exit_of(capsys, "gc", "--older-than", "41d")[1:] == (
-        "",
-        "no job in namespace default was left suspended by trainjob for more than 41d00h\n",
-    )
+    would = f"would remove {OLD_JOB}: its step gave it up, 40d00h ago\n"
+    nothing = "no job in namespace default was left suspended by trainjob for more than 41d00h\n"
+    assert exit_of(capsys, "gc", "--dry-run")[:2] == (0, would)
+    assert exit_of(capsys, "gc", "--older-than", "41d")[1:] == ("", nothing)
     assert left(backend) == [OLD_JOB, PERSONS]
-    removed = (0, f"removed {OLD_JOB}: its step gave it up, 40d00h ago\n")
-    assert exit_of(capsys, "gc", "--older-than", "30d")[:2] == removed
-    assert left(backend) == [PERSONS]
-
-
-def test_gc_answers_in_json(backend: DirectBackend, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(exit_of(capsys, "gc", "--json")[1])
+    answer = json.loads(exit_of(capsys, "gc", "--older-than", "30d", "--json")[1])
     assert (answer["dry_run"], answer["leftovers"]) == (False, [])
-    (found,) = answer["removed"]
-    assert (found["name"], found["phase"]) == (OLD_JOB.name, "Suspended")
+    assert [(each["name"], each["phase"]) for each in answer["removed"]] == [(OLD_JOB.name, "Suspended")]
+    assert left(backend) == [PERSONS]
 
 
 def test_reap_removes_leftovers_on_request(
@@ -285,7 +255,7 @@ def test_reap_removes_leftovers_on_request(
 
 
 @pytest.mark.parametrize("command", ["reap", "install"])
-@pytest.mark.parametrize("words", ["P1M", "P", "PT", "30", "PT59M", "59m", "-1d", "soon", "P1Y"])
+@pytest.mark.parametrize("words", ["P1M", "30", "PT59M", "-1d", "soon"])
 def test_too_short_and_invalid_times_are_refused(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = exit_of(capsys, command, f"--keep-for={words}")
     assert (code, out) == (2, "")

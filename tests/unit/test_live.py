@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import anyio
 import pytest
@@ -48,13 +49,18 @@ def reader(backend: CountingBackend) -> LiveReader:
     return LiveReader(backend, seconds=0)
 
 
-async def test_viewers_share_a_read(backend: CountingBackend, ref: JobRef) -> None:
+async def test_viewers_share_a_read_and_a_document(backend: CountingBackend, ref: JobRef) -> None:
     reader = LiveReader(backend, seconds=60)
-    documents = await asyncio.gather(*(reader.document(ref.namespace, ref.name, tail=0) for _ in range(20)))
-    assert {document["phase"] for document in documents} == {"Running"}
-    assert backend.reads == ["get", "evidence", "find"]
-    await reader.document(ref.namespace, ref.name, tail=0)
-    assert len(backend.reads) == 3, "the document is not 60 s old yet"
+    with mock.patch.object(live, "training_document", wraps=training_document) as made:
+        documents = await asyncio.gather(*(reader.document(ref.namespace, ref.name, tail=0) for _ in range(20)))
+        assert {document["phase"] for document in documents} == {"Running"}
+        assert backend.reads == ["get", "evidence", "find"]
+        documents[0]["href"] = "changed"
+        assert documents[1]["href"] == ""
+        await reader.document(ref.namespace, ref.name, tail=0)
+        assert (len(backend.reads), made.call_count) == (3, 1), "the document is not 60 s old yet"
+        await asyncio.gather(*(reader.document(ref.namespace, ref.name, tail=10) for _ in range(20)))
+        assert made.call_count == 2, "with the last lines of the log"
     backend.reads.clear()
     lists = await asyncio.gather(*(reader.listed("ns") for _ in range(10)))
     assert backend.reads == ["find"]
@@ -75,24 +81,6 @@ async def test_a_running_job_is_read_with_few_requests(
     document = await reader.document(ref.namespace, ref.name, tail=0)
     assert "evidence" in backend.reads
     assert (document["phase"], document["diagnosis"]["exit_code"]) == ("Failed", 3)
-
-
-async def test_viewers_share_a_document(backend: CountingBackend, ref: JobRef, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    make = training_document
-
-    def counted(*arguments: Any, **options: Any) -> dict[str, Any]:
-        made.append("document")
-        return make(*arguments, **options)
-
-    monkeypatch.setattr("trainjob._pages.live.training_document", counted)
-    reader = LiveReader(backend)
-    for tail in (0, 10):
-        made.clear()
-        documents = await asyncio.gather(*(reader.document(ref.namespace, ref.name, tail=tail) for _ in range(20)))
-        assert len(made) == 1
-        documents[0]["href"] = "changed"
-        assert documents[1]["href"] == ""
 
 
 async def test_the_age_of_a_document_counts_from_the_beginning_of_its_read(
@@ -172,11 +160,10 @@ async def test_a_viewer_that_leaves_does_not_end_the_read(backend: CountingBacke
 
 async def test_no_such_job(backend: CountingBackend) -> None:
     reader = LiveReader(backend)
-    with pytest.raises(NotFound, match="there is no TrainJob ns/nothing"):
-        await reader.document("ns", "nothing")
+    for read in (reader.document("ns", "nothing"), take_document(backend, "ns", "nothing")):
+        with pytest.raises(NotFound, match="there is no TrainJob ns/nothing"):
+            await read
     assert not reader._jobs, "it is not kept"
-    with pytest.raises(NotFound, match="there is no TrainJob ns/nothing"):
-        await take_document(backend, "ns", "nothing")
 
 
 async def test_the_reader_keeps_a_bounded_number_of_jobs(

@@ -21,6 +21,11 @@ def lines() -> list[str]:
 
 
 @pytest.fixture
+def log(lines: list[str]) -> ProgressLogger:
+    return ProgressLogger(LogSink(lines.append))
+
+
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Moves the time by a number of seconds."""
     now = 100.0
@@ -33,8 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return move
 
 
-def test_no_control_sequence_reaches_the_log(lines: list[str]) -> None:
-    log = ProgressLogger(LogSink(lines.append))
+def test_no_control_sequence_reaches_the_log(log: ProgressLogger, lines: list[str]) -> None:
     log.line(LogLine("t", "node-0", f"{OSC}a \x1b[31mred\x1b[0m \x9b2Jb \u202eturned"))
     log.change(
         Observation(Phase.QUEUED, message=f"{OSC}queued", progress=3, metrics={"loss": f"{OSC}x"}), f"{OSC}notice"
@@ -48,15 +52,11 @@ def test_no_control_sequence_reaches_the_log(lines: list[str]) -> None:
     assert "\x9b" not in text
 
 
-def test_each_change_is_logged_once(lines: list[str]) -> None:
-    log = ProgressLogger(LogSink(lines.append))
+def test_each_change_is_logged_once(log: ProgressLogger, lines: list[str]) -> None:
     queued = Observation(Phase.QUEUED, message="waiting for admission")
-    for observation, notice in (
-        (queued, ""),
-        (queued, "the API server answers again"),
-        (Observation(Phase.RUNNING), ""),
-    ):
-        log.change(observation, notice)
+    log.change(queued, "")
+    log.change(queued, "the API server answers again")
+    log.change(Observation(Phase.RUNNING), "")
     assert lines == ["TrainJob is Queued: waiting for admission", "the API server answers again", "TrainJob is Running"]
 
 

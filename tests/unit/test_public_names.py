@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -19,18 +18,13 @@ from trainjob import errors
 from trainjob.errors import Category, Diagnosis, InvalidSpec, Problem, RanksRemain, RetryVerdict, TrainJobFailed
 
 ROOT = Path(__file__).parents[2]
-NAMES = [(module, name) for module in (trainjob, trainjob.data) for name in dir(module)]
 
 
-@pytest.mark.parametrize(("module", "name"), NAMES, ids=lambda value: getattr(value, "__name__", value))
-def test_every_public_name_can_be_imported(module: ModuleType, name: str) -> None:
-    assert getattr(module, name) is not None
-
-
-def test_all_public_names_are_imported_by_a_star() -> None:
+@pytest.mark.parametrize("module", ["trainjob", "trainjob.data"])
+def test_all_public_names_are_imported_by_a_star(module: str) -> None:
     imported: dict[str, object] = {}
-    exec("from trainjob import *", imported)
-    assert imported.keys() - {"__builtins__"} == set(dir(trainjob))
+    exec(f"from {module} import *", imported)
+    assert imported.keys() - {"__builtins__"} == set(dir(importlib.import_module(module)))
 
 
 _PACKAGES = ("checkpoints", "data", "evaluation", "progress", "registry", "tuning")
@@ -169,8 +163,6 @@ def test_ranks_that_remain_are_waited_for_in_another_process() -> None:
     assert (str(remain), remain.seconds, remain.retry) == ("node-0 has not ended", 60.0, RetryVerdict.INFRASTRUCTURE)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "retryable"), [("user", 0), ("infrastructure", 1), ("preempted", 1), ("quota", 1), ("configuration", 0)]
-)
-def test_verdicts_are_retryable_or_final(verdict: str, retryable: int) -> None:
-    assert RetryVerdict(verdict).retryable == bool(retryable)
+def test_verdicts_are_retryable_or_final() -> None:
+    retryable = {verdict.value for verdict in RetryVerdict if verdict.retryable}
+    assert retryable == {"infrastructure", "preempted", "quota", "unknown"}

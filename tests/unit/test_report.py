@@ -60,6 +60,8 @@ def test_report_of_a_failed_job_has_the_root_cause() -> None:
         ):
             assert expected in text, expected
     assert "(4 times)" in plain(report)
+    assert texts.report_text(report).startswith(texts.status_text(report)), "status and diagnose have the same text"
+    assert report.diagnosis.text() in texts.status_text(report)
 
 
 def test_only_the_root_cause_is_the_culprit() -> None:
@@ -71,12 +73,6 @@ def test_only_the_root_cause_is_the_culprit() -> None:
         ("node-1", True, True),
         ("node-2", True, False),
     ]
-
-
-def test_status_and_diagnose_have_the_same_text() -> None:
-    report = failed(["ValueError: no"])
-    assert texts.report_text(report).startswith(texts.status_text(report))
-    assert report.diagnosis.text() in texts.status_text(report)
 
 
 def as_text(report: Report) -> str:

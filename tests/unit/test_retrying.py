@@ -157,13 +157,6 @@ def test_every_preset_has_a_limit(clock: Clock, name: str, attempt: float, asked
     assert clock.now - began <= most + 1e-6
 
 
-def test_presets_create_independent_objects() -> None:
-    used = retrying.TRANSFER()
-    used.failure()
-    assert retrying.TRANSFER().count == 0
-    assert retrying.TRANSFER(failures=1).failures == 1
-
-
 def test_documented_table_matches_the_presets() -> None:
     rows = re.findall(r"^([A-Z_]+) +(.+?)  +(.+?)  +(.+?)  +.+$", retrying.__doc__ or "", re.MULTILINE)
     assert {row[0] for row in rows} == PRESETS.keys()

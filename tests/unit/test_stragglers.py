@@ -188,7 +188,7 @@ def test_an_annotation_that_a_person_has_edited_is_read_as_far_as_possible(value
         assert str(each)
 
 
-@pytest.mark.parametrize("text", ["", "[", "{}", "3", "null", "[" * 100_000, 3, None, ["x"]])
+@pytest.mark.parametrize("text", ["", "{}", "null", "[" * 100_000, 3, None, ["x"]])
 def test_an_annotation_that_cannot_be_read_has_no_stragglers(text: object) -> None:
     assert stragglers_of(trainjob(text)) == []
     assert stragglers_of(None) == []

@@ -79,13 +79,6 @@ async def test_a_waiter_follows_the_attempt_that_counts_several_times(backend: D
     assert Phase.DELETED not in waits.phases
 
 
-async def test_a_waiter_that_starts_after_the_deletion_follows(backend: DirectBackend) -> None:
-    first, second = attempt(backend), attempt(backend, 2)
-    await backend.delete(first)
-    backend.end(second)
-    assert (await waiting.wait(backend, first)).uid == second.uid
-
-
 async def test_options_hold_for_the_attempt_that_is_followed(backend: DirectBackend) -> None:
     first, second = attempt(backend), attempt(backend, 2)
     await backend.patch(second, {"spec": {"suspend": True}})
@@ -151,21 +144,15 @@ Stop = Callable[[DirectBackend, JobRef], Awaitable[None]]
     ("tried", "stop", "is_cancelled"),
     [
         (1, _cancels_key, True),
-        (1, _kills_try_2, True),
         (2, _kills_try_2, True),
         (3, _kills_try_2, False),
-        (1, _deletes, False),
         # launched by a version that did not write its begin, or with an account that may not read Leases
-        (None, _cancels_key, True),
         (None, _cancels_job, True),
         (None, _deletes, False),
     ],
 )
 async def test_whether_a_deleted_job_was_cancelled(
-    backend: DirectBackend,
-    tried: int | None,
-    stop: Callable[[DirectBackend, JobRef], Awaitable[None]],
-    is_cancelled: bool,
+    backend: DirectBackend, tried: int | None, stop: Stop, is_cancelled: bool
 ) -> None:
     """A deletion carries no mark: the record of the cancel tells. A cancel before the launch has not deleted it."""
     await _cancels_job(backend, await launch(backend))

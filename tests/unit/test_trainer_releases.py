@@ -39,6 +39,14 @@ def replicated(name: str, **pod_template: Any) -> dict[str, Any]:
     return {"name": name, "template": {"spec": {"template": pod_template}}}
 
 
+def selecting(name: str, value: str) -> dict[str, Any]:
+    return replicated(name, spec={"nodeSelector": {"a": value}})
+
+
+def override(name: str, value: str) -> dict[str, Any]:
+    return {"targetJobs": [{"name": name}], "spec": {"nodeSelector": {"a": value}}}
+
+
 def adapted(release: str, trainjob: dict[str, Any]) -> dict[str, Any]:
     before = copy.deepcopy(trainjob)
     result, problems = adapt(trainjob, SCHEMAS[release])
@@ -61,11 +69,10 @@ def test_all_releases_can_exclude_nodes(release: str) -> None:
     assert "{'key': 'kubernetes.io/hostname', 'operator': 'NotIn', 'values': ['gpu-7']}" in found
 
 
-@pytest.mark.parametrize("release", ["2.2", "2.3"])
-def test_supported_specs_are_not_changed(release: str) -> None:
+def test_patches_are_not_changed_for_2_2() -> None:
     patches = [patched(replicated("node", spec=POD), metadata={"labels": {"team": "a"}})]
     trainjob = job({"trainer": {"numNodes": 2}, "runtimePatches": patches, "activeDeadlineSeconds": 5})
-    assert adapted(release, trainjob) == trainjob["spec"]
+    assert adapted("2.2", trainjob) == trainjob["spec"]
 
 
 @pytest.mark.parametrize(
@@ -78,22 +85,8 @@ def test_supported_specs_are_not_changed(release: str) -> None:
          "metadata": {"labels": {"a": "1"}, "annotations": {"b": "2"}}}]}),
         ([patched(metadata={"labels": {"a": "1", "b": "1"}, "annotations": {"c": "1"}}),
          patched(metadata={"labels": {"b": "2"}})], {"labels": {"a": "1", "b": "2"}, "annotations": {"c": "1"}}),
-        (
-            [
-                patched(
-                    replicated("node", spec={"nodeSelector": {"a": "1"}}),
-                    replicated("launcher", spec={"nodeSelector": {"a": "2"}}),
-                ),
-                patched(replicated("node", spec={"nodeSelector": {"a": "3"}})),
-            ],
-            {
-                "podTemplateOverrides": [
-                    {"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": {"a": "1"}}},
-                    {"targetJobs": [{"name": "launcher"}], "spec": {"nodeSelector": {"a": "2"}}},
-                    {"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": {"a": "3"}}},
-                ]
-            },
-        ),
+        ([patched(selecting("node", "1"), selecting("launcher", "2")), patched(selecting("node", "3"))],
+         {"podTemplateOverrides": [override("node", "1"), override("launcher", "2"), override("node", "3")]}),
         ([], {}),
         ([patched(replicated("node"))], {}),
         ([{"manager": "a.b/c", "time": "2026-01-01T00:00:00Z", "trainingRuntimeSpec": {}}], {}),
@@ -106,42 +99,33 @@ def test_patches_become_overrides_in_2_1(patches: list[Any], wanted: dict[str, A
 
 
 def test_explicit_2_1_overrides_come_before_patches() -> None:
-    own = {"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": {"a": "1"}}}
-    patches = [patched(replicated("node", spec={"nodeSelector": {"a": "2"}}), metadata={"labels": {"b": "2"}})]
-    given = {"podTemplateOverrides": [own], "labels": {"a": "1", "b": "1"}, "runtimePatches": patches}
+    patches = [patched(selecting("node", "2"), metadata={"labels": {"b": "2"}})]
+    given = {"podTemplateOverrides": [override("node", "1")], "labels": {"a": "1", "b": "1"}, "runtimePatches": patches}
     spec = adapted("2.1", job(given))
-    assert [each["spec"]["nodeSelector"]["a"] for each in spec["podTemplateOverrides"]] == ["1", "2"]
+    assert spec["podTemplateOverrides"] == [override("node", "1"), override("node", "2")]
     assert spec["labels"] == {"a": "1", "b": "2"}
 
 
 NODE = "spec.runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template"
 GRACE = job({"runtimePatches": [patched(replicated("node", spec={"terminationGracePeriodSeconds": 5}))]})
-SECURITY = job(
-    {
-        "runtimePatches": [
-            patched(replicated("node", spec={"containers": [{"name": "s", "securityContext": {"runAsUser": 1}}]}))
-        ]
-    }
-)
+CONTAINER = {"name": "s", "securityContext": {"runAsUser": 1}}
+SECURITY = job({"runtimePatches": [patched(replicated("node", spec={"containers": [CONTAINER]}))]})
 
 
 @pytest.mark.parametrize(
     ("release", "trainjob", "wanted"),
     [
-        ("2.1", job({"activeDeadlineSeconds": 5}), ["spec.activeDeadlineSeconds"]),
         ("2.1", GRACE, [f"{NODE}.spec.template.spec.terminationGracePeriodSeconds"]),
         ("2.2", GRACE, [f"{NODE}.spec.template.spec.terminationGracePeriodSeconds"]),
-        ("2.3", GRACE, []),
         ("2.1", SECURITY, [f"{NODE}.spec.template.spec.containers[0].securityContext"]),
         ("2.2", SECURITY, []),
         ("2.1", job({"runtimePatches": [patched({"name": "node", "template": {"metadata": {"labels": {"a": "1"}}}})]}),
          [f"{NODE}.metadata.labels.a"]),
         ("2.1", job({"runtimePatches": [patched(metadata={"labels": {"a": "1"}, "name": "x"})]}),
          ["spec.runtimePatches[0].trainingRuntimeSpec.template.metadata.name"]),
-        ("2.3", job({"podTemplateOverrides": []}), ["spec.podTemplateOverrides"]),
-        ("2.3", job({"labels": {"a": "1"}}), ["spec.labels"]),
-        ("2.3", job({"trainer": {"imag": "x", "env": [{"name": "A"}, {"nam": "B"}]}}),
-         ["spec.trainer.imag", "spec.trainer.env[1].nam"]),
+        ("2.3", job({"trainer": {"imag": "x", "env": [{"name": "A"}, {"nam": "B"}]}, "podTemplateOverrides": [],
+                     "labels": {"a": "1"}}),
+         ["spec.trainer.imag", "spec.trainer.env[1].nam", "spec.podTemplateOverrides", "spec.labels"]),
         ("2.1", job({"activeDeadlineSeconds": 5, "runtimePatches": GRACE["spec"]["runtimePatches"]}),
          ["spec.activeDeadlineSeconds", f"{NODE}.spec.template.spec.terminationGracePeriodSeconds"]),
     ],

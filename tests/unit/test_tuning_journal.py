@@ -333,8 +333,6 @@ def test_the_location_of_a_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     "url",
     [
         f"postgresql://me:{SECRET}@db/optuna",
-        f"postgresql+psycopg2://:{SECRET}@db/optuna",
-        "mysql+pymysql://me:hunter2@db/optuna",
         "postgresql://db/optuna?user=me&password=hunter2",
         "postgresql://me:$(DB_PASSWORD)hunter2@db/optuna",
     ],

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
 import re
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.fakes.kube.direct import DirectBackend
-from tests.unit.simulated_trials import SPACE, STEPS, TEMPLATE, Launcher, MemoryJournal, Trainings, study
+from tests.unit.simulated_trials import SPACE, STEPS, TEMPLATE, Launcher, MemoryJournal, Trainings, World, once, study
 
-from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions, cancel_key
+from trainjob import JobRef, Phase, WaitOptions, cancel_key
 from trainjob._jobs.records import mark_delivered
 from trainjob._manifest.render import render
 from trainjob.errors import (
@@ -29,85 +26,13 @@ from trainjob.errors import (
     StoreUnavailable,
     StudyFailed,
 )
-from trainjob.job import ATTEMPT, labels_of
+from trainjob.job import ATTEMPT
 from trainjob.status import observe
-from trainjob.tuning import StudyResult, Trial, cancel_trials, read_study, search, tune
+from trainjob.tuning import Trial, cancel_trials, read_study, search
 from trainjob.tuning.sampling import Sampling
 from trainjob.tuning.trial_jobs import TRIAL
-from trainjob.tuning.trials import StudyState
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.usefixtures("prompt")]
-
-
-@dataclass
-class World:
-    backend: DirectBackend = field(default_factory=DirectBackend)
-    files: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.trainings = Trainings(self.backend)
-
-    def launcher(self, dies_at: int = -1) -> Launcher:
-        return Launcher(self.backend.store, self.files, dies_at)
-
-    async def tune(
-        self, launcher: Launcher | None = None, template: TrainJobSpec = TEMPLATE, key: str = "study", **fields: Any
-    ) -> StudyResult:
-        launcher = launcher or self.launcher()
-        more = {name: fields.pop(name) for name in ("on_change", "options", "namespace") if name in fields}
-        where: dict[str, Any] = {"namespace": "ns"} | more
-        return await tune(launcher, study(**fields), template, key, launcher.journal, **where)
-
-    def state(self) -> StudyState:
-        found = read_study(MemoryJournal(self.files))
-        assert found is not None
-        return found
-
-    def jobs(self, number: int) -> list[dict[str, Any]]:
-        wanted = labels_of(f"study/{number}").items()
-        return [job for job in self.backend.jobs.values() if wanted <= job["metadata"]["labels"].items()]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
-async def interrupted(world: World, condition: Callable[[], bool], **fields: Any) -> None:
-    """Call `tune`, and cancel the call when the condition holds."""
-    task = asyncio.create_task(world.tune(**fields))
-    await until(condition)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-def at(request: str, action: Callable[[], object], number: int = 1) -> Callable[[str], None]:
-    """A hook that acts before a request: the one of that name and number."""
-    numbers = itertools.count(1)
-
-    def before(name: str) -> None:
-        if name == request and next(numbers) == number:
-            action()
-
-    return before
-
-
-def once(count: int) -> list[tuple[str, int]]:
-    """The first attempt of each of these trials."""
-    return [(str(number), 1) for number in range(count)]
-
-
-async def killed(world: World, dies_at: int, **fields: Any) -> bool:
-    """Whether a launcher was killed at its request of that number; raises what else it raises."""
-    launcher = world.launcher(dies_at)
-    task = asyncio.create_task(world.tune(launcher, **fields))
-    await until(lambda: launcher.dead or task.done())
-    task.cancel()
-    (outcome,) = await asyncio.gather(task, return_exceptions=True)
-    if not launcher.dead and isinstance(outcome, BaseException):
-        raise outcome
-    return launcher.dead
 
 
 @pytest.fixture
@@ -121,20 +46,6 @@ async def world() -> AsyncIterator[World]:
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials do not end by themselves."""
     monkeypatch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
-
-
-async def test_a_study_runs(world: World) -> None:
-    def exits(values: dict[str, str], ref: JobRef) -> int:
-        world.backend.store.ahead += timedelta(seconds=2)  # times of objects are whole seconds
-        return 0
-
-    world.trainings.exits = exits
-    result = await world.tune()
-    assert [trial.state for trial in result.trials] == ["complete"] * 4
-    assert sorted(world.trainings.started) == [(str(number), 1) for number in range(4)]
-    assert result.best.value == min(trial.value for trial in result.trials if trial.value is not None)
-    assert all(0 < trial.seconds < 30 for trial in result.trials)
-    assert all([step for step, _ in trial.values][-1] == STEPS for trial in result.trials)
 
 
 # ---------------------------------------------------------------- kills
@@ -155,7 +66,7 @@ async def test_a_kill_at_any_request_loses_and_doubles_no_trial() -> None:
     for dies_at in range(1, 200):
         each = World()
         async with each.trainings.training():
-            if not await killed(each, dies_at, **fields):
+            if not await each.killed(dies_at, **fields):
                 break
             kills += 1
             result = await each.tune(**fields)
@@ -175,7 +86,7 @@ async def test_a_kill_while_pruning_leaves_no_job_running() -> None:
         each.trainings.metric = lambda values, step: 1.0
         async with each.trainings.training():
             try:
-                await killed(each, dies_at, **fields)
+                await each.killed(dies_at, **fields)
             except StudyFailed:
                 break
             kills += 1
@@ -190,8 +101,8 @@ async def test_a_kill_while_pruning_leaves_no_job_running() -> None:
 
 async def test_a_result_that_a_person_fetched_is_not_trained_again(world: World) -> None:
     """The launcher dies while the trial runs; somebody waits for the trial's job, which marks it as delivered."""
-    await interrupted(world, lambda: len(world.trainings.started) > 0, max_trials=1)
-    await until(lambda: len(world.trainings.ended) > 0)
+    await world.interrupted(lambda: len(world.trainings.started) > 0, max_trials=1)
+    await world.until(lambda: len(world.trainings.ended) > 0)
     (job,) = world.jobs(0)
     await mark_delivered(world.backend, JobRef.of(job))
     result = await world.tune(max_trials=1)
@@ -221,7 +132,7 @@ async def test_an_outcome_of_another_launcher_ends_the_wait(world: World, monkey
     monkeypatch.setattr(search, "_POLL_SECONDS", 0.05)
     world.trainings.metric = lambda values, step: 1.0
     task = asyncio.create_task(world.tune(max_trials=1))
-    await until(lambda: len(world.trainings.started) > 0)
+    await world.until(lambda: len(world.trainings.started) > 0)
     pruned_by_another(world)
     with pytest.raises(StudyFailed):
         await asyncio.wait_for(task, 5)
@@ -231,7 +142,7 @@ async def test_an_outcome_of_another_launcher_ends_the_wait(world: World, monkey
 async def test_a_trial_that_another_launcher_pruned_meanwhile_is_not_launched_again(world: World) -> None:
     """The other launcher prunes the trial and cancels its job just before this one would adopt the job."""
     launcher = world.launcher()
-    launcher.before = at("POST trainjobs", lambda: pruned_by_another(world))
+    launcher.before = World.at("POST trainjobs", lambda: pruned_by_another(world))
     with pytest.raises(StudyFailed):
         await world.tune(launcher, max_trials=1)
     assert world.jobs(0) == []
@@ -239,7 +150,7 @@ async def test_a_trial_that_another_launcher_pruned_meanwhile_is_not_launched_ag
 
 async def test_the_sampler_takes_the_parameters_of_another_launcher(world: World) -> None:
     launcher, theirs = world.launcher(), '{"parameters": {"x": -1.5, "n": 3}}'
-    launcher.journal.before = at("create asked/00001", lambda: world.files.setdefault("asked/00001", theirs))
+    launcher.journal.before = World.at("create asked/00001", lambda: world.files.setdefault("asked/00001", theirs))
     fields: dict[str, Any] = {"parallel": 1, "sampler": {"seed": 5, "options": {"n_startup_trials": 1}}}
     result = await world.tune(launcher, **fields)
     assert result.trials[1].parameters == {"x": -1.5, "n": 3}
@@ -258,9 +169,7 @@ async def test_the_sampler_takes_the_parameters_of_another_launcher(world: World
     [
         ("other", "1", "the trial reported no metric 'loss'; it reported: other"),
         ("loss", "nan", "loss is nan, which is not a finite number"),
-        ("loss", "inf", "loss is inf, which is not a finite number"),
         ("loss", "low", "loss is 'low', which is not a finite number"),
-        ("loss", "true", "loss is True, which is not a finite number"),
     ],
 )
 async def test_trials_without_a_usable_metric_fail(world: World, name: str, value: str, reason: str) -> None:
@@ -277,7 +186,6 @@ async def test_trials_without_a_usable_metric_fail(world: World, name: str, valu
     [
         ({"space": {"x": {"type": "float", "low": -2, "high": 3}, "n": SPACE["n"]}}, "space.x.high: 2.0 -> 3.0"),
         ({"metric": "accuracy"}, 'metric: "loss" -> "accuracy"'),
-        ({"sampler": {"name": "random"}}, 'sampler.name: "tpe" -> "random"'),
         ({"env": {"A": "1"}}, 'template.env: (nothing) -> {"A"'),
     ],
 )
@@ -303,7 +211,7 @@ async def test_an_error_of_a_request_loses_no_trial(world: World, failing: str, 
         raise error
 
     launcher = world.launcher()
-    launcher.before = launcher.journal.before = at(failing, fail, number)
+    launcher.before = launcher.journal.before = World.at(failing, fail, number)
     with pytest.raises(type(error)):
         await world.tune(launcher, max_trials=6)
     state = world.state()
@@ -324,7 +232,7 @@ async def test_an_interrupted_trial_has_new_attempts_also_over_launchers() -> No
         each.trainings.exits = lambda values, ref: 143
         async with each.trainings.training():
             try:
-                await killed(each, dies_at, max_trials=1, retries=1)
+                await each.killed(dies_at, max_trials=1, retries=1)
             except StudyFailed:
                 over = True
             with pytest.raises(StudyFailed, match="SIGTERM"):
@@ -338,14 +246,14 @@ async def test_an_interrupted_trial_has_new_attempts_also_over_launchers() -> No
 async def test_no_attempt_follows_the_last_one_that_fails_while_a_launcher_starts(world: World) -> None:
     """The second launcher has seen the last attempt running; it fails before the launcher adopts it."""
     first = asyncio.create_task(world.tune(max_trials=1, retries=1))
-    await until(lambda: world.trainings.started == [("0", 1)])
+    await world.until(lambda: world.trainings.started == [("0", 1)])
     world.backend.end(JobRef.of(world.jobs(0)[0]), 143)
-    await until(lambda: world.trainings.started == [("0", 1), ("0", 2)])
+    await world.until(lambda: world.trainings.started == [("0", 1), ("0", 2)])
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     last = max(map(JobRef.of, world.jobs(0)), key=lambda ref: ref.attempt)
     launcher = world.launcher()
-    launcher.before = at("LIST leases", lambda: world.backend.end(last, 143))
+    launcher.before = World.at("LIST leases", lambda: world.backend.end(last, 143))
     async with asyncio.timeout(10):  # a third attempt would train for hours
         with pytest.raises(StudyFailed, match=rf"trial 0 of job {last.name}: .*SIGTERM"):
             await world.tune(launcher, max_trials=1, retries=1)
@@ -375,18 +283,11 @@ async def test_a_trial_whose_rank_crashed_is_cancelled(world: World, monkeypatch
 # ---------------------------------------------------------------- cancellation
 
 
-async def test_a_cancelled_call_leaves_the_trials_running_and_the_next_one_continues(world: World) -> None:
-    await interrupted(world, lambda: len(world.trainings.ended) >= 2, max_trials=6)
-    assert world.backend.jobs
-    result = await world.tune(max_trials=6)
-    assert [trial.state for trial in result.trials] == ["complete"] * 6
-    assert sorted(world.trainings.started) == once(6)
-
-
 async def test_cancelled_trials_run_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("tests.unit.simulated_trials.STEPS", 10**6)
-        await interrupted(world, lambda: len(world.trainings.started) >= 2, max_trials=3)
+        await world.interrupted(lambda: len(world.trainings.started) >= 2, max_trials=3)
+        assert len(world.backend.jobs) == 2, "a cancelled call leaves the trials running"
         assert await cancel_trials(world.backend, "study", namespace="ns") == 2
     assert world.backend.jobs == {}
     result = await world.tune(max_trials=3)
@@ -465,7 +366,7 @@ async def test_pruned_trials_leave_neither_jobs_nor_records(world: World, failur
 
     world.trainings.metric = lambda values, step: 1.0
     launcher, left = world.launcher(), list(failures)
-    launcher.before = at("GET trainjobs", fail)
+    launcher.before = World.at("GET trainjobs", fail)
     with pytest.raises(StudyFailed):
         await world.tune(launcher, max_trials=4, pruner={"name": "threshold", "options": {"upper": 0.0}})
     assert not left
@@ -479,14 +380,14 @@ async def test_a_pruned_trial_that_another_attempt_has_replaced_leaves_nothing(w
     world.trainings.metric = lambda *_: values[0]
     pruner = {"name": "threshold", "options": {"lower": 1.0}}
     task = asyncio.create_task(world.tune(max_trials=1, pruner=pruner, direction="maximize"))
-    await until(lambda: world.trainings.started == [("0", 1)])
+    await world.until(lambda: world.trainings.started == [("0", 1)])
     first = world.jobs(0)[0]
     second = copy.deepcopy(first)
     second["metadata"] |= {"name": f"{first['metadata']['name'][:-1]}2", "uid": "second"}
     second["metadata"]["labels"][ATTEMPT] = "2"
     world.backend.store.put("trainjobs", second, "ADDED")
     world.backend.store.delete("trainjobs", first["metadata"]["name"], {}, "Background", "ns")
-    await until(lambda: len(world.trainings.started) == 2)
+    await world.until(lambda: len(world.trainings.started) == 2)
     values[0] = 0.0
     with pytest.raises(StudyFailed):
         await task
@@ -506,14 +407,21 @@ async def test_the_journal_of_another_study_is_refused(world: World) -> None:
         await world.tune(max_trials=1, namespace="elsewhere")
 
 
-async def test_a_study_is_read_without_its_launcher(world: World) -> None:
+async def test_a_study_runs_and_is_read_without_its_launcher(world: World) -> None:
     assert read_study(MemoryJournal(world.files)) is None
     seen: list[Any] = []
 
     def look(_: Any) -> None:
         seen.append(read_study(MemoryJournal(world.files)))
 
+    def exits(values: dict[str, str], ref: JobRef) -> int:
+        world.backend.store.ahead += timedelta(seconds=2)  # times of objects are whole seconds
+        return 0
+
+    world.trainings.exits = exits
     result = await world.tune(on_change=look)
+    assert [trial.state for trial in result.trials] == ["complete"] * 4
+    assert all(0 < trial.seconds < 30 and trial.values[-1][0] == STEPS for trial in result.trials)
     assert (seen[1].key, seen[1].namespace, seen[1].ended) == ("study", "ns", False)
     assert seen[1].fields["metric"] == "loss"
     assert seen[1].fields["max_trials"] == 4

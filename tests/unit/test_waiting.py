@@ -1,4 +1,4 @@
-"""What a wait returns, raises and reports: results, failures, log lines, crashes, timeouts."""
+"""What a wait returns, raises and reports: results, failures, log lines, crashes, timeouts; and its options."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from tests.unit.launches import block, launch
 from trainjob import JobRef, LogLine, Phase, TrainJobFailed, WaitOptions
 from trainjob._jobs.following import follow
 from trainjob._jobs.waiting import wait
+from trainjob.cli.program import program
 from trainjob.errors import BackendUnavailable, Category, QueueTimeout, RunTimeout, StartTimeout, Stuck, TimedOut
 from trainjob.status import QUEUE_LABEL, Blocker, Observation
+from trainjob.wait_options import InvalidWaitOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -87,15 +89,6 @@ async def test_a_wait_needs_one_watch_of_the_job_and_one_of_its_pods(backend: Di
     assert sorted(backend.requests[:4]) == watches
     assert backend.requests[4:7] == ["GET jobsets", "GET trainjobs", "LIST pods"]
     assert backend.requests.count("WATCH trainjobs") == backend.requests.count("WATCH pods") == 1
-
-
-async def test_a_failure_has_its_diagnosis(backend: DirectBackend, ref: JobRef) -> None:
-    backend.store.logs = b"2026-01-01T00:00:00Z ValueError: no\n"
-    backend.end(ref, 3)
-    with pytest.raises(TrainJobFailed, match=r"node-0 exited with code 3") as caught:
-        await wait(backend, ref, on_log=lambda _: None)
-    assert caught.value.diagnosis.job == f"ns/{ref.name}"
-    assert caught.value.diagnosis.log == ("ValueError: no",)
 
 
 @pytest.mark.parametrize("becomes", ["gone", "again"])
@@ -231,20 +224,17 @@ SHORT: dict[str, Any] = {"queue_timeout": SECOND, "start_timeout": SECOND, "run_
 @pytest.mark.parametrize(
     ("fields", "suspended", "resumed", "options", "expires"),
     [
-        (IN_QUEUE, None, None, {"queue_timeout": timedelta(hours=3)}, None),
         (IN_QUEUE, None, None, SHORT, QueueTimeout),
         (IN_QUEUE, None, None, {**SHORT, "queue_timeout": timedelta(hours=3)}, None),
         (IN_QUEUE, 10, None, {"queue_timeout": timedelta(minutes=1)}, None),
         (IN_QUEUE, 100, None, {"queue_timeout": timedelta(minutes=1), "run_timeout": HOUR}, QueueTimeout),
         (SUSPENDED, None, None, {"start_timeout": SECOND, "run_timeout": SECOND}, None),
-        (SUSPENDED, None, None, SHORT, QueueTimeout),
         # Just admitted: the condition is still Suspended for about 10 ms.
         (ADMITTED, 7200, None, {**SHORT, "start_timeout": HOUR, "run_timeout": HOUR}, None),
         (ADMITTED, None, 100, {**SHORT, "start_timeout": HOUR, "run_timeout": HOUR}, None),
         (ADMITTED, None, 100, {"start_timeout": SECOND, "run_timeout": HOUR}, StartTimeout),
         (ADMITTED, None, 100, {"start_timeout": HOUR, "run_timeout": SECOND}, RunTimeout),
         ({}, None, None, {"run_timeout": HOUR}, RunTimeout),
-        ({}, None, None, {"run_timeout": timedelta(hours=3)}, None),
     ],
 )
 async def test_timeouts_count_from_creation_suspension_or_admission(
@@ -280,31 +270,26 @@ async def test_a_finished_job_comes_before_an_expired_timeout(backend: DirectBac
     assert (await wait(backend, ref, WaitOptions(**SHORT))).uid == ref.uid
 
 
+QUEUED = "is Queued: waiting for admission in queue q; it was not admitted within queue_timeout of 1s"
+
+
 @pytest.mark.parametrize(
-    ("fields", "options", "words"),
+    ("fields", "option", "words"),
     [
-        (
-            IN_QUEUE,
-            {"queue_timeout": SECOND},
-            "is Queued: waiting for admission in queue q; it was not admitted within queue_timeout of 1s",
-        ),
-        (
-            SUSPENDED,
-            {"queue_timeout": SECOND},
-            "is Suspended: Suspended; it was not resumed within queue_timeout of 1s",
-        ),
-        ({}, {"start_timeout": SECOND}, "is NotStarted; no rank was running within start_timeout of 1s"),
-        ({}, {"run_timeout": SECOND}, "is NotStarted; it did not end within run_timeout of 1s"),
+        (IN_QUEUE, "queue_timeout", QUEUED),
+        (SUSPENDED, "queue_timeout", "is Suspended: Suspended; it was not resumed within queue_timeout of 1s"),
+        ({}, "start_timeout", "is NotStarted; no rank was running within start_timeout of 1s"),
+        ({}, "run_timeout", "is NotStarted; it did not end within run_timeout of 1s"),
     ],
 )
 async def test_the_error_of_a_timeout_names_it_and_the_phase(
-    backend: DirectBackend, fields: dict[str, Any], options: dict[str, Any], words: str
+    backend: DirectBackend, fields: dict[str, Any], option: str, words: str
 ) -> None:
     ref = await launch(backend, fields=fields)
     backend.change(ref, {"metadata": {"creationTimestamp": backend.ago(10)}})
     for with_logs in (None, lambda _: None):
         with pytest.raises(TimedOut) as caught:
-            await wait(backend, ref, WaitOptions(**options), on_log=with_logs)
+            await wait(backend, ref, WaitOptions.parse({option: 1}), on_log=with_logs)
         assert str(caught.value) == f"TrainJob {ref} {words}"
     assert backend.job(ref), "the job is not changed"
 
@@ -327,13 +312,6 @@ async def test_a_start_timeout_does_not_apply_to_a_job_that_has_run(backend: Dir
     await wait(backend, ref, WaitOptions(start_timeout=SECOND), on_change=change)
     assert [phase for phase, _ in seen] == [Phase.STARTING, Phase.RESTARTING, Phase.COMPLETE]
     assert seen[1][1] == "a rank has been running before, so start_timeout does not apply"
-
-
-async def test_a_job_with_progress_counts_as_has_run(backend: DirectBackend, ref: JobRef) -> None:
-    backend.status(ref, jobsStatus=[STARTING], trainerStatus={"progressPercentage": 40})
-    backend.change(ref, {"metadata": {"creationTimestamp": backend.ago(7200)}})
-    assert await expired(backend, ref, start_timeout=SECOND, run_timeout=timedelta(hours=3)) is None
-    assert "LIST events" not in backend.requests[: backend.requests.index("GET jobsets")]
 
 
 async def test_a_timeout_expires_during_the_wait_and_cancels_no_slow_consumer(
@@ -360,3 +338,77 @@ async def test_fail_fast_raises_stuck_for_a_permanent_blocker(backend: DirectBac
         f"TrainJob {ref} is NotStarted and cannot proceed: no such queue\nwhat to do: create the queue"
     )
     assert await expired(backend, ref) is None, "the wait continues without fail_fast"
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_commands_take_one_options_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[WaitOptions] = []
+
+    async def waited(_: object, names: object, options: WaitOptions) -> int:
+        given.append(options)
+        return 0
+
+    monkeypatch.setattr("trainjob.cli.run.wait_for_many", waited)
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    words = "wait a b --queue-timeout 1h30m --start-timeout 90 --run-timeout 2d --fail-fast"
+    program.main(words.split(), standalone_mode=False)
+    assert given == [
+        WaitOptions(timedelta(hours=1, minutes=30), timedelta(seconds=90), timedelta(days=2), fail_fast=True)
+    ]
+
+
+@pytest.mark.parametrize("value", [timedelta(minutes=15), 900, 900.0, "15m", "900"])
+def test_a_timeout_is_a_timedelta_seconds_or_text(value: object) -> None:
+    assert WaitOptions.parse({"queue_timeout": value, "runtime": "x"}) == WaitOptions(timedelta(minutes=15))
+
+
+def test_missing_options_have_defaults() -> None:
+    assert WaitOptions.parse({}) == WaitOptions.parse({"run_timeout": None, "fail_fast": False}) == WaitOptions()
+
+
+@pytest.mark.parametrize(
+    "value", [0, True, "", "soon", "0s", [], timedelta(0), timedelta(-1), float("nan"), float("inf"), 1e300]
+)
+def test_invalid_timeouts_are_rejected(value: object) -> None:
+    with pytest.raises(
+        InvalidWaitOptions, match=r"^start_timeout must be a timedelta, a number of seconds above 0, or text"
+    ):
+        WaitOptions.parse({"start_timeout": value})
+
+
+@pytest.mark.parametrize("value", ["no", 1, 0, None])
+def test_invalid_switches_are_rejected(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^fail_fast must be True or False, not "):
+        WaitOptions.parse({"fail_fast": value})
+
+
+def test_every_invalid_option_is_named() -> None:
+    with pytest.raises(InvalidWaitOptions) as caught:
+        WaitOptions.parse({"queue_timeout": -1, "run_timeout": "soon", "fail_fast": "no"})
+    assert caught.value.invalid == {"queue_timeout": -1, "run_timeout": "soon", "fail_fast": "no"}
+    assert all(name in str(caught.value) for name in caught.value.invalid)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        WaitOptions(),
+        WaitOptions(timedelta(hours=12), timedelta(seconds=1.5), timedelta(days=2), True, True),
+        WaitOptions(fail_on_first_crash=True),
+    ],
+)
+def test_serialized_options_are_read_back(options: WaitOptions) -> None:
+    assert WaitOptions.from_json(options.as_json()) == options
+
+
+def test_the_serialized_form_is_flat_and_has_no_defaults() -> None:
+    """A triggerer rejects the options of a newer worker: one that is not used must not be sent to it."""
+    assert WaitOptions().as_json() == {}
+    assert WaitOptions(timedelta(minutes=1), fail_fast=True).as_json() == {"queue_timeout": 60.0, "fail_fast": True}
+
+
+def test_unknown_options_are_rejected() -> None:
+    with pytest.raises(TypeError, match=r"^unknown options que_timeout; known: queue_timeout, "):
+        WaitOptions.from_json({"que_timeout": 1})

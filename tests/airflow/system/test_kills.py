@@ -33,6 +33,7 @@ def test_marked_by_a_person(runs: Both) -> None:
     for it in runs["failed"]:
         it.mark("failed")
     wait_until("the jobs are gone", lambda: not any(it.jobs for it in runs["failed"]), 60)
+    runs["failed"][0].until_logged("goodput ")
     assert [it.state for it in runs["failed"]] == ["failed", "failed"]
 
 

@@ -17,7 +17,6 @@ DAGS = {
     "drained": "worker_cancel",
     "killed": "worker_cancel",
     "unseen": "worker_cancel",
-    "mortal": "deferred_mortal",
     "unseen by a trigger": "deferred_cancel",
     "ends elsewhere": "deferred_cancel",
     # These two run through all tests of this module.
@@ -75,14 +74,6 @@ def test_workers_are_killed(runs: Runs) -> None:
     killed.until_up(2)
     assert_still_runs(killed)
     finish(killed, unseen)
-
-
-def test_retried_while_the_job_of_a_deferred_task_runs(runs: Runs) -> None:
-    mortal = runs["mortal"]
-    mortal.airflow.until("deferred", mortal.dag, mortal.run)
-    assert mortal.task["try_number"] == 2
-    assert_still_runs(mortal)
-    finish(mortal)
 
 
 def until_moved(it: Training, triggerer: object) -> None:

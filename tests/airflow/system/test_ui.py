@@ -67,13 +67,13 @@ class Shown:
         """URL of the task's job in the dashboard."""
         return URLS["job_url"].format(**self.job(task))
 
-    def answer(self, task: str, what: str, map_index: int = -1) -> httpx.Response:
+    def answer(self, task: str, what: str) -> httpx.Response:
         """The page or the document of a task's tab."""
-        path = f"/trainjob/dags/{DAG}/runs/{quote(self.run, safe='')}/tasks/{task}/{map_index}/{what}"
+        path = f"/trainjob/dags/{DAG}/runs/{quote(self.run, safe='')}/tasks/{task}/-1/{what}"
         return self.airflow.http.get(path).raise_for_status()
 
-    def document(self, task: str, map_index: int = -1) -> dict[str, Any]:
-        return dict(self.answer(task, "document", map_index).json())
+    def document(self, task: str) -> dict[str, Any]:
+        return dict(self.answer(task, "document").json())
 
     def kept(self, task: str) -> dict[str, Any]:
         found: dict[str, Any] = self.airflow.xcom(DAG, self.run, task, "trainjob_training")
@@ -167,19 +167,6 @@ def test_the_tabs_of_running_and_deferred_tasks_are_live(shown: Shown, page: Pag
 
 
 @tabs
-def test_the_tabs_of_the_run_and_of_mapped_tasks(shown: Shown, page: Page) -> None:
-    page.goto(f"/dags/{DAG}/runs/{quote(shown.run, safe='')}")
-    page.get_by_role("link", name="Trainings", exact=True).click()
-    frame = page.frame_locator("iframe[title=Trainings]")
-    for task in TASKS:
-        frame.get_by_role("link", name=task, exact=True).first.wait_for()
-    frame.get_by_role("link", name="failed", exact=True).first.click()
-    frame.get_by_text("step 10 has no labels").first.wait_for()
-    shown.open(page, "mapped/mapped/1").get_by_text("Complete").first.wait_for()
-    assert shown.document("mapped", 0)["name"] != shown.document("mapped", 1)["name"]
-
-
-@tabs
 def test_no_page_and_no_xcom_has_the_secrets(shown: Shown) -> None:
     log = shown.airflow.log(DAG, shown.run, "finished")
     assert "token=" in log
@@ -191,24 +178,6 @@ def test_no_page_and_no_xcom_has_the_secrets(shown: Shown) -> None:
         ):
             assert SECRET not in text
             assert "http" in text
-
-
-@since("3.3", "writes of a trigger while its job runs")
-def test_what_is_stored_outlives_a_triggerer(shown: Shown) -> None:
-    def points() -> list[list[float]]:
-        found: list[list[float]] = shown.kept("train")["history"].get("loss", [])
-        return found
-
-    wait_until("the trigger has stored metrics", lambda: len(points()) > 2, 90, poll=0.5)
-    first = points()[0]
-    shown.airflow.end("triggerer")
-    assert shown.document("train")["source"] == "live", "the page reads the job itself"
-    latest = points()[-1]
-    shown.airflow.age("job", "latest_heartbeat", job_type="TriggererJob")
-    shown.airflow.parts["triggerer"].start()
-    # Not their number, which falls whenever the history is thinned.
-    wait_until("the next triggerer has stored metrics", lambda: points()[-1] > latest, 120, poll=0.5)
-    assert points()[0] == first
 
 
 def test_a_failed_task_in_a_browser(airflow: Airflow, page: Page) -> None:
@@ -237,40 +206,6 @@ def test_a_finished_run_in_a_browser(finished: Shown, page: Page) -> None:
     assert link.get_attribute("href") == "https://models.test/shown/1"
     assert finished.links("train")["TrainJob"] == finished.address("train")
     assert finished.links("export")["Model version"] == "https://models.test/shown/1"
-
-
-@tabs
-def test_the_tabs_of_a_finished_run(finished: Shown, page: Page) -> None:
-    for task in ("running", "train"):
-        document = finished.document(task)
-        assert (document["phase"], document["source"], document["progress"]) == ("Complete", "kept", 100)
-        assert document["history"]["loss"][0][2] == 1.0, "the first value is kept"
-        assert len(document["history"]["loss"]) > 20
-        assert document["attempts"][0]["checkpoints"]
-    finished.open(page, "running").get_by_text("Complete").first.wait_for()
-    registered = wait_until(
-        "the registered model is shown", lambda: finished.document("train")["lineage"]["registered"], 30, poll=1
-    )
-    assert (registered["model"], registered["version"], registered["alias"]) == ("shown", "1", "champion")
-
-
-def test_a_finished_run_has_fields_xcoms_and_events(finished: Shown) -> None:
-    airflow = finished.airflow
-    rendered = airflow.get(finished.path("train"))["rendered_fields"]
-    assert rendered["env"]["FLAG"] == str(finished.flag)
-    assert rendered["outputs"] == {"model": f"file://{finished.flag.parent}/trained"}
-    assert rendered["labels"] == {"team": "vision"}
-
-    result, job = airflow.xcom(DAG, finished.run), finished.job("train")
-    assert (result["name"], result["uid"], result["metrics"]["accuracy"]) == (job["name"], job["uid"], 0.75)
-    made = airflow.xcom(DAG, finished.run, "export")["outputs"]
-    (event,) = airflow.get("assets/events", source_dag_id=DAG, source_run_id=finished.run)["asset_events"]
-    assert event["uri"] == "file:///models/shown"
-    extra = event["extra"]
-    assert [extra[name] for name in ("uri", "digest", "version")] == [made["uri"], made["digest"], "1"]
-    assert extra["digest"].startswith("sha256:")
-    assert extra["metrics"]["accuracy"] == 0.75
-    assert extra["uid"] == finished.job("export")["uid"]
 
 
 def test_openlineage_gets_inputs_and_outputs(finished: Shown) -> None:

@@ -445,8 +445,6 @@ class Server:
 def parsed(path: str) -> tuple[str, str, str, str]:
     """Plural, namespace, name and subresource in a path: ``/api/v1/namespaces/default/pods/x/log``."""
     parts = path.strip("/").split("/")[(2 if path.startswith("/api/") else 3) :]
-    namespace = ""
-    if len(parts) > 2 and parts[0] == "namespaces":
-        _, namespace, *parts = parts
+    namespace, parts = (parts[1], parts[2:]) if len(parts) > 2 and parts[0] == "namespaces" else ("", parts)
     plural, name, sub = (*parts, "", "", "")[:3]
     return plural, namespace, name, sub

@@ -44,15 +44,6 @@ def test_message_has_all_fields(log: Path) -> None:
     }
 
 
-def test_calls_are_merged_and_later_values_replace_earlier_ones(log: Path) -> None:
-    report(progress=10, metrics={"loss": 3, "lr": 1}, outputs={"a": "file:///1"})
-    report(progress=20, metrics={"loss": 2}, outputs={"a": "file:///2", "b": "file:///b"})
-    report()
-    answer = written(log)
-    assert (answer.progress, answer.metrics) == (20, {"lr": 1, "loss": 2})
-    assert answer.outputs == {"a": "file:///2", "b": "file:///b"}
-
-
 def test_a_shorter_message_replaces_a_longer_one_completely(log: Path) -> None:
     log.write_text("x" * 9000)
     inode = log.stat().st_ino
@@ -95,6 +86,7 @@ NAMES = st.text(min_size=1, max_size=64)
 METRIC_NAMES = NAMES.filter(lambda name: not name.startswith(RESERVED))
 VALUES = st.one_of(st.floats(), st.integers(-(10**60), 10**60), st.text(min_size=1, max_size=64), st.booleans())
 OUTPUTS = st.one_of(st.text(min_size=1, max_size=80), st.booleans(), st.integers(-(10**30), 10**30))
+AGAIN: dict[str, Any] = {"metrics": {"a": 3, "b": 1}, "outputs": {"a": "1"}}
 CALL = {
     "progress": st.floats(0, 100),
     "metrics": st.dictionaries(METRIC_NAMES, VALUES, max_size=60),
@@ -106,6 +98,7 @@ CALL = {
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(st.fixed_dictionaries({}, optional=CALL), min_size=1, max_size=5))
 @example(calls=[{"progress": 0.0}, {"progress": 5e-324}])  # the time left is infinite
+@example(calls=[{"progress": 10, **AGAIN}, {"progress": 20, "metrics": {"a": 2}, "outputs": {"a": "2", "b": "3"}}, {}])
 def test_any_report_fits_and_reads_back(log: Path, calls: list[dict[str, Any]]) -> None:
     reporting._reporter = reporter.Reporter()
     expected: dict[str, Any] = {"progress": None, "outputs": {}}

@@ -70,7 +70,6 @@ with DAG("shown", params={"flag": "/nowhere", "workspace": "/nowhere"}) as dag:
     train("failed", FAILS, runtime="jax-distributed", num_nodes=2)
     train("running", WAITS, outputs={"model": f"{TRAINED}-running"})
     train("adopted", WAITS, outputs={"model": f"{TRAINED}-adopted"}, on_kill_action="keep")
-    TrainJobOperator.partial(task_id="mapped", runtime="trainjob-step", **COMMON).expand(command=[["true"], ["true"]])
     export = ModelExportOperator(
         task_id="export",
         source=TRAINED,

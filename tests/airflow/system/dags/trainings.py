@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import DAG, get_current_context
+from airflow.sdk import DAG
 
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
@@ -22,15 +20,6 @@ report(metrics={"done": 1})
 """
 
 
-class Mortal(TrainJobOperator):
-    """Its worker dies right before the first try defers, when the job already runs."""
-
-    def defer(self, **how: Any) -> None:  # type: ignore[override]
-        if get_current_context()["ti"].try_number == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().defer(**how)
-
-
 def train(dag_id: str, mode: str, **more: Any) -> None:
     arguments: dict[str, Any] = {
         "task_id": "train",
@@ -43,13 +32,11 @@ def train(dag_id: str, mode: str, **more: Any) -> None:
         "retry_delay": timedelta(0),
         **more,
     }
-    operator = arguments.pop("operator", TrainJobOperator)
     with DAG(dag_id, params={"flag": "/nowhere", "namespace": "nowhere"}) as made:
-        operator(**arguments)
+        TrainJobOperator(**arguments)
     globals()[dag_id] = made
 
 
 for mode in ("worker", "deferred"):
     for action in ("cancel", "suspend", "keep"):
         train(f"{mode}_{action}", mode, on_kill_action=action)
-train("deferred_mortal", "deferred", operator=Mortal)
