@@ -161,6 +161,16 @@ async def test_the_leases_are_read_again_before_the_request(backend: DirectBacke
     assert left(backend) == [1]
 
 
+async def test_a_job_that_changed_since_it_was_read_is_not_ended(backend: DirectBackend, unattended: JobRef) -> None:
+    def adopted() -> None:
+        backend.change(unattended, {"metadata": {"annotations": {"trainjob.dev/adopted": "x"}}})
+        backend.waits(unattended)
+
+    once(backend, "PATCH trainjobs", adopted)
+    assert await run(backend) == []
+    assert not backend.job(unattended)["spec"].get("suspend")
+
+
 async def test_an_adoption_restarts_the_grace_period(backend: DirectBackend, unattended: JobRef) -> None:
     """The process that has adopted the job writes its Lease within the grace period, not within an instant."""
     adopted_at = 0

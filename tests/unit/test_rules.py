@@ -6,8 +6,10 @@ which the process exits with the code of the rule, else with 1.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from tests.unit.rule_examples import EXAMPLES, code_of, diagnosed, example_of, log_of
+from tests.unit.rule_examples import EXAMPLES, WORDINGS, code_of, diagnosed, example_of, log_of
 
 from trainjob._diagnosis import output
 from trainjob._diagnosis.rules import lines, objects, raised
@@ -59,3 +61,11 @@ def test_without_the_rule_a_log_is_judged_otherwise(
     monkeypatch.setattr(lines, "LINES", tuple(each for each in LINES if each is not rule))
     after = diagnosed(code_of(rule), log_of(rule))
     assert (before.category, before.retry, before.advice) != (after.category, after.retry, after.advice)
+
+
+@pytest.mark.parametrize("wording", WORDINGS, ids=lambda wording: wording["log"][-1][:40])
+def test_other_wordings_of_a_rule_mean_the_same(wording: dict[str, Any]) -> None:
+    """Of other versions, other libraries, other shells than that of the example."""
+    found = diagnosed(wording["code"], wording["log"])
+    assert (found.category, found.retry) == (wording["category"], wording["retry"]), found.text()
+    assert found.advice.startswith(wording["advice"])

@@ -314,6 +314,13 @@ async def test_a_start_timeout_does_not_apply_to_a_job_that_has_run(backend: Dir
     assert seen[1][1] == "a rank has been running before, so start_timeout does not apply"
 
 
+async def test_a_job_with_progress_counts_as_has_run(backend: DirectBackend, ref: JobRef) -> None:
+    backend.status(ref, jobsStatus=[STARTING], trainerStatus={"progressPercentage": 40})
+    backend.change(ref, {"metadata": {"creationTimestamp": backend.ago(7200)}})
+    assert await expired(backend, ref, start_timeout=SECOND, run_timeout=timedelta(hours=3)) is None
+    assert "LIST events" not in backend.requests[: backend.requests.index("GET jobsets")]
+
+
 async def test_a_timeout_expires_during_the_wait_and_cancels_no_slow_consumer(
     backend: DirectBackend, ref: JobRef
 ) -> None:
