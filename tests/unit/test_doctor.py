@@ -245,6 +245,22 @@ def test_a_missing_runtime_of_steps_is_a_failure_only_if_asked_for(runtimes: lis
     assert [each.level for each in unchecked] == ([] if runtimes else [Level.SKIPPED])
 
 
+@pytest.mark.parametrize(
+    ("labels", "warned"),
+    [
+        ({}, False),
+        ({"istio-injection": "enabled"}, True),
+        ({"istio.io/rev": "1-24"}, True),
+        ({"istio-injection": "x"}, False),
+    ],
+)
+def test_sidecars_that_keep_pods_running_are_a_warning(labels: dict[str, str], warned: bool) -> None:
+    client: Any = Bare({"/namespaces/training": {"metadata": {"labels": labels}}}, hidden=False)
+    unused: Any = object()
+    found = anyio.run(cluster._Cluster(client, unused, "training")._sidecars)
+    assert [(each.check, each.level) for each in found] == [("sidecars", Level.WARNING)] * warned
+
+
 @pytest.mark.parametrize("suspended", [False, True])
 def test_a_queue_that_holds_no_job_is_a_failure(suspended: bool) -> None:
     class Storing:

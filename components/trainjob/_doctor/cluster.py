@@ -139,7 +139,7 @@ class _Cluster:
         async for finding in self.examine_basics(queue):
             yield finding
         queue_missing = not self.kueue
-        checks = [("clock", server.clock(self.client)), ("reaper", self._reaper())]
+        checks = [("clock", server.clock(self.client)), ("reaper", self._reaper()), ("sidecars", self._sidecars())]
         if self.kueue:
             checks.append(("queue", queues.check(self.client, self.kueue, self.namespace, queue)))
         async for finding in _all(*checks):
@@ -235,6 +235,22 @@ class _Cluster:
             advice = f"read the logs: kubectl logs -n {self.namespace} -l job-name --prefix"
             return [Finding("reaper", Level.WARNING, f"the runs of CronJob {REAPER} fail ({last}): {message}", advice)]
         return [Finding("reaper", Level.OK, f"CronJob {REAPER} ends unattended jobs")]
+
+    async def _sidecars(self) -> list[Finding]:
+        """Whether Istio adds a sidecar to the pods of the namespace; no finding if not, or if that is hidden."""
+        try:
+            found = await self.client.send(Request("GET", f"/api/v1/namespaces/{self.namespace}"))
+        except (Forbidden, ObjectNotFound):
+            return []
+        labels = mapping(found, "metadata", "labels")
+        if labels.get("istio-injection") != "enabled" and not labels.get("istio.io/rev"):
+            return []
+        message = (
+            f"Istio adds a sidecar to the pods of {self.namespace}; unless it is a native sidecar, it keeps a pod "
+            "running after its training has ended"
+        )
+        advice = 'set the label sidecar.istio.io/inject: "false" in the pod template of the runtimes'
+        return [Finding("sidecars", Level.WARNING, message, advice)]
 
     async def _admission(self, runtimes: Sequence[str], queue: str) -> list[Finding]:
         """A dry run of a job of each runtime; of the runtime of steps if none is given."""
