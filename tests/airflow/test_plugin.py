@@ -21,8 +21,9 @@ from tests.airflow.tasks import stored
 from tests.airflow.versions import since
 from tests.processes import wait_until
 
-from trainjob import TrainJobClient
+from trainjob import JobRef, Observation, Phase, TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
+from trainjob._pages.documents.training import observed_document
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.operators.tuning import TrainJobTuningOperator
 from trainjob_airflow.training import KEY
@@ -375,9 +376,10 @@ def test_a_changed_xcom_shows_no_job_of_another_task(
     assert document["key"] != theirs["key"]
 
 
+DOCUMENT = observed_document(JobRef("ns", "job", "uid"), Observation(Phase.RUNNING))
 UNREADABLE: list[tuple[Any, str]] = [
     *((value, "") for value in ({"kind": "training"}, {"kind": "training", "attempts": 7}, "text", 7, None, [1])),
-    ({"kind": "training", "version": 2}, "was written by a newer trainjob (format 2; this one reads 1): upgrade"),
+    (DOCUMENT | {"version": 2}, "was written by a newer trainjob (format 2; this one reads 1): upgrade"),
 ]
 
 

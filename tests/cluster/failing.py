@@ -169,18 +169,18 @@ SLEEP = "import time; time.sleep(600)"
 
 @contextmanager
 def queue(
-    cluster: Access, where: str, name: str = "small", fields: Mapping[str, Any] | None = None, **amounts: object
+    cluster: Access, where: str, name: str = "small", fields: Mapping[str, Any] | None = None, gpu: int = 8
 ) -> Iterator[None]:
-    """A LocalQueue whose ClusterQueue has the name of the namespace; by default with room for 8 GPUs.
+    """A LocalQueue whose ClusterQueue has the name of the namespace; with room for so many GPUs.
 
     Args:
         cluster: The cluster.
         where: Namespace.
         name: Name of the LocalQueue.
         fields: More fields of the ClusterQueue.
-        amounts: Of resources.
+        gpu: Number of GPUs.
     """
-    made = kueue.cluster_queue(where, **{"gpu": 8, **amounts})  # type: ignore[arg-type]  # cpu and gpu are objects
+    made = kueue.cluster_queue(where, gpu=gpu)
     cluster.api.apply({**made, "spec": {**made["spec"], **(fields or {})}})
     cluster.api.create(kueue.local_queue(where, name, where))
     try:

@@ -236,7 +236,7 @@ async def test_a_missing_runtime_and_queue_are_reported(cluster: Access, namespa
 
 async def test_a_held_queue_is_reported(cluster: Access, namespace: str) -> None:
     narrow = cluster.kubeconfig_for([*ROLE["rules"], READ_QUEUES], namespace)
-    with make.queue(cluster, namespace, "held", policy="Hold"):
+    with make.queue(cluster, namespace, "held", {"stopPolicy": "Hold"}):
         cluster.api.create(kueue.local_queue(namespace, "dangling", f"{namespace}-nosuch"))
         queues = partial(cluster.api.find, kueue.API, "LocalQueue", namespace)
 

@@ -10,7 +10,7 @@ from tests.objects import COMPLETE, Object, condition, counts, ended, event, pod
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob._diagnosis import diagnosis_of
-from trainjob._diagnosis.blockers import event_time, first, in_events, in_workload, of_flavors, of_pods
+from trainjob._diagnosis.blockers import event_time, first, in_events, in_workload, of_events, of_flavors, of_pods
 from trainjob._manifest.render import render
 from trainjob.errors import Category, Diagnosis, RetryVerdict
 from trainjob.status import QUEUE_LABEL, Blocker, Phase, observe
@@ -228,6 +228,23 @@ def test_a_pull_that_fails_for_an_unknown_reason_is_permanent_after_ten_minutes(
 # ---------------------------------------------------------------- effect on the phase
 
 BLOCKER = Blocker("Pending", "no GPUs", permanent=True, advice="ask for fewer GPUs")
+
+
+def test_between_two_pulls_the_latest_error_of_the_image_counts() -> None:
+    waits = pod(state=waiting("ImagePullBackOff", 'Back-off pulling image "a:1"'), phase="Pending")
+    events = [event("Failed", 'Failed to pull image "a:1": a:1: not found'), event("Failed", "Error: ImagePullBackOff")]
+    (found,) = of_pods([waits], events)
+    assert found.meaning.permanent
+    assert found.text == 'ImagePullBackOff: Failed to pull image "a:1": a:1: not found'
+
+
+@pytest.mark.parametrize(("holder", "permanent"), [("x-node-0-1-abcde", True), ("another-node-0-0-abcde", False)])
+def test_a_volume_that_another_rank_of_the_job_holds_is_permanent(holder: str, permanent: bool) -> None:
+    pods = [pod(0, waiting("ContainerCreating"), phase="Pending"), pod(1)]
+    message = f'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) {holder}'
+    (found,) = of_events([event("FailedAttachVolume", message)], pods)
+    assert found.meaning.permanent == permanent
+    assert message in found.text
 
 
 def test_a_blocker_is_the_message_of_an_idle_phase() -> None:

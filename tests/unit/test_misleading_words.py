@@ -11,6 +11,9 @@ from trainjob._diagnosis.rules import objects
 
 HEAD = ["Traceback (most recent call last):", '  File "/app/train.py", line 9, in <module>', "    work()"]
 TORCH = '  File "/usr/lib/python3/dist-packages/torch/{}.py", line 1, in x'
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Process 71 has 77.88 GiB memory in use."
+WORK = "[rank1]:[E1121 10:04:41.1 Process.cpp:552] [Rank 1] Collective WorkNCCL(SeqNum=4, OpType=X, Timeout(ms)=6)"
+WORKERS = "DataLoader worker (pid(s) 311) exited unexpectedly"
 NCCL = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2501, "
 LOAD = "_pickle.UnpicklingError: Weights only load failed. Unsupported global: GLOBAL app.Model was not allowed"
 OSERROR = "safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)"
@@ -26,6 +29,14 @@ RECORD = {"event": "failed", "exception": [{"exc_type": "KeyError", "exc_value":
         ([*HEAD, f"{NCCL}ncclInvalidArgument: Broadcast : invalid root 8"], ("user code", "unknown"), "invalid root 8"),
         ([*HEAD, f"{NCCL}Cuda failure 35 'CUDA driver version is insufficient'"], ("image", "unknown"), "insufficient"),
         ([*HEAD, f"{NCCL}Cuda failure 101 'invalid device ordinal'"], ("configuration", "configuration"), "ordinal"),
+        ([*HEAD, FULL], ("out of memory", "unknown"), "OutOfMemoryError"),
+        (["step 1", f"{WORK} raised the following: NCCL error: remote process exited or there was a network error",
+            "ncclRemoteError: A call failed"], ("unknown", "unknown"), "exited with code 1"),
+        (["ERROR: No matching distribution found for a==9", "", "[notice] To update, run: pip install --upgrade pip"],
+            ("configuration", "configuration"), "found for a==9"),
+        ([*HEAD, "ray.exceptions.OutOfMemoryError: Task was killed", "Memory on the node (IP: 10.0.0.1) was 30 GB",
+            "PID\tMEM(GB)\tCOMMAND", "Refer to the documentation on how to address it"],
+            ("out of memory", "unknown"), "Task was killed"),
         ([*HEAD, "BrokenPipeError: [Errno 32] Broken pipe"], ("user code", "unknown"), "BrokenPipeError"),
         (["ERROR: Could not find a version of dataset v3"], ("user code", "unknown"), "of dataset v3"),
         (['Exception in thread "main" java.lang.OutOfMemoryError: Java heap space', "\tat App.main(App.java:3)",

@@ -23,6 +23,7 @@ from trainjob.status import Blocker
 _GRACE = timedelta(minutes=10)  # as Flyte gives pending tasks; a registry that restarts answers again before
 KEPT = "SidecarRuns"
 """Reason of a rank that has ended and whose pod a sidecar keeps running."""
+_HELD = re.compile(r"[Vv]olume is already used by pod\(s\) (.+)")
 _USED = re.compile(r"exceeded quota: .*, used: (\S+), limited: ")
 
 
@@ -209,6 +210,7 @@ def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, A
     """
     pending = {name_of(pod): pod for pod in pods or () if mapping(pod, "status").get("phase") == "Pending"}
     settled = {name_of(pod) for pod in pods or () if _is_settled(pod)}
+    active = {name_of(pod) for pod in pods or () if not _has_ended(pod)}
     youngest = max((_seconds(mapping(pod, "metadata").get("creationTimestamp")) for pod in pods or ()), default="")
     for event in sorted(events, key=event_time, reverse=True):
         reason, message = _text(event, "reason"), _text(event, "message")
@@ -226,7 +228,9 @@ def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, A
         meaning = objects.meaning_of(reason, message)
         if outdated or meaning is None:
             continue
-        if _uses_its_quota(message, pods or ()):
+        if (held := _HELD.search(message)) and set(held[1].split(", ")) & active:
+            yield _finding("VolumeOfItself", f"{reason}: {message}", f"{kind.lower()} {name}")
+        elif _uses_its_quota(message, pods or ()):
             yield _finding("QuotaOfItself", f"{reason}: {message}", f"{kind.lower()} {name}")
         elif reason == "TrainJobResourcesCreationFailed":
             yield Finding(reason, message.removeprefix("TrainJob resources reconciliation failed: "), meaning)
@@ -299,7 +303,8 @@ def of_pods(pods: Iterable[Mapping[str, Any]], events: Sequence[Mapping[str, Any
             reason = _text(waiting, "reason")
             crashed = mapping(container.last, "terminated") and mapping(pod, "status").get("phase") == "Running"
             if reason and reason not in _NO_FINDING and not crashed:
-                found = _finding(reason, _text(waiting, "message"), subject, rank_of(pod))
+                message = _pull_error(reason, _text(waiting, "message"), pod, events)
+                found = _finding(reason, message, subject, rank_of(pod))
                 yield replace(found, meaning=_after_grace(found.meaning, pod, events))
         scheduler = str(mapping(pod, "spec").get("schedulerName") or "default-scheduler")
         conditions = mappings(pod, "status", "conditions")
@@ -329,6 +334,20 @@ def _is_unseen(pod: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]]) 
     """Whether a pod waits for a scheduler that has not reported anything of it."""
     waits = mapping(pod, "status").get("phase") == "Pending" and not mapping(pod, "spec").get("nodeName")
     return waits and not any(each.get("type") == "PodScheduled" for each in conditions)
+
+
+def _pull_error(reason: str, message: str, pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+    """The message of a container that waits; while the kubelet waits for the next pull, that of the latest error."""
+    rule = objects.rule_of(reason, message)
+    if reason != "ImagePullBackOff" or rule is None or rule.id != "image-other":
+        return message
+    errors = [
+        event
+        for event in events
+        if mapping(event, "involvedObject").get("name") == name_of(pod)
+        and _text(event, "message").startswith("Failed to pull image")
+    ]
+    return _text(max(errors, key=event_time, default={}), "message") or message
 
 
 def _after_grace(meaning: Meaning, pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Meaning:

@@ -54,6 +54,7 @@ MORE_OF_MESSAGE = re.compile(
     r"|^(\(Background on this error|\[SQL: |\[parameters: )"
     r"|^(# of tasks that reached the barrier|The first task at the barrier|\d+$|>$|RPC: /|This usually happens because)"
     r"|^(Repository Not Found for url|Please make sure you specified|If you are trying to access a private)"
+    r"|^(Memory on the node \(|PID\s+MEM|\d+\s+[\d.]+\s+\S|Refer to the documentation on|Consider provisioning more)"
     r"|^(For more details, see|More information: |(DETAIL|HINT|CONTEXT):  |LINE \d+: |\[bt\] |Stack trace:$)"
     r"|^(Reason: |HTTP response (headers|body): )|^\s*OOM when allocating tensor|^Detected at node |^Hint: "
 )
@@ -70,7 +71,7 @@ AFTERWARDS = re.compile(
     r"|^(\*\*\* |frame #\d+: |C\+\+ CapturedTraceback|Exception raised from |#\d+ \S+ from /|Stack trace of the failed)"
     r"|^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion)"
     r"|^(Search for `cuda|-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit )"
-    r"|^(Set the environment variable HYDRA_FULL_ERROR)"
+    r"|^(Set the environment variable HYDRA_FULL_ERROR|nccl\w+: |Last error:$|NET/\w+ ?: )"
     r"|^wandb: |^.*resource_tracker|^sys:1: |^<sys>:0: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
 )
 
@@ -84,8 +85,10 @@ FATAL = re.compile(r"^\[?F\d{4} \d\d:\d\d:\d\d\.\d+\s+\d* ?\S+\] (.+)")  # glog,
 # libstdc++, if threads of native code (PyTorch's Gloo) still run at exit: the process ends by SIGABRT or SIGSEGV.
 TORN_DOWN = re.compile(r"terminate called without an active exception")
 ASSERTION = re.compile(r"\.cuh?:\d+: .*(Assertion `.*` failed)")
+# One that did not end, not one that raised an exception.
 COLLECTIVE = re.compile(
-    r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+),.*?Timeout\(ms\)=(?P<milliseconds>\d+)\)"
+    r"collective operation timeout: WorkNCCL"
+    r"\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+),.*?Timeout\(ms\)=(?P<milliseconds>\d+)\)"
 )
 FIRST_TIMEOUT = re.compile(r"due to a collective timeout from (?:rank (\d+)|this local rank)")
 LOST_PEER = re.compile(  # in lines of native code, which has no exception
@@ -156,7 +159,7 @@ NO_MESSAGE = re.compile(
     r"|object (address|refcount|type)|lost sys\.|[})\]]+;?$|Stacktrace:|Node\.js v\d|-{4,}|={4,}"
     r"|created by \w|[\w./-]+\.(\(\*?\w+\)\.)?[\w.]+\(.*\)$|[╭╰][─╮╯ ]+$|hint: |help: |Pass --helpshort"
     r"|\s+(code|requireStack): |\s+(full_key: |object_type=)|Set the environment variable HYDRA|To append to your "
-    r"|\[bt\] |Stack trace:$|- /\S+$|Require stack:$|(See|More information:) https?://\S+$"
+    r"|\[bt\] |Stack trace:$|\[notice\] |- /\S+$|Require stack:$|(See|More information:) https?://\S+$"
 )
 
 SPECIAL = re.compile(

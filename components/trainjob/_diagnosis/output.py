@@ -156,7 +156,8 @@ def read(log: Sequence[str]) -> Output:
         at = worker.line
     aborted = not raised and bool(error) and bool(_abort(clean[at], ()))
     near = clean[max(at, 0) : at + 7 if at >= 0 else 0]
-    end = [*near, *clean[max(last, len(clean) - TAIL_LINES, 0) :]]
+    shown_from = len(clean) - TAIL_LINES if worker is None else 0  # a launcher's report has more lines than are shown
+    end = [*near, *clean[max(last, shown_from, 0) :]]
     return Output(
         raised,
         worker,

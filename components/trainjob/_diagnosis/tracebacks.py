@@ -72,7 +72,9 @@ class Raised:
         """The row of the table for it, or for the nearest cause that has one; None if none has."""
         if (part := self._part) is not None:
             return part.rule
-        return next((rule for rule in self._rules() if rule is not None), None)
+        found = [rule for rule in self._rules() if rule is not None]
+        # The end of a child process says less than what it was raised from.
+        return next((rule for rule in found if rule.means not in table.OF_CHILDREN), next(iter(found), None))
 
     @property
     def _part(self) -> Raised | None:

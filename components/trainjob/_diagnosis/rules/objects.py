@@ -106,6 +106,8 @@ _NO_SCHEDULER = M(C.SCHEDULING, R.UNKNOWN,
 _NO_DRIVER = M(C.CONFIGURATION, R.INFRASTRUCTURE, "check that the volume's CSI driver runs on the node")
 _VOLUME_USED = M(C.CONFIGURATION, R.INFRASTRUCTURE,
     "wait until the other pod has released the volume, or use one with access mode ReadWriteMany")
+_VOLUME_OF_ITSELF = M(C.CONFIGURATION, R.CONFIGURATION,
+    "use a volume with access mode ReadWriteMany: another rank of this job holds it on another node")
 _HOST_PATH = M(C.CONFIGURATION, R.UNKNOWN,
     "create the path of the hostPath volume on the node, or correct path and type")
 _NOT_MOUNTED = M(C.CONFIGURATION, R.CONFIGURATION,
@@ -307,6 +309,7 @@ OBJECTS: tuple[ObjectRule, ...] = (
     # ---- volumes and sandboxes, by the kubelet
     _Rule("csi-driver", _VOLUME, "registered CSI drivers|CSINode", _NO_DRIVER,
         "format: kubernetes 1.37 pkg/volume/csi/csi_client.go"),
+    _Rule("volume-of-itself", "VolumeOfItself", "", _VOLUME_OF_ITSELF, "trainjob, of the volume and the job's pods"),
     _Rule("volume-used", _VOLUME, "Multi-Attach|already (used|exclusively attached)", _VOLUME_USED,
         "format: kubernetes 1.37 pkg/controller/volume/attachdetach/reconciler"),
     _Rule("host-path", _VOLUME, "hostPath type check failed", _HOST_PATH, "corpus/host-path-missing"),

@@ -175,14 +175,16 @@ _UNREACHED = (  # by the name of the class, or by words of the operating system 
     r"|closed (the connection|unexpectedly))")
 _TORN_SAYS = (r"Ran out of input|truncated|invalid load key|deserializing header|[Nn]ot a zip file|Bad (CRC|magic)"
     "|InvalidHeader|MetadataIncompleteBuffer")
+_USED = r"Process \d+ has [\d.]+ GiB memory in use"
 _MISUSED = "ncclInvalid|ncclUnhandledCuda|ncclInternal|invalid root|Cuda failure"
 
 _Rule = RaisedRule
 
 RAISED: tuple[RaisedRule, ...] = (
     # ---- memory
-    _Rule("gpu-shared", _TORCH_MEMORY, "", r"Process \d+ has [\d.]+ GiB memory in use", _GPU_SHARED,
-        "made with torch 2.11 on an H100"),
+    # In a container PyTorch may call its own process "Process 71": then there is no "this process".
+    _Rule("gpu-shared", _TORCH_MEMORY, "", rf"{_USED}.*(this process has|{_USED})|this process has.*{_USED}",
+        _GPU_SHARED, "made with torch 2.11 on an H100"),
     _Rule("gpu-full", f"{_TORCH_MEMORY} cupy.cuda.memory.OutOfMemoryError", "", "", GPU_FULL,
         "format: torch 2.11 c10/cuda/CUDACachingAllocator.cpp"),
     _Rule("memory-pinned", _CUDA, "torch.utils.data._utils.pin_memory pin_memory", "out of memory", _PINNED,
