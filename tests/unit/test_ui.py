@@ -6,9 +6,9 @@ import json
 import logging
 import socket
 import threading
-import time
 import webbrowser
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,16 @@ def get(server: Server, path: str) -> dict[str, Any]:
     assert response.status == 200, body
     found: dict[str, Any] = json.loads(body)
     return found
+
+
+def listed(server: Server, *keys: str) -> dict[str, dict[str, Any]]:
+    """The jobs of the list by their keys, once these are among them: the server keeps what it has read for a moment."""
+
+    def read() -> dict[str, dict[str, Any]] | None:
+        found = {each["key"]: each for each in get(server, "document.json")["jobs"]}
+        return found if found.keys() >= set(keys) else None
+
+    return eventually(read)
 
 
 def raw(server: Server, text: bytes) -> bytes:
@@ -223,8 +233,7 @@ def test_the_list_links_to_jobs_and_workflows(
     client.launch(SPEC, "study/other")
     client.launch(SPEC, "alone/train")
     client.launch(SPEC, "airflow/a", origin={"dag_id": "digits", "run_id": "manual", "task_id": "train"})
-    time.sleep(1.5 * SECONDS)  # the list that the server has read before
-    found = {each["key"]: each for each in get(server, "document.json")["jobs"]}
+    found = listed(server, "alone/train", "airflow/a")
     assert found["study/train"]["href"] == f"jobs/{job.name}/"
     assert found["study/train"]["workflow"] == "study/"
     assert found["study/train"]["workflow_href"] == found["study/other"]["workflow_href"] != ""
@@ -244,10 +253,9 @@ def test_the_trials_of_a_study_have_one_page(
     monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path))
     labels = {STUDY: key_hash("search/a"), "dag_id": "digits", "run_id": "manual"}
     trials = [client.launch(SPEC, f"search/a/{number}", origin=labels) for number in range(2)]
-    time.sleep(1.5 * SECONDS)  # the list that the server has read before
-    listed = {each["key"]: each for each in get(server, "document.json")["jobs"]}
-    assert listed["search/a/0"]["workflow"] == "search/a"
-    page = listed["search/a/0"]["workflow_href"] + "document.json"
+    found = listed(server, "search/a/0", "search/a/1")
+    assert found["search/a/0"]["workflow"] == "search/a"
+    page = found["search/a/0"]["workflow_href"] + "document.json"
     assert get(server, page)["kind"] == "workflow", "the journal is not in this workspace"
     with open_journal(journal_location(key_hash("search/a"))) as journal:
         space = {"x": {"type": "float", "low": 0, "high": 1}}
@@ -257,9 +265,8 @@ def test_the_trials_of_a_study_have_one_page(
         journal.create("launches/00000", {"max_trials": 3, "parallel": 1})
         journal.create("asked/00000", {"parameters": {"x": 0.5}})
         journal.create("ended/00000", {"state": "complete", "value": 0.25, "job": trials[0].name})
-    time.sleep(1.5 * SECONDS)
-    document = get(server, page)
-    assert (document["kind"], document["state"], document["best"]) == ("study", "running", 0)
+    document = eventually(lambda: (shown := get(server, page))["kind"] == "study" and shown["best"] == 0 and shown)
+    assert document["state"] == "running"
     assert document["trials"][0]["href"] == f"../../jobs/{trials[0].name}/"
 
 
@@ -268,8 +275,7 @@ def test_an_outage_is_noted_in_what_was_read_last(server: Server, backend: Count
     before = get(server, path)
     assert before["notes"] == []
     backend.broken = BackendUnavailable("the API server is away: <b>")
-    time.sleep(1.5 * SECONDS)
-    during = get(server, path)
+    during = eventually(lambda: (shown := get(server, path))["notes"] and shown)
     assert during["notes"] == ["The jobs cannot be read now: the API server is away: <b>"]
     assert during["taken"] == before["taken"]
     listed = get(server, "document.json")
@@ -296,9 +302,8 @@ def test_a_backend_that_does_not_answer(
     monkeypatch.setattr("trainjob._pages.shared_documents._ANSWER_SECONDS", 0.2)
     path = f"jobs/{job.name}/document.json"
     get(server, path)
-    time.sleep(1.5 * SECONDS)
     backend.delay = 1.0
-    assert get(server, path)["notes"] == ["The jobs cannot be read now: no answer within 0 s"]
+    assert eventually(lambda: get(server, path)["notes"]) == ["The jobs cannot be read now: no answer within 0 s"]
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["nothing is left of it", "an Event is left"])
@@ -311,8 +316,7 @@ def test_a_job_that_was_deleted_keeps_its_last_state(
     backend.store.delete("trainjobs", job.name, {}, "Background", job.namespace)
     if left:
         backend.event(job, "Killing", "x")
-    time.sleep(1.5 * SECONDS)
-    last = get(server, path)
+    last = eventually(lambda: (shown := get(server, path))["notes"] and shown)
     assert (last["phase"], last["progress"], last["metrics"]) == ("Deleted", 42, {"loss": 0.5})
     assert last["notes"] == ["The TrainJob was deleted. This is the state that was read last."]
 
@@ -321,13 +325,15 @@ def test_another_job_with_the_name_of_a_deleted_one_has_no_metrics_of_it(
     server: Server, client: TrainJobClient, backend: CountingBackend, job: JobRef
 ) -> None:
     path = f"jobs/{job.name}/document.json"
+
+    def shows(uid: str) -> bool:
+        return list(get(server, path)["history"]) == [uid]
+
     for uid in ("first", "second"):
         present = backend.jobs[job.namespace, job.name]
         backend.store.put("trainjobs", {**present, "metadata": {**present["metadata"], "uid": uid}})
         backend.report(JobRef(job.namespace, job.name, uid), 42, {uid: 0.5})
-        time.sleep(1.5 * SECONDS)
-        get(server, "document.json")
-        assert list(get(server, path)["history"]) == [uid]
+        eventually(partial(shows, uid))
         backend.condition(JobRef(job.namespace, job.name, uid), "Suspended", "x")
 
 
