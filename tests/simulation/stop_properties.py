@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from tests.fakes.kube.objects import Object, has_condition, in_queue, is_active, is_deleting
+from tests.fakes.kube.objects import Object, annotation, has_condition, in_queue, is_active, is_deleting
 from tests.fakes.kube.server import Entry
 from tests.simulation.facts import Facts, Moment
 from tests.simulation.processes import STOPS, STOPS_OF_A_TRY, Launch, Process
@@ -157,11 +157,11 @@ def _is_of_a_later_try(facts: Facts, stop: Process, name: str) -> bool:
 def reaped(facts: Facts, moment: Moment) -> Iterator[str]:
     """The reaper ends nothing that a living process has launched or waits for.
 
-    Unless another attempt of the key is complete and was not delivered, or has been active for at least as long, or the
-    key was cancelled since the launch. A process that gets no reply, or may not write Leases, and has not renewed its
-    Lease for `UNATTENDED_SECONDS`, does not count as living; nor one that has adopted the job and has not written its
-    Lease for `ADOPTED_SECONDS`. One that has not launched the job, or could not change it because of a webhook, counts
-    since the reaper's last look at the Leases.
+    Unless another attempt of the key replaced it, is complete and was not delivered, or has been active for at least as
+    long, or the key was cancelled since the launch. A process that gets no reply, or may not write Leases, and has not
+    renewed its Lease for `UNATTENDED_SECONDS`, does not count as living; nor one that has adopted the job and has not
+    written its Lease for `ADOPTED_SECONDS`. One that has not launched the job, or could not change it because of a
+    webhook, counts since the reaper's last look at the Leases.
     """
     for number, entry in enumerate(facts.new_entries(), facts.judged):
         reaper = facts.process_of(entry)
@@ -203,7 +203,7 @@ def _renewed(write: Entry) -> float:
 
 
 def _another_counts(facts: Facts, entry: Entry) -> bool:
-    """Whether another attempt has an undelivered result, or has been active for as long as the one that was ended.
+    """Whether another attempt replaced it, has an undelivered result, or has been active for as long as it.
 
     Of two that were created in the same second, as ``creationTimestamp`` shows it, the lower attempt counts.
     """
@@ -215,9 +215,17 @@ def _another_counts(facts: Facts, entry: Entry) -> bool:
             lower = _number(job["metadata"]["name"]) < _number(entry.name)
             same = _created(facts, uid) == _created(facts, entry.uid)
             as_old = claim is not None and (claim <= since or (same and lower))
-            if (has_condition(job, "Complete") and not _was_delivered(facts, uid, entry)) or as_old:
+            complete = has_condition(job, "Complete") and not _was_delivered(facts, uid, entry)
+            if complete or as_old or (is_active(job) and _replaced(facts, job, entry.uid)):
                 return True
     return False
+
+
+def _replaced(facts: Facts, job: Object, uid: str) -> bool:
+    """Whether a job records that it replaced another one, which no launch that began later has adopted."""
+    last = max((launch.begin for _, launch in facts.launched(job["metadata"]["uid"])), default=-1)
+    adopted = any(launch.begin > last for _, launch in facts.launched(uid))
+    return uid in annotation(job, "replaces").split(",") and not adopted
 
 
 def _was_delivered(facts: Facts, uid: str, entry: Entry) -> bool:
