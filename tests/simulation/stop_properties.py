@@ -216,9 +216,16 @@ def _another_counts(facts: Facts, entry: Entry) -> bool:
             same = _created(facts, uid) == _created(facts, entry.uid)
             as_old = claim is not None and (claim <= since or (same and lower))
             complete = has_condition(job, "Complete") and not _was_delivered(facts, uid, entry)
-            if complete or as_old or (is_active(job) and _replaced(facts, job, entry.uid)):
+            if complete or as_old or (_was_active(facts, job, entry) and _replaced(facts, job, entry.uid)):
                 return True
     return False
+
+
+def _was_active(facts: Facts, job: Object, entry: Entry) -> bool:
+    """Whether a job is active, or has changed since the process began that has sent a request."""
+    reaper = facts.process_of(entry)
+    since = facts.server.log[reaper.begin :] if reaper is not None else ()
+    return is_active(job) or any(each.uid == job["metadata"]["uid"] for each in since)
 
 
 def _replaced(facts: Facts, job: Object, uid: str) -> bool:
