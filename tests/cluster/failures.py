@@ -28,7 +28,7 @@ Fields = Mapping[str, Any]
 class Failure:
     """One way to fail.
 
-    Without `restarts`, a job with a script or with fields of its pods has a runtime of its own that restarts nothing.
+    Without `restarts`, a job with a script or with fields of its pods has a separate runtime that restarts nothing.
 
     Attributes:
         name: Name, also of its file in the corpus.
@@ -165,7 +165,7 @@ _OF_MOUNTS = {"path": "mountPath", "readOnly": "readOnly", "subPath": "subPath"}
 
 
 def _named(name: str) -> Callable[..., Any]:
-    return getattr(changes, name, None) or getattr(make, name)  # type: ignore[no-any-return]
+    return getattr(changes, name, None) or getattr(make, name)  # type: ignore[no-any-return]  # by the name in the YAML
 
 
 def _read() -> Iterator[Failure]:

@@ -144,7 +144,8 @@ def exit_codes(pod: TrainJob) -> list[int]:
 
 
 async def test_evidence_has_exit_codes_and_logs_of_all_ranks(shell: Harness) -> None:
-    ref = await shell.run('echo "rank $JOB_COMPLETION_INDEX"; [ $JOB_COMPLETION_INDEX = 0 ] && sleep 60; exit 3', num_nodes=2)  # fmt: skip  # noqa: E501
+    script = 'echo "rank $JOB_COMPLETION_INDEX"; [ $JOB_COMPLETION_INDEX = 0 ] && sleep 60; exit 3'
+    ref = await shell.run(script, num_nodes=2)
     await shell.ended(ref)
     evidence = await shell.backend.evidence(ref)
     assert evidence.trainjob is not None

@@ -28,7 +28,7 @@ Mode = Literal["ok", "killbefore", "killafter", "killlate", "lost", "noreply", "
 * ``lost``, ``noreply``: the connection breaks before it is applied, or after.
 * ``late``: its client gives up, and it is applied later.
 * ``slow``: it is applied and answered after 17 s, as by a slow webhook.
-* ``hang``: the same as ``late``, but its client gives up after 30 s, or by a timeout of its own before.
+* ``hang``: the same as ``late``, but its client gives up after 30 s, or earlier by `start_timeout`.
 * ``repeat``: a proxy sends it twice, and the second reply is returned.
 * ``503``: it is refused.
 """

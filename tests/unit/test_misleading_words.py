@@ -57,6 +57,12 @@ def test_a_failure_is_not_taken_for_another_one(log: list[str], told: tuple[str,
     assert quoted in found.summary
 
 
+@pytest.mark.parametrize(("after", "category"), [([], "out of memory"), (["step 4", "the end"], "user code")])
+def test_an_exception_of_another_java_thread_does_not_end_the_process(after: list[str], category: str) -> None:
+    thrown = ['Exception in thread "worker-0" java.lang.OutOfMemoryError: Java heap space', "\tat App.run(App.java:3)"]
+    assert diagnosed(1, [*thrown, *after]).category == category
+
+
 def test_a_pool_of_threads_is_no_child_process() -> None:
     pool = '  File "/usr/lib/python3.11/concurrent/futures/_base.py", line 401, in __get_result'
     found = diagnosed(1, [*HEAD, pool, "ConnectionResetError: [Errno 104] Connection reset by peer"])

@@ -140,7 +140,7 @@ TERMINATED = re.compile(r"SignalException: Process \d+ got signal: (15|2)\b")
 # ---------------------------------------------------------------- programs that are not Python's
 
 USAGE = re.compile(r"^[Uu]sage: ")  # argparse, click
-JVM = re.compile(r'Exception in thread "main" ([\w.$]+)(?:: (.*))?$')
+JVM = re.compile(r'Exception in thread "([^"]*)" ([\w.$]+)(?:: (.*))?$')
 JVM_CAUSE = re.compile(r"Caused by: ([\w.$]+)(?:: (.*))?$")
 REJECTED = re.compile(r"\S.*: error: |Error: |[╭+]─* ?Error\b")  # of a program that prints its usage
 # argparse and click; Python, shells and env that cannot start a program; pip; the programs of this package.

@@ -139,8 +139,8 @@ class Tracebacks:
         elif not text or self.launcher:
             return
         elif jvm := known.JVM.match(text):
-            self.ended, self.after, self.uncaught = Raised(jvm[1], jvm[2] or "", line=number), [], True
-            self.continues = True
+            self.ended, self.after, self.continues = Raised(jvm[2], jvm[3] or "", line=number), [], True
+            self.uncaught = jvm[1] == "main"  # which ends the process; the other threads go on
         elif self.uncaught and self.ended and (cause := known.JVM_CAUSE.match(text)):
             self.ended = replace(self.ended, causes=(Raised(cause[1], cause[2] or "", line=number), *self.ended.causes))
             self.continues = True

@@ -84,9 +84,10 @@ class Run:
         return int(self.airflow.get(path, state=state, limit=1)["total_entries"])
 
     def until_logged(self, text: str) -> None:
-        what = f"{text!r} is in the log of {self.dag}"
-        logged = lambda: text in self.airflow.log(self.dag, self.id, "train")  # noqa: E731
-        wait_until(what, logged, 150, poll=0.5, ignore=httpx.HTTPError)
+        def logged() -> bool:
+            return text in self.airflow.log(self.dag, self.id, "train")
+
+        wait_until(f"{text!r} is in the log of {self.dag}", logged, 150, poll=0.5, ignore=httpx.HTTPError)
 
 
 @pytest.fixture
