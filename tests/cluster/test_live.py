@@ -29,6 +29,8 @@ from trainjob._pages.live import LiveReader
 from trainjob.goodput import Activity
 
 (ROLE,) = [each for each in objects("rbac") if each["kind"] == "Role"]
+# A waiter that may not list them logs this once it has waited for some seconds.
+WORKLOADS = {"apiGroups": ["kueue.x-k8s.io"], "resources": ["workloads"], "verbs": ["get", "list", "watch"]}
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -112,7 +114,7 @@ async def test_without_the_apis_a_job_is_read_as_before(
 ) -> None:
     """Each path is requested once per minute; what may not be read is not logged."""
     caplog.set_level(logging.INFO, logger="trainjob")
-    kubeconfig = cluster.kubeconfig if allowed else cluster.kubeconfig_for(RULES, namespace)
+    kubeconfig = cluster.kubeconfig if allowed else cluster.kubeconfig_for([*RULES, WORKLOADS], namespace)
     async with opened(kubeconfig) as backend:
         running = await launch(backend, spec(small_queue), "runs", namespace=namespace)
         await until_phase(backend, running, Phase.RUNNING)
