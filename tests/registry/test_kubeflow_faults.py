@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.certificates import Authority
+from tests.endpoints import proxy
 from tests.fakes.model_registry import LOST, FakeRegistry, Fault, Request
 from tests.fakes.model_registry_store import Store
 from tests.registry.conftest import at_once
@@ -320,3 +321,12 @@ def test_tls_and_the_token_of_the_pod(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with FakeRegistry(store=Store()) as clear:
         register(clear)
         assert {request.authorization for request in clear.requests} == {""}, "the pod's token is sent over TLS only"
+
+
+def test_a_registry_that_no_proxy_excepts_is_reached_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeRegistry() as fake, proxy() as (url, asked):
+        monkeypatch.setenv("HTTP_PROXY", url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.0/8")
+        monkeypatch.setenv("no_proxy", "")
+        assert register(fake).version == "1"
+    assert asked == []

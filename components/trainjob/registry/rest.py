@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from trainjob._support import retrying
+from trainjob._support.proxies import proxy_for
 from trainjob.errors import ConfigurationError, RegistryError, RegistryUnavailable
 from trainjob.version import __version__
 
@@ -122,6 +123,8 @@ class Session:
         self._http = httpx.Client(
             timeout=httpx.Timeout(_TIMEOUT, connect=5.0),
             verify=self._endpoint.trust(),
+            proxy=proxy_for(self._endpoint.url),
+            trust_env=False,  # httpx would let NO_PROXY except no networks, and send requests to loopback by a proxy
             headers={"Accept": "application/json", "User-Agent": f"trainjob/{__version__}"},
         )
         return self
