@@ -78,8 +78,8 @@ constraints: $(BIN)/uv ## pin the newest versions that install together
 		--upgrade -o constraints/airflow-oldest.txt constraints/airflow-oldest.in
 	@$(MAKE) --no-print-directory hashes
 
-# `make hashes STEP_EXTRAS='hf in-cluster mlflow sign storage'` for a step image with other extras.
-STEP_EXTRAS := hf in-cluster mlflow storage
+# `make hashes STEP_EXTRAS='hf kubernetes mlflow sign storage'` for a step image with other extras.
+STEP_EXTRAS := hf kubernetes mlflow storage
 
 # Beside main.txt, which stays without hashes: where constraints have some, pip refuses to install from a checkout.
 # What of KFP a step's process imports needs none of KFP's dependencies, which would be a third of the image.

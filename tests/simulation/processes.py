@@ -6,12 +6,13 @@ A process that is killed sends nothing more, and none of its code has an effect.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 from tests.fakes.kube.objects import NAMESPACE
@@ -116,7 +117,7 @@ class Process:
         self.begin = self.log_length()
         self.backend = KubernetesBackend(Credentials(host="http://server"), shared=self.settings.shared)
         connection = Connection(self, self.take)
-        access = cast("Access", SimpleNamespace(host="", authorization="", server_name=None, proxy=None, identity=()))
+        access = Access("", ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "", None, ())
 
         async def connect(refused: Access | None) -> tuple[Connection, Access]:
             del refused

@@ -33,7 +33,7 @@ EXAMPLES = "/opt/dags_examples"
 
 _ROOT = Path(__file__).parents[2]
 STEP_RUNTIME = _ROOT / "components" / "trainjob" / "_install" / "trainjob-step.yaml"
-_EXTRAS = ("hf", "in-cluster", "mlflow", "storage", "examples")
+_EXTRAS = ("hf", "kubernetes", "mlflow", "storage", "examples")
 _SITE = "usr/local/lib/python3.11/dist-packages"  # where Debian's Python finds packages that are not Debian's
 _PACKAGES = ("components/trainjob", "airflow_provider/trainjob_airflow", "kfp_components/trainjob_kfp")
 _COMMAND = "#!/usr/bin/python3\nfrom trainjob.cli import main\n\nmain()\n"

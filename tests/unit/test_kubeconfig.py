@@ -1,4 +1,4 @@
-"""Kubeconfigs read without the ``kubernetes`` package, compared with the results of the package."""
+"""Kubeconfigs: fields, files, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 from tests.certificates import Authority
+from tests.endpoints import kubeconfig, write
+from tests.fakes.kube.http import FakeKube
+from tests.unit.program import Program
 
-from trainjob._backends import credentials
-from trainjob._backends.credentials import Access, Credentials
+from trainjob._backends.credentials import Credentials
 from trainjob.errors import ConfigurationError
-
-SERVER = "https://127.0.0.1:1"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with ``ca.crt``, ``client.crt`` and ``client.key``, and token files."""
     directory = tmp_path_factory.mktemp("kubeconfig") / "made"
     Authority(directory).issue("client")
-    (directory / "token").write_text("from-a-file")
+    (directory / "token").write_text("from-a-file\n")
     (directory / "empty").write_text("\n")
     return directory
 
@@ -35,76 +35,56 @@ def data(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
 
 
-def config(user: dict[str, Any], cluster: dict[str, Any], name: str = "c") -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": name,
-        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": f"of-{name}"}}],
-        "clusters": [{"name": name, "cluster": {"server": SERVER, **cluster}}],
-        "users": [{"name": name, "user": user}],
-    }
-
-
-def write(path: Path, content: object) -> str:
-    path.write_text(yaml.safe_dump(content))
-    return str(path)
-
-
-CLUSTERS: dict[str, dict[str, Any]] = {
-    "authority in a file": {"certificate-authority": "ca.crt"},
-    "authority as data": {"certificate-authority-data": "ca.crt"},
-    "not verified": {"insecure-skip-tls-verify": True},
-    "a path, no TLS": {"server": "http://127.0.0.1:1/behind/"},
-}
-USERS: dict[str, dict[str, Any]] = {
-    "token": {"token": "t"},
-    "token in a file": {"tokenFile": "token"},
-    "token and file": {"token": "t", "tokenFile": "token"},
-    "token and plugin": {"token": "t", "exec": {"command": "false"}},
-    "certificate in files": {"client-certificate": "client.crt", "client-key": "client.key"},
-    "certificate as data": {"client-certificate-data": "client.crt", "client-key-data": "client.key"},
-    "data before files": {"client-certificate": "nosuch", "client-key": "nosuch"}
-    | {"client-certificate-data": "client.crt", "client-key-data": "client.key"},
-    "password": {"username": "u", "password": "p"},
-    "nothing": {},
+TOKENS: dict[str, tuple[dict[str, Any], str]] = {
+    "token": ({"token": "t"}, "Bearer t"),
+    "token in a file": ({"tokenFile": "token"}, "Bearer from-a-file"),
+    "token and file": ({"token": "t", "tokenFile": "token"}, "Bearer from-a-file"),
+    "token and no file": ({"token": "t", "tokenFile": "nosuch"}, "Bearer t"),
+    "token and certificate": (
+        {"token": "t", "client-certificate": "client.crt", "client-key": "client.key"},
+        "Bearer t",
+    ),
+    "certificate": ({"client-certificate": "client.crt", "client-key": "client.key"}, ""),
+    "null": ({"token": None, "exec": None, "as": None, "auth-provider": None}, ""),
+    "nothing": ({}, ""),
 }
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-@pytest.mark.parametrize("user", USERS.values(), ids=USERS)
-def test_credentials_equal_those_of_the_package(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any], user: dict[str, Any]
-) -> None:
-    def filled(entry: dict[str, Any]) -> dict[str, Any]:
-        return {k: data(directory / v) if k.endswith("-data") else v for k, v in entry.items()}
-
-    given = Credentials(kubeconfig=write(directory / "kubeconfig", config(filled(user), filled(cluster))))
-    ours = given.load()
-    monkeypatch.setattr(credentials, "_needs_package", lambda _: True)
-    monkeypatch.setattr(Credentials, "_run_package", lambda self: self.by_package(str(tmp_path)))
-    assert facts(ours) == facts(given.load())
+@pytest.mark.parametrize(("user", "authorization"), TOKENS.values(), ids=TOKENS)
+def test_a_token_is_that_of_client_go(directory: Path, user: dict[str, Any], authorization: str) -> None:
+    given = Credentials(kubeconfig=write(directory / "kubeconfig", kubeconfig(user, {})))
+    assert given.load().authorization == authorization
     assert given.namespace() == "of-c"
 
 
-def facts(access: Access) -> tuple[object, ...]:
-    return access.host, access.authorization, access.verify.verify_mode, access.verify.get_ca_certs(), access.identity
+@pytest.mark.parametrize("named", ["certificate-authority", "certificate-authority-data"])
+def test_a_certificate_authority_is_a_file_or_data(directory: Path, named: str) -> None:
+    value = data(directory / "ca.crt") if named.endswith("-data") else "ca.crt"
+    given = Credentials(kubeconfig=write(directory / "kubeconfig", kubeconfig({}, {named: value})))
+    assert "trainjob-test-cluster" in str(given.load().verify.get_ca_certs())
+
+
+def test_data_take_precedence_over_files(directory: Path) -> None:
+    user = {"client-certificate": "nosuch", "client-key": "nosuch"}
+    user |= {f"{name}-data": data(directory / f"client.{end}") for name, end in zip(user, ("crt", "key"), strict=True)}
+    given = Credentials(kubeconfig=write(directory / "kubeconfig", kubeconfig(user, {})))
+    assert given.load().identity[-2:] == tuple((directory / f"client.{end}").read_bytes() for end in ("crt", "key"))
 
 
 def test_several_files_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other").mkdir()
-    # The package sends the newline, which makes the header invalid; client-go does not.
     (tmp_path / "other" / "token").write_text("relative to its own file\n")
-    first = config({"token": "first"}, {}, "first")
+    first = kubeconfig({"token": "first"}, {}, "first")
     del first["current-context"]
-    second = config({"tokenFile": "token"}, {}, "second")
+    second = kubeconfig({"tokenFile": "token"}, {}, "second")
     second["users"].append({"name": "first", "user": {"token": "comes too late"}})
-    files = [write(tmp_path / "a", first), str(tmp_path / "nosuch"), write(tmp_path / "other" / "b", second)]
+    (tmp_path / "empty").write_text("")
+    missing = [str(tmp_path / "nosuch"), str(tmp_path / "empty")]
+    files = [write(tmp_path / "a", first), *missing, write(tmp_path / "other" / "b", second)]
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join(files))
     assert Credentials().load().authorization == "Bearer relative to its own file"
-    assert Credentials().token_file() == tmp_path / "other" / "token"
     assert Credentials().source() == f"kubeconfig {os.pathsep.join(files)}, context second"
-    assert Credentials(kubeconfig=files[2], context="there").source() == f"kubeconfig {files[2]}, context there"
+    assert Credentials(kubeconfig=files[-1], context="there").source() == f"kubeconfig {files[-1]}, context there"
     assert Credentials(host="https://x", token="s3cret").source() == "given for https://x"
     assert Credentials(context="first").load().authorization == "Bearer first"
     assert Credentials(context="first").namespace() == "of-first"
@@ -117,7 +97,7 @@ def test_paths_in_kubeconfig_text_are_relative_to_the_working_directory(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory)
-    text = json.dumps(config({"tokenFile": "token"}, {"certificate-authority": "ca.crt"}))
+    text = json.dumps(kubeconfig({"tokenFile": "token"}, {"certificate-authority": "ca.crt"}))
     assert Credentials(kubeconfig_text=text).load().authorization == "Bearer from-a-file"
 
 
@@ -126,7 +106,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another context": ({"current-context": "d"}, r"there is no context 'd' \(there are: c\)"),
     "no such user": ({"users": []}, r"there is no user 'c' \(there are: none\)"),
     "no such cluster": ({"clusters": None}, "there is no cluster 'c'"),
-    "no server": ({"clusters": [{"name": "c", "cluster": {}}]}, "cluster has no server"),
+    "no server": ({"clusters": [{"name": "c", "cluster": {}}]}, "cluster 'c' has no server"),
+    "no URL": ({"clusters": [{"name": "c", "cluster": {"server": "host:6443"}}]}, "such as https://host:6443"),
+    "no user": ({"contexts": [{"name": "c", "context": {"cluster": "c"}}]}, "there is no user ''"),
+    "two users": ({"users": [{"name": "c"}, {"name": "c"}]}, "wrong has two users named 'c': remove one"),
+    "two clusters": ({"clusters": [{"name": "c"}, {"name": "c"}]}, "wrong has two clusters named 'c': remove one"),
     "entries of another kind": ({"contexts": {"name": "c"}}, "there is no context 'c'"),
     "no base64": (
         {"users": [{"name": "c", "user": {"client-key-data": "s3cret!"}}]},
@@ -139,13 +123,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
 def test_errors_in_a_kubeconfig_are_reported(directory: Path, change: dict[str, Any], message: str) -> None:
-    given = Credentials(kubeconfig=write(directory / "wrong", config({"token": "s3cret"}, {}) | change))
+    given = Credentials(kubeconfig=write(directory / "wrong", kubeconfig({"token": "s3cret"}, {}) | change))
     with pytest.raises(ConfigurationError, match=message) as caught:
         given.load()
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["users: [token: s3cret", "- s3cret", "s3cret", "\0"])
+@pytest.mark.parametrize("text", ["users: [token: s3cret", "- s3cret", "s3cret", "\0", "a: 2024-13-45", "[" * 100_000])
 def test_invalid_kubeconfigs_are_rejected_without_their_content(tmp_path: Path, text: str) -> None:
     (tmp_path / "file").write_text(text)
     for given in (Credentials(kubeconfig=str(tmp_path / "file")), Credentials(kubeconfig_text=text)):
@@ -163,49 +147,102 @@ def test_a_missing_or_unreadable_kubeconfig_is_reported(tmp_path: Path) -> None:
         Credentials(kubeconfig=str(tmp_path / "binary")).load()
 
 
-def test_the_package_is_not_imported(directory: Path) -> None:
-    path = write(directory / "light", config({"token": "t"}, {"certificate-authority": "ca.crt"}))
+def test_a_large_file_is_no_kubeconfig(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"#" * (1 << 20) + b"\na: b")
+    with pytest.raises(ConfigurationError, match="file is larger than 1 MiB: it is no kubeconfig"):
+        Credentials(kubeconfig=str(tmp_path / "file")).load()
+
+
+OIDC = {"name": "oidc", "config": {"client-secret": "s3cret"}}
+USERS: dict[str, tuple[dict[str, Any], str]] = {
+    "auth provider": (
+        {"auth-provider": OIDC, "token": "s3cret"},
+        "has auth-provider, but auth providers are not supported: use the exec",
+    ),
+    "user name": ({"username": "u", "password": "s3cret"}, "has username, but Kubernetes has no basic authentication"),
+    "password": ({"password": "s3cret", "token": "t"}, "has password, but Kubernetes has no basic authentication"),
+    "groups": ({"token": "s3cret", "as-groups": ["g"]}, "without as: set as"),
+    "uid": ({"token": "s3cret", "as-uid": "1"}, "without as: set as"),
+    "extra": ({"token": "s3cret", "as-user-extra": {"a": ["b"]}}, "without as: set as"),
+    "control characters": ({"token": "s3cret", "as": "a\r\nImpersonate-Group: b"}, "has a control character in 'User'"),
+    "a number": ({"token": "s3cret", "as": 5}, "user 'c', field as is not text"),
+    "text": (
+        {"token": "s3cret", "as-groups": "g"},
+        "user 'c', field as-groups is not a list",
+    ),
+    "a mapping as token": (
+        {"token": {"s3cret": 1}},
+        "user 'c', field token is not text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("user", "message"), USERS.values(), ids=USERS)
+def test_what_would_change_who_one_is_is_refused(tmp_path: Path, user: dict[str, Any], message: str) -> None:
+    given = Credentials(kubeconfig=write(tmp_path / "kubeconfig", kubeconfig(user, {})))
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        given.load()
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        (
+            {"insecure-skip-tls-verify": "false"},
+            "cluster 'c', field insecure-skip-tls-verify is not true or false",
+        ),
+        (
+            {"insecure-skip-tls-verify": True, "certificate-authority": "ca.crt"},
+            "and insecure-skip-tls-verify: remove one",
+        ),
+        ({"proxy-url": "ftp://u:s3cret@proxy"}, "the proxy ftp://proxy for https://127.0.0.1:1 has scheme 'ftp'"),
+        ({"proxy-url": "proxy:3128"}, "has scheme 'proxy': use http, https or socks5"),
+        ({"certificate-authority": "nosuch"}, "certificate-authority of the kubeconfig cannot be read"),
+    ],
+)
+def test_settings_of_a_cluster_that_cannot_be_are_refused(
+    tmp_path: Path, cluster: dict[str, Any], message: str
+) -> None:
+    given = Credentials(kubeconfig=write(tmp_path / "kubeconfig", kubeconfig({}, cluster)))
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        given.load()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_entries_of_other_contexts_are_not_checked(tmp_path: Path) -> None:
+    config = kubeconfig({"token": "t"}, {})
+    config["users"].append({"name": "other", "user": {"auth-provider": OIDC}})
+    assert Credentials(kubeconfig=write(tmp_path / "kubeconfig", config)).load().authorization == "Bearer t"
+
+
+def test_a_kubeconfig_is_parsed_once_until_it_changes(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    load = yaml.load
+
+    def counted(text: str, Loader: Any) -> Any:  # noqa: N803 - the name of PyYAML
+        parsed.append(text)
+        return load(text, Loader)
+
+    monkeypatch.setattr("yaml.load", counted)
+    with FakeKube() as server:
+        path = server.kubeconfig(tmp_path)
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        monkeypatch.setenv("TRAINJOB_BACKEND", "kubernetes")
+        for times in (1, 1, 2):
+            if times == 2:
+                path.write_text(path.read_text() + "\n# changed")
+            assert program("list")[0] == 0
+            assert len(parsed) == times
+
+
+def test_the_package_kubernetes_is_not_imported(directory: Path) -> None:
+    path = write(directory / "light", kubeconfig({"token": "t"}, {"certificate-authority": "ca.crt"}))
     program = (
         "import sys; from trainjob._backends.credentials import Credentials; "
         f"Credentials(kubeconfig={path!r}).load(); print('kubernetes' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
-
-
-# The token is empty while the file has lines; each call removes one.
-PLUGIN = """
-token=second; [ -s "$0" ] && token=
-sed -i 1d "$0"
-printf '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "%s"}}' "$token"
-"""
-
-
-def with_plugin(directory: Path, empty: int) -> Credentials:
-    """Credentials by an exec plugin."""
-    (directory / "times").write_text("empty\n" * empty)
-    plugin: dict[str, Any] = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"}
-    plugin |= {"command": "sh", "args": ["-c", PLUGIN, str(directory / "times")]}
-    return Credentials(
-        kubeconfig=write(directory / "kubeconfig", config({"exec": plugin}, {"insecure-skip-tls-verify": True}))
-    )
-
-
-@pytest.mark.parametrize("empty", [2, 100])
-def test_an_empty_token_is_requested_again(tmp_path: Path, empty: int) -> None:
-    plugin = with_plugin(tmp_path, empty)
-    if empty == 2:
-        assert plugin.load().authorization == "Bearer second"
-        return
-    with pytest.raises(ConfigurationError, match="token is empty: check the output of its exec plugin"):
-        plugin.load()
-
-
-def test_modules_of_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In /tmp, for example, any user can create modules."""
-    (tmp_path / "there").mkdir()
-    for module in ("trainjob", "json", "kubernetes"):
-        (tmp_path / "there" / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    monkeypatch.chdir(tmp_path / "there")
-    assert with_plugin(tmp_path, 0).load().authorization == "Bearer second"
-    assert not (tmp_path / "ran").exists()

@@ -53,7 +53,7 @@ class Server(ScriptedServer):
 
     def prepared(self, request: Request = PATCH) -> PreparedRequest:
         """A prepared request to this server, which is closed with it."""
-        access = Access(f"{self.url}/behind", ssl.create_default_context(), "Bearer t", None, None, ())
+        access = Access(f"{self.url}/behind", ssl.create_default_context(), "Bearer t", None, ())
 
         class Client:
             timings = Timings()

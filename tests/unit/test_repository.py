@@ -35,7 +35,7 @@ def test_each_package_says_what_it_is_for() -> None:
 
 # ---------------------------------------------------------------- constraints/ (`make hashes` derives lists)
 
-STEP_EXTRAS = ["hf", "in-cluster", "mlflow", "storage"]
+STEP_EXTRAS = ["hf", "kubernetes", "mlflow", "storage"]
 IMAGES = {"step-image": STEP_EXTRAS, "step-image-tune": [*STEP_EXTRAS, "tune"], "digits-image": ["examples"]}
 HOW = "run `make hashes` after a change of constraints/main.txt or pyproject.toml"
 

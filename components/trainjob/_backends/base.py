@@ -292,10 +292,10 @@ class Cluster(Backend, Protocol):
         """The present time by the clock of the API server."""
 
     async def prepared_request(self, ref: JobRef, patch: Mapping[str, Any] | None) -> PreparedRequest | None:
-        """A `patch` of the job, or its deletion if None, that can be sent within milliseconds; None behind a proxy."""
+        """A `patch` of the job, or its deletion if None, that can be sent within milliseconds; None if it cannot be."""
 
     async def prepared_pod_request(self, namespace: str, name: str) -> PreparedRequest | None:
-        """A read of a pod that can be sent within milliseconds; None behind a proxy."""
+        """A read of a pod that can be sent within milliseconds; None if it cannot be."""
 
     async def owners_of_pod(self, namespace: str, name: str) -> list[Mapping[str, Any]]:
         """``ownerReferences`` of a pod; none if the pod does not exist."""

@@ -1,58 +1,63 @@
-"""Address and credentials of an API server, from a kubeconfig or the pod's service account.
-
-The ``kubernetes`` package is imported only for exec plugins and auth providers, in another process.
-"""
+"""Address and credentials of an API server, from a kubeconfig or the pod's service account."""
 
 from __future__ import annotations
 
 import base64
-import json
 import os
+import re
 import ssl
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import quote, urlsplit
 
-import yaml
-
-from trainjob._backends import kubeconfig
-from trainjob._backends.kubeconfig import KubeConfig
-from trainjob.errors import ConfigurationError, missing
+from trainjob._backends import exec_plugin, kubeconfig, tls
+from trainjob._backends.exec_plugin import Issued
+from trainjob._backends.kubeconfig import Cluster, KubeConfig, User
+from trainjob._support.proxies import proxy_for
+from trainjob.errors import ConfigurationError
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _ATTEMPTS = 5
+_PLUGIN_SETTINGS = "client.authentication.k8s.io/exec"
+"""The extension of a cluster with settings of exec plugins (client-go, ``pkg/apis/clientauthentication/v1``)."""
+_TOKEN = re.compile(r"[ -~]+")  # what a header can have; RFC 6750 allows less
+_UNESCAPED = "!#$&'*+-.^_`|~"  # characters of a header's name (RFC 9110, 5.6.2), without "%"
 
 _T = TypeVar("_T")
 
 
-class _Incomplete(ConfigurationError):
-    """A certificate, key or token is incomplete: another thread or program may be writing it."""
-
-
 def _retry_incomplete(read: Callable[[], _T]) -> _T:
     for _ in range(_ATTEMPTS):
-        with suppress(_Incomplete):
+        with suppress(tls.Incomplete):
             return read()
     return read()
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Settings of a kubeconfig or a pod; certificates and key as PEM, empty if not set."""
+    """Settings of a kubeconfig or a pod; certificates and key as PEM, empty if not set.
 
+    Attributes:
+        name: Where they come from, for errors.
+    """
+
+    name: str
     host: str
-    authorization: str = field(repr=False, default="")
-    authority: str = ""
-    certificate: str = ""
-    key: str = field(repr=False, default="")
+    token: str = field(repr=False, default="")
+    authority: bytes | None = None
+    certificate: bytes = b""
+    key: bytes = field(repr=False, default=b"")
     verify: bool = True
+    proxy: str = ""
+    server_name: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    token_file: Path | None = None
+    issued: Issued | None = None
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,25 @@ class Access:
         verify: TLS settings, including the client certificate.
         authorization: Value of the header; empty if the client certificate authenticates.
         proxy: URL of a proxy; None for a direct connection.
-        server_name: Expected name in the server's certificate, if not the host name.
         identity: Equal for settings that can share a connection.
+        headers: Further headers: the impersonated user, and the encoding of replies.
+        is_current: Whether the token and certificate are still those of their source.
+        issued: What an exec plugin has issued.
     """
 
     host: str
     verify: ssl.SSLContext
     authorization: str = field(repr=False)
     proxy: str | None
-    server_name: str | None
-    identity: tuple[object, ...]
+    identity: tuple[object, ...] = field(repr=False)
+    headers: tuple[tuple[str, str], ...] = ()
+    is_current: Callable[[], bool] = lambda: True
+    issued: Issued | None = None
+
+    @property
+    def impersonates(self) -> bool:
+        """Whether requests are those of another user (``as`` of the kubeconfig)."""
+        return any(name.startswith("Impersonate-") for name, _ in self.headers)
 
 
 @dataclass(frozen=True)
@@ -101,77 +115,28 @@ class Credentials:
     ca_file: str | None = None
     verify: bool = True
 
-    def load(self) -> Access:
-        """Read all files again, and run the exec plugin. Blocks.
+    def load(self, refused: Access | None = None) -> Access:
+        """Read all files again; run the exec plugin if its credentials have expired. Blocks.
+
+        Args:
+            refused: Settings whose credentials the server has refused: the exec plugin is run again.
 
         Raises:
             ConfigurationError: No cluster is configured, or its settings cannot be read.
         """
-        return _retry_incomplete(self._load)
+        return _retry_incomplete(lambda: self._load(refused.issued if refused else None))
 
-    def _load(self) -> Access:
-        cluster: dict[str, Any] = {}
+    def _load(self, refused: Issued | None) -> Access:
         if self.host:
-            try:
-                authority = _content(self.ca_file)
-            except OSError as error:
-                raise ConfigurationError(f"the CA certificates of {self.host} cannot be read: {error}") from error
-            found = _Found(self.host, f"Bearer {self.token}" if self.token else "", authority)
+            name = f"the CA certificates of {_shown(self.host)}"
+            authority = _content(self.ca_file, name) if self.ca_file else None
+            found = _Found(f"the connection to {_shown(self.host)}", self.host, self.token or "", authority)
         elif self._is_in_cluster():
             found = _of_pod()
         else:
             cluster, user = self._chosen()
-            found = self._run_package() if _needs_package(user) else _of_user(cluster, user)
-        try:
-            return _access(found, self.verify, cluster.get("proxy-url"), cluster.get("tls-server-name"))
-        except ssl.SSLError as error:
-            raise _Incomplete(f"certificate or key cannot be read: {error}") from error
-
-    def _run_package(self) -> _Found:
-        """Run an exec plugin or auth provider by the ``kubernetes`` package, in another process.
-
-        The import takes 35 MB and 0.6 s. The plugin inherits standard input and error: it may ask for a password.
-        """
-        with tempfile.TemporaryFile("w+") as request:  # not an argument: a kubeconfig contains secrets
-            json.dump(asdict(self), request)
-            request.flush()
-            request.seek(0)
-            # -P: do not import from the working directory, which may belong to another user.
-            command = [sys.executable, "-P", "-m", __name__, str(request.fileno())]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, pass_fds=[request.fileno()])
-        try:
-            answer = json.loads(done.stdout)
-        except ValueError:
-            raise ConfigurationError(
-                f"the kubeconfig could not be read: {command} exited with code {done.returncode}"
-            ) from None
-        if "error" in answer:
-            raise ConfigurationError(answer["error"])
-        return _Found(**answer)
-
-    def by_package(self, directory: str) -> _Found:
-        """The settings that the ``kubernetes`` package reads; it writes files into `directory`.
-
-        Raises:
-            ConfigurationError: The package is missing, or it finds no valid kubeconfig.
-        """
-        try:
-            from kubernetes import client, config  # noqa: PLC0415 - heavy, and needed in the other process only
-        except ImportError as error:
-            what = "an exec plugin or auth provider of the kubeconfig"
-            raise missing(what, "the package kubernetes", "kubernetes") from error
-        found: Any = client.Configuration()
-        found.host = None
-        options = {"context": self.context, "client_configuration": found, "temp_file_path": directory}
-        try:
-            if self.kubeconfig_text:
-                config.load_kube_config_from_dict(yaml.safe_load(self.kubeconfig_text), **options)
-            else:
-                config.load_kube_config(self.kubeconfig, **options)
-        except (config.ConfigException, OSError, yaml.YAMLError, TypeError, ValueError, KeyError) as error:
-            raise _no_cluster(str(error)) from error
-        authority, certificate, key = map(_read_pem, (found.ssl_ca_cert, found.cert_file, found.key_file))
-        return _Found(found.host, _authorization(found), authority, certificate, key, found.verify_ssl)
+            found = _of_kubeconfig(cluster, user, refused)
+        return _access(found, self.verify)
 
     def source(self) -> str:
         """The source in words, without secrets."""
@@ -184,16 +149,6 @@ class Credentials:
         )
         return f"kubeconfig {where}, context {self.context or self._read().current_context or None}"
 
-    def token_file(self) -> Path | None:
-        """The file that holds the token, None if unknown; it may be replaced at any time."""
-        if self.host:
-            return None
-        if self._is_in_cluster():
-            return _SERVICE_ACCOUNT / "token"
-        config = self._read()
-        path = config.users.get(str(self._context(config).get("user")), {}).get("tokenFile")
-        return Path(path) if path else None
-
     def namespace(self) -> str | None:
         """The namespace of the context or of the pod, None if not set."""
         if self.host:
@@ -203,7 +158,10 @@ class Credentials:
                 return (_SERVICE_ACCOUNT / "namespace").read_text().strip() or None
             except OSError:  # no pod, or no service account: `load` reports it
                 return None
-        return self._context(self._read()).get("namespace")
+        try:
+            return self._read().context(self.context).namespace or None
+        except ConfigurationError:
+            return None
 
     def _is_in_cluster(self) -> bool:
         """Whether to use the service account of this pod."""
@@ -224,66 +182,110 @@ class Credentials:
             return KubeConfig.of_text(self.kubeconfig_text)
         return KubeConfig.of_files(kubeconfig.paths(self.kubeconfig))
 
-    def _context(self, config: KubeConfig) -> dict[str, Any]:
-        return config.contexts.get(self.context or config.current_context, {})
-
-    def _chosen(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _chosen(self) -> tuple[Cluster, User]:
         """Cluster and user of the context.
 
         Raises:
-            ConfigurationError: There is no kubeconfig, or it lacks the context, cluster or user.
+            ConfigurationError: There is no kubeconfig, or its settings are missing or not supported.
         """
         try:
             config = self._kubeconfig()
         except ConfigurationError as error:
             raise error if self.kubeconfig_text else _no_cluster(str(error)) from None
-        name = self.context or config.current_context
-        if not name:
-            raise _no_cluster(f"{self.source()}: it sets no current-context")
-        context = _entry(config.contexts, name, "context", self.source())
-        return (
-            _entry(config.clusters, context.get("cluster"), "cluster", self.source()),
-            _entry(config.users, context.get("user"), "user", self.source()) if context.get("user") else {},
-        )
+        try:
+            context = config.context(self.context)
+        except ConfigurationError as error:
+            raise _no_cluster(f"{self.source()}: {error}") from None
+        try:
+            return config.cluster(context), config.user(context)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.source()}: {error}") from None
 
 
-def _entry(entries: dict[str, dict[str, Any]], name: object, kind: str, source: str) -> dict[str, Any]:
-    if str(name) not in entries:
-        raise _no_cluster(f"{source}: there is no {kind} {name!r} (there are: {', '.join(sorted(entries)) or 'none'})")
-    return entries[str(name)]
+def _of_kubeconfig(cluster: Cluster, user: User, refused: Issued | None) -> _Found:
+    """Settings of a kubeconfig's fields, with the precedence of client-go."""
+    secure = cluster.server.startswith("https")
+    token_file = Path(user.token_file) if user.token_file else None
+    certificate = _data_or_file(user.client_certificate_data, user.client_certificate, "client-certificate")
+    key = _data_or_file(user.client_key_data, user.client_key, "client-key")
+    authority = _data_or_file(
+        cluster.certificate_authority_data, cluster.certificate_authority, "certificate-authority"
+    )
+    token, issued = _token(user, token_file), None
+    if user.exec and not (token or certificate or key):
+        issued = exec_plugin.issue(user.exec, _cluster_of_plugin(cluster, authority), refused)
+        token, certificate, key = issued.token, issued.certificate, issued.key
+    return _Found(
+        "the kubeconfig",
+        cluster.server,
+        token,
+        authority if secure else None,
+        (certificate or b"") if secure else b"",
+        (key or b"") if secure else b"",
+        not cluster.insecure_skip_tls_verify,
+        cluster.proxy_url,
+        cluster.tls_server_name,
+        (*_impersonation(user), *([("Accept-Encoding", "identity")] if cluster.disable_compression else [])),
+        token_file,
+        issued,
+    )
 
 
-def _needs_package(user: dict[str, Any]) -> bool:
-    """Whether an exec plugin or auth provider is needed. A token takes precedence, as in the ``kubernetes`` package."""
-    return bool(user.get("auth-provider") or (user.get("exec") and not (user.get("token") or user.get("tokenFile"))))
-
-
-def _of_user(cluster: dict[str, Any], user: dict[str, Any]) -> _Found:
-    """Settings of a kubeconfig's fields (kubernetes.io, "kubeconfig (v1)"); data take precedence over files."""
-    if not cluster.get("server"):
-        raise _no_cluster("the kubeconfig's cluster has no server")
-    host = str(cluster["server"]).rstrip("/")
-    pems = [(cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")]
+def _token(user: User, file: Path | None) -> str:
+    """The token; that of the file takes precedence if it can be read (client-go, ``transport/round_trippers.go``)."""
     try:
-        authority, certificate, key = (
-            _checked_pem(kubeconfig.data_or_file(entry, name), f"{name} of the kubeconfig")
-            if host.startswith("https")
-            else ""
-            for entry, name in pems
-        )
-        token = str(user.get("token") or "")
-        if not token and user.get("tokenFile"):
-            token = Path(user["tokenFile"]).read_text().strip()
-            if not token:
-                raise _Incomplete(f"the kubeconfig's tokenFile {user['tokenFile']} is empty")
+        token = file.read_text().strip() if file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        if user.token:
+            return user.token
+        raise ConfigurationError(f"the kubeconfig's tokenFile {file} cannot be read: {error}") from error
+    if file and not (token or user.token):
+        raise tls.Incomplete(f"the kubeconfig's tokenFile {file} is empty")
+    return token or user.token
+
+
+def _data_or_file(data: str, file: str, name: str) -> bytes | None:
+    """The content of ``<name>-data``, else of the file in `name`; None if neither is set."""
+    if data:
+        try:
+            return base64.b64decode("".join(data.split()), validate=True)
+        except ValueError:
+            raise ConfigurationError(f"{name}-data in the kubeconfig is not base64") from None
+    return _content(file, f"{name} of the kubeconfig") if file else None
+
+
+def _content(path: str | Path, name: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
     except OSError as error:
-        raise _no_cluster(str(error)) from error
-    authorization = f"Bearer {token}" if token else ""
-    if not token and "username" in user and "password" in user:
-        pair = f"{user['username']}:{user['password']}"
-        authorization = f"Basic {base64.b64encode(pair.encode()).decode()}"
-    verify = not cluster.get("insecure-skip-tls-verify")
-    return _Found(host, authorization, authority, certificate, key, verify)
+        raise ConfigurationError(f"{name} cannot be read: {error}") from error
+
+
+def _cluster_of_plugin(cluster: Cluster, authority: bytes | None) -> dict[str, Any]:
+    """What a plugin with ``provideClusterInfo`` gets to know (client-go, ``clientauthentication.Cluster``)."""
+    config = [each.get("extension") for each in cluster.extensions if each.get("name") == _PLUGIN_SETTINGS]
+    found = {
+        "server": cluster.server,
+        "tls-server-name": cluster.tls_server_name,
+        "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+        "certificate-authority-data": base64.b64encode(authority or b"").decode(),
+        "proxy-url": cluster.proxy_url,
+        "disable-compression": cluster.disable_compression,
+        "config": config[0] if config else None,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _impersonation(user: User) -> Iterator[tuple[str, str]]:
+    """The headers of ``as``, ``as-uid``, ``as-groups`` and ``as-user-extra`` (client-go, ``round_trippers.go``)."""
+    headers = [("User", user.as_), ("Uid", user.as_uid), *(("Group", group) for group in user.as_groups)]
+    for key, values in user.as_user_extra.items():
+        headers += [(f"Extra-{quote(key, safe=_UNESCAPED)}", value) for value in values]
+    for name, value in headers:
+        if not value.isprintable():
+            raise ConfigurationError(f"the user that the kubeconfig impersonates has a control character in {name!r}")
+        if value:
+            yield f"Impersonate-{name}", value
 
 
 def _no_cluster(why: str) -> ConfigurationError:
@@ -294,78 +296,73 @@ def _no_cluster(why: str) -> ConfigurationError:
 def _of_pod() -> _Found:
     """Settings of the pod's service account (kubernetes.io, "Accessing the Kubernetes API from a Pod")."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
+    file = _SERVICE_ACCOUNT / "token"
     try:
-        token, authority = (_content(_SERVICE_ACCOUNT / name).strip() for name in ("token", "ca.crt"))
+        token, authority = file.read_text().strip(), (_SERVICE_ACCOUNT / "ca.crt").read_bytes()
     except OSError as error:
         raise _no_cluster(f"this is not a pod with a service account ({error})") from error
-    if not (host and port and token and authority):
+    if not (host and port and token and authority.strip()):
         raise _no_cluster("this is not a pod with a service account")
-    return _Found(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", f"Bearer {token}", authority)
+    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return _Found("the service account of this pod", url, token, authority, token_file=file)
 
 
-def _authorization(found: Any) -> str:
-    token = ""
-    for identifier in ("authorization", "BearerToken"):  # kubernetes up to 36; from 37 on
-        token = token or found.get_api_key_with_prefix(identifier) or ""
-    if token and " " not in token:
-        token = f"Bearer {token}"
-    if token.strip() == "Bearer":
-        raise _Incomplete("the kubeconfig's token is empty: check the output of its exec plugin, or its tokenFile")
-    return str(token or (found.get_basic_auth_token() if found.username else ""))
-
-
-def _access(found: _Found, verify: bool, proxy_url: str | None, server_name: str | None) -> Access:
+def _access(found: _Found, verify: bool) -> Access:
     verify = verify and found.verify
-    if verify:
-        context = ssl.create_default_context(cadata=found.authority or None)
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # cluster CAs often lack the key usage that 3.13 requires
-    else:
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if found.certificate:
-        with tempfile.NamedTemporaryFile("w", prefix="trainjob-") as file:  # ssl reads them from files only
-            file.write(f"{found.certificate}\n{found.key}")
-            file.flush()
-            context.load_cert_chain(file.name)
-    proxy = proxy_url or _proxy(found.host)
-    identity = (found.host, verify, proxy, server_name, found.authority, found.certificate, found.key)
-    return Access(found.host.rstrip("/"), context, found.authorization, proxy, server_name, identity)
+    authority = []
+    if verify and found.authority is not None:
+        authority = tls.certificates(found.authority, f"the certificate authority of {found.name}")
+    context = tls.context(authority, found.server_name, verify=verify)
+    if found.certificate or found.key:
+        end = tls.load_pair(context, found.certificate, found.key, found.name)
+        if end < datetime.now(UTC) and not found.token:
+            raise ConfigurationError(
+                f"the client certificate of {found.name} expired on {end:%Y-%m-%d %H:%M} UTC: log in again, or renew it"
+            )
+    if found.token and not _TOKEN.fullmatch(found.token):
+        raise ConfigurationError(f"the token of {found.name} contains characters that no token can have")
+    proxy = _proxy(found)
+    changed = _state(found.token_file)
+
+    def is_current() -> bool:
+        return (found.issued is None or found.issued.is_current()) and _state(found.token_file) in (None, changed)
+
+    identity = (found.host, verify, proxy, found.server_name, found.authority, found.certificate, found.key)
+    authorization = f"Bearer {found.token}" if found.token else ""
+    host = found.host.rstrip("/")
+    return Access(host, context, authorization, proxy, identity, found.headers, is_current, found.issued)
 
 
-def _content(path: str | Path | None) -> str:
-    """Text of a file without non-ASCII characters, as in comments: ssl refuses them."""
-    return Path(path).read_bytes().decode("ascii", "ignore") if path else ""
+def _state(file: Path | None) -> tuple[int, int, int] | None:
+    """Differs after the file was written or replaced; None if there is none, such as while it is replaced."""
+    try:
+        status = file.stat() if file else None
+    except OSError:
+        return None
+    return (status.st_mtime_ns, status.st_ino, status.st_size) if status else None
 
 
-def _read_pem(path: str | None) -> str:
-    return _checked_pem(Path(path).read_bytes(), path) if path else ""
+def _proxy(found: _Found) -> str | None:
+    """The proxy of the kubeconfig, else of the environment.
+
+    Raises:
+        ConfigurationError: Its kind is not supported, or it would read the token.
+    """
+    proxy = found.proxy or proxy_for(found.host)
+    if proxy is None:
+        return None
+    scheme = urlsplit(proxy).scheme
+    where = f"the proxy {_shown(proxy)} for {_shown(found.host)}"
+    if scheme not in ("http", "https", "socks5", "socks5h"):
+        raise ConfigurationError(f"{where} has scheme {scheme!r}: use http, https or socks5")
+    if scheme.startswith("socks5") and find_spec("socksio") is None:
+        raise ConfigurationError(f"{where} needs the package socksio, not installed here: pip install 'httpx[socks]'")
+    if found.token and urlsplit(found.host).scheme == "http":
+        raise ConfigurationError(f"{where} would read the token, since the server has no TLS: list it in NO_PROXY")
+    return proxy
 
 
-def _checked_pem(content: bytes, name: str) -> str:
-    """PEM without non-ASCII characters, as in comments: ssl refuses them."""
-    text = content.decode("ascii", "ignore")
-    if content and not text.rstrip().endswith("-----"):
-        raise _Incomplete(f"certificate or key cannot be read: {name} is incomplete")
-    return text
-
-
-def _proxy(host: str) -> str | None:
-    """The proxy of the environment, unless ``no_proxy`` has the host, which the kubernetes package ignores."""
-    parts = urlsplit(host)
-    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
-
-
-def _main(request: int) -> None:
-    """Write the reply to `Credentials._run_package` to standard output."""
-    with os.fdopen(request) as file, tempfile.TemporaryDirectory(prefix="trainjob-") as directory:
-        try:
-            given = Credentials(**json.load(file))
-            answer = asdict(_retry_incomplete(lambda: given.by_package(directory)))
-        except ConfigurationError as error:
-            answer = {"error": str(error)}
-    json.dump(answer, sys.stdout)
-
-
-if __name__ == "__main__":
-    _main(int(sys.argv[1]))
+def _shown(url: str) -> str:
+    """A URL without user, password, path and query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

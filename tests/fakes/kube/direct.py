@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -100,7 +100,7 @@ class DirectBackend(KubernetesBackend):
         self.before: Callable[[str], object] = lambda request: None
         self.after: Callable[[str], object] = lambda request: None
         connection = _Connection(self)
-        access = cast("Access", SimpleNamespace(host="", authorization="", server_name=None, proxy=None, identity=()))
+        access = Access("", ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "", None, ())
 
         async def connect(refused: Access | None) -> tuple[_Connection, Access]:
             del refused

@@ -275,7 +275,11 @@ class KubernetesBackend(TrainJobObjects):
         return self._client.now()
 
     async def prepared_request(self, ref: JobRef, patch: Mapping[str, Any] | None) -> PreparedRequest | None:
-        """A `patch` of the job, or its deletion if None, ready to be sent within milliseconds; None behind a proxy."""
+        """A `patch` of the job, or its deletion if None, ready to be sent within milliseconds.
+
+        Returns:
+            None behind a proxy, and for an impersonated user.
+        """
         return await self._prepared_request(deleting(ref) if patch is None else patching(ref, patch))
 
     async def prepared_pod_request(self, namespace: str, name: str) -> PreparedRequest | None:
@@ -283,7 +287,8 @@ class KubernetesBackend(TrainJobObjects):
         return await self._prepared_request(Request("GET", pods.collection(namespace, "pods"), _named(name)))
 
     async def _prepared_request(self, request: Request) -> PreparedRequest | None:
-        return None if (await self._client.access()).proxy is not None else PreparedRequest(self._client, request)
+        access = await self._client.access()
+        return None if access.proxy is not None or access.impersonates else PreparedRequest(self._client, request)
 
     async def owners_of_pod(self, namespace: str, name: str) -> list[Mapping[str, Any]]:
         """``ownerReferences`` of a pod, empty if the pod does not exist; requires permission to list pods."""

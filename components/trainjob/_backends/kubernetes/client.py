@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any, TypedDict
 
 import anyio
@@ -134,8 +133,6 @@ class ApiClient:
         self._credentials = credentials
         self._access: Access | None = None
         self._http: httpx.AsyncClient | None = None
-        self._token_file: Path | None = None
-        self._token_mtime = 0
         self._failed_at = -_AFTER_OUTAGE_SECONDS
         self._lock = anyio.Lock()
         self._server_date: tuple[str, float] | None = None  # with the monotonic time of its arrival
@@ -254,25 +251,23 @@ class ApiClient:
 
     async def _open(self, request: Request, refused: Access | None = None) -> tuple[httpx.Response, Access]:
         http, access = await self._connect(refused)
-        headers = {"Accept": request.accept, "User-Agent": f"trainjob/{__version__}"}
+        headers = [("Accept", request.accept), ("User-Agent", f"trainjob/{__version__}"), *access.headers]
         if access.authorization:
-            headers["Authorization"] = access.authorization
+            headers.append(("Authorization", access.authorization))
         if request.last:
-            headers["Connection"] = "close"
+            headers.append(("Connection", "close"))
         content = None
         if request.body is not None:
             content = json.dumps(request.body).encode()
-            headers["Content-Type"] = request.content_type
+            headers.append(("Content-Type", request.content_type))
         timeout = httpx.Timeout(self.timings.connect, read=request.read_seconds or self.timings.read)
         connecting = _Connecting()
         extensions: dict[str, Any] = {"timeout": timeout.as_dict(), "trace": connecting.trace}
-        if access.server_name:
-            extensions["sni_hostname"] = access.server_name
         built = http.build_request(
             request.method,
             access.host + request.path,
             params=request.params,
-            headers=headers,
+            headers=[(name.encode(), value.encode()) for name, value in headers],
             content=content,
             extensions=extensions,
         )
@@ -292,27 +287,19 @@ class ApiClient:
         return response, access
 
     async def _connect(self, refused: Access | None) -> tuple[httpx.AsyncClient, Access]:
-        """The connection; the credentials are reloaded if they are those `refused`, or if their file has changed.
+        """The connection; the credentials are reloaded if they are those `refused`, have expired or were replaced.
 
         If many requests are refused at once, the first one reloads them for all: an exec plugin can take seconds.
         """
         async with self._lock:
-            if self._http is None or self._access in (None, refused) or self._mtime() != self._token_mtime:
-                access = await anyio.to_thread.run_sync(self._credentials.load)
-                self._token_file = await anyio.to_thread.run_sync(self._credentials.token_file)
-                self._token_mtime = self._mtime()
+            if self._http is None or self._access in (None, refused) or not self._access.is_current():
+                access = await anyio.to_thread.run_sync(self._credentials.load, refused)
                 if self._http is None or self._access is None or access.identity != self._access.identity:
                     old, self._http = self._http, _http(access)
                     if old is not None:
                         await old.aclose()
                 self._access = access
             return self._http, self._access
-
-    def _mtime(self) -> int:
-        try:
-            return self._token_file.stat().st_mtime_ns if self._token_file else 0
-        except OSError:
-            return 0
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -245,7 +245,7 @@ def _connect(access: Access, seconds: float) -> HTTPConnection:
     connection.sock = opened
     if url.scheme == "https":
         try:
-            connection.sock = access.verify.wrap_socket(opened, server_hostname=access.server_name or host)
+            connection.sock = access.verify.wrap_socket(opened, server_hostname=host)
         except (OSError, ssl.SSLError):
             opened.close()
             raise

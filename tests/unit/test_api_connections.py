@@ -1,0 +1,147 @@
+"""How requests reach an API server: proxies, the name in its certificate, whose requests they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.certificates import Authority
+from tests.endpoints import Endpoint, ask, kubeconfig, proxy, write
+
+from trainjob import JobRef
+from trainjob._backends.credentials import Credentials
+from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob.errors import ConfigurationError
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """The authority of the server."""
+    return Authority(tmp_path_factory.mktemp("tls") / "ca")
+
+
+@pytest.fixture
+def server(authority: Authority) -> Iterator[Endpoint]:
+    """A server whose certificate has another name than its address."""
+    pair = authority.pair("internal")
+    if not pair.certificate.exists():
+        authority.issue("internal", addresses=["api.internal"])
+    with Endpoint(pair) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy in the environment."""
+    for name in ("http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def named(directory: Path, server: Endpoint, user: dict[str, Any] | None = None, **cluster: Any) -> Credentials:
+    """Credentials that expect the server's name, unless `cluster` has other settings (``_`` for ``-``)."""
+    settings = {"server": server.url} | {name.replace("_", "-"): value for name, value in cluster.items()}
+    return Credentials(kubeconfig=write(directory / "kubeconfig", kubeconfig(user or {"token": "t"}, settings)))
+
+
+def test_the_certificate_has_the_expected_name(tmp_path: Path, server: Endpoint, authority: Authority) -> None:
+    bundle: dict[str, Any] = {"certificate_authority_data": authority.bundle}
+    with pytest.raises(ConfigurationError, match="IP address mismatch"):
+        asyncio.run(ask(named(tmp_path, server, **bundle)))
+    with pytest.raises(ConfigurationError, match="Hostname mismatch"):
+        asyncio.run(ask(named(tmp_path, server, tls_server_name="another.internal", **bundle)))
+    assert server.headers == []
+    asyncio.run(ask(named(tmp_path, server, tls_server_name="api.internal", **bundle)))
+    asyncio.run(ask(named(tmp_path, server, insecure_skip_tls_verify=True)))
+    assert server.sent("Authorization") == [["Bearer t"]] * 2
+
+
+@pytest.mark.parametrize("scheme", ["http", "socks5"])
+def test_a_proxy_of_the_kubeconfig(tmp_path: Path, server: Endpoint, authority: Authority, scheme: str) -> None:
+    settings: dict[str, Any] = {"tls_server_name": "api.internal", "certificate_authority_data": authority.bundle}
+    with proxy(scheme) as (url, asked):
+        asyncio.run(ask(named(tmp_path, server, proxy_url=url, **settings)))
+        with pytest.raises(ConfigurationError, match="is not trusted"):
+            asyncio.run(ask(named(tmp_path, server, proxy_url=url, **settings | {"tls_server_name": "another"})))
+    assert asked == [server.url.removeprefix("https://")] * 2
+    assert server.sent("Authorization") == [["Bearer t"]]
+
+
+def test_socks_needs_a_package(tmp_path: Path, server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob._backends.credentials.find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match=r"needs the package socksio, .*: pip install 'httpx\[socks\]'"):
+        named(tmp_path, server, proxy_url="socks5://127.0.0.1:1080").load()
+
+
+@pytest.mark.parametrize("excepted", ["", "127.0.0.0/8", "127.0.0.1", "*"])
+def test_a_loopback_server_is_reached_without_the_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, excepted: str
+) -> None:
+    monkeypatch.setenv("NO_PROXY", excepted)
+    with proxy() as (url, asked), Endpoint() as server:
+        monkeypatch.setenv("HTTP_PROXY", url)
+        asyncio.run(ask(named(tmp_path, server)))
+    assert asked == []
+    assert server.sent("Authorization") == [["Bearer t"]]
+
+
+def test_a_proxy_that_would_read_the_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxy() as (url, asked):
+        monkeypatch.setenv("HTTP_PROXY", url.replace("//", "//user:hunter2@"))
+        credentials = Credentials(host="http://api.example", token="t")
+        with pytest.raises(
+            ConfigurationError, match=r"http://127.* would read the token.*: list it in NO_PROXY"
+        ) as caught:
+            asyncio.run(ask(credentials))
+    assert asked == []
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("excepted", "direct"), [("10.0.0.0/8", True), ("10.96.0.1:443", True), ("11.0.0.0/8", False)])
+def test_a_pod_reaches_the_api_server_by_no_proxy(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch, excepted: str, direct: bool
+) -> None:
+    monkeypatch.setattr("trainjob._backends.credentials._SERVICE_ACCOUNT", tmp_path)
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "ca.crt").write_bytes(authority.certificate.read_bytes())
+    environment = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443", "NO_PROXY": excepted}
+    for name, value in {**environment, "HTTPS_PROXY": "http://proxy.example:3128"}.items():
+        monkeypatch.setenv(name, value)
+    assert Credentials(in_cluster=True).load().proxy == (None if direct else "http://proxy.example:3128")
+
+
+def test_requests_are_those_of_the_impersonated_user(tmp_path: Path) -> None:
+    user: dict[str, Any] = {"token": "t", "as": "jäne", "as-uid": "7", "as-groups": ["a", "b c"]}
+    user["as-user-extra"] = {"scopes": ["x", "y"], "acme.com/Größe%": ["1"]}
+    with Endpoint() as server:
+        credentials = named(tmp_path, server, user, disable_compression=True)
+        asyncio.run(ask(credentials))
+        prepared = asyncio.run(KubernetesBackend(credentials).prepared_request(JobRef("n", "j", "uid"), {}))
+    assert prepared is None, "it would be sent without these headers"
+    sent = [(name, value) for name, value in server.headers[0] if name.startswith(("impersonate", "Impersonate"))]
+    assert sent == [
+        ("Impersonate-User", "jäne".encode().decode("latin-1")),
+        ("Impersonate-Uid", "7"),
+        ("Impersonate-Group", "a"),
+        ("Impersonate-Group", "b c"),
+        ("Impersonate-Extra-scopes", "x"),
+        ("Impersonate-Extra-scopes", "y"),
+        ("Impersonate-Extra-acme.com%2FGr%C3%B6%C3%9Fe%25", "1"),
+    ]
+    assert server.sent("Accept-Encoding") == [["identity"]]
+
+
+def test_a_token_file_is_read_again_when_it_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("first")
+    with Endpoint() as server:
+        client_of = named(tmp_path, server, {"tokenFile": "token"})
+        access = client_of.load()
+        (tmp_path / "token").unlink()
+        assert access.is_current(), "the file is being replaced"
+        (tmp_path / "new").write_text("second")
+        (tmp_path / "new").rename(tmp_path / "token")
+        assert not access.is_current()
+        assert client_of.load(access).authorization == "Bearer second"
