@@ -1,47 +1,25 @@
-"""Every kind of credentials on a real API server, with the oldest and newest supported ``kubernetes`` packages."""
+"""Every kind of credentials on a real API server."""
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import socket
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
 import pytest
 import yaml
+from tests.endpoints import proxy
 from tests.testcluster.access import Access
 
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob.errors import ConfigurationError
+from trainjob.errors import ConfigurationError, TrainJobError
 
 pytestmark = pytest.mark.timeout(400)
-
-VERSIONS = ("27.2.0", "31.0.0", "36.0.1", "37.0.2")
-"""The oldest supported release, kfp's upper limit, that of Airflow's provider, and the first of the new generation."""
-
-LOOK = """
-import asyncio, json, sys
-from trainjob._backends.kubernetes.backend import KubernetesBackend
-from trainjob._backends.credentials import Credentials
-import kubernetes
-assert kubernetes.__version__ == sys.argv[1], (kubernetes.__version__, kubernetes.__file__)
-for credentials in json.loads(sys.argv[2]):
-    backend = KubernetesBackend(Credentials(**credentials))
-    namespace = backend.default_namespace
-    found = asyncio.run(backend.find(namespace, {}))
-    print(namespace, [job["metadata"]["name"] for job in found])
-"""
 
 PLUGIN = """
 import json, os, sys
@@ -49,24 +27,6 @@ assert json.loads(os.environ["KUBERNETES_EXEC_INFO"])["kind"] == "ExecCredential
 status = {"token": open(sys.argv[1]).read()}
 print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}))
 """
-
-
-@pytest.fixture(params=VERSIONS)
-def package(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
-    """A release of the ``kubernetes`` package in a separate directory."""
-    uv = Path(sys.executable).parent / "uv"
-    install = [str(uv), "pip", "install", "--quiet", "--python", sys.executable, "--target", str(tmp_path / "package")]
-    subprocess.run([*install, f"kubernetes=={request.param}"], check=True)
-    return str(request.param), tmp_path / "package"
-
-
-def look(command: list[str], *credentials: dict[str, Any], **environment: str) -> list[str]:
-    """Output of a program that ends with code 0, for each of the credentials."""
-    clean = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
-    done = subprocess.run(
-        [*command, json.dumps(credentials)], env={**clean, **environment}, capture_output=True, text=True, check=False
-    )
-    return done.stdout.splitlines() if done.returncode == 0 else [done.stderr]
 
 
 def user(kubeconfig: Path, target: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
@@ -79,8 +39,9 @@ def user(kubeconfig: Path, target: Path, change: Callable[[dict[str, Any], dict[
     return target
 
 
-def test_every_kind_of_kubeconfig_user(
-    package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path
+@pytest.mark.anyio
+async def test_every_kind_of_kubeconfig_user(
+    cluster: Access, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited = cluster.kubeconfig_for(namespace=namespace)
     token = yaml.safe_load(limited.read_text())["users"][0]["user"]["token"]
@@ -108,65 +69,36 @@ def test_every_kind_of_kubeconfig_user(
     changes = (lambda *_: None, by_file, by_plugin, unverified)
     files = [user(limited, tmp_path / f"{i}.kubeconfig", change) for i, change in enumerate(changes)]
     every = [
-        *({"kubeconfig": str(file), "context": "test"} for file in files),
-        {"kubeconfig": str(cluster.kubeconfig)},  # a client certificate
-        {"kubeconfig_text": limited.read_text()},
+        *(Credentials(kubeconfig=str(file), context="test") for file in files),
+        Credentials(kubeconfig=str(cluster.kubeconfig)),  # a client certificate
+        Credentials(kubeconfig_text=limited.read_text()),
     ]
-    version, directory = package
-    path = os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))
-    program = [sys.executable, "-c", LOOK, version]
-    found = look(program, *every, PYTHONPATH=path)
-    assert found == [f"{namespace} []"] * 4 + ["default []", f"{namespace} []"]
-    assert look(program, {}, PYTHONPATH=path, KUBECONFIG=str(limited)) == [f"{namespace} []"]
-
-
-@pytest.fixture
-def proxy() -> Iterator[tuple[str, list[str]]]:
-    """An HTTP proxy that tunnels (CONNECT): its URL, and the requested hosts."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_CONNECT(self) -> None:
-            asked.append(self.path)
-            host, _, port = self.path.rpartition(":")
-            with socket.create_connection((host, int(port))) as upstream:
-                self.send_response(200)
-                self.end_headers()
-                others = {self.connection: upstream, upstream: self.connection}
-                while data := (ready := select.select([*others], [], [])[0][0]).recv(65536):
-                    others[ready].sendall(data)
-
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
+    monkeypatch.setenv("KUBECONFIG", str(limited))
+    found = [(each.namespace(), await finds(each, each.namespace() or "default")) for each in [*every, Credentials()]]
+    assert found == [(namespace, [])] * 4 + [(None, []), (namespace, []), (namespace, [])]
 
 
 @pytest.mark.anyio
-async def test_requests_go_through_a_proxy(
-    cluster: Access, proxy: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, asked = proxy
-    host = urlsplit(cluster.api.server).netloc
-    monkeypatch.setenv("no_proxy", "")
-    proxied = user(cluster.kubeconfig, tmp_path / "config", lambda _, cluster: cluster.update({"proxy-url": url}))
-    assert await finds(Credentials(kubeconfig=str(proxied), context="test")) == []
-    assert asked == [host]
-    monkeypatch.setenv("https_proxy", url)
-    assert await finds(Credentials(kubeconfig=str(cluster.kubeconfig))) == []
-    assert asked == [host] * 2
-    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    assert await finds(Credentials(kubeconfig=str(cluster.kubeconfig))) == []
-    assert asked == [host] * 2, "no_proxy covers the host"
+async def test_an_impersonated_user_has_no_more_permissions(cluster: Access, namespace: str, tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    nobody = user(cluster.kubeconfig, path, lambda user, _: user.update({"as": "nobody", "as-groups": ["g"]}))
+    with pytest.raises(TrainJobError, match='User "nobody" cannot list'):
+        await finds(Credentials(kubeconfig=str(nobody), context="test"), namespace)
 
 
-async def finds(credentials: Credentials) -> list[Any]:
+@pytest.mark.anyio
+@pytest.mark.parametrize("scheme", ["http", "socks5"])
+async def test_requests_go_through_the_proxy_of_the_kubeconfig(cluster: Access, tmp_path: Path, scheme: str) -> None:
+    with proxy(scheme) as (url, asked):
+        proxied = user(cluster.kubeconfig, tmp_path / "config", lambda _, cluster: cluster.update({"proxy-url": url}))
+        assert await finds(Credentials(kubeconfig=str(proxied), context="test")) == []
+    assert asked == [urlsplit(cluster.api.server).netloc]
+
+
+async def finds(credentials: Credentials, namespace: str = "default") -> list[Any]:
     backend = KubernetesBackend(credentials)
     try:
-        return await backend.find("default", {})
+        return await backend.find(namespace, {})
     finally:
         await backend.aclose()
 

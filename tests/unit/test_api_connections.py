@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,23 @@ def test_the_certificate_has_the_expected_name(tmp_path: Path, server: Endpoint,
     asyncio.run(ask(named(tmp_path, server, tls_server_name="api.internal", **bundle)))
     asyncio.run(ask(named(tmp_path, server, insecure_skip_tls_verify=True)))
     assert server.sent("Authorization") == [["Bearer t"]] * 2
+
+
+def test_a_prepared_request_expects_the_same_name(tmp_path: Path, server: Endpoint, authority: Authority) -> None:
+    settings: dict[str, Any] = {"certificate_authority_data": authority.bundle}
+
+    async def warm(name: str) -> None:
+        backend = KubernetesBackend(named(tmp_path, server, tls_server_name=name, **settings))
+        request = await backend.prepared_pod_request("n", "pod")
+        assert request is not None
+        await request.warm()
+        request.close()
+        await backend.aclose()
+
+    asyncio.run(warm("api.internal"))
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        asyncio.run(warm("another.internal"))
+    assert server.sent("Authorization") == [["Bearer t"]]
 
 
 @pytest.mark.parametrize("scheme", ["http", "socks5"])

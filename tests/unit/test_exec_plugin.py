@@ -78,6 +78,14 @@ def test_a_plugin_runs_again_once_after_a_401(tmp_path: Path, server: Endpoint) 
     assert runs(tmp_path) == 3
 
 
+def test_credentials_that_cannot_be_used_are_not_kept(tmp_path: Path, server: Endpoint) -> None:
+    credentials = plugin(tmp_path, printing(token="a\nb"), server.url)
+    for times in (1, 2):
+        with pytest.raises(ConfigurationError, match="characters that no token can have"):
+            credentials.load()
+        assert runs(tmp_path) == times
+
+
 FAILURES = {
     "fails": (
         'echo "login: password=hunter2 refused" >&2; exit 3',

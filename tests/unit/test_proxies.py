@@ -8,7 +8,8 @@ import pytest
 
 from trainjob._support.proxies import proxy_for
 
-# golang.org/x/net at 0ca694d2a5ad (2026-07-01), http/httpproxy/proxy_test.go: `noProxy`, and the hosts of `UseProxyTests` on port 80.
+# golang.org/x/net at 0ca694d2a5ad (2026-07-01), http/httpproxy/proxy_test.go: `noProxy`, and the hosts of
+# `UseProxyTests` on port 80.
 NO_PROXY = (
     "foobar.com, .barbaz.net, *.wildcard.io, 192.168.1.1, 192.168.1.2:81, 192.168.1.3:80, 10.0.0.0/30,"
     " 2001:db8::52:0:1, [2001:db8::52:0:2]:443, [2001:db8::52:0:3]:80, 2002:db8:a::45/64"

@@ -124,7 +124,11 @@ class Credentials:
         Raises:
             ConfigurationError: No cluster is configured, or its settings cannot be read.
         """
-        return _retry_incomplete(lambda: self._load(refused.issued if refused else None))
+        try:
+            return _retry_incomplete(lambda: self._load(refused.issued if refused else None))
+        except ConfigurationError:
+            exec_plugin.forget()  # a plugin may have issued what cannot be used
+            raise
 
     def _load(self, refused: Issued | None) -> Access:
         if self.host:

@@ -55,6 +55,11 @@ def _slot(_: str) -> _Slot:
     return _Slot()
 
 
+def forget() -> None:
+    """Run all plugins again when their credentials are needed next."""
+    _slot.cache_clear()
+
+
 def issue(plugin: Exec, cluster: Mapping[str, Any], refused: Issued | None = None) -> Issued:
     """The credentials that the plugin has issued to this process, or new ones. Blocks.
 

@@ -1,7 +1,8 @@
 """Which proxy of the environment a request takes, by the rules of kubectl and every other program in Go.
 
-They are those of ``golang.org/x/net/http/httpproxy`` (0ca694d2a5ad, ``proxy.go``). Python's `urllib.request.proxy_bypass`, on
-which httpx relies, knows neither CIDRs nor loopback addresses: a request with its credentials would reach the proxy.
+They are those of ``golang.org/x/net/http/httpproxy`` (0ca694d2a5ad, ``proxy.go``). Python's
+`urllib.request.proxy_bypass`, on which httpx relies, knows neither CIDRs nor loopback addresses: a request with its
+credentials would reach the proxy.
 """
 
 from __future__ import annotations
