@@ -74,8 +74,8 @@ async def test_every_kind_of_kubeconfig_user(
         Credentials(kubeconfig_text=limited.read_text()),
     ]
     monkeypatch.setenv("KUBECONFIG", str(limited))
-    found = [(each.namespace(), await finds(each, each.namespace() or "default")) for each in [*every, Credentials()]]
-    assert found == [(namespace, [])] * 4 + [(None, []), (namespace, []), (namespace, [])]
+    found = [(each.namespace(), await finds(each, str(each.namespace()))) for each in [*every, Credentials()]]
+    assert found == [(namespace, [])] * 4 + [("default", []), (namespace, []), (namespace, [])]
 
 
 @pytest.mark.anyio

@@ -106,12 +106,29 @@ def test_a_loopback_server_is_reached_without_the_proxy_of_the_environment(
     assert server.sent("Authorization") == [["Bearer t"]]
 
 
+@pytest.mark.parametrize("proxy", ["ftp://proxy", "http://[::1", "http://u:hunter2@proxy:port", "://"])
+def test_a_proxy_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    with pytest.raises(ConfigurationError, match=r"HTTP_PROXY\) is not a URL with scheme http") as caught:
+        Credentials(host="https://api.example").load()
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host", ["api.example:6443", "ftp://api.example", "https://[::1", "https://", "https://u:hunter2@h:x"]
+)
+def test_a_host_that_is_no_url_is_refused(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a URL: write https://host:6443") as caught:
+        Credentials(host=host).load()
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_proxy_that_would_read_the_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with proxy() as (url, asked):
         monkeypatch.setenv("HTTP_PROXY", url.replace("//", "//user:hunter2@"))
         credentials = Credentials(host="http://api.example", token="t")
         with pytest.raises(
-            ConfigurationError, match=r"http://127.* would read the token.*: list it in NO_PROXY"
+            ConfigurationError, match=r"HTTP_PROXY\) would read the token, .*: list it in NO_PROXY"
         ) as caught:
             asyncio.run(ask(credentials))
     assert asked == []

@@ -76,6 +76,7 @@ def test_a_bundle_is_valid_with_anything_around_its_certificates(
     forms = {b"own": own, b"other": other, b"dos": own.replace(b"\n", b"\r\n"), b"stripped": own.strip()}
     forms |= {b"trusted": trusted(own), b"x509": own.replace(b"CERTIFICATE", b"X509 CERTIFICATE")}
     asyncio.run(ask(bundled(tmp_path, bundle % forms, server)))
+    asyncio.run(ask(Credentials(host=server.url, token="t", ca_file=str(tmp_path / "ca.crt"))))
 
 
 NO_BUNDLES = {

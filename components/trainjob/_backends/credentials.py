@@ -132,6 +132,8 @@ class Credentials:
 
     def _load(self, refused: Issued | None) -> Access:
         if self.host:
+            if not kubeconfig.is_url(self.host, "https", "http"):
+                raise ConfigurationError("the host of the API server is not a URL: write https://host:6443")
             name = f"the CA certificates of {_shown(self.host)}"
             authority = _content(self.ca_file, name) if self.ca_file else None
             found = _Found(f"the connection to {_shown(self.host)}", self.host, self.token or "", authority)
@@ -208,30 +210,30 @@ class Credentials:
 
 def _of_kubeconfig(cluster: Cluster, user: User, refused: Issued | None) -> _Found:
     """Settings of a kubeconfig's fields, with the precedence of client-go."""
-    secure = cluster.server.startswith("https")
     token_file = Path(user.token_file) if user.token_file else None
+    token, issued = _token(user, token_file), None
     certificate = _data_or_file(user.client_certificate_data, user.client_certificate, "client-certificate")
     key = _data_or_file(user.client_key_data, user.client_key, "client-key")
     authority = _data_or_file(
         cluster.certificate_authority_data, cluster.certificate_authority, "certificate-authority"
     )
-    token, issued = _token(user, token_file), None
     if user.exec and not (token or certificate or key):
         issued = exec_plugin.issue(user.exec, _cluster_of_plugin(cluster, authority), refused)
         token, certificate, key = issued.token, issued.certificate, issued.key
+    encoding = [("Accept-Encoding", "identity")] if cluster.disable_compression else []
     return _Found(
         "the kubeconfig",
         cluster.server,
         token,
-        authority if secure else None,
-        (certificate or b"") if secure else b"",
-        (key or b"") if secure else b"",
-        not cluster.insecure_skip_tls_verify,
-        cluster.proxy_url,
-        cluster.tls_server_name,
-        (*_impersonation(user), *([("Accept-Encoding", "identity")] if cluster.disable_compression else [])),
-        token_file,
-        issued,
+        authority,
+        certificate or b"",
+        key or b"",
+        verify=not cluster.insecure_skip_tls_verify,
+        proxy=cluster.proxy_url,
+        server_name=cluster.tls_server_name,
+        headers=(*_impersonation(user), *encoding),
+        token_file=token_file,
+        issued=issued,
     )
 
 
@@ -312,12 +314,12 @@ def _of_pod() -> _Found:
 
 
 def _access(found: _Found, verify: bool) -> Access:
-    verify = verify and found.verify
+    verify, secure = verify and found.verify, found.host.startswith("https:")
     authority = []
-    if verify and found.authority is not None:
+    if secure and verify and found.authority is not None:
         authority = tls.certificates(found.authority, f"the certificate authority of {found.name}")
     context = tls.context(authority, found.server_name, verify=verify)
-    if found.certificate or found.key:
+    if secure and (found.certificate or found.key):
         end = tls.load_pair(context, found.certificate, found.key, found.name)
         if end < datetime.now(UTC) and not found.token:
             raise ConfigurationError(
@@ -355,13 +357,12 @@ def _proxy(found: _Found) -> str | None:
     proxy = found.proxy or proxy_for(found.host)
     if proxy is None:
         return None
-    scheme = urlsplit(proxy).scheme
-    where = f"the proxy {_shown(proxy)} for {_shown(found.host)}"
-    if scheme not in ("http", "https", "socks5", "socks5h"):
-        raise ConfigurationError(f"{where} has scheme {scheme!r}: use http, https or socks5")
-    if scheme.startswith("socks5") and find_spec("socksio") is None:
+    where = f"the proxy for {_shown(found.host)} ({'proxy-url' if found.proxy else 'HTTPS_PROXY or HTTP_PROXY'})"
+    if not kubeconfig.is_url(proxy, "http", "https", "socks5", "socks5h"):
+        raise ConfigurationError(f"{where} is not a URL with scheme http, https or socks5: write http://host:port")
+    if proxy.startswith("socks5") and find_spec("socksio") is None:
         raise ConfigurationError(f"{where} needs the package socksio, not installed here: pip install 'httpx[socks]'")
-    if found.token and urlsplit(found.host).scheme == "http":
+    if found.token and found.host.startswith("http:"):
         raise ConfigurationError(f"{where} would read the token, since the server has no TLS: list it in NO_PROXY")
     return proxy
 

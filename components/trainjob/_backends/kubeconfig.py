@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 import yaml
 from yaml.composer import Composer
@@ -214,7 +215,7 @@ class KubeConfig:
             ConfigurationError: There is no such cluster, or it has no address.
         """
         found = _entry(Cluster, self.clusters, context.cluster, "cluster")
-        if not found.server.startswith(("https://", "http://")):
+        if not is_url(found.server, "https", "http"):
             raise ConfigurationError(
                 f"cluster {context.cluster!r} has no server, the URL of an API server such as https://host:6443"
             )
@@ -294,6 +295,15 @@ def _entry(kind: type[_T], entries: Mapping[str, Any], name: str, what: str) -> 
     except ConfigurationError as error:
         raise ConfigurationError(f"{what} {name!r}, field {error}") from None
     return found
+
+
+def is_url(text: str, *schemes: str) -> bool:
+    """Whether `text` is a URL with a host and one of the schemes."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no number as port, half an IPv6 address
+        return False
 
 
 def paths(given: str | None) -> list[Path]:

@@ -24,6 +24,9 @@ def proxy_for(url: str) -> str | None:
     its subdomains), ``.name`` or ``*.name`` (its subdomains only), an IP address, a CIDR, each but a CIDR also with a
     port, or ``*``. ``localhost`` and loopback addresses never take a proxy. The same variables in lower case apply
     where the others are empty.
+
+    Raises:
+        ValueError: `url` is not a URL.
     """
     parts = urlsplit(url)
     if parts.scheme == "http" and os.environ.get("REQUEST_METHOD"):
@@ -31,8 +34,7 @@ def proxy_for(url: str) -> str | None:
     proxy = _setting(f"{parts.scheme}_proxy") if parts.scheme in _PORTS else ""
     if not proxy or _is_excepted(parts):
         return None
-    given = urlsplit(proxy)
-    return proxy if given.scheme and given.netloc else f"http://{proxy}"
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _setting(name: str) -> str:
