@@ -44,6 +44,7 @@ class _Found:
 
     Attributes:
         name: Where they come from, for errors.
+        token_file: The file of the token, and its state before the token was read.
     """
 
     name: str
@@ -56,7 +57,7 @@ class _Found:
     proxy: str = ""
     server_name: str = ""
     headers: tuple[tuple[str, str], ...] = ()
-    token_file: Path | None = None
+    token_file: tuple[Path, tuple[int, ...]] | None = None
     issued: Issued | None = None
 
 
@@ -210,8 +211,9 @@ class Credentials:
 
 def _of_kubeconfig(cluster: Cluster, user: User, refused: Issued | None) -> _Found:
     """Settings of a kubeconfig's fields, with the precedence of client-go."""
-    token_file = Path(user.token_file) if user.token_file else None
-    token, issued = _token(user, token_file), None
+    file = Path(user.token_file) if user.token_file else None
+    token_file = (file, _state(file)) if file else None
+    token, issued = _token(user, file), None
     certificate = _data_or_file(user.client_certificate_data, user.client_certificate, "client-certificate")
     key = _data_or_file(user.client_key_data, user.client_key, "client-key")
     authority = _data_or_file(
@@ -303,6 +305,7 @@ def _of_pod() -> _Found:
     """Settings of the pod's service account (kubernetes.io, "Accessing the Kubernetes API from a Pod")."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
     file = _SERVICE_ACCOUNT / "token"
+    state = _state(file)
     try:
         token, authority = file.read_text().strip(), (_SERVICE_ACCOUNT / "ca.crt").read_bytes()
     except OSError as error:
@@ -310,7 +313,7 @@ def _of_pod() -> _Found:
     if not (host and port and token and authority.strip()):
         raise _no_cluster("this is not a pod with a service account")
     url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return _Found("the service account of this pod", url, token, authority, token_file=file)
+    return _Found("the service account of this pod", url, token, authority, token_file=(file, state))
 
 
 def _access(found: _Found, verify: bool) -> Access:
@@ -328,10 +331,10 @@ def _access(found: _Found, verify: bool) -> Access:
     if found.token and not _TOKEN.fullmatch(found.token):
         raise ConfigurationError(f"the token of {found.name} contains characters that no token can have")
     proxy = _proxy(found)
-    changed = _state(found.token_file)
 
     def is_current() -> bool:
-        return (found.issued is None or found.issued.is_current()) and _state(found.token_file) in (None, changed)
+        file, state = found.token_file or (None, ())
+        return (found.issued is None or found.issued.is_current()) and (file is None or _state(file) in ((), state))
 
     identity = (found.host, verify, proxy, found.server_name, found.authority, found.certificate, found.key)
     authorization = f"Bearer {found.token}" if found.token else ""
@@ -339,13 +342,13 @@ def _access(found: _Found, verify: bool) -> Access:
     return Access(host, context, authorization, proxy, identity, found.headers, is_current, found.issued)
 
 
-def _state(file: Path | None) -> tuple[int, int, int] | None:
-    """Differs after the file was written or replaced; None if there is none, such as while it is replaced."""
+def _state(file: Path) -> tuple[int, ...]:
+    """Differs after the file was written or replaced; empty if there is none, such as while it is replaced."""
     try:
-        status = file.stat() if file else None
+        status = file.stat()
     except OSError:
-        return None
-    return (status.st_mtime_ns, status.st_ino, status.st_size) if status else None
+        return ()
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _proxy(found: _Found) -> str | None:
