@@ -29,6 +29,12 @@ def server() -> Iterator[Endpoint]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither standard input nor standard error is a terminal, whoever runs the tests."""
+    monkeypatch.setattr("os.isatty", lambda _: False)
+
+
 def plugin(directory: Path, script: str, server: str, **settings: Any) -> Credentials:
     """Credentials by the shell script `script`, which appends to the file ``runs``."""
     program = directory / "plugin"
@@ -134,6 +140,15 @@ def test_a_plugin_that_hangs_is_killed_with_its_children(
     os.close(reader)
 
 
+def test_a_plugin_that_prints_errors_without_end_is_killed(
+    tmp_path: Path, server: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainjob._backends.exec_plugin._SECONDS", 0.5)
+    with pytest.raises(ConfigurationError, match=r"(?s)has not finished after 0\.5 s: .*retrying$") as caught:
+        asyncio.run(ask(plugin(tmp_path, "yes retrying >&2", server.url)))
+    assert len(str(caught.value)) < 3000
+
+
 WRONG = {
     "missing": (
         {"command": "nosuch-program"},
@@ -154,9 +169,8 @@ WRONG = {
 
 @pytest.mark.parametrize(("settings", "message"), WRONG.values(), ids=WRONG)
 def test_a_plugin_that_cannot_run_is_an_error_before_any_request(
-    tmp_path: Path, server: Endpoint, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
+    tmp_path: Path, server: Endpoint, settings: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr("os.isatty", lambda _: False)
     settings = {"installHint": "install the sso tool", **settings}
     with pytest.raises(ConfigurationError, match=message) as caught:
         asyncio.run(ask(plugin(tmp_path, "exit 1", server.url, **settings)))

@@ -122,7 +122,7 @@ def _output(plugin: Exec, process: subprocess.Popen[bytes], seconds: float) -> b
         try:
             while selector.get_map() and not problem:
                 ready = selector.select(until - time.monotonic())
-                if not ready:
+                if not ready or time.monotonic() > until:
                     raise subprocess.TimeoutExpired(plugin.command, seconds)
                 for key, _ in ready:
                     data = os.read(key.fd, 1 << 16)
