@@ -62,7 +62,7 @@ def _matches(entry: str, host: str, port: str, address: IPv4Address | IPv6Addres
         return False
     if (entry_address := _address(name)) is not None or address is not None:
         return entry_address == address
-    name = name.removeprefix("*")
+    name = name[1:] if name.startswith("*.") else name
     below = f".{_ascii(name.removeprefix('.'))}"
     return host.endswith(below) or (not name.startswith(".") and host == below[1:])
 
