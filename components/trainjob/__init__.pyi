@@ -9,14 +9,12 @@ from trainjob._jobs.report import Report as Report, diagnose as diagnose
 from trainjob._jobs.results import TrainJobResult as TrainJobResult
 from trainjob._jobs.waiting import wait as wait
 from trainjob._spec import (
-    EnvVarSource as EnvVarSource,
     Function as Function,
     Initializer as Initializer,
     InitializerSource as InitializerSource,
     LoraConfig as LoraConfig,
     OwnerReference as OwnerReference,
     Resources as Resources,
-    RuntimePatch as RuntimePatch,
     RuntimeRef as RuntimeRef,
     TorchTuneConfig as TorchTuneConfig,
     TorchTuneInstructDataset as TorchTuneInstructDataset,

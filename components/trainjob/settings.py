@@ -20,6 +20,11 @@ def _value(name: str) -> str | None:
     return next((text for key, text in os.environ.items() if text and key.lower() == wanted), None)
 
 
+def schema_file() -> str:
+    """Path of a TrainJob CustomResourceDefinition to check specs against (``TRAINJOB_CRD``); empty if unset."""
+    return _value("crd") or ""
+
+
 def _environments() -> dict[str, Path]:
     """Runtime -> virtual environment, from JSON."""
     variable = "TRAINJOB_LOCAL_ENVIRONMENTS"

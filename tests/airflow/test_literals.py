@@ -5,6 +5,7 @@ tests/unit tests the rules: here is at least one row for each check of each oper
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import date
 from typing import Any, cast
@@ -13,6 +14,7 @@ import pytest
 from airflow.sdk import DAG, Param, task
 
 from trainjob import TrainJobSpec
+from trainjob._manifest.render import render
 from trainjob.errors import TrainJobError
 from trainjob_airflow.operators.cancel import TrainJobCancelOperator
 from trainjob_airflow.operators.data import DatasetInitializerOperator, ModelExportOperator, ModelInitializerOperator
@@ -95,13 +97,17 @@ def nested(depth: int = 20_000) -> dict[str, Any]:
 NO_RULE = "metric and min_improvement cannot be combined with"
 WRONG: dict[str, tuple[Make, dict[str, Any], str]] = {
     # fields of a spec
-    "deep affinity": (train, {"affinity": nested()}, "is nested 65 lists and mappings deep"),
+    "deep affinity": (train, {"pod": {"affinity": nested()}}, "is nested 65 lists and mappings deep"),
     "no runtime": (whole, {"command": ["x"]}, "runtime: is missing"),
-    "mount": (train, {"volume_mounts": [{"name": "d"}]}, r"  - volume_mounts\[0\].mount_path: is missing"),
-    "field of a patch": (
+    "mount": (
         train,
-        {"runtime_patches": [], "volumes": [{"name": "d"}]},
-        r"runtime_patches\[0\].trainingRuntimeSpec.*volumes\[0\]: needs",
+        {"pod": {"containers": [{"volumeMounts": [{"name": "d"}]}]}},
+        r"  - pod.containers\[0\].volumeMounts\[0\].mountPath: is missing",
+    ),
+    "volume": (
+        train,
+        {"pod": {"volumes": [{"name": "d"}]}},
+        r"pod.volumes\[0\]: needs",
     ),
     "token in args": (train, {"args": [f"--token={TOKEN}"]}, "secret"),
     # complete specs
@@ -109,7 +115,7 @@ WRONG: dict[str, tuple[Make, dict[str, Any], str]] = {
     "no YAML": (whole, {"spec": "runtime: [x"}, "not valid YAML"),
     "spec object": (whole, {"spec": TrainJobSpec(num_nodes=2)}, "runtime: is missing"),
     "spec and fields": (whole, {"runtime": "x", "spec": {"runtime": "y"}}, "spec cannot be combined with runtime"),
-    "pods beside a spec": (whole, {"spec": "runtime: x", "volumes": []}, "spec cannot be"),
+    "pods beside a spec": (whole, {"spec": "runtime: x", "pod": {}}, "spec cannot be"),
     # functions
     "closure": (function_of, {}, "uses OUTSIDE from outside itself"),
     "command of a function": (function_of, {"command": ["x"]}, "remove command"),
@@ -203,40 +209,41 @@ def test_a_default_action_of_the_dag_is_that_of_a_study() -> None:
         assert cast("Any", tune()).on_kill_action == "keep"
 
 
-POD: dict[str, Any] = {
-    "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
-    "volume_mounts": [{"name": "data", "mountPath": "/data"}],
-    "node_selector": {"pool": "gpu"},
-    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
-    "service_account_name": "trainer",
-    "image_pull_secrets": [{"name": "registry"}],
-    "security_context": {"runAsNonRoot": True},
-    "pod_labels": {"team": "vision"},
-    "pod_annotations": {"example.com/note": "x"},
-}
-
-
-def test_arguments_about_pods_become_a_patch_of_all_nodes() -> None:
+def test_the_pod_of_a_task_is_a_patch_of_all_nodes() -> None:
     own = {"manager": "example.com/me", "training_runtime_spec": {}}
-    with DAG("pods"):
-        task = TrainJobOperator(task_id="t", runtime="torch-distributed", runtime_patches=[own], **POD)
-        launcher = TrainJobOperator(task_id="m", runtime={"name": "deepspeed-distributed"}, node_selector={"a": "b"})
-    patches = TrainJobSpec.parse(task.spec_fields("k")).model_dump(by_alias=True, mode="json", exclude_none=True)[
-        "runtimePatches"
-    ]
-    assert [patch["manager"] for patch in patches] == ["example.com/me", "trainjob.dev/airflow"]
-    (job,) = patches[1]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    template = job["template"]["spec"]["template"]
-    assert template["metadata"] == {"labels": {"team": "vision"}, "annotations": {"example.com/note": "x"}}
-    pod = template["spec"]
-    assert (job["name"], pod["volumes"], pod["serviceAccountName"]) == ("node", POD["volumes"], "trainer")
-    assert pod["containers"] == [{"name": "node", "volumeMounts": POD["volume_mounts"]}]
-    assert (pod["nodeSelector"], pod["tolerations"]) == (POD["node_selector"], POD["tolerations"])
-    assert (pod["imagePullSecrets"], pod["securityContext"]) == ([{"name": "registry"}], {"runAsNonRoot": True})
-    (patch,) = TrainJobSpec.parse(launcher.spec_fields("k")).runtime_patches
-    names = [each["name"] for each in patch.api()["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]]
-    assert names == ["node", "launcher"]
+    metadata, mounts = {"labels": {"team": "vision"}}, [{"name": "data", "mountPath": "/data"}]
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "{{ params.claim }}"}}]
+    pod = {"metadata": metadata, "spec": {"volumes": volumes, "containers": [{"volumeMounts": mounts}]}}
+    with DAG("pods", params={"claim": "digits"}):
+        task = TrainJobOperator(task_id="t", runtime={"name": "deepspeed-distributed"}, runtime_patches=[own], pod=pod)
+    spec, _ = task.sample_spec()
+    assert spec is not None
+    patches = render(spec, "k", 1, "ns")["spec"]["runtimePatches"]
+    assert [patch["manager"] for patch in patches] == ["example.com/me", "trainjob.dev/pod"]
+    jobs = {job["name"]: job["template"]["spec"]["template"] for job in replicated_jobs(patches[1])}
+    assert jobs["node"] == jobs["launcher"]
+    assert jobs["node"]["metadata"] == metadata
+    assert jobs["node"]["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "digits"}}]
+    assert jobs["node"]["spec"]["containers"] == [{"name": "node", "volumeMounts": mounts}]
+
+
+def replicated_jobs(patch: Any) -> Any:
+    return patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "write"),
+    [
+        ("volumes", "write pod: {volumes: […]}"),
+        ("node_selector", "write pod: {nodeSelector: {…}}"),
+        ("env_vars", "write env: {NAME: value}"),
+        ("cmds", "write command"),
+        ("container_resources", "write resources_per_node"),
+    ],
+)
+def test_arguments_of_other_operators_are_refused_with_the_line_to_write(argument: str, write: str) -> None:
+    with DAG("wrong"), pytest.raises(ValueError, match=re.escape(write)):
+        train(**{argument: ["x"]})
 
 
 def test_models_of_the_kubernetes_package_are_accepted() -> None:
@@ -249,8 +256,9 @@ def test_models_of_the_kubernetes_package_are_accepted() -> None:
         name, persistent_volume_claim = "data", Claim()
 
     with DAG("models", params={"claim": "digits"}):
-        task = TrainJobOperator(task_id="t", runtime="x", volumes=[Volume()])
-    assert task.volumes == [{"name": "data", "persistentVolumeClaim": {"claimName": "{{ params.claim }}"}}]
+        task = TrainJobOperator(task_id="t", runtime="x", pod={"volumes": [Volume()]})
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "{{ params.claim }}"}}
+    assert task.pod == {"volumes": [volume]}
     spec, missing = task.sample_spec()
     assert missing == []
     assert "digits" in str(spec)

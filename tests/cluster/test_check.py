@@ -43,15 +43,15 @@ def train(task_id, runtime="torch-distributed", queue=None, **arguments):
     return TrainJobOperator(task_id=task_id, runtime=runtime, **labels, **arguments)
 
 with DAG("d"):
-    train("right", queue="gpus", env=env("there"), volumes=[{"name": "v", "secret": {"secretName": "there"}}])
+    train("right", queue="gpus", env=env("there"), pod={"volumes": [{"name": "v", "secret": {"secretName": "there"}}]})
     train("open", runtime="{{ var.value.runtime }}", env=env("{{ var.value.secret }}"), num_nodes="{{ var.value.n }}")
     train("optional", env=env("gone", optional=True))
     train("runtime", runtime="no-such-runtime")
     train("queue", queue="no-such-queue")
     train("secret", env=env("gone"), queue="gpus")
-    train("volume", volumes=[{"name": "v", "projected": {"sources": [{"secret": {"name": "gone"}}]}}])
+    train("volume", pod={"volumes": [{"name": "v", "projected": {"sources": [{"secret": {"name": "gone"}}]}}]})
     train("storage", initializer={"dataset": {"storage_uri": "s3://b/d", "secret_ref": {"name": "gone"}}})
-    train("pull", image_pull_secrets=[{"name": "gone"}])
+    train("pull", pod={"imagePullSecrets": [{"name": "gone"}]})
     train("elsewhere", namespace="{{ var.value.namespace }}")
     train("unknown", trainjob_conn_id="not_here")
     train("local", trainjob_conn_id="laptop")

@@ -120,7 +120,7 @@ def test_train_torch_passes_the_task_settings_to_the_job(tmp_path: Path) -> None
     job = rendered_spec(spec, "train", values, {**MOUNTED, "resources": {"limits": {"nvidia.com/gpu": "8"}}})
     assert job.inputs == {"dataset": "file:///kfp-workspace/dataset"}
     assert job.checkpoints == "file:///kfp-workspace/checkpoints"
-    assert "/kfp-workspace" in json.dumps([patch.model_dump() for patch in job.runtime_patches])
+    assert "/kfp-workspace" in json.dumps(job.runtime_patches)
     # KFP mounts the workspace only for a step that has its path in a text parameter.
     target = tasks(spec)["initialize-dataset"]["inputs"]["parameters"]["target"]["runtimeValue"]["constant"]
     assert target == f"file://{dsl.WORKSPACE_PATH_PLACEHOLDER}/dataset"

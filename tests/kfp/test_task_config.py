@@ -21,7 +21,7 @@ AFFINITY = {
         }
     }
 }
-TOLERATIONS = [{"effect": "NoSchedule", "key": "nvidia.com/gpu", "operator": "Exists", "tolerationSeconds": 300.0}]
+TOLERATIONS = [{"effect": "NoExecute", "key": "nvidia.com/gpu", "operator": "Exists", "tolerationSeconds": 300.0}]
 VOLUMES = [
     {"name": "kfp-workspace", "persistentVolumeClaim": {"claimName": "tc-flmrt-kfp-workspace"}},
     {"name": "mysecret", "secret": {"optional": False, "secretName": "mysecret"}},

@@ -68,6 +68,7 @@ KEPT: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "num_proc_per_node": (COMMAND, [8]),
     "resources_per_node": (COMMAND, [{"memory": "32Gi"}, None]),
     "runtime_patches": (COMMAND, [[ARGO]]),
+    "pod": (COMMAND, [{"nodeSelector": {"a": "b"}}]),
     "suspend": (COMMAND, [True]),
     "active_deadline_seconds": (COMMAND, [60]),
     "stall_timeout": (COMMAND, ["15m"]),

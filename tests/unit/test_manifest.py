@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from trainjob import InvalidSpec, JobRef, TrainJobSpec
 from trainjob._manifest.checkpoint_directories import digest
 from trainjob._manifest.render import differences, render
+from trainjob._spec import Resources
 from trainjob.job import ATTEMPT, KEY, MANAGED_BY, SPEC_HASH, job_name, key_hash, labels_of, spec_hash
 
 RFC_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -133,8 +134,8 @@ QUANTITIES = (
 @pytest.mark.parametrize(("amount", "canonical"), [each.split("=") for each in QUANTITIES.split()])
 def test_quantities_are_sent_in_canonical_form(amount: str, canonical: str) -> None:
     """Responses of Kubernetes 1.36. With any other spelling, Kueue could not start the job (`env_api`)."""
-    trainer = rendered(resources_per_node={"requests": {"memory": amount}})["spec"]["trainer"]
-    assert trainer["resourcesPerNode"] == {"requests": {"memory": canonical}}, "without empty limits"
+    sent = Resources(requests={"memory": amount}).api()
+    assert sent == {"requests": {"memory": canonical}}, "without empty limits"
 
 
 def test_identity_and_hash_are_read_from_an_object() -> None:

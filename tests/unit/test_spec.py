@@ -10,7 +10,7 @@ import yaml
 
 from trainjob import InvalidSpec, TrainJobSpec
 from trainjob._manifest.render import render
-from trainjob._spec import EnvVarSource, KeyRef, Resources, RuntimeRef
+from trainjob._spec import Resources, RuntimeRef
 
 TRAIN = {"runtime": "torch-distributed", "command": ["torchrun", "train.py"]}
 MANIFEST: dict[str, Any] = {
@@ -141,16 +141,15 @@ def test_camel_case_is_the_same_spec() -> None:
 
 def test_every_form_of_env_is_the_same() -> None:
     reference = {"secretKeyRef": {"name": "s", "key": "k"}}
-    parsed = EnvVarSource(secret_key_ref=KeyRef(name="s", key="k"))
     forms: list[Any] = [
         {"A": "1", "T": reference},
         {"A": "1", "T": {"valueFrom": reference}},
         {"A": "1", "T": {"value_from": reference}},
-        {"A": "1", "T": parsed},
+        {"A": "1", "T": {"secret_key_ref": {"name": "s", "key": "k"}}},
         [{"name": "A", "value": "1"}, {"name": "T", "valueFrom": reference}],
     ]
     for form in forms:
-        assert TrainJobSpec.parse({**TRAIN, "env": form}).env == {"A": "1", "T": parsed}
+        assert TrainJobSpec.parse({**TRAIN, "env": form}).env == {"A": "1", "T": reference}
 
 
 def test_yaml_text_file_and_mapping_are_the_same(tmp_path: Path) -> None:
@@ -176,13 +175,20 @@ def manifest_with(**spec: Any) -> dict[str, Any]:
 NAMED = {"A": 1, "PET_NNODES": "1", "HF_TOKEN": "x"}
 POD = "runtime_patches[0].training_runtime_spec.template.spec.replicated_jobs[0].template.spec.template.spec"
 BAD_PATCH = patch(
-    {"name": "side", "imagee": "i", "env": {"HF_TOKEN": "x"}, "volumeMounts": [{}]},
-    manager="me",
+    {"name": "side", "imagee": "i", "volumeMounts": [{}]},
     nodeSelectors={},
     volumes=[{"name": "a", "persistentVolumeClam": {}}, {"emptyDir": {}}],
-    tolerations=[{"operater": "Exists"}, {"value": "x"}],
+    tolerations=[{"operater": "Exists"}],
     affinity={"nodeAfinity": {}},
 )
+
+
+def patch_sent(container: Any) -> Any:
+    """A runtime patch in the API's names."""
+    job = {"name": "node", "template": {"spec": {"template": {"spec": {"containers": [container]}}}}}
+    return {"manager": "a/b", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+
+
 TRAINERS = ("node", "dataset-initializer", "model-initializer")
 SENT_POD = "runtime_patches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template.spec"
 REJECTED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -195,12 +201,11 @@ REJECTED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "variables": (
         {"runtime": "x", "args": ["a\0b"], "env": {
-            "1A": "1", "A": "x\0y", "B": None, "C": {}, "TRAINJOB_INPUT_DATA": "s3://x/y", "DMLC_TASK_ID": "2",
+            "1A": "1", "A": "x\0y", "A B": "1", "TRAINJOB_INPUT_DATA": "s3://x/y", "DMLC_TASK_ID": "2",
             "OMPI_MCA_plm_rsh_args": "2", "JAX_PROCESS_ID": "2", "TRAINJOB_CHECKPOINT": "/x",
-            "D": {"secretKeyRef": {"name": "s", "key": "k"}, "fieldRef": {"fieldPath": "x"}},
         }},
-        {"args[0]": "NUL", "env.1A": "not a name", "env.A": "NUL", "env.B": "must be text, not null",
-         "env.C": "exactly one", "env.D": "exactly one", "env.TRAINJOB_INPUT_DATA": "inputs and outputs",
+        {"args[0]": "NUL", "env.1A": "not a name", "env.A": "NUL", "env.A B": "not a name",
+         "env.TRAINJOB_INPUT_DATA": "inputs and outputs",
          "env.DMLC_TASK_ID": "xgboost", "env.OMPI_MCA_plm_rsh_args": "MPI", "env.JAX_PROCESS_ID": "JAX",
          "env.TRAINJOB_CHECKPOINT": "is set from"},
     ),
@@ -222,11 +227,11 @@ REJECTED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"runtime.name": "", "runtime.kin": "did you mean kind?", "runtime.kind": "TrainingRuntime", "func": ""},
     ),
     "unknown fields, a bad value, a reserved name and a secret": (
-        {"runtime": "x", "numNode": 2, "trainer_image": 3, "args": ["--token=abc", 0.1], "func_args": {"a": 1},
-         "env": {"A": {"bad": 1}, "B": 2, "PET_NNODES": "2", "HF_TOKEN": "x"}},
+        {"runtime": "x", "numNode": 2, "trainer_image": 3, "args": ["--token=abc"], "command": [0.1],
+         "func_args": {"a": 1}, "env": {"A": {"bad": 1}, "B": 2}, "annotations": {"note": "password=hunter2"}},
         {"numNode": "did you mean num_nodes?", "trainer_image": "did you mean image?", "env.A.bad": "no such field",
-         "env.B": "write '2'", "env.PET_NNODES": "torch", "env.HF_TOKEN": "secret", "args[0]": "secret",
-         "args[1]": "must be text, not float", "func_args": "needs func"},
+         "env.B": "write '2'", "args[0]": "secret", "command[0]": "must be text, not float",
+         "func_args": "needs func", "annotations.note": "secret"},
     ),
     "resources": (
         {"runtime": "x", "resources_per_node": {"cpu": "4x", "GPU": "many", "memory": "1Gi"}, "labels": {"a b": ""}},
@@ -240,50 +245,65 @@ REJECTED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "initializers": (
         {"runtime": "x", "initializer": {
             "datset": "hf://a/b", "dataset": {"storage": "x", "accessTokn": "y"},
-            "model": {"storageUri": "hf://a/b", "region": "eu", "numDataNodes": 1, "env": {"ACCESS_TOKEN": "x"}},
+            "model": {"storageUri": "hf://a/b", "numDataNodes": 1},
         }},
         {"initializer.datset": "did you mean dataset?",
          "initializer.dataset.storage": "did you mean storage_uri?",
          "initializer.dataset.accessTokn": "did you mean access_token?",
-         "initializer.model.numDataNodes": "greater than or equal to 2",
-         "initializer.model.region": "hf://", "initializer.model.env.ACCESS_TOKEN": "secret"},
+         "initializer.model.numDataNodes": "greater than or equal to 2"},
     ),
-    "patches": (
+    "settings of initializers": (
+        {"runtime": "x", "initializer": {
+            "model": {"storageUri": "hf://a/b", "region": "eu", "env": {"ACCESS_TOKEN": "x"}},
+        }},
+        {"initializer.model.region": "hf://", "initializer.model.env.ACCESS_TOKEN": "secret"},
+    ),
+    "fields of patches": (
         {"runtime": "x", "runtime_patches": [BAD_PATCH]},
-        {"runtime_patches[0].manager": "domain-prefixed",
-         f"{POD}.nodeSelectors": "did you mean node_selector?",
-         f"{POD}.volumes[0]": "did you mean persistentVolumeClaim?",
-         f"{POD}.volumes[1]": "needs a name",
+        {f"{POD}.nodeSelectors": "did you mean nodeSelector?",
+         f"{POD}.volumes[0].persistentVolumeClam": "did you mean persistentVolumeClaim?",
+         f"{POD}.volumes[1].name": "is missing",
          f"{POD}.tolerations[0].operater": "did you mean operator?",
-         f"{POD}.tolerations[1]": "without a key",
          f"{POD}.affinity.nodeAfinity": "did you mean nodeAffinity?",
          f"{POD}.containers[0].imagee": "no such field",
          f"{POD}.containers[0].volumeMounts[0].name": "is missing",
-         f"{POD}.containers[0].volumeMounts[0].mount_path": "is missing",
-         "runtime_patches[0].replicated_jobs[0].containers[0].env.HF_TOKEN": "secret"},
+         f"{POD}.containers[0].volumeMounts[0].mountPath": "is missing"},
+    ),
+    "values of patches": (
+        {"runtime": "x", "runtime_patches": [
+            patch({"name": "side", "env": {"HF_TOKEN": "x"}}, manager="me", tolerations=[{"value": "x"}]),
+        ]},
+        {"runtime_patches[0].manager": "domain-prefixed", f"{SENT_POD}.tolerations[0]": "without a key",
+         f"{SENT_POD}.containers[0].env.HF_TOKEN": "secret"},
     ),
     "variables of Trainer's containers": (
         {"runtime": "x", "runtime_patches": [patch(*({"name": name, "env": {"A": "1"}} for name in TRAINERS))]},
-        {f"runtime_patches[0].replicated_jobs[0].containers[{n}].env": "use env" for n in range(len(TRAINERS))},
+        {f"{SENT_POD}.containers[{n}].env": "use env" for n in range(len(TRAINERS))},
     ),
     "a secret in a patch": (
-        {"runtime": "x", "runtime_patches": [patch(volumes=[{"name": "v", "csi": {"options": "password=hunter2"}}])]},
-        {f"{SENT_POD}.volumes[0].csi.options": "secret"},
+        {"runtime": "x", "runtime_patches": [
+            patch(volumes=[{"name": "v", "csi": {"driver": "d", "volumeAttributes": {"options": "password=hunter2"}}}]),
+        ]},
+        {f"{SENT_POD}.volumes[0].csi.volumeAttributes.options": "secret"},
     ),
     "env as a list": (
         {"runtime": "x", "env": [
-            {"name": "A", "value": 1}, {"value": "x"}, "B=1", {"name": "HF_TOKEN", "value": "x"},
+            {"name": "A", "value": 1}, {"value": "x"}, "B=1",
             {"name": ["A"], "value": "1"}, {"name": "C", "value": "1", "valueFrom": {}}, {"name": "A", "valeu": "1"},
         ]},
-        {"env.A": "write '1'", "env[1]": "needs a name", "env[2]": "needs a name", "env.HF_TOKEN": "secret",
-         "env[4]": "needs a name", "env[5]": "valueFrom and value", "env[6].valeu": "no such field",
-         "env[6]": "A is given twice", "env.C": "exactly one"},
+        {"env.A": "write '1'", "env[1]": "needs a name", "env[2]": "needs a name",
+         "env[3]": "needs a name", "env[4]": "valueFrom and value", "env[5].valeu": "no such field",
+         "env[5]": "A is given twice"},
     ),
     "sources of env": (
         {"runtime": "x", "env": {"A": {"valueFrom": {"secretKeyRef": {"name": "S_", "keyy": "k"}}},
-                                 "B": {"secretKeyReff": {"name": "s", "key": "k"}}, "A B": "1"}},
-        {"env.A.secretKeyRef.name": "is not a valid name", "env.A.secretKeyRef.keyy": "did you mean key?",
-         "env.B.secretKeyReff": "did you mean secretKeyRef?", "env.A B": "not a name"},
+                                 "B": {"secretKeyReff": {"name": "s", "key": "k"}}, "E": None, "F": {},
+                                 "G": {"secretKeyRef": {"name": "s", "key": "k"}, "fieldRef": {"fieldPath": "x"}},
+                                 "C": {"secretKeyRef": {"name": "S_", "key": "k"}},
+                                 "D": {"secretKeyRef": {"key": "k"}}}},
+        {"env.A.secretKeyRef.keyy": "did you mean key?", "env.B.secretKeyReff": "did you mean secretKeyRef?",
+         "env.C.secretKeyRef.name": "is not a valid name", "env.D.secretKeyRef.name": "is missing",
+         "env.E": "must be text, not null", "env.F": "exactly one", "env.G": "exactly one"},
     ),
     "a name in both spellings": (
         {"runtime": "x", "numNodes": 0, "num_nodes": 2},
@@ -301,39 +321,40 @@ REJECTED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
              "command": "x", "args": ["--lr", 0.1, TOKEN],
              "env": [3, *({"name": name, "value": value} for name, value in NAMED.items())],
          }}},
-        {"manifest.specs": "did you mean spec?", "manifest.statu": "is not a field", "manifest.status": "not a field",
+        {"manifest.specs": "did you mean spec?", "manifest.statu": "no such field", "manifest.status": "no such field",
          "manifest.metadata.labels.a": "must be text", "manifest.metadata.labels.trainjob.dev/attempt": "reserved",
          "manifest.spec.runtimeRef": "must be a mapping", "manifest.spec.trainer.command": "must be a list",
          "manifest.spec.trainer.args[1]": "must be text, not float", "manifest.spec.trainer.args[2]": "secret",
-         "manifest.spec.trainer.env[0]": "needs a name", "manifest.spec.trainer.env.HF_TOKEN": "secret",
-         "manifest.spec.trainer.env.A": "must be text, not int", "manifest.spec.trainer.env.PET_NNODES": "torch"},
+         "manifest.spec.trainer.env[0]": "must be a mapping", "manifest.spec.trainer.env.HF_TOKEN": "secret",
+         "manifest.spec.trainer.env.A.value": "must be text, not int", "manifest.spec.trainer.env.PET_NNODES": "torch"},
     ),
     "a manifest beside fields": (
         {"manifest": {**MANIFEST, "spec": {"initializer": {"x": 3}, "trainer": {"command": ["tune", "run"]}}},
          "args": [], "command": ["x"]},
         {"args": "cannot be combined", "command": "cannot be combined with a whole manifest",
-         "manifest.spec.initializer.x": "must be a mapping", "manifest.spec.runtimeRef.name": "is missing"},
+         "manifest.spec.initializer.x": "no such field", "manifest.spec.runtimeRef": "is missing"},
     ),
     "secrets in a manifest": (
         manifest_with(
             initializer={"dataset": {"storageUri": "https://a:b@c/d"},
                          "model": {"env": [{"name": "ACCESS_TOKEN", "value": "x"}]}},
-            runtimePatches=[{"manager": "a/b", "x": {"env": [{"name": "A", "value": TOKEN},
-                                                             {"name": "HF_TOKEN", "value": "x"}]}}],
-            podTemplateOverrides=[{"spec": {"volumes": [{"flexVolume": {"options": {"password": "hunter2"}}}]}}],
+            runtimePatches=[patch_sent({"name": "launcher", "env": [{"name": "A", "value": TOKEN},
+                                                                {"name": "HF_TOKEN", "value": "x"}]})],
+            podTemplateOverrides=[{"targetJobs": [{"name": "node"}], "spec": {"volumes": [
+                {"name": "v", "flexVolume": {"driver": "d", "options": {"password": "hunter2"}}}]}}],
         ),
         {"manifest.spec.initializer.dataset.storageUri": "credential",
          "manifest.spec.initializer.model.env.ACCESS_TOKEN": "secret",
-         "manifest.spec.runtimePatches[0].x.env[0].value": "secret",
-         "manifest.spec.runtimePatches[0].x.env[1].value": "secret",
+         **{f"manifest.{SENT_POD.replace('runtime_patches', 'spec.runtimePatches')}.containers[0].env.{name}": "secret"
+            for name in ("A", "HF_TOKEN")},
          "manifest.spec.podTemplateOverrides[0].spec.volumes[0].flexVolume.options.password": "secret"},
     ),
     "parts of a manifest that are no mappings": (
         {**MANIFEST, "spec": "x", "metadata": []},
-        {"manifest.spec": "must be a mapping, not str", "manifest.metadata": "must be a mapping, not list"},
+        {"manifest.spec": "must be a mapping, not text", "manifest.metadata": "must be a mapping, not a list"},
     ),
     "variables of a manifest as a mapping": (
-        manifest_with(trainer={"env": {"A": "1"}}), {"manifest.spec.trainer.env": "must be a list, not dict"},
+        manifest_with(trainer={"env": {"A": "1"}}), {"manifest.spec.trainer.env": "must be a list, not a mapping"},
     ),
     "another kind": ({**MANIFEST, "kind": "Job"}, {"manifest": "is a trainer.kubeflow.org/v1alpha1 Job"}),
     "another group": (
@@ -357,7 +378,7 @@ def test_all_problems_are_reported_together(case: str) -> None:
         ("- a", "the spec is a list; write a mapping of fields"),
         ("", "the spec is empty; write a mapping of fields"),
         (Path("/nonexistent/spec.yaml"), "cannot be read"),
-        ({1: 2}, "should be strings"),
+        ({1: 2}, "'1': 'no such field"),
     ],
 )
 def test_invalid_sources_are_rejected(source: Any, text: str) -> None:
@@ -403,8 +424,8 @@ def test_text_that_resembles_a_secret_is_accepted() -> None:
             "command": ["python3", "-c", read, "docker", "run", "-u", "1000:1000"],
             "args": [*words, "--use-token=true", "--token", "--verbose"],
             "inputs": {"data": "s3://bucket/token/password", "other": "https://host:8443/a@b:c"},
+            "pod": {"metadata": {"annotations": agent}},
             "annotations": {
-                **agent,
                 "note": "password: see the vault",
                 "commit": "3f786850e387550fdab836ed7e6dc881de23001b",
             },

@@ -15,9 +15,8 @@ import pytest
 
 import trainjob
 from trainjob import InvalidSpec, TrainJobSpec
-from trainjob._spec import OnRetry, Resources, RuntimePatch
+from trainjob._spec import OnRetry, Resources
 from trainjob._spec.base import Part
-from trainjob._spec.patches import Toleration
 from trainjob.errors import InvalidGate, InvalidStudy
 from trainjob.evaluation import Gate
 from trainjob.evaluation.gate import MetricRule
@@ -63,9 +62,10 @@ def gate(fields: Mapping[str, Any]) -> object:
         (OnRetry, {"out_of_memory": {"max_memory": 3}},
          "OnRetry.out_of_memory.max_memory: must be text, not int (write '3')"),
         (OnRetry, {"oom": {}}, "OnRetry.oom: no such field (fields: out_of_memory, "),
-        (RuntimePatch, {"manager": "x"}, "RuntimePatch.manager: must be a domain-prefixed path"),
+        (spec, {"runtime_patches": [{"manager": "x"}]}, "runtime_patches[0].manager: must be a domain-prefixed path"),
         (Resources, {"cpu": "many"}, "Resources.cpu: 'many' is not a Kubernetes quantity"),
-        (Toleration, {"operator": "Equal"}, "Toleration: without a key it needs operator: Exists"),
+        (spec, {"pod": {"tolerations": [{"operator": "Equal"}]}},
+         "pod.tolerations[0]: without a key it needs operator: Exists"),
         (study, {"space": {"lr": {"low": 0, "high": 1}}}, "space.lr.type: is missing"),
         *((each, {**STUDY, "space": {"lr": {"type": "floot"}}},
            "space.lr: is 'floot' (use one of: float, int, categorical)") for each in (study, Study)),

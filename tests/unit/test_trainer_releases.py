@@ -160,7 +160,7 @@ def test_2_3_supports_every_field_of_a_spec() -> None:
         "initContainers": [SIDECAR],
         "containers": [{**SIDECAR, "securityContext": {"runAsUser": 1}}],
         "securityContext": {"fsGroup": 1},
-        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}},
         "schedulingGates": [{"name": "a.b/c"}],
         "terminationGracePeriodSeconds": 5,
     }
@@ -173,7 +173,13 @@ def test_2_3_supports_every_field_of_a_spec() -> None:
     left_out = set(TrainJobSpec.model_fields) - spec.model_fields_set
     others = {"func", "func_args", "packages_to_install", "pip_index_urls", "torchtune"}  # become command and args
     metadata_fields = {"labels", "annotations", "owner_reference", "on_retry", "unattended", "unattended_after"}
-    assert left_out == {"manifest", "stall_timeout", *others, *metadata_fields}  # the second: annotation and variable
+    assert left_out == {
+        "manifest",
+        "pod",
+        "stall_timeout",
+        *others,
+        *metadata_fields,
+    }  # the second: annotation and variable
     trainjob = render(spec, "key", 1, "ns")
     assert adapted("2.3", trainjob) == trainjob["spec"]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,27 +28,10 @@ _SPEC_FIELDS = (
         "resources_per_node",
         "env",
     ),
-    *("inputs", "outputs", "checkpoints", "initializer", "runtime_patches", "labels", "annotations"),
+    *("inputs", "outputs", "checkpoints", "initializer", "pod", "runtime_patches", "labels", "annotations"),
     *("active_deadline_seconds", "stall_timeout", "suspend", "managed_by", "unattended", "unattended_after"),
     "on_retry",
 )
-_MANAGER = "trainjob.dev/airflow"
-_POD = {
-    "volumes": "volumes",
-    "node_selector": "nodeSelector",
-    "tolerations": "tolerations",
-    "affinity": "affinity",
-    "service_account_name": "serviceAccountName",
-    "image_pull_secrets": "imagePullSecrets",
-    "security_context": "securityContext",
-}
-_POD_FIELDS = (*_POD, "volume_mounts", "pod_labels", "pod_annotations")
-"""Arguments that change the pods of all nodes; they become one entry of ``runtimePatches``."""
-_PATCHED = re.compile(
-    r"runtime_patches\[0\]\.trainingRuntimeSpec\.template\.spec\.replicatedJobs\[\d+\]\.template\.spec\.template\."
-    r"(?:(metadata\.\w+)|spec\.(?:containers\[0\]\.)?(\w+))"
-)
-_METADATA = {"metadata.labels": "pod_labels", "metadata.annotations": "pod_annotations"}
 
 
 class TrainJobOperator(TrainJobTask):
@@ -81,7 +61,9 @@ class TrainJobOperator(TrainJobTask):
         checkpoints: Location of checkpoints, from which an interrupted training resumes. ``pvc://claim/path`` or a URI;
             each task instance has its own directory there, the same for all its tries.
         initializer: Trainer's initializers.
-        runtime_patches: Changes to the runtime's pods.
+        pod: Changes to the pods of all nodes: a PodSpec, or a pod template with ``metadata`` and ``spec``, as a mapping
+            or as a model of the ``kubernetes`` package. The training container is ``node``.
+        runtime_patches: Changes to single steps of the runtime.
         labels: Labels of the TrainJob, such as ``kueue.x-k8s.io/queue-name``.
         annotations: Annotations of the TrainJob.
         active_deadline_seconds: Seconds after which Trainer fails the job.
@@ -101,18 +83,6 @@ class TrainJobOperator(TrainJobTask):
         trainjob_conn_id: Connection of type ``trainjob``. If the default one does not exist, ``TRAINJOB_*`` in the
             environment decides.
         deferrable: Wait in the triggerer, without a worker.
-        volumes: Volumes of the pods of all nodes. This and the following arguments about pods become one entry of
-            `runtime_patches`. As in `KubernetesPodOperator`, they are mappings as in the API or models of the
-            ``kubernetes`` package.
-        volume_mounts: Mounts of the training container.
-        node_selector: Labels that a node must have.
-        tolerations: Tolerations of node taints.
-        affinity: Affinity of the pods.
-        service_account_name: Service account of the pods.
-        image_pull_secrets: Secrets for image registries, as ``{"name": …}``.
-        security_context: Security context of the pods.
-        pod_labels: Labels of the pods.
-        pod_annotations: Annotations of the pods.
         queue_timeout: Longest time that the job waits for admission (Kueue). It is a ``timedelta``, seconds or text
             such as ``1h30m``; there is no limit if it is None.
         start_timeout: Longest time from admission to the first running rank. There is no limit if it is None.
@@ -160,7 +130,7 @@ class TrainJobOperator(TrainJobTask):
         TrainJobTimeout: A timeout expired (retried if ``retries`` is set).
     """
 
-    template_fields: Sequence[str] = ("spec", *_SPEC_FIELDS, *_POD_FIELDS, "namespace", "trainjob_conn_id")
+    template_fields: Sequence[str] = ("spec", *_SPEC_FIELDS, "namespace", "trainjob_conn_id")
     template_fields_renderers = {  # noqa: RUF012 - as BaseOperator declares it
         "spec": "yaml",
         "env": "json",
@@ -168,6 +138,7 @@ class TrainJobOperator(TrainJobTask):
         "outputs": "json",
         "torchtune": "json",
         "initializer": "json",
+        "pod": "json",
         "runtime_patches": "json",
         "on_retry": "json",
         "resources_per_node": "json",
@@ -190,6 +161,7 @@ class TrainJobOperator(TrainJobTask):
         outputs: Mapping[str, str] | None = None,
         checkpoints: str | None = None,
         initializer: Mapping[str, Any] | None = None,
+        pod: Any = None,
         runtime_patches: Sequence[Mapping[str, Any]] | None = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
@@ -200,18 +172,14 @@ class TrainJobOperator(TrainJobTask):
         unattended: str | None = None,
         unattended_after: timedelta | float | str | None = None,
         on_retry: Mapping[str, Any] | None = None,
-        volumes: Sequence[Any] | None = None,
-        volume_mounts: Sequence[Any] | None = None,
-        node_selector: Mapping[str, str] | None = None,
-        tolerations: Sequence[Any] | None = None,
-        affinity: Any = None,
-        service_account_name: str | None = None,
-        image_pull_secrets: Sequence[Any] | None = None,
-        security_context: Any = None,
-        pod_labels: Mapping[str, str] | None = None,
-        pod_annotations: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
+        from trainjob._spec.pods import WRITTEN_AS
+        from trainjob._spec.reading import check_limits, plain_models
+
+        for name in kwargs.keys() & WRITTEN_AS.keys() - {"resources"}:  # `resources` is an argument of BaseOperator
+            raise ValueError(f"TrainJobOperator has no argument {name}: {WRITTEN_AS[name]}")
+        check_limits([pod, env, resources_per_node])
         super().__init__(**kwargs)
         self.spec = spec
         self.runtime = runtime
@@ -221,12 +189,13 @@ class TrainJobOperator(TrainJobTask):
         self.torchtune = torchtune
         self.num_nodes = num_nodes
         self.num_proc_per_node = num_proc_per_node
-        self.resources_per_node = resources_per_node
-        self.env = env
+        self.resources_per_node = plain_models(resources_per_node)
+        self.env = plain_models(env)
         self.inputs = inputs
         self.outputs = outputs
         self.checkpoints = checkpoints
         self.initializer = initializer
+        self.pod = plain_models(pod)
         self.runtime_patches = runtime_patches
         self.labels = labels
         self.annotations = annotations
@@ -237,20 +206,7 @@ class TrainJobOperator(TrainJobTask):
         self.unattended = unattended
         self.unattended_after = unattended_after
         self.on_retry = on_retry
-        from trainjob._spec.reading import check_limits
-
-        check_limits([volumes, volume_mounts, tolerations, affinity, image_pull_secrets, security_context])
-        self.volumes = as_json(volumes)
-        self.volume_mounts = as_json(volume_mounts)
-        self.node_selector = node_selector
-        self.tolerations = as_json(tolerations)
-        self.affinity = as_json(affinity)
-        self.service_account_name = service_account_name
-        self.image_pull_secrets = as_json(image_pull_secrets)
-        self.security_context = as_json(security_context)
-        self.pod_labels = pod_labels
-        self.pod_annotations = pod_annotations
-        given = [name for name in (*_SPEC_FIELDS, *_POD_FIELDS) if getattr(self, name) is not None]
+        given = [name for name in _SPEC_FIELDS if getattr(self, name) is not None]
         if spec is not None and given:
             raise ValueError(f"spec cannot be combined with {', '.join(given)}: set them in spec")
         if not kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
@@ -266,8 +222,7 @@ class TrainJobOperator(TrainJobTask):
 
         fields = self.written_fields(None)
         if fields is not None:
-            with self._argument_names():
-                check_literals(fields, is_open)
+            check_literals(fields, is_open)
 
     def written_fields(self, context: Context | None) -> Mapping[str, Any] | None:
         """The current fields of the spec, from arguments, `spec` or its file; None if a template contains all of them.
@@ -306,48 +261,11 @@ class TrainJobOperator(TrainJobTask):
             written: Mapping[str, Any] = {name: getattr(made, name) for name in made.template_fields}
         else:
             written = fields
-        with made._argument_names():
-            return check_literals(fields, is_open), [*unknown_paths(written)]
+        return check_literals(fields, is_open), [*unknown_paths(written)]
 
     def literal_fields(self) -> dict[str, Any]:
         """The fields of the spec that are set in the DAG."""
-        fields = {name: value for name in _SPEC_FIELDS if (value := getattr(self, name)) is not None}
-        patch, others = self._pod_patch(), fields.get("runtime_patches", [])
-        if patch is None or is_open(others):
-            return fields
-        return fields | {"runtime_patches": [*others, patch]}
-
-    def _pod_patch(self) -> dict[str, Any] | None:
-        """The runtime patch of the arguments about pods; None if none is set."""
-        from trainjob._spec import for_every_node
-
-        pod = {name: value for field, name in _POD.items() if (value := getattr(self, field)) is not None}
-        if self.volume_mounts is not None:
-            pod["containers"] = [{"name": "node", "volumeMounts": self.volume_mounts}]
-        given = {"labels": self.pod_labels, "annotations": self.pod_annotations}
-        metadata = {name: value for name, value in given.items() if value}
-        if not pod and not metadata:
-            return None
-        runtime = self.runtime.get("name") if isinstance(self.runtime, Mapping) else self.runtime
-        return for_every_node(str(runtime), pod, _MANAGER, metadata)
-
-    @contextmanager
-    def _argument_names(self) -> Iterator[None]:
-        """Report problems of the patch of `_pod_patch` under the names of the arguments."""
-        from pydantic.alias_generators import to_snake
-
-        from trainjob import InvalidSpec
-
-        try:
-            yield
-        except InvalidSpec as error:
-            if self.runtime_patches is not None:  # problems of these have the same paths
-                raise
-            named = {
-                replace(each, path=_PATCHED.sub(lambda found: _METADATA.get(found[1]) or to_snake(found[2]), each.path))
-                for each in error.problems
-            }
-            raise InvalidSpec(sorted(named, key=str)) from None
+        return {name: value for name in _SPEC_FIELDS if (value := getattr(self, name)) is not None}
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """The rendered fields of the spec that are set. Operators for one kind of job override it."""
@@ -362,8 +280,7 @@ class TrainJobOperator(TrainJobTask):
         source = self.spec_fields(key) if self.spec is None else self.spec
         if isinstance(source, str | Path) and _is_path(source):
             source = load_spec(self._file(source, context), str(source))
-        with self._argument_names():
-            return TrainJobSpec.parse(source)
+        return TrainJobSpec.parse(source)
 
     def declared_outputs(self, context: Context) -> Mapping[str, Any]:
         """Name -> URI of the outputs in the spec."""
@@ -399,17 +316,6 @@ class TrainJobOperator(TrainJobTask):
         sources = [each if isinstance(each, str) else (each or {}).get("storage_uri", "") for each in initializers]
         written = {**(self.outputs or {}), **result["outputs"]}
         return [*(self.inputs or {}).values(), *sources], [uri for uri in written.values() if "://" in str(uri)]
-
-
-def as_json(value: Any) -> Any:
-    """Convert models of the ``kubernetes`` package to API mappings, in which templates can be rendered."""
-    if isinstance(value, list | tuple):
-        return [as_json(each) for each in value]
-    names = getattr(value, "attribute_map", None)
-    if names is None:
-        return value
-    parts = {name: as_json(getattr(value, field)) for field, name in names.items()}
-    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _is_path(source: str | Path) -> bool:

@@ -14,7 +14,7 @@ from trainjob._manifest import checkpoint_directories, unattended
 from trainjob._manifest.retry_changes import Changes, applied, change_annotations
 from trainjob._spec import TrainJobSpec, env_api, torchtune
 from trainjob._spec.checks import STALL_VARIABLE
-from trainjob._spec.patches import for_every_node
+from trainjob._spec.pods import for_every_node, pod_patch
 from trainjob._support import volumes
 from trainjob._support.control_characters import short_json
 from trainjob._support.kube_objects import mapping
@@ -147,7 +147,9 @@ def _body(spec: TrainJobSpec) -> dict[str, Any]:
     }
     # Also sent if it is empty: Trainer's torch plugin sets the rendezvous variables only if spec.trainer exists.
     body["trainer"] = {name: value for name, value in trainer.items() if value}
-    patches = [patch.api() for patch in spec.runtime_patches]
+    patches = [*spec.runtime_patches]
+    if spec.pod is not None:
+        patches.append(pod_patch(spec.runtime.name, spec.pod))
     if spec.checkpoints is not None and (mounts := volumes.checkpoint_pod(spec.checkpoints)) is not None:
         patches.append(for_every_node(spec.runtime.name, mounts, f"{RESERVED_PREFIX}checkpoints"))
     if mounted := volumes.named([*spec.inputs.values(), *spec.outputs.values(), *command, *args]):

@@ -6,6 +6,7 @@ identity of the job stays that of the author's spec.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from trainjob._spec import Resources, TrainJobSpec, for_every_node
 from trainjob._spec.base import Part
 from trainjob._spec.on_retry import PRIORITY_LABEL, ExcludeNodes, MoreMemory, OtherCapacity, memory_of
 from trainjob._spec.parts import Count, canonical_quantity, quantity_value
-from trainjob._spec.patches import RuntimePatch
+from trainjob._spec.pods import pod_patch
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob.errors import Category, Diagnosis
@@ -208,7 +209,9 @@ def applied(spec: TrainJobSpec, changes: Changes) -> TrainJobSpec:
     if labels := {name: value for name, value in given.items() if value is not None}:
         update["labels"] = spec.labels | labels
     if changes.excluded_nodes and spec.runtime is not None:
-        update["runtime_patches"] = _excluding(spec.runtime_patches, spec.runtime.name, changes.excluded_nodes)
+        runtime, own = spec.runtime.name, [pod_patch(spec.runtime.name, spec.pod)] if spec.pod is not None else []
+        patches = _excluding([*spec.runtime_patches, *own], runtime, changes.excluded_nodes)
+        update |= {"runtime_patches": patches, "pod": None}
     return spec.model_copy(update=update) if update else spec
 
 
@@ -216,7 +219,7 @@ def _raised(amounts: Mapping[str, str], memory: str) -> dict[str, str]:
     return {name: max(amount, memory, key=_value) if name == "memory" else amount for name, amount in amounts.items()}
 
 
-def _excluding(patches: Sequence[RuntimePatch], runtime: str, nodes: Sequence[str]) -> list[RuntimePatch]:
+def _excluding(patches: Sequence[Mapping[str, Any]], runtime: str, nodes: Sequence[str]) -> list[Any]:
     """Patches that keep the pods of all nodes away from `nodes`.
 
     Of several patches of one pod the last list of terms counts (a strategic merge replaces it), so terms of the author
@@ -226,7 +229,7 @@ def _excluding(patches: Sequence[RuntimePatch], runtime: str, nodes: Sequence[st
     affinity = {"affinity": {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [elsewhere]}]}}}}
     own = for_every_node(runtime, affinity, _MANAGER)
     jobs = {job["name"] for job in _jobs(own)}
-    written = [patch.api() for patch in patches]
+    written = copy.deepcopy([*patches])
     extended = set()
     for job in (job for patch in written for job in _jobs(patch) if job.get("name") in jobs):
         pod = mapping(job, "template", "spec", "template", "spec")
@@ -234,7 +237,7 @@ def _excluding(patches: Sequence[RuntimePatch], runtime: str, nodes: Sequence[st
             extended.add(job["name"])
             cast("dict[str, Any]", term)["matchExpressions"] = [*(term.get("matchExpressions") or []), elsewhere]
     _jobs(own)[:] = [job for job in _jobs(own) if job["name"] not in extended]
-    return [RuntimePatch.model_validate(patch) for patch in (*written, *([own] if _jobs(own) else []))]
+    return [*written, *([own] if _jobs(own) else [])]
 
 
 def _jobs(patch: Mapping[str, Any]) -> list[Any]:

@@ -12,36 +12,27 @@ from trainjob._spec.function import Function
 from trainjob._spec.initializers import Initializer, InitializerSource
 from trainjob._spec.on_retry import ExcludeNodes, MoreMemory, OnRetry, OtherCapacity
 from trainjob._spec.parts import (
-    EnvVarSource,
-    FieldRef,
-    KeyRef,
     OwnerReference,
-    ResourceFieldRef,
     Resources,
     RuntimeRef,
     SecretRef,
     env_api,
 )
-from trainjob._spec.patches import RuntimePatch, for_every_node
+from trainjob._spec.pods import for_every_node
 from trainjob._spec.torchtune import LoraConfig, TorchTuneConfig, TorchTuneInstructDataset
 from trainjob._spec.trainjob import TrainJobSpec
 
 __all__ = [
-    "EnvVarSource",
     "ExcludeNodes",
-    "FieldRef",
     "Function",
     "Initializer",
     "InitializerSource",
-    "KeyRef",
     "LoraConfig",
     "MoreMemory",
     "OnRetry",
     "OtherCapacity",
     "OwnerReference",
-    "ResourceFieldRef",
     "Resources",
-    "RuntimePatch",
     "RuntimeRef",
     "SecretRef",
     "TorchTuneConfig",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import AliasGenerator, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
-from trainjob._spec.validation import Described, Validation
+from trainjob._spec.validation import PROBLEMS, Described, Validation
 from trainjob.errors import InvalidSpec, Problem
 
 
@@ -54,33 +54,7 @@ class Part(Described):
         return self.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
-class Fault(NamedTuple):
-    """One of several errors of a validator.
-
-    Attributes:
-        location: Location in the validated value.
-        message: What is wrong.
-        value: The invalid part.
-        kind: Type of pydantic's error.
-    """
-
-    location: tuple[int | str, ...]
-    message: str
-    value: object
-    kind: str = "value"
-
-
-def refuse(faults: Sequence[Fault]) -> None:
-    """Raise one error for all faults, if there are any. A ValueError has room for one only."""
-    if faults:
-        raise ValidationError.from_exception_data(
-            "spec",
-            [
-                InitErrorDetails(
-                    type=PydanticCustomError(each.kind, "{message}", {"message": each.message}),
-                    loc=each.location,
-                    input=each.value,
-                )
-                for each in faults
-            ],
-        )
+def refuse(problems: Sequence[Problem]) -> None:
+    """Raise an error with all `problems` for pydantic, if there are any; their paths begin at the validated value."""
+    if problems:
+        raise PydanticCustomError(PROBLEMS, "{text}", {"text": "; ".join(map(str, problems)), "problems": [*problems]})

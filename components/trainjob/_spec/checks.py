@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trainjob import names
+from trainjob._spec.wording import text_problem
 from trainjob._support import volumes
 from trainjob._support.masking import holds_secret, names_a_secret, source_holds_secret
 from trainjob.errors import Problem
 from trainjob.job import RESERVED_PREFIX
+from trainjob.status import QUEUE_LABEL
 
 STALL_VARIABLE = "TRAINJOB_STALL_TIMEOUT"
 """Environment variable of the ranks: ``stall_timeout`` in seconds, which `trainjob.progress` reads."""
@@ -29,7 +32,8 @@ _RESERVED_ENV = {
 
 
 _ENV_NAME = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+"""The value of a label in Kubernetes (``IsValidLabelValue``)."""
 _QUALIFIED_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LOCATION_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _LOCATION = re.compile(rf"pvc://{volumes.NAME}(/\S*)?|(?!pvc:)[A-Za-z][A-Za-z0-9+.-]*:\S+")
@@ -40,36 +44,45 @@ _CLAIM = re.compile(rf"pvc://({volumes.NAME})(?=/|$)")
 _ABOUT_SECRETS = "vault.hashicorp.com/"
 """Prefix of annotations with the names of secrets that Vault's injector adds to the pod."""
 
+_OF_PODS = re.compile(
+    r"(sidecar|proxy)\.istio\.io/|(config\.)?linkerd\.io/|vault\.hashicorp\.com/|prometheus\.io/|karpenter\.sh/do-not"
+    r"|cluster-autoscaler\.kubernetes\.io/|iam\.amazonaws\.com/|k8s\.v1\.cni\.cncf\.io/|azure\.workload\.identity/"
+    r"|gke-gcsfuse/|(ad|admission)\.datadoghq\.com/|kubernetes\.io/(in|e)gress-bandwidth|container\.apparmor"
+)
+"""Labels and annotations that only the admission webhooks and agents of pods read."""
+
 _BY_REFERENCE = "write {name}: {{'valueFrom': {{'secretKeyRef': {{'name': …, 'key': …}}}}}}"
 
 
-def text_problem(path: str, value: object) -> Problem:
-    """The problem of a value that must be text, with the text to write."""
-    if value is None:
-        return Problem(path, "must be text, not null", "write '' for an empty text")
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    written = f"write '{text}'" if isinstance(value, bool | int | float) else ""
-    return Problem(path, f"must be text, not {type(value).__name__}", written)
+def label_problems(labels: Mapping[str, str], where: str, *, values: bool = True) -> Iterator[Problem]:
+    """Problems of names with values as Kubernetes has them: labels, node selectors; without `values`, annotations."""
+    for name, value in labels.items():
+        key = str(name)  # in YAML, a number or a bool, too
+        if not _QUALIFIED_NAME.fullmatch(key):
+            instead = "write [domain/]name with letters, digits, '-', '_', '.'"
+            yield Problem(f"{where}.{key}", "is not a Kubernetes key", instead)
+        if not isinstance(value, str):
+            yield text_problem(f"{where}.{key}", value)
+        elif values and not LABEL_VALUE.fullmatch(value):
+            yield Problem(f"{where}.{key}", f"{value!r} is not a label value: up to 63 letters, digits, '-', '_', '.'")
 
 
 def metadata_problems(
     labels: Mapping[str, str], annotations: Mapping[str, str], prefix: str = "", *, own: bool = False
 ) -> Iterator[Problem]:
-    """Problems of a TrainJob's metadata; `own` allows the labels that trainjob itself sets."""
+    """Problems of metadata of a TrainJob or, with `own`, of a pod or of a job that trainjob itself labels."""
+    yield from label_problems(labels, f"{prefix}labels")
+    yield from label_problems(annotations, f"{prefix}annotations", values=False)
     for kind, pairs in (("labels", labels), ("annotations", annotations)):
-        for name, value in pairs.items():
-            key = str(name)  # in YAML, a number or a bool, too
+        for key, value in ((str(name), value) for name, value in pairs.items() if isinstance(value, str)):
             where = f"{prefix}{kind}.{key}"
-            if not _QUALIFIED_NAME.fullmatch(key):
-                yield Problem(
-                    where, "is not a Kubernetes key", "write [domain/]name with letters, digits, '-', '_', '.'"
-                )
-            elif not own and (key.startswith(RESERVED_PREFIX) or key == "app.kubernetes.io/managed-by"):
+            if not own and (key.startswith(RESERVED_PREFIX) or key == "app.kubernetes.io/managed-by"):
                 yield Problem(where, "is reserved for the job's identity")
-            if not isinstance(value, str):
-                yield text_problem(where, value)
-            elif kind == "labels" and not _LABEL_VALUE.fullmatch(value):
-                yield Problem(where, f"{value!r} is not a label value: up to 63 letters, digits, '-', '_', '.'")
+            elif not own and _OF_PODS.match(key):
+                write = f"write pod: {{metadata: {{{kind}: {{{key}: {value!r}}}}}}}"
+                yield Problem(where, "has an effect on pods only, and Trainer does not pass it on to them", write)
+            elif key == QUEUE_LABEL and LABEL_VALUE.fullmatch(value) and not names.JOB.fullmatch(value):
+                yield Problem(where, f"{value!r} is not the name of a LocalQueue: lower-case letters, digits, '-', '.'")
             elif holds_secret(value) or (not key.startswith(_ABOUT_SECRETS) and names_a_secret(key, value)):
                 yield Problem(where, "is a literal secret", "remove it, and pass a Secret by env")
 
@@ -87,8 +100,8 @@ def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool
             yield Problem(path, "is set from inputs and outputs or checkpoints", "set those fields")
         if name == STALL_VARIABLE and reserved:
             yield Problem(path, "is set from stall_timeout", "set that field")
-        for framework, names in _RESERVED_ENV.items() if reserved else ():
-            if name in names:
+        for framework, variables in _RESERVED_ENV.items() if reserved else ():
+            if name in variables:
                 yield Problem(path, f"is set by Trainer's {framework} runtimes", "use num_nodes and num_proc_per_node")
         if value is not None and not isinstance(value, str):
             yield text_problem(path, value)
@@ -96,40 +109,6 @@ def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool
             yield Problem(path, "contains a NUL character")
         elif value and (names_a_secret(name, value) or holds_secret(value)):
             yield Problem(path, "is a literal secret", _BY_REFERENCE.format(name=name))
-
-
-def well_shaped(value: Any, shapes: Mapping[str, type], where: str) -> tuple[Any, list[Problem]]:
-    """A copy of `value` without the parts that have another type than the API has there, and a problem for each.
-
-    Args:
-        value: An object of the API.
-        shapes: Type (Mapping or list) of a part by its path, in which ``*`` stands for every name of a mapping.
-        where: Path of the object.
-    """
-    problems: list[Problem] = []
-    for path, kind in shapes.items():
-        value = _well_shaped(value, path.split("."), kind, where, problems)
-    return value, problems
-
-
-def _well_shaped(value: Any, path: Sequence[str], kind: type, where: str, problems: list[Problem]) -> Any:
-    if not path:
-        if value is None:
-            return None
-        if not isinstance(value, kind):
-            expected = "list" if kind is list else "mapping"
-            problems.append(Problem(where, f"must be a {expected}, not {type(value).__name__}"))
-            return None
-        if isinstance(value, list) and where.endswith(".env"):
-            bad = [i for i, item in enumerate(value) if not isinstance(item, Mapping)]
-            problems += [Problem(f"{where}[{i}]", "needs a name and a value or a valueFrom") for i in bad]
-            return [item for item in value if isinstance(item, Mapping)]
-        return value
-    if not isinstance(value, Mapping):
-        return value
-    names = [*value] if path[0] == "*" else [name for name in value if name == path[0]]
-    parts = {name: _well_shaped(value[name], path[1:], kind, f"{where}.{name}", problems) for name in names}
-    return {**value, **parts}
 
 
 def secret_texts(value: object, path: str) -> Iterator[str]:

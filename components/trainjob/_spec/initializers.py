@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainjob._spec.base import Part
 from trainjob._spec.checks import env_problems
-from trainjob._spec.parts import Env, EnvVarSource, SecretRef, env_api, unwrap_value_from
+from trainjob._spec.parts import Env, SecretRef, TextOrSource, env_api
 from trainjob._support.masking import holds_secret, names_a_secret
 from trainjob.errors import Problem
 
@@ -34,7 +34,6 @@ _NO_MODEL_WEIGHTS = ("*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth")
 """The SDK's default for models: weights of other frameworks, and pickles, which may run code when they are loaded."""
 
 Kind = Literal["dataset", "model"]
-ByReference = Annotated[str | EnvVarSource, BeforeValidator(unwrap_value_from)]
 
 
 class InitializerSource(Part):
@@ -51,12 +50,12 @@ class InitializerSource(Part):
     ignore_patterns: list[str] | None = None
     """hf, s3: files not to download. Of a model, by default, ``*.msgpack *.h5 *.bin *.pt *.pth``; ``[]`` for none."""
 
-    access_token: ByReference | None = None
+    access_token: TextOrSource | None = None
     """hf: reference to the token."""
 
     endpoint: str | None = None
-    access_key_id: ByReference | None = None
-    secret_access_key: ByReference | None = None
+    access_key_id: TextOrSource | None = None
+    secret_access_key: TextOrSource | None = None
     region: str | None = None
     role_arn: str | None = None
 
@@ -89,9 +88,9 @@ class InitializerSource(Part):
         """Scheme of the URI, in lower case."""
         return self.storage_uri.partition("://")[0].lower()
 
-    def environment(self, kind: Kind) -> dict[str, str | EnvVarSource]:
+    def environment(self, kind: Kind) -> dict[str, str | dict[str, Any]]:
         """The settings as environment variables of the image, then `env`."""
-        environment: dict[str, str | EnvVarSource] = {}
+        environment: dict[str, str | dict[str, Any]] = {}
         for setting in _SETTINGS.get(self.scheme, ()):
             value = getattr(self, setting)
             if setting == "ignore_patterns":

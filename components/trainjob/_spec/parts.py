@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from trainjob import names
-from trainjob._spec.base import Fault, Part, refuse
-from trainjob._spec.validation import ENV_ENTRY
+from trainjob._spec.base import Part, refuse
+from trainjob._spec.schema import env_value, read, schema
+from trainjob._spec.wording import A_QUANTITY, quantity_to_write, text_problem
+from trainjob._support.kube_objects import mapping
+from trainjob.errors import Problem
 
 _DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
@@ -29,6 +23,15 @@ _LONGEST = 40  # characters of a quantity: the largest is 2^63 - 1, with nine de
 
 # The Kubeflow SDK's short names, and the names that it accepts in any case.
 _SHORT_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
+_OFTEN_MEANT = {
+    "tpu": "google.com/tpu",
+    "rocm": "amd.com/gpu",
+    "npu": "huawei.com/Ascend910",
+    "neuron": "aws.amazon.com/neuron",
+}
+_DIVISIBLE = ("cpu", "memory", "ephemeral-storage")
+"""Resources that pods share in parts, and whose requests may be less than their limits."""
+_SMALLEST_BYTES = 1 << 20
 _IN_ANY_CASE = {"cpu", "memory", "ephemeral-storage", *_SHORT_NAMES}
 
 
@@ -42,9 +45,12 @@ Count = Annotated[int, BeforeValidator(_is_count), Field(ge=1)]
 """A whole number from 1. A bool, which is an int in Python, is refused."""
 
 
+_NOT_A_NAME = "is not a valid name: use lower-case letters, digits, '-' and '.', such as team-1"
+
+
 def _is_object_name(value: str) -> str:
     if not names.JOB.fullmatch(value):
-        raise ValueError(f"{value!r} is not a valid name: use lower-case letters, digits, '-' and '.', such as team-1")
+        raise ValueError(f"{value!r} {_NOT_A_NAME}")
     return value
 
 
@@ -65,105 +71,75 @@ class RuntimeRef(Part):
         return {"name": value} if isinstance(value, str) else value
 
 
-class KeyRef(Part):
-    """A key of a Secret or ConfigMap in the job's namespace."""
-
-    camel_case: ClassVar[bool] = True
-
-    name: ObjectName
-    key: Annotated[str, Field(min_length=1)]
-    optional: bool | None = None
-
-
-class FieldRef(Part):
-    """A field of the pod (``metadata.name``, ``status.podIP``, …)."""
-
-    camel_case: ClassVar[bool] = True
-
-    field_path: Annotated[str, Field(min_length=1)]
-    api_version: str | None = None
-
-
-class ResourceFieldRef(Part):
-    """A resource of a container (``limits.memory``, …)."""
-
-    camel_case: ClassVar[bool] = True
-
-    resource: Annotated[str, Field(min_length=1)]
-    container_name: str | None = None
-    divisor: str | None = None
-
-
-class EnvVarSource(Part):
-    """Source of an environment variable's value; exactly one of the four."""
-
-    camel_case: ClassVar[bool] = True
-
-    secret_key_ref: KeyRef | None = None
-    config_map_key_ref: KeyRef | None = None
-    field_ref: FieldRef | None = None
-    resource_field_ref: ResourceFieldRef | None = None
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if len(self.model_dump(exclude_none=True)) != 1:
-            raise ValueError("must have exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef")
-        return self
-
-
-def unwrap_value_from(value: object) -> object:
-    """The content of ``{"valueFrom": …}``; other values unchanged."""
-    if isinstance(value, Mapping) and set(value) in ({"valueFrom"}, {"value_from"}):
-        return next(iter(value.values()))
+def _read_env(value: object) -> object:
+    """Names with values or sources; also read from Kubernetes' list of ``{name, value | valueFrom}``."""
+    found: list[Problem] = []
+    if isinstance(value, list | tuple):
+        value = dict(_named(value, found))
+    if isinstance(value, Mapping):
+        value = {name: _read_value(each, str(name), found) for name, each in value.items()}
+    refuse(found)
     return value
 
 
-_VALUES = ("valueFrom", "value_from", "value")
+def _named(entries: Sequence[object], found: list[Problem]) -> Iterator[tuple[str, object]]:
+    names: set[str] = set()
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+            found.append(Problem(f"[{i}]", "needs a name and a value or a valueFrom"))
+            continue
+        name = entry["name"]
+        given = [field for field in ("valueFrom", "value_from", "value") if field in entry]
+        found += [Problem(f"[{i}].{field}", "no such field") for field in entry if field not in ("name", *given)]
+        if len(given) > 1:
+            found.append(Problem(f"[{i}]", f"has {' and '.join(given)}; remove one of them"))
+        elif name in names:
+            found.append(Problem(f"[{i}]", f"{name} is given twice"))
+        else:
+            yield name, {given[0]: entry[given[0]]} if given and given[0] != "value" else entry.get("value", "")
+        names.add(name)
 
 
-def _normalize_env(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Accept Kubernetes' list of ``{name, value | valueFrom}`` and ``{"NAME": {"valueFrom": …}}``."""
-    faults: list[Fault] = []
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        pairs: dict[str, object] = {}
-        for i, item in enumerate(value):
-            if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
-                faults.append(Fault((i,), "needs a name and a value or a valueFrom", item, ENV_ENTRY))
-                continue
-            given = [field for field in _VALUES if field in item]
-            unknown = [field for field in item if field not in ("name", *_VALUES)]
-            faults += [Fault((i, str(field)), "no such field", item, ENV_ENTRY) for field in unknown]
-            if len(given) > 1:
-                faults.append(Fault((i,), f"has {' and '.join(given)}; remove one of them", item, ENV_ENTRY))
-            if item["name"] in pairs:
-                faults.append(Fault((i,), f"{item['name']} is given twice", item, ENV_ENTRY))
-            pairs.setdefault(item["name"], item[given[0]] if given else "")
-        value = pairs
-    if isinstance(value, Mapping):
-        value = {name: unwrap_value_from(source) for name, source in value.items()}
-    try:
-        valid = validate(value)
-    except ValidationError as error:
-        refuse([*faults, *(Fault(each["loc"], each["msg"], each["input"], each["type"]) for each in error.errors())])
-    refuse(faults)
-    return valid
+def _read_value(value: object, where: str, found: list[Problem]) -> object:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        found.append(text_problem(where, value))
+        return ""
+    sources = schema("trainer", "env", "valueFrom")
+    before = len(found)
+    source: dict[str, Any] = read(env_value(value)["valueFrom"], sources, where, found) or {}
+    if len(source) != 1 and len(found) == before:
+        *others, last = mapping(sources, "properties")
+        found.append(Problem(where, f"must have exactly one of {', '.join(others)} and {last}"))
+    for kind in ("secretKeyRef", "configMapKeyRef"):
+        if kind in source and len(found) == before and not names.JOB.fullmatch(source[kind].get("name") or ""):
+            wrong = f"{source[kind]['name']!r} {_NOT_A_NAME}" if source[kind].get("name") else "is missing"
+            found.append(Problem(f"{where}.{kind}.name", wrong))
+    return source
 
 
-Env = Annotated[dict[str, str | EnvVarSource], WrapValidator(_normalize_env)]
+def _reference(value: object) -> object:
+    found: list[Problem] = []
+    value = _read_value(value, "", found)
+    refuse(found)
+    return value
 
 
-def env_api(env: Mapping[str, str | EnvVarSource]) -> list[dict[str, Any]]:
+Env = Annotated[dict[str, str | dict[str, Any]], BeforeValidator(_read_env)]
+"""Environment variables: a text, or a source as the API has it, such as ``{"secretKeyRef": {"name": …, "key": …}}``."""
+
+TextOrSource = Annotated[str | dict[str, Any], BeforeValidator(_reference)]
+"""A text, or a reference to a Secret's key or to another source of an environment variable."""
+
+
+def env_api(env: Mapping[str, str | Mapping[str, Any]]) -> list[dict[str, Any]]:
     """`env` as the API's list, in the author's order (``$(NAME)`` may refer to earlier variables).
 
     Written as the API itself writes it, like everything in ``spec.trainer``: to start a job, Kueue writes back all that
     it has read. An empty value would be left out then, and be refused as a change.
     """
-    return [
-        {"name": name, **({"value": value} if value else {})}
-        if isinstance(value, str)
-        else {"name": name, "valueFrom": value.api()}
-        for name, value in env.items()
-    ]
+    return [{"name": name, **(env_value(value) if value else {})} for name, value in env.items()]
 
 
 class Resources(Part):
@@ -177,12 +153,12 @@ class Resources(Part):
     @model_validator(mode="before")
     @classmethod
     def _flat(cls, value: object) -> object:
-        """Accept the SDK's flat form with its short names; it becomes requests and limits alike."""
+        """Accept the SDK's flat form; it becomes requests and limits alike."""
         if not isinstance(value, Mapping) or set(value) & {"requests", "limits"}:
             return value
         if any(isinstance(amount, Mapping) for amount in value.values()):
             return value  # misspelled requests or limits
-        flat = {_resource_name(name): amount for name, amount in _quantities(value).items()}
+        flat = _quantities(value)
         return {"requests": flat, "limits": flat}
 
     @field_validator("requests", "limits", mode="before")
@@ -200,19 +176,57 @@ class Resources(Part):
         }
 
 
-def _quantities(amounts: Mapping[Any, object]) -> dict[Any, str]:
-    texts = {name: str(amount) for name, amount in amounts.items()}
+def _quantities(amounts: Mapping[Any, object]) -> dict[str, str]:
+    """Amounts as texts, under the full names of the resources."""
+    texts = {str(name): str(amount) for name, amount in amounts.items()}
     wrong = {name: text for name, text in texts.items() if len(text) > _LONGEST or not _QUANTITY.fullmatch(text)}
-    message = "{!r} is not a Kubernetes quantity such as 4, 500m or 16Gi"
-    refuse([Fault((name,), message.format(text), amounts[name]) for name, text in wrong.items()])
-    return texts
+    refuse([Problem(name, f"{text!r} is not {A_QUANTITY}", quantity_to_write(text)) for name, text in wrong.items()])
+    return {_resource_name(name): text for name, text in texts.items()}
 
 
-def _resource_name(name: object) -> object:
-    lower = str(name).lower()
+def _resource_name(name: str) -> str:
+    lower = name.lower()
     if lower.startswith("mig-"):
         return f"nvidia.com/{lower}"
     return _SHORT_NAMES.get(lower, lower) if lower in _IN_ANY_CASE else name
+
+
+def resource_problems(resources: Mapping[str, Any], where: str) -> Iterator[Problem]:
+    """Resources that no pod can have, by the API server's rules for pods (``ValidateContainerResourceRequirements``).
+
+    Args:
+        resources: ``requests`` and ``limits`` with Kubernetes quantities.
+        where: Path of the resources.
+    """
+    requests, limits = mapping(resources, "requests"), mapping(resources, "limits")
+    for kind, amounts in (("requests", requests), ("limits", limits)):
+        for name, amount in amounts.items():
+            yield from _amount_problems(name, str(amount), f"{where}.{kind}.{name}")
+    for name, amount in requests.items():
+        asked, most = quantity_value(str(amount)), quantity_value(str(limits.get(name, "")))
+        path = f"{where}.requests.{name}"
+        if name not in _DIVISIBLE and name not in limits:
+            yield Problem(path, "is only in requests, and a pod has it by its limit", f"write it into limits: {amount}")
+        elif name not in _DIVISIBLE and asked != most:
+            yield Problem(path, f"is {amount}, and the limit is {limits[name]}", "write the same number in both")
+        elif asked is not None and most is not None and asked > most:
+            yield Problem(path, f"{amount} is more than the limit, {limits[name]}", "raise the limit, or leave it out")
+
+
+def _amount_problems(name: str, amount: str, where: str) -> Iterator[Problem]:
+    value = quantity_value(amount)
+    if name in _DIVISIBLE:
+        if name == "cpu" and value is not None and (value * 1000).denominator != 1:
+            yield Problem(where, f"{amount} is finer than 1m, a thousandth of a CPU")
+        elif name != "cpu" and value is not None and 0 < value < _SMALLEST_BYTES:
+            number = re.sub(r"[A-Za-z]+$", "", amount)
+            write = f"write {number}{'Mi' if amount.endswith('m') else 'Gi'}"
+            yield Problem(where, f"{amount} is {float(value):g} bytes, with which nothing starts", write)
+    elif "/" not in name and not name.startswith("hugepages-"):
+        full = _OFTEN_MEANT.get(name.lower(), "such as nvidia.com/gpu")
+        yield Problem(where, "is not a resource of Kubernetes", f"write its full name: {full}")
+    elif "/" in name and not amount.isdecimal():
+        yield Problem(where, f"{amount!r} is not a whole number, and {name} cannot be divided")
 
 
 def quantity_value(amount: str) -> Fraction | None:

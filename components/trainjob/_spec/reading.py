@@ -124,11 +124,30 @@ def check_limits(value: object, name: str = "") -> None:
         level, count, depth = below, count + len(below), depth + 1
 
 
+def plain_models(value: Any) -> Any:
+    """A value within the limits, with models of the ``kubernetes`` package as mappings of the API."""
+    if isinstance(value, Mapping):
+        return {name: plain_models(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_models(each) for each in value]
+    names = _model_fields(value)
+    parts = {name: plain_models(getattr(value, field)) for field, name in names.items()}
+    return {name: part for name, part in parts.items() if part is not None} if names else value
+
+
+def _model_fields(value: object) -> Mapping[str, str]:
+    """Attribute -> name in the API of a model of the ``kubernetes`` package; empty for any other value."""
+    names = getattr(type(value), "attribute_map", None)
+    return names if isinstance(names, Mapping) else {}
+
+
 def _parts(value: object) -> Iterable[object]:
     if isinstance(value, Mapping):
         return [part for pair in value.items() for part in pair]
     if isinstance(value, list | tuple | set | frozenset):
         return value
+    if names := _model_fields(value):
+        return [getattr(value, name) for name in names]
     # pydantic's models: this module does not import pydantic, so that a DAG file does not need it.
     return vars(value).values() if hasattr(type(value), "model_fields") else ()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,35 +22,25 @@ from trainjob._spec.checks import (
     location_problems,
     metadata_problems,
     secret_texts,
-    well_shaped,
 )
 from trainjob._spec.function import Function
 from trainjob._spec.initializers import Initializer
+from trainjob._spec.manifest import authored, manifest_problems
 from trainjob._spec.on_retry import OnRetry
-from trainjob._spec.parts import Count, Env, OwnerReference, Resources, RuntimeRef, env_api
-from trainjob._spec.patches import RuntimePatch
-from trainjob._spec.reading import check_limits, load_spec
+from trainjob._spec.parts import Count, Env, OwnerReference, Resources, RuntimeRef, env_api, resource_problems
+from trainjob._spec.pods import WRITTEN_AS, PodTemplate, RuntimePatches, patch_problems, template_problems
+from trainjob._spec.reading import check_limits, load_spec, plain_models
 from trainjob._spec.torchtune import TorchTuneConfig
-from trainjob._spec.validation import Validation, snake_path
+from trainjob._spec.validation import Validation
 from trainjob._support.durations import parse_duration
-from trainjob._support.masking import holds_secret, source_holds_secret
+from trainjob._support.masking import source_holds_secret
 from trainjob._support.volumes import CHECKPOINT_VARIABLE
 from trainjob.errors import InvalidSpec, Problem
-from trainjob.job import API_VERSION, KIND, LONGEST_UNATTENDED, SHORTEST_UNATTENDED
+from trainjob.job import LONGEST_UNATTENDED, SHORTEST_UNATTENDED
 
 SHORTEST_STALL, LONGEST_STALL = timedelta(seconds=1), timedelta(days=7)
 
 _BESIDE_MANIFEST = {"manifest", "unattended", "unattended_after", "stall_timeout"}
-_IN_ENV = re.compile(r"\.env\[\d+\]\.value$")
-_OF_MANIFEST = ("apiVersion", "kind", "metadata", "spec")
-_AROUND_RUNTIME = ("manifest.spec", "manifest.spec.runtimeRef")
-_SHAPES: dict[str, type] = {
-    **dict.fromkeys(("metadata", "metadata.labels", "metadata.annotations", "spec", "spec.runtimeRef"), Mapping),
-    **dict.fromkeys(("spec.trainer", "spec.trainer.resourcesPerNode", "spec.initializer"), Mapping),
-    **dict.fromkeys(("spec.trainer.resourcesPerNode.*", "spec.initializer.*"), Mapping),
-    **dict.fromkeys(("spec.trainer.env", "spec.trainer.command", "spec.trainer.args", "spec.runtimePatches"), list),
-    "spec.initializer.*.env": list,
-}
 
 
 # As in the reference grammar of github.com/distribution/reference, without its limit of lengths.
@@ -91,6 +80,7 @@ class TrainJobSpec(Part):
             itself, and the size of the spec; `parse` and `check` also check rules that concern several fields.
     """
 
+    written_as: ClassVar[Mapping[str, str]] = WRITTEN_AS
     unknown_field: ClassVar[str] = "fields that a spec does not have can be set in a whole manifest"
 
     runtime: RuntimeRef | None = None
@@ -153,8 +143,15 @@ class TrainJobSpec(Part):
     initializer: Initializer | None = None
     """Trainer's own initializers."""
 
-    runtime_patches: Annotated[list[RuntimePatch], Field(max_length=16)] = Field(default_factory=list)
-    """Changes to the runtime's pods: volumes, node selectors, tolerations, service account, labels, …"""
+    pod: Annotated[dict[str, Any], PodTemplate] | None = None
+    """Changes to the pods of all nodes: volumes, node selector, tolerations, service account, labels, and others. A
+    PodSpec, or a template with ``metadata`` and ``spec``, as in the API, in snake_case, or as a model of the
+    ``kubernetes`` package. The training container is ``node``, also where no name is given. Trainer merges it into the
+    runtime's; what it cannot change for one job is refused."""
+
+    runtime_patches: Annotated[list[dict[str, Any]], RuntimePatches] = Field(default_factory=list)
+    """Changes to single steps of the runtime, merged by Trainer (``spec.runtimePatches``): initializers, launcher, and
+    the labels of the JobSet."""
 
     suspend: bool = False
     """Create the job suspended."""
@@ -193,15 +190,15 @@ class TrainJobSpec(Part):
     owner_reference: OwnerReference | None = None
     """An object of the same namespace, such as a workflow. Kubernetes deletes the TrainJob with it."""
 
-    manifest: dict[str, Any] | None = None
+    manifest: Annotated[dict[str, Any], AfterValidator(authored)] | None = None
     """A complete TrainJob object instead of the fields above, sent unchanged except for its name, and what `unattended`
-    and `stall_timeout` add."""
+    and `stall_timeout` add. One that was read from a cluster is sent without what the cluster added."""
 
     @model_validator(mode="before")
     @classmethod
     def _within_limits(cls, value: object) -> object:
         check_limits(value)
-        return value
+        return plain_models(value)
 
     @classmethod
     def refusal(cls, problems: Sequence[Problem]) -> InvalidSpec:
@@ -227,9 +224,8 @@ class TrainJobSpec(Part):
         if validation.model is not None and not validation.problems:
             return validation.model.check()
         problems = list(validation.problems)
-        if validation.model is not None and "manifest" not in validation.removed:
-            more = validation.model._problems(validation.removed)
-            problems += [problem for problem in more if snake_path(problem.path) not in validation.removed]
+        if validation.model is not None and "manifest" not in validation.refused:
+            problems += validation.model._problems(validation.refused)
         raise InvalidSpec(list(dict.fromkeys(problems)))
 
     def check(self) -> Self:
@@ -245,57 +241,14 @@ class TrainJobSpec(Part):
             raise InvalidSpec(problems)
         return self
 
-    def _problems(self, removed: Collection[str]) -> Iterator[Problem]:
-        """Problems of rules that concern several fields; `removed` are paths of invalid parts that were removed."""
-        if self.manifest is not None:
-            yield from self._manifest_problems()
-        else:
-            yield from self._field_problems({re.split(r"[.\[]", path)[0] for path in removed})
-
-    def _manifest_problems(self) -> Iterator[Problem]:
+    def _problems(self, refused: Collection[str]) -> Iterator[Problem]:
+        """Problems of rules that concern several fields; `refused` are names of fields that have an invalid value."""
+        if self.manifest is None:
+            yield from self._field_problems(refused)
+            return
         for field in sorted(self.model_fields_set - _BESIDE_MANIFEST):
             yield Problem(field, "cannot be combined with a whole manifest", "write it into the manifest")
-        manifest, wrong_types = well_shaped(self.manifest, _SHAPES, "manifest")
-        if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, KIND):
-            yield Problem(
-                "manifest",
-                f"is a {manifest.get('apiVersion')} {manifest.get('kind')}",
-                f"apiVersion: {API_VERSION} and kind: {KIND} are needed",
-            )
-        for field in sorted(map(str, manifest)):
-            if field not in _OF_MANIFEST:
-                near = difflib.get_close_matches(field, _OF_MANIFEST, n=1)
-                yield Problem(
-                    f"manifest.{field}", "is not a field of a TrainJob", f"did you mean {near[0]}?" if near else ""
-                )
-        yield from wrong_types
-        spec = manifest.get("spec") or {}
-        runtime = (spec.get("runtimeRef") or {}).get("name")
-        if not isinstance(runtime, str) or not runtime:
-            if not any(problem.path in _AROUND_RUNTIME for problem in wrong_types):
-                yield Problem("manifest.spec.runtimeRef.name", "must be text" if runtime else "is missing")
-            runtime = ""
-        metadata = manifest.get("metadata") or {}
-        yield from metadata_problems(
-            metadata.get("labels") or {}, metadata.get("annotations") or {}, "manifest.metadata."
-        )
-        trainer = spec.get("trainer") or {}
-        yield from env_problems(trainer.get("env") or [], "manifest.spec.trainer.env", reserved=True)
-        yield from argument_problems(trainer, "manifest.spec.trainer.")
-        if runtime and trainer.get("command") == torchtune.COMMAND:
-            where = "manifest.spec.trainer"
-            paths = {"num_nodes": f"{where}.numNodes", "args": f"{where}.args", "lora": f"{where}.args"}
-            args = [arg for arg in trainer.get("args") or [] if isinstance(arg, str)]
-            paths["runtime"] = "manifest.spec.runtimeRef.name"
-            yield from torchtune.problems(runtime, trainer, args, paths)
-        for name, source in (spec.get("initializer") or {}).items():
-            where = f"manifest.spec.initializer.{name}"
-            yield from env_problems((source or {}).get("env") or [], f"{where}.env")
-            if holds_secret(str((source or {}).get("storageUri"))):
-                yield Problem(f"{where}.storageUri", "contains a credential", "use secretRef")
-        for field in set(spec) - {"trainer", "initializer"}:
-            for path in secret_texts(spec[field], f"manifest.spec.{field}"):
-                yield Problem(path, "is a literal secret", "use a secretKeyRef")
+        yield from manifest_problems(self.manifest)
 
     def _field_problems(self, incomplete: Collection[str]) -> Iterator[Problem]:
         if self.unattended_after is not None and self.unattended == "keep":
@@ -313,7 +266,9 @@ class TrainJobSpec(Part):
         yield from location_problems(self.outputs, "outputs")
         if self.checkpoints is not None:
             yield from checkpoint_problems(self.checkpoints)
-        yield from self._patch_problems()
+        yield from self._pod_problems()
+        if self.resources_per_node is not None:
+            yield from resource_problems(self.resources_per_node.model_dump(), "resources_per_node")
         if self.on_retry is not None:
             yield from self.on_retry.problems(self.resources_per_node, self.num_nodes, self.labels, incomplete)
 
@@ -365,18 +320,12 @@ class TrainJobSpec(Part):
         if self.runtime is not None and not {"runtime", "torchtune", *paths} & {*incomplete}:
             yield from torchtune.problems(self.runtime.name, trainer, args, paths)
 
-    def _patch_problems(self) -> Iterator[Problem]:
-        managers = [patch.manager for patch in self.runtime_patches]
-        for manager in sorted({m for m in managers if managers.count(m) > 1}):
-            yield Problem(
-                "runtime_patches", f"manager {manager} is used twice", "merge the patches, or use different managers"
-            )
-        for i, patch in enumerate(self.runtime_patches):
-            for path, container in patch.containers():
-                where = f"runtime_patches[{i}].{path}"
-                if container.env and container.name in ("node", "dataset-initializer", "model-initializer"):
-                    yield Problem(f"{where}.env", f"Trainer refuses env here for {container.name}", "use env")
-                yield from env_problems(env_api(container.env or {}), f"{where}.env")
-            for path in secret_texts(patch.api(), f"runtime_patches[{i}]"):
-                if not _IN_ENV.search(path):  # checked above by env_problems, with their names
+    def _pod_problems(self) -> Iterator[Problem]:
+        runtime = self.runtime.name if self.runtime is not None else ""
+        yield from patch_problems(self.runtime_patches, "runtime_patches", runtime)
+        if self.pod is not None:
+            yield from template_problems(self.pod, runtime, self.runtime_patches)
+        for field in ("pod", "runtime_patches"):
+            for path in secret_texts(getattr(self, field), field):
+                if ".env[" not in path:  # checked by name above
                     yield Problem(path, "is a literal secret", "use a secretKeyRef")

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from trainjob._support.display import short
 from trainjob._support.durations import EXAMPLES
 from trainjob._support.masking import public
+from trainjob.errors import Problem
 
 _MUST_BE = {
     "bool": "true or false",
@@ -31,7 +32,19 @@ _MUST_BE = {
 }
 """First part of the type of an error of pydantic (``int_parsing``) -> what the value must be."""
 
+A_QUANTITY = "a Kubernetes quantity such as 4, 500m or 16Gi"
+
+SCHEMA_KINDS: Mapping[str, str] = {
+    "object": "a mapping",
+    "array": "a list",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+}
+"""Type in an OpenAPI schema -> what the value must be."""
+
 _LIMIT = re.compile(r"(greater|less) than or equal to datetime\.timedelta\((days|seconds)=(\d+)\)")
+_LITERAL = re.compile(r"-?\d+|true|false")
 _LONGEST = 40  # characters of a text that a message repeats
 
 
@@ -39,8 +52,6 @@ def in_words(detail: ErrorDetails) -> tuple[str, str]:
     """The message about an invalid value, and what to write in place of it, empty if the message says it."""
     kind, value = detail["type"], detail["input"]
     context: Mapping[str, object] = detail.get("ctx") or {}
-    if kind == "list_type" and isinstance(value, str):
-        return "must be a list, not text", f"write a list: {json.dumps(_words(public(value)), ensure_ascii=False)}"
     if kind == "union_tag_invalid":
         return f"is {context.get('tag')!r}", f"use one of: {_listed(context.get('expected_tags'))}"
     if kind == "union_tag_not_found":
@@ -49,10 +60,34 @@ def in_words(detail: ErrorDetails) -> tuple[str, str]:
         return f"must be {context.get('expected')}", ""
     named = _MUST_BE.get(re.sub(r"_(type|parsing|parsing_size|from_float|exact)$", "", kind), "")
     if kind == "is_instance_of" or named:
-        repeats = named in ("a whole number", "a number", "true or false")  # of others, the value may be a secret
-        return f"must be {named or 'a mapping'}, not {_shown(value, repeats=repeats)}", ""
+        return must_be(named or "a mapping", value)
     message = _LIMIT.sub(_limit, detail["msg"].removeprefix("Value error, "))
     return re.sub(r"^(Input|Value|String|List|Dictionary|Tuple) should ", "must ", message), ""
+
+
+def must_be(named: str, value: object) -> tuple[str, str]:
+    """The message about a value that must be `named` (``a whole number``), and what to write in place of it."""
+    if named == "a list" and isinstance(value, str):
+        words = json.dumps(_words(public(value)), ensure_ascii=False)
+        return "must be a list, not text", f"write a list: {words}"
+    repeats = named in (_MUST_BE["int"], _MUST_BE["float"], _MUST_BE["bool"])  # of others, the value may be a secret
+    write = f"write {value}" if repeats and isinstance(value, str) and _LITERAL.fullmatch(value) else ""
+    return f"must be {named}, not {_shown(value, repeats=repeats)}", write
+
+
+def quantity_to_write(text: str) -> str:
+    """What to write in place of an amount that people write, such as ``64GB``, ``64gb`` and ``4 cores``."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgtp])i?b?|cores?|cpus?|gpus?)\s*", text, re.IGNORECASE)
+    return f"write {found[1]}{f'{found[2].upper()}i'.replace('KI', 'Ki') if found[2] else ''}" if found else ""
+
+
+def text_problem(path: str, value: object) -> Problem:
+    """The problem of a value that must be text, with the text to write."""
+    if value is None:
+        return Problem(path, "must be text, not null", "write '' for an empty text")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    written = f"write '{text}'" if isinstance(value, bool | int | float) else ""
+    return Problem(path, f"must be text, not {type(value).__name__}", written)
 
 
 def _limit(found: re.Match[str]) -> str:

@@ -1,0 +1,216 @@
+"""The schema of a TrainJob's spec, as Trainer defines it: unknown, misplaced, missing and malformed fields.
+
+`trainjob_crd.json` is merged from the CustomResourceDefinitions of Trainer 2.1 to 2.3 (``manifests/base/crds`` of
+github.com/kubeflow/trainer), without descriptions: a field passes if any of these releases has it. ``TRAINJOB_CRD``
+names another file, the output of ``kubectl get crd trainjobs.trainer.kubeflow.org -o json``. What a schema cannot say
+(rules in CEL, webhooks, the checks of pods) is in `checks` and `pods`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trainjob._spec.wording import A_QUANTITY, SCHEMA_KINDS, must_be, quantity_to_write, text_problem
+from trainjob._support.kube_objects import mapping, mappings
+from trainjob.errors import ConfigurationError, Problem
+from trainjob.job import API_VERSION
+from trainjob.settings import schema_file
+
+Schema = Mapping[str, Any]
+"""An OpenAPI v3 schema."""
+
+_DATA = Path(__file__).with_name("trainjob_crd.json")
+_VARIABLE = "TRAINJOB_CRD"
+_MOST_LISTED = 12
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (Mapping,),
+    "array": (list, tuple),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+}
+
+
+def schema(*path: str) -> Schema:
+    """The schema of ``spec``, or of what is at `path` below it, in which a list stands for its items.
+
+    Raises:
+        ConfigurationError: The file of ``TRAINJOB_CRD`` is not a CustomResourceDefinition of TrainJobs.
+    """
+    found = _spec_schema(schema_file())
+    for name in path:
+        part = mapping(found, "properties", name)
+        found = mapping(part, "items") or part
+    return found
+
+
+@lru_cache(maxsize=2)
+def _spec_schema(file: str) -> Schema:
+    if not file:
+        return mapping(json.loads(_DATA.read_bytes()))
+    try:
+        crd = json.loads(Path(file).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{_VARIABLE}: {file} cannot be read as JSON: {error}") from None
+    version = API_VERSION.rpartition("/")[2]
+    found = [each for each in mappings(crd, "spec", "versions") if each.get("name") == version]
+    spec = mapping(found[0] if found else {}, "schema", "openAPIV3Schema", "properties", "spec")
+    if not spec:
+        raise ConfigurationError(
+            f"{_VARIABLE}: {file} has no schema of {API_VERSION}; write it by "
+            "`kubectl get crd trainjobs.trainer.kubeflow.org -o json`"
+        )
+    return spec
+
+
+def read(value: Any, expected: Schema, where: str, found: list[Problem], *, exact: bool = False) -> Any:
+    """A value as it is sent: with the API's names of fields, without unset ones.
+
+    Args:
+        value: A JSON value.
+        expected: Its schema.
+        where: Its path in messages.
+        found: Problems are added to it; a value of another type is empty or None in the result.
+        exact: Whether names are those of the API alone. Otherwise ``mount_path`` is read as ``mountPath``, and a Secret
+            may be given by its name.
+    """
+    kind = expected.get("type", "")
+    if not exact:
+        value = _long_form(value, expected)
+        if kind == "integer" and isinstance(value, float) and value.is_integer():
+            value = int(value)  # KFP passes each number as a float
+    if kind == "string" and not isinstance(value, str):
+        found.append(text_problem(where, value))
+        return ""
+    if kind and (not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        found.append(Problem(where, *must_be(SCHEMA_KINDS[kind], value)))
+        return None
+    if kind == "object":
+        return _fields(value, expected, where, found, exact=exact)
+    if kind == "array":
+        entries = [(_entry(each, i), each) for i, each in enumerate(value)]
+        items = [read(each, expected["items"], where + entry, found, exact=exact) for entry, each in entries]
+        _limits(len(items), expected, "Items", where, "entries", found)
+        return items
+    if isinstance(value, str):
+        _limits(len(value), expected, "Length", where, "characters", found)
+        if "pattern" in expected and not re.search(expected["pattern"], value):
+            found.append(Problem(where, f"{value!r} is not {A_QUANTITY}", quantity_to_write(value)))
+    elif isinstance(value, int | float):
+        _limits(value, expected, "imum", where, "", found)
+    return value
+
+
+def _entry(value: object, index: int) -> str:
+    """The end of an entry's path: variables of an environment have names."""
+    fields = mapping(value)
+    named = isinstance(fields.get("name"), str) and ("value" in fields or "valueFrom" in fields)
+    return f".{fields['name']}" if named else f"[{index}]"
+
+
+def env_value(value: Any) -> dict[str, Any]:
+    """The value of an environment variable as in the API; a source may be given without ``valueFrom`` around it."""
+    if not isinstance(value, Mapping):
+        return {"value": value}
+    source = next(iter(value.values())) if set(value) in ({"valueFrom"}, {"value_from"}) else value
+    return {"valueFrom": source}
+
+
+def _long_form(value: Any, expected: Schema) -> Any:
+    """As in the API: a reference that is given by its name alone, an environment that is a mapping."""
+    if isinstance(value, str) and set(mapping(expected, "properties")) == {"name"}:
+        return {"name": value}
+    if isinstance(value, Mapping) and "valueFrom" in mapping(expected, "items", "properties"):
+        return [{"name": name, **env_value(each)} for name, each in value.items()]
+    return value
+
+
+def _limits(size: float, expected: Schema, kind: str, where: str, unit: str, found: list[Problem]) -> None:
+    if size > expected.get(f"max{kind}", size):
+        limit = expected[f"max{kind}"]
+        found.append(Problem(where, f"has {size:,} {unit}; at most {limit:,}" if unit else f"must be at most {limit}"))
+    elif size < expected.get(f"min{kind}", size):
+        limit = expected[f"min{kind}"]
+        found.append(
+            Problem(where, f"has {size:,} {unit}; at least {limit:,}" if unit else f"must be at least {limit}")
+        )
+
+
+def _fields(
+    value: Mapping[Any, Any], expected: Schema, where: str, found: list[Problem], *, exact: bool
+) -> dict[str, Any]:
+    fields, others = expected.get("properties"), expected.get("additionalProperties")
+    sent: dict[str, Any] = {}
+    missing = set(expected.get("required", ()))
+    for given, part in value.items():
+        name = str(given)
+        at = f"{where}.{name}" if where else name
+        if fields is None:
+            sent[name] = part if others is None else read(part, others, at, found, exact=exact)
+            continue
+        known = name if name in fields or exact else camel(name)
+        if known not in fields:
+            similar = near(name, [*fields], exact=exact)
+            missing.discard(camel(similar))
+            hint = f"did you mean {similar}?" if similar else _elsewhere(known) or _fields_are(fields)
+            found.append(Problem(at, "no such field", hint))
+        elif known in sent:
+            found.append(Problem(at, "is given twice", f"remove {given} or {known}"))
+        else:
+            missing.discard(known)
+            if part is not None:
+                sent[known] = read(part, fields[known], at, found, exact=exact)
+    found += [Problem(f"{where}.{name}" if where else name, "is missing") for name in sorted(missing)]
+    return sent
+
+
+def camel(name: str) -> str:
+    """``mountPath`` for ``mount_path``."""
+    first, *others = name.split("_")
+    return first + "".join(word[:1].upper() + word[1:] for word in others)
+
+
+def near(name: str, names: list[str], *, exact: bool = False) -> str:
+    """The most similar of several names of fields; empty if none is similar."""
+    plain = {each.lower(): each for each in reversed(names)}
+    close = difflib.get_close_matches((name if exact else camel(name)).lower()[:100], plain, n=1, cutoff=0.75)
+    return plain[close[0]] if close else ""
+
+
+def _elsewhere(name: str) -> str:
+    """Where in a spec a field of this name stands; empty if there is no such field or several places."""
+    places = _places(schema())
+    return f"it is a field of {places[name]}" if places.get(name) else ""
+
+
+def _fields_are(fields: Schema) -> str:
+    listed = f"fields: {', '.join(fields)}; " if len(fields) <= _MOST_LISTED else ""
+    return f"{listed}for a Trainer other than 2.1 to 2.3, {_VARIABLE} names the file of its schema"
+
+
+def _places(expected: Schema) -> dict[str, str]:
+    """Name of a field -> the first of the shortest paths of an object that has it."""
+    found: dict[str, str] = {}
+    level: list[tuple[str, Schema]] = [("spec", expected)]
+    while level:
+        below: list[tuple[str, Schema]] = []
+        for path, each in level:
+            for name, part in _properties(each):
+                found.setdefault(name, path)
+                below.append((f"{path}.{name}", part))
+        level = below
+    return found
+
+
+def _properties(expected: Schema) -> Iterator[tuple[str, Schema]]:
+    inner = expected
+    while "items" in inner:
+        inner = inner["items"]
+    yield from mapping(inner, "properties").items()
