@@ -9,7 +9,7 @@ from typing import Any
 from trainjob._spec import torchtune
 from trainjob._spec.checks import argument_problems, env_problems, metadata_problems, secret_texts
 from trainjob._spec.parts import resource_problems
-from trainjob._spec.pods import patch_problems
+from trainjob._spec.pods import patch_problems, template_problems
 from trainjob._spec.schema import read, schema
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob._support.masking import holds_secret
@@ -121,6 +121,8 @@ def manifest_problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
         if holds_secret(str(mapping(source).get("storageUri"))):
             yield Problem(f"{where}.storageUri", "contains a credential", "use secretRef")
     yield from patch_problems(mappings(spec, "runtimePatches"), "manifest.spec.runtimePatches", runtime)
+    for i, each in enumerate(mappings(spec, "podTemplateOverrides")):
+        yield from template_problems(each, f"manifest.spec.podTemplateOverrides[{i}]", runtime, ())
     for field in sorted(set(spec) - {"trainer", "initializer"}):
         for path in secret_texts(spec[field], f"manifest.spec.{field}"):
             if ".env[" not in path:  # checked by name above

@@ -144,13 +144,20 @@ def patch_problems(patches: Sequence[Mapping[str, Any]], where: str, runtime: st
 
 
 def template_problems(
-    template: Mapping[str, Any], runtime: str, elsewhere: Sequence[Mapping[str, Any]]
+    template: Mapping[str, Any], where: str, runtime: str, elsewhere: Sequence[Mapping[str, Any]]
 ) -> Iterator[Problem]:
-    """Problems of a spec's `pod` that the schema does not have; `elsewhere` are its runtime patches."""
+    """Problems of a pod template that the schema does not have.
+
+    Args:
+        template: ``metadata`` and ``spec`` of pods.
+        where: Path of the spec, and of ``metadata`` beside its fields.
+        runtime: Name of the job's runtime.
+        elsewhere: The job's runtime patches, which may add volumes, too.
+    """
     spec = mapping(template, "spec")
     volumes = {*volumes_of(elsewhere), *(str(each.get("name")) for each in mappings(spec, "volumes"))}
-    yield from pod_problems(spec, "pod", runtime, volumes)
-    yield from _metadata(template, "pod.metadata")
+    yield from pod_problems(spec, where, runtime, volumes)
+    yield from _metadata(template, f"{where}.metadata")
 
 
 def volumes_of(patches: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -324,7 +324,7 @@ class TrainJobSpec(Part):
         runtime = self.runtime.name if self.runtime is not None else ""
         yield from patch_problems(self.runtime_patches, "runtime_patches", runtime)
         if self.pod is not None:
-            yield from template_problems(self.pod, runtime, self.runtime_patches)
+            yield from template_problems(self.pod, "pod", runtime, self.runtime_patches)
         for field in ("pod", "runtime_patches"):
             for path in secret_texts(getattr(self, field), field):
                 if ".env[" not in path:  # checked by name above
