@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from trainjob._support.foreign import LENIENT, Unreadable, json_of
+from trainjob._support.numbers import count_of
+
 INITIALIZERS = ("dataset-initializer-", "model-initializer-")
 """Prefixes of the ranks of Trainer's initializers."""
 
@@ -36,6 +39,15 @@ def mappings(value: object, *path: str) -> list[Mapping[str, Any]]:
     return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list | tuple) else []
 
 
+def annotated(value: object, name: str) -> Any:
+    """The JSON value of an annotation, which a person may have edited; None if it is missing or not readable."""
+    text = mapping(value, "metadata", "annotations").get(name)
+    try:
+        return None if text is None else json_of(text, name, LENIENT)
+    except Unreadable:
+        return None
+
+
 def rank_of(pod: Mapping[str, Any]) -> str:
     """``<replicated job>-<completion index>`` of a pod of a JobSet, as ``node-1``.
 
@@ -55,8 +67,7 @@ def name_of(pod: Mapping[str, Any]) -> str:
 
 def job_restarts(pod: Mapping[str, Any]) -> int:
     """How often JobSet had restarted all ranks of the job before it created this pod."""
-    counted = str(mapping(pod, "metadata", "labels").get("jobset.sigs.k8s.io/restart-attempt") or "")
-    return int(counted) if counted.isdecimal() else 0
+    return count_of(mapping(pod, "metadata", "labels").get("jobset.sigs.k8s.io/restart-attempt")) or 0
 
 
 def training_container(pod: Mapping[str, Any]) -> str:

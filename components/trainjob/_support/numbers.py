@@ -7,6 +7,14 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 
+def count_of(text: object) -> int | None:
+    """The whole number in a text that somebody else wrote: at most 18 ASCII digits; None for anything else.
+
+    ``isdigit`` and ``isdecimal`` accept characters and lengths that `int` refuses, or other programs.
+    """
+    return int(text) if isinstance(text, str) and len(text) <= 18 and text.isascii() and text.isdigit() else None
+
+
 def is_finite(value: object) -> TypeGuard[float]:
     """Whether the value is a number that a float can hold; ``True`` and ``False`` are not numbers."""
     if not isinstance(value, int | float) or isinstance(value, bool):
