@@ -29,12 +29,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainjob._support import durable, volumes
+from trainjob._support.foreign import LARGE, mapping_of, read_regular
 from trainjob._support.formats import wrong_format
 
 __all__ = ["clear", "latest", "save"]
 
 _MARKER = ".trainjob.json"
 _FORMAT = 1  # of the marker
+_MARKER_LIMIT = 64 << 20  # bytes: of 500,000 files
 _NAME = re.compile(r"(\d+)-step-(\d+)")
 _UNFINISHED, _REMOVED = "unfinished-", "removed-"
 
@@ -137,7 +139,7 @@ def _is_complete(directory: Path) -> bool:
     """
     marker = directory / _MARKER
     try:
-        recorded = json.loads(marker.read_bytes())
+        recorded = mapping_of(read_regular(marker, _MARKER_LIMIT), str(marker), LARGE)
         number, sizes = recorded.get("format", _FORMAT), recorded["files"]
         newer = isinstance(number, int) and number > _FORMAT
         complete = newer or all((directory / name).stat().st_size == size for name, size in sizes.items())

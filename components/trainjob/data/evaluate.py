@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainjob.data import file_manifest, strict, transfer
+from trainjob._support.foreign import LARGE, Absent, Unreadable, json_of, read_regular
+from trainjob.data import file_manifest, transfer
 from trainjob.data.export_evaluation import Evaluation
 from trainjob.data.locations import Location, ModelRef, parse, parse_target
 from trainjob.data.steps import Initialized, initialize
@@ -206,15 +207,17 @@ def _filled(word: str, paths: Mapping[str, str]) -> str:
 
 def _read(path: Path, of: str) -> Any:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigurationError(f"the evaluation of the {of} wrote more than {MAX_BYTES >> 20} MiB of scores")
-        return strict.loads(path.read_bytes())
-    except FileNotFoundError:
+        return json_of(read_regular(path, MAX_BYTES), f"the scores of the {of}", LARGE)
+    except Absent:
         raise ConfigurationError(
             f"the evaluation of the {of} wrote no scores: write them as JSON to the path in TRAINJOB_SCORES"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the scores of the {of} are not valid JSON: {error}") from None
+    except Unreadable as error:
+        if error.limit == "size":
+            raise ConfigurationError(
+                f"the evaluation of the {of} wrote more than {MAX_BYTES >> 20} MiB of scores"
+            ) from None
+        raise ConfigurationError(f"the scores of the {of} are not valid JSON: it {error.why}{error.where}") from None
 
 
 def _program(work: Path, function: Function) -> list[str]:

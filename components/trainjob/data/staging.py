@@ -12,10 +12,11 @@ from pathlib import Path
 
 import trainjob
 from trainjob import progress
+from trainjob._support.foreign import Unreadable, read_regular
 from trainjob._support.signals import exiting, handled
 from trainjob.data.locations import Location, parse
 from trainjob.progress import return_value
-from trainjob.progress.message import termination_log
+from trainjob.progress.message import MAX_BYTES, termination_log
 from trainjob.progress.reporting import STALL_TIMEOUT
 
 _INPUT, _OUTPUT = "TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_"
@@ -112,7 +113,11 @@ def _run(command: Sequence[str], uris: Mapping[str, str], places: Mapping[str, P
 def _report(moved: Mapping[str, str]) -> None:
     """Replace local paths in the outputs that the command reported by their uploaded locations."""
     path = termination_log()
-    reported = progress.read(Path(path).read_text(errors="replace")) if path and Path(path).exists() else None
+    try:
+        message = read_regular(Path(path), MAX_BYTES, cut=True).decode("utf-8", "replace") if path else ""
+    except Unreadable:
+        return
+    reported = progress.read(message)
     if reported is None:
         return
     outputs = {

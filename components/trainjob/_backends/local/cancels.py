@@ -11,15 +11,16 @@ The number orders cancels and launches, so that no clock is needed.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from trainjob._backends.local import permissions
 from trainjob._backends.local.store import FULL_DISK, OtherFormat, read_json, write_json
-from trainjob._manifest.attempts import CANCEL_KEPT, Cancel, recent
+from trainjob._manifest.attempts import CANCEL_KEPT, Cancel, recent, stops_by
 from trainjob._support.kube_objects import parse_time
 from trainjob.errors import Rejected
 
@@ -62,16 +63,40 @@ def _write(directory: Path, work: str, cancel: Cancel) -> Cancel:
 
 
 def read(directory: Path, work: str) -> tuple[int, list[Cancel]]:
-    """The version of the records, and the cancels of a key."""
+    """The version of the records, and the cancels of a key.
+
+    Raises:
+        OtherFormat: A record is not readable: whether it applies to a launch is unknown.
+    """
     records = directory / ".cancelled"
     version = _version(records)
     found = [each for path in sorted(records.glob(f"{work}-*.json")) if (each := read_json(path)) is not None]
-    cancels = [Cancel(**{**each, "at": parse_time(each["at"])}) for each in found]
-    return version, recent(cancels, datetime.now(UTC))
+    return version, recent(map(_cancel, found), datetime.now(UTC))
+
+
+def _cancel(found: Mapping[str, Any]) -> Cancel:
+    tried = found.get("tried")
+    return Cancel(
+        version=_number(found),
+        tried=tried if isinstance(tried, int) else None,
+        uid=str(found.get("uid") or ""),
+        action=stops_by(found.get("action")),
+        at=parse_time(found.get("at")),
+        record=str(found.get("record") or ""),
+    )
 
 
 def _version(records: Path) -> int:
-    return int((read_json(records / "version") or {}).get("version", 0))
+    found = read_json(records / "version")
+    return 0 if found is None else _number(found)
+
+
+def _number(found: Mapping[str, Any]) -> int:
+    if not isinstance(version := found.get("version"), int):
+        raise OtherFormat(
+            f"a record of a cancel is damaged ({found}): remove the directory .cancelled of its namespace"
+        )
+    return version
 
 
 @contextmanager

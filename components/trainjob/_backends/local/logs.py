@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trainjob._backends.local.store import JobFiles
+from trainjob._support.foreign import Unreadable, read_regular
 from trainjob._support.log_lines import LogLine, Splitter, latest, parse_cri
 
 
@@ -25,10 +26,8 @@ class LogReader:
     def _read(self, size: int) -> bytes:
         """Complete lines, `size` bytes at most."""
         try:
-            with self._path.open("rb") as log:
-                log.seek(self._position)
-                data = log.read(size)
-        except FileNotFoundError:
+            data = read_regular(self._path, size, start=self._position, cut=True)
+        except Unreadable:  # it does not exist yet, or the training has replaced it
             return b""
         lines = data[: data.rfind(b"\n") + 1]
         self._position += len(lines)
@@ -45,8 +44,9 @@ class LogReader:
 
     def tail(self, count: int) -> list[LogLine]:
         """The last `count` existing lines."""
+        most = count * 4096 + (64 << 10)
         size = self._path.stat().st_size if self._path.exists() else 0
-        self._position = start = max(0, size - count * 4096 - (64 << 10))
-        raw = self._read(size).split(b"\n")
+        self._position = start = max(0, size - most)
+        raw = self._read(most).split(b"\n")
         lines = list(latest(self._parse(raw[1:] if start else raw)))  # the first one may be incomplete
         return lines[max(0, len(lines) - count) :]

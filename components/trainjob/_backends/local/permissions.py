@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from trainjob._support import durable
+from trainjob._support.foreign import Absent, Unreadable, open_regular, read_opened
 from trainjob.errors import ConfigurationError
 
 _WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -54,27 +55,26 @@ def refusal(directory: Path, *, link: bool = False) -> str:
     return "" if status is None else _problem_of_directory(directory, status)
 
 
-def read_private(path: Path) -> bytes:
-    """The content of a file.
+def read_private(path: Path, limit: int) -> bytes:
+    """The content of a file of at most `limit` bytes.
 
     Raises:
         FileNotFoundError: It does not exist.
         ConfigurationError: It is a link, belongs to another user, or other users can write to it.
+        Unreadable: It is longer, is not a regular file, or cannot be read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except PermissionError:
-        if problem := _problem(path, path.lstat()):
+        with open_regular(path) as file:
+            if problem := _problem(path, os.fstat(file.fileno())):
+                raise ConfigurationError(problem)
+            return read_opened(file, path, limit)
+    except Absent:
+        raise FileNotFoundError(path) from None
+    except Unreadable:
+        status = path.lstat()
+        if problem := _link(path, status) if stat.S_ISLNK(status.st_mode) else _problem(path, status):
             raise ConfigurationError(problem) from None
         raise
-    except OSError:
-        if path.is_symlink():
-            raise ConfigurationError(_link(path, path.lstat())) from None
-        raise
-    with os.fdopen(descriptor, "rb") as file:
-        if problem := _problem(path, os.fstat(descriptor)):
-            raise ConfigurationError(problem)
-        return file.read()
 
 
 def make(directory: Path, *, link: bool = False) -> None:
@@ -94,8 +94,8 @@ def make(directory: Path, *, link: bool = False) -> None:
 
 
 def opener(path: str, flags: int) -> int:
-    """Opener for `open`: creates files with mode 0600 and does not follow links."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """Opener for `open`: creates files with mode 0600, follows no link and waits for no reader of a FIFO."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 _RULE = "trainjob runs only jobs that no other user can have written"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 from trainjob._backends.local import permissions
 from trainjob._backends.local.store import now
+from trainjob._support.foreign import Unreadable, read_regular
 from trainjob._support.kube_objects import MAX_LINE
 from trainjob._support.log_lines import cri_line
 
@@ -114,9 +116,11 @@ class Rank:
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str], cwd: str) -> None:
         """Start the process; if that fails, the rank terminates with ``StartError``, as a container does."""
+        if not self._log_path.is_file() or self._log_path.is_symlink():
+            _remove(self._log_path)
         self._log = _opened(self._log_path)
         self.started = now()
-        self.termination_log.unlink(missing_ok=True)  # of an earlier start; the script may have replaced it by anything
+        _remove(self.termination_log)  # of an earlier start
         self.termination_log.touch(0o600)
         try:
             self._process = subprocess.Popen(
@@ -228,8 +232,8 @@ class Rank:
     def termination_message(self) -> str:
         """The termination message of the process; empty if it wrote none."""
         try:
-            return self.termination_log.read_bytes()[:_LAST_MESSAGE].decode("utf-8", "replace")
-        except OSError:
+            return read_regular(self.termination_log, _LAST_MESSAGE, cut=True).decode("utf-8", "replace")
+        except Unreadable:
             return ""
 
     def pod(self, trainjob: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,6 +309,14 @@ def _marked(directory: str, marker: bytes) -> bool:
         return marker in b"\0" + Path(directory, "environ").read_bytes() + b"\0"
     except OSError:  # it has ended, or belongs to another user
         return False
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or anything by which the script has replaced it; nothing if there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _opened(log: Path) -> IO[bytes]:

@@ -41,8 +41,9 @@ from trainjob import names
 from trainjob._backends.local import permissions
 from trainjob._support import durable
 from trainjob._support.display import iso
+from trainjob._support.foreign import Limits, Unreadable, mapping_of, read_regular
 from trainjob._support.formats import wrong_format
-from trainjob._support.kube_objects import name_of, rank_of
+from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of
 from trainjob.errors import ConfigurationError
 from trainjob.progress.message import MAX_BYTES
 
@@ -54,6 +55,7 @@ FINAL = ("Complete", "Failed", "Cancelled")
 FORMAT = 1
 """Number of the format of all JSON files in the home."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_LIMITS = Limits(64 << 20, depth=128, values=2_000_000, finite=False, of="a file of a job")
 _SPARE = 64 * 1024  # bytes: the status of a dozen ranks with termination messages as long as they may be
 
 Stamp = tuple[int, int, int]
@@ -65,23 +67,29 @@ def now() -> str:
 
 
 class OtherFormat(ConfigurationError):
-    """A file in the home has another format than this trainjob reads."""
+    """A file in the home has another format than this trainjob reads, or is damaged."""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`, or None if the file does not exist.
 
     Raises:
-        OtherFormat: A newer trainjob has written it.
+        OtherFormat: A newer trainjob has written it, or it is not readable.
         ConfigurationError: Another user can have written it.
     """
     try:
-        loaded: dict[str, Any] = json.loads(permissions.read_private(path))
-    except (FileNotFoundError, NotADirectoryError):
+        loaded = mapping_of(permissions.read_private(path, _LIMITS.size), str(path), _LIMITS)
+    except FileNotFoundError:
         return None
+    except Unreadable as error:
+        raise _damaged(error, path) from None
     if problem := wrong_format(str(path), loaded.pop("format", None), FORMAT):
         raise OtherFormat(problem)
     return loaded
+
+
+def _damaged(why: object, path: Path) -> OtherFormat:
+    return OtherFormat(f"{why}; remove {path.parent}, or restore the file")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -152,7 +160,11 @@ class JobFiles:
         """The TrainJob object with its status, or None if it does not exist."""
         trainjob = read_json(self.object)
         if trainjob is not None:
-            trainjob["status"] = (read_json(self.status) or {}).get("status") or {}
+            trainjob["status"] = dict(mapping(read_json(self.status), "status"))
+            known = mapping(trainjob, "metadata")
+            texts = all(isinstance(known.get(name), str) for name in ("namespace", "name", "uid"))
+            if not texts or not isinstance(trainjob.get("spec"), dict):
+                raise _damaged(f"{self.object} is not a TrainJob", self.object)
             if _final(trainjob["status"]) and cancel_requested(trainjob):  # the cancellation is done, or came too late
                 trainjob["metadata"].pop("deletionTimestamp", None)
                 trainjob["metadata"].pop("finalizers", None)
@@ -160,14 +172,15 @@ class JobFiles:
 
     def pods(self) -> list[dict[str, Any]]:
         """The pods of the job, from the last written status."""
-        return list((read_json(self.status) or {}).get("pods") or [])
+        return [dict(pod) for pod in mappings(read_json(self.status) or {}, "pods")]
 
     def reported(self) -> str:
         """The termination message of rank 0 so far; empty without one."""
         for pod in self.pods():
             if rank_of(pod) in ("launcher-0", "node-0"):
-                with suppress(OSError), (self.directory / "termination" / name_of(pod)).open("rb") as file:
-                    return file.read(MAX_BYTES).decode("utf-8", "replace")
+                with suppress(Unreadable):
+                    message = read_regular(self.directory / "termination" / name_of(pod), MAX_BYTES, cut=True)
+                    return message.decode("utf-8", "replace")
         return ""
 
     def logged(self) -> dict[str, str]:
@@ -191,7 +204,7 @@ class JobFiles:
 
     def finished(self) -> bool:
         """Whether a final condition was written."""
-        return _final((read_json(self.status) or {}).get("status") or {})
+        return _final(mapping(read_json(self.status), "status"))
 
     def write_status(self, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
         """Replace the status. The last one uses the reserved space if the disk is full."""
@@ -246,7 +259,7 @@ class JobFiles:
     def waited_for(self) -> bool:
         """Whether a process waits for the job."""
         try:
-            descriptor = os.open(self._waiters, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = permissions.opener(str(self._waiters), os.O_RDWR)
         except OSError:
             return False
         try:
@@ -281,8 +294,8 @@ class JobFiles:
 
 
 def _final(status: Mapping[str, Any]) -> bool:
-    conditions = status.get("conditions") or []
-    return any(c["type"] in FINAL and c["status"] == "True" for c in conditions)
+    conditions = mappings(status, "conditions")
+    return any(each.get("type") in FINAL and each.get("status") == "True" for each in conditions)
 
 
 def cancel_metadata() -> dict[str, Any]:
