@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from trainjob import names
+from trainjob._support.numbers import count_of
 from trainjob.errors import InvalidSpec, Problem
 
 API_VERSION, KIND = "trainer.kubeflow.org/v1alpha1", "TrainJob"
@@ -66,8 +67,8 @@ class JobRef:
     def of(cls, trainjob: Mapping[str, Any]) -> JobRef:
         """The reference of an existing TrainJob object."""
         metadata = trainjob["metadata"]
-        attempt = (metadata.get("labels") or {}).get(ATTEMPT, "1")
-        return cls(metadata["namespace"], metadata["name"], metadata["uid"], int(attempt))
+        attempt = count_of((metadata.get("labels") or {}).get(ATTEMPT)) or 1  # a person may have edited the label
+        return cls(metadata["namespace"], metadata["name"], metadata["uid"], attempt)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

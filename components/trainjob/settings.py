@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainjob import names
+from trainjob._support.foreign import Unreadable, json_of
 from trainjob.errors import ConfigurationError
 
 _FORM = 'write a JSON object: {"torch-distributed": "/path/of/a/virtual/environment"}'
@@ -29,8 +29,8 @@ def _environments() -> dict[str, Path]:
     """Runtime -> virtual environment, from JSON."""
     variable = "TRAINJOB_LOCAL_ENVIRONMENTS"
     try:
-        found = json.loads(_value("local_environments") or "{}")
-    except ValueError as error:
+        found = json_of(_value("local_environments") or "{}", variable)
+    except Unreadable as error:
         raise ConfigurationError(f"{variable}: {error}; {_FORM}") from None
     if not isinstance(found, dict):
         raise ConfigurationError(f"{variable}: is {'a list' if isinstance(found, list) else 'a single value'}; {_FORM}")

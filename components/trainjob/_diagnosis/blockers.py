@@ -17,6 +17,7 @@ from trainjob._diagnosis.cluster import containers_of
 from trainjob._diagnosis.meaning import NOTHING_KNOWN, Meaning, while_running
 from trainjob._diagnosis.rules import objects
 from trainjob._support.kube_objects import mapping, mappings, name_of, parse_time, rank_of
+from trainjob._support.numbers import count_of
 from trainjob.errors import Category, RetryVerdict
 from trainjob.status import Blocker
 
@@ -247,10 +248,9 @@ def _uses_its_quota(message: str, pods: Sequence[Mapping[str, Any]]) -> bool:
     counted = dict.fromkeys(("pods", "count/pods"), len([pod for pod in pods if not _has_ended(pod)]))
     for container in (each for pod in pods for each in mappings(pod, "spec", "containers")):
         for name, amount in mapping(container, "resources", "requests").items():
-            whole = int(amount) if str(amount).isdigit() else 0
-            counted[f"requests.{name}"] = counted.get(f"requests.{name}", 0) + whole
+            counted[f"requests.{name}"] = counted.get(f"requests.{name}", 0) + (count_of(str(amount)) or 0)
     amounts = (part.partition("=") for part in used[1].split(","))
-    return all(amount.isdigit() and counted.get(name, -1) >= int(amount) > 0 for name, _, amount in amounts)
+    return all(counted.get(name, -1) >= (count_of(amount) or 0) > 0 for name, _, amount in amounts)
 
 
 def _has_ended(pod: Mapping[str, Any]) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainjob._support.foreign import Unreadable, json_of
 from trainjob.progress.watchdog import NATIVE_HEADING, RANK_MARKER, STACK_MARKER
 
 _MARKER = re.compile(re.escape(RANK_MARKER) + r"(\{.*\})")
-_STACK = re.compile(re.escape(STACK_MARKER) + r"(\d+)\| ?(.*)")
+_STACK = re.compile(re.escape(STACK_MARKER) + r"([0-9]{1,9})\| ?(.*)")
 _FRAME = re.compile(r'\s*File "(.*)", line (\d+|\?+) in (.*)')
 
 
@@ -58,8 +58,8 @@ def marker_of(text: str) -> dict[str, Any] | None:
     """The content of a line that a watchdog wrote about its rank; None for other lines, and for lines that are cut."""
     found = _MARKER.search(text) if RANK_MARKER in text else None
     try:
-        content = json.loads(found[1]) if found else None
-    except (ValueError, RecursionError):
+        content = json_of(found[1], "a line of a watchdog") if found else None
+    except Unreadable:
         return None
     known = isinstance(content, dict) and _natural(content.get("rank")) is not None
     return content if known else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from trainjob._diagnosis.rules import raised as table
 from trainjob._diagnosis.rules.row import RaisedRule
 from trainjob._diagnosis.tracebacks import Raised, Tracebacks
 from trainjob._support.control_characters import plain, states
+from trainjob._support.foreign import LENIENT, Unreadable, json_of
 from trainjob._support.kube_objects import MAX_LINE, mappings
 from trainjob.progress.watchdog import RANK_MARKER, STACK_MARKER
 
@@ -227,8 +227,8 @@ def _parts(line: str) -> Iterator[str]:
     """The line, or the text in a record of a JSON log: its message, and the traceback in its other fields."""
     record = None
     if line.startswith("{") and line.endswith("}"):
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
+        with suppress(Unreadable):
+            record = json_of(line, "a log line", LENIENT)
     if not isinstance(record, dict):
         yield line
         return

@@ -7,8 +7,8 @@ and Kubernetes then deletes its pods with their logs (measured: 320 s).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainjob._diagnosis import TAIL_LINES, output
@@ -55,10 +55,10 @@ def pack_diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def unpack_diagnosis(packed: object) -> Diagnosis:
     """The inverse of `pack_diagnosis`; tolerates values of another version or of a person."""
-    known = {field.name: field for field in fields(Diagnosis)}
-    values = {str(name): value for name, value in packed.items()} if isinstance(packed, Mapping) else {}
-    values = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items() if name in known}
-    values |= {
+    values = mapping(packed)
+    fitting = {name: fits(values[name]) for name, fits in _FIELDS.items() if name in values}
+    known: dict[str, Any] = {name: value for name, value in fitting.items() if value is not None}
+    known |= {
         "category": _member(Category, values.get("category"), Category.UNKNOWN),
         "retry": _member(RetryVerdict, values.get("retry"), RetryVerdict.CONFIGURATION),
         "phase": _member(Phase, values.get("phase"), Phase.FAILED),
@@ -66,11 +66,35 @@ def unpack_diagnosis(packed: object) -> Diagnosis:
             values.get("summary") or "the job was suspended at its first crash; the recorded diagnosis cannot be read"
         ),
     }
-    return Diagnosis(**values)
+    return Diagnosis(**known)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _texts(value: object) -> tuple[str, ...] | None:
+    return tuple(map(str, value)) if isinstance(value, list) else None
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+_FIELDS: dict[str, Callable[[object], object]] = {
+    **dict.fromkeys(("rank", "advice", "job", "pod", "node", "change"), _text),
+    **dict.fromkeys(("log", "unseen"), _texts),
+    "exit_code": _number,
+    "node_memory": lambda value: value is True,
+}
+"""Field of a diagnosis -> its value in JSON, or None if it has another type."""
 
 
 def _member(kind: Any, value: object, default: Any) -> Any:
-    return kind(value) if value in {each.value for each in kind} else default
+    try:
+        return kind(value)
+    except ValueError:
+        return default
 
 
 def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from typing import Any
 from trainjob._diagnosis.markers import Marker
 from trainjob._diagnosis.ranks import Process, Rank
 from trainjob._support.control_characters import plain
-from trainjob._support.kube_objects import mapping
+from trainjob._support.kube_objects import annotated
 from trainjob.progress.watchdog import DEVICE, LOADING, WAITING
 
 STRAGGLERS = "trainjob.dev/stragglers"
@@ -147,11 +147,7 @@ def _window(before: Marker, after: Marker) -> dict[str, float] | None:
 
 def stragglers_of(trainjob: Mapping[str, Any] | None) -> list[Straggler]:
     """The stragglers in the annotation of a job, which a person may have edited; only those that can be read."""
-    text = mapping(trainjob or {}, "metadata", "annotations").get(STRAGGLERS)
-    try:
-        found = json.loads(text) if isinstance(text, str) else []
-    except (ValueError, RecursionError):
-        return []
+    found = annotated(trainjob, STRAGGLERS)
     return [each for each in map(_straggler, found if isinstance(found, list) else ()) if each is not None]
 
 

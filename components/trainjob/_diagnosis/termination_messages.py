@@ -11,6 +11,8 @@ import json
 from dataclasses import dataclass
 
 from trainjob._diagnosis.meaning import Meaning
+from trainjob._support.foreign import mapping_of
+from trainjob._support.kube_objects import mapping
 from trainjob.errors import Category, RetryVerdict
 
 _VERSION = 1  # of `trainjob.progress`, which reports progress in the same message
@@ -55,14 +57,13 @@ def verdict_of(message: str) -> Verdict | None:
     if not message.startswith('{"trainjob":'):
         return None
     try:
-        given = json.loads(message)
+        given = mapping_of(message, "a termination message")
+        verdict = RetryVerdict(str(mapping(given, "error").get("retry")))
     except ValueError:
         return None
-    report = given.get("error") if isinstance(given, dict) and given.get("trainjob") == _VERSION else None
-    retry = report.get("retry") if isinstance(report, dict) else None
-    if not isinstance(report, dict) or retry not in {str(each) for each in RetryVerdict}:
+    report = mapping(given, "error")
+    if given["trainjob"] != _VERSION:
         return None
-    verdict = RetryVerdict(retry)
     if verdict is RetryVerdict.UNKNOWN:
         meaning = Meaning(Category.UNKNOWN, verdict, _BUG)
     elif verdict.retryable:

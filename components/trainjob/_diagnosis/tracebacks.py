@@ -160,7 +160,7 @@ class Tracebacks:
     def _frame(self, line: str) -> None:
         """A line between the head of a traceback and the line of its exception."""
         if (found := known.FRAME.match(line)) and self.frames is not None:
-            self.frames.append(found[1] or found[2])
+            self.frames.append(found[1] or found[2] or "")
             self.source = ""
         elif self.frames and not self.source and line.strip():
             self.source = line.strip().removeprefix("❱ ").lstrip("0123456789 │")

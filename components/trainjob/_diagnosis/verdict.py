@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +15,7 @@ from trainjob._diagnosis.ranks import Rank
 from trainjob._diagnosis.root_cause import describe, meaning_of
 from trainjob._diagnosis.rules import objects
 from trainjob._support.control_characters import plain
-from trainjob._support.kube_objects import mapping, name_of, rank_of
+from trainjob._support.kube_objects import annotated, mapping, name_of, rank_of
 from trainjob._support.masking import masked_lines, public
 from trainjob.errors import CUT, Category, Diagnosis, RetryVerdict
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
@@ -50,13 +48,11 @@ def diagnosis_of(evidence: Evidence, final: Observation | None = None) -> Diagno
 
 def with_change(diagnosis: Diagnosis, trainjob: Mapping[str, Any] | None) -> Diagnosis:
     """Add what the next attempt changes, by the annotation `ON_RETRY` of the job; such a failure is retried."""
-    with suppress(TypeError, ValueError):
-        rules = mapping(json.loads(mapping(trainjob, "metadata", "annotations").get(ON_RETRY) or "{}"))
-        if (change := rules.get(diagnosis.category.value)) and _is_changed(diagnosis):
-            final = not diagnosis.retry.retried(user_errors=False)
-            retry = RetryVerdict.INFRASTRUCTURE if final else diagnosis.retry
-            return replace(diagnosis, retry=retry, change=str(change))
-    return diagnosis
+    change = mapping(annotated(trainjob, ON_RETRY)).get(diagnosis.category.value)
+    if not change or not _is_changed(diagnosis):
+        return diagnosis
+    final = not diagnosis.retry.retried(user_errors=False)
+    return replace(diagnosis, retry=RetryVerdict.INFRASTRUCTURE if final else diagnosis.retry, change=str(change))
 
 
 def _is_changed(diagnosis: Diagnosis) -> bool:

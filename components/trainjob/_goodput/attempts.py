@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from trainjob._goodput.history import Points
 from trainjob._goodput.spans import IDLE, Span, clipped, over, stretches_of
 from trainjob._support.kube_objects import (
     INITIALIZERS,
+    annotated,
     job_restarts,
     mapping,
     mappings,
@@ -21,6 +21,7 @@ from trainjob._support.kube_objects import (
     rank_of,
     training_container,
 )
+from trainjob._support.numbers import count_of
 from trainjob.errors import Category
 from trainjob.goodput import Activity, Source
 from trainjob.job import ATTEMPT
@@ -93,8 +94,8 @@ def created_at(evidence: Evidence) -> float | None:
 
 def ordinal_of(evidence: Evidence) -> tuple[int, float]:
     """Ordinal of the attempt and its creation, by which attempts are sorted."""
-    text = str(mapping(evidence.trainjob, "metadata", "labels").get(ATTEMPT, "1"))
-    return int(text) if text.isdecimal() else 1, created_at(evidence) or 0.0
+    number = count_of(mapping(evidence.trainjob, "metadata", "labels").get(ATTEMPT))
+    return 1 if number is None else number, created_at(evidence) or 0.0
 
 
 def ended_at(evidence: Evidence) -> float | None:
@@ -110,11 +111,8 @@ def ended_at(evidence: Evidence) -> float | None:
 
 def hung_seconds(attempt: Attempt) -> float:
     """How long at least no rank made progress before the end of a job that hangs, or was given up for that; else 0."""
-    why = mapping(attempt.evidence.trainjob, "metadata", "annotations").get(GIVEN_UP)
-    try:
-        hangs = attempt.hangs or (isinstance(why, str) and mapping(json.loads(why)).get("category") == Category.HANG)
-    except (ValueError, RecursionError):
-        hangs = False
+    why = mapping(annotated(attempt.evidence.trainjob, GIVEN_UP))
+    hangs = attempt.hangs or why.get("category") == Category.HANG
     return (observe(attempt.evidence.trainjob).stall_timeout or 0.0) if hangs else 0.0
 
 

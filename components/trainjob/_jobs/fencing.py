@@ -16,6 +16,7 @@ from trainjob._diagnosis.serialization import pack_diagnosis
 from trainjob._jobs.cancellation import end_attempt
 from trainjob._manifest.attempts import NOT_STARTED, is_deleting, may_come_back, recorded_failure, version_of
 from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of
+from trainjob._support.numbers import count_of
 from trainjob.errors import Diagnosis, NotFound, RanksRemain, Rejected
 from trainjob.job import JobRef, job_name
 from trainjob.status import GIVEN_UP, Phase, observe
@@ -146,7 +147,7 @@ class EarlierRanks:
 
 def _attempt_of(pod: Mapping[str, Any]) -> int:
     number = str(mapping(pod, "metadata", "labels").get(JOBSET_NAME)).rpartition("-")[2]
-    return int(number) if number.isdigit() else 0
+    return count_of(number) or 0
 
 
 def _state_of(pod: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from trainjob._support.control_characters import one_line
 from trainjob._support.display import short_text
 from trainjob._support.kube_objects import mapping, mappings, parse_time, rank_of, training_container
 from trainjob._support.masking import MASK, names_a_secret, public
+from trainjob._support.numbers import count_of
 from trainjob.status import QUEUE_LABEL
 
 _COMMAND = 300  # characters of a command, which may embed the source of a function
@@ -157,7 +158,7 @@ def _state(pod: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _order(rank: Rank) -> tuple[str, int, str]:
     role, _, index = rank.rank.rpartition("-")
-    return (role, int(index) if index.isdecimal() else 0, rank.pod)
+    return (role, count_of(index) or 0, rank.pod)
 
 
 def events_of(events: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:

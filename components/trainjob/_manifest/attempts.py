@@ -10,11 +10,9 @@ Lease) whose version is the time of the cancel; a launch notes the version of th
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -22,7 +20,8 @@ from typing import Any, Literal
 from trainjob._diagnosis.serialization import unpack_diagnosis
 from trainjob._manifest.retry_notice import RETRY_CHANGE
 from trainjob._manifest.unattended import MARK
-from trainjob._support.kube_objects import mapping
+from trainjob._support.kube_objects import annotated, mapping
+from trainjob._support.numbers import count_of
 from trainjob.errors import Diagnosis
 from trainjob.job import (
     API_VERSION,
@@ -149,12 +148,12 @@ def version_of(trainjob: Mapping[str, Any]) -> dict[str, str]:
 
 def launched_at(trainjob: Mapping[str, Any]) -> int | None:
     """Version of the records of cancels when the latest launch of a job began; None if unknown."""
-    return _number(mapping(trainjob, "metadata", "annotations").get(LAUNCHED))
+    return count_of(mapping(trainjob, "metadata", "annotations").get(LAUNCHED))
 
 
 def try_of(trainjob: Mapping[str, Any]) -> int:
     """The caller's try that launched or adopted a job last."""
-    return _number(mapping(trainjob, "metadata", "annotations").get(TRY)) or 1
+    return count_of(mapping(trainjob, "metadata", "annotations").get(TRY)) or 1
 
 
 def adoption_of(trainjob: Mapping[str, Any]) -> str:
@@ -182,13 +181,13 @@ def cancelled_since(trainjob: Mapping[str, Any], launched: int | None, tried: in
 
 def is_marked_after(trainjob: Mapping[str, Any], version: int) -> bool:
     """Whether a job carries the mark of a cancel of its key that is newer than a version of the records."""
-    marked = _number(mark_of(trainjob))
+    marked = count_of(mark_of(trainjob))
     return marked is not None and marked > version
 
 
 def has_later_mark(trainjob: Mapping[str, Any], mark: str) -> bool:
     """Whether a job carries the mark of a cancel of its key that is newer than the one with that mark."""
-    version = _number(mark)
+    version = count_of(mark)
     return version is not None and is_marked_after(trainjob, version)
 
 
@@ -203,7 +202,7 @@ def _killed(trainjob: Mapping[str, Any]) -> tuple[int, int | None]:
     if not mark.startswith(_TRY_MARK):
         return 0, None
     tried, _, version = mark.removeprefix(_TRY_MARK).partition("@")
-    return _number(tried) or 0, _number(version)
+    return count_of(tried) or 0, count_of(version)
 
 
 def is_resumed_since(trainjob: Mapping[str, Any], cancel: Cancel) -> bool:
@@ -229,7 +228,7 @@ def is_stale(trainjob: Mapping[str, Any]) -> bool:
         return False
     if mark == MARK:
         return True
-    known = mark.startswith(_TRY_MARK) or (_number(mark) is not None and launched_at(trainjob) is not None)
+    known = mark.startswith(_TRY_MARK) or (count_of(mark) is not None and launched_at(trainjob) is not None)
     return known and not cancelled_since(trainjob, launched_at(trainjob), try_of(trainjob), mark)
 
 
@@ -390,11 +389,4 @@ def diagnosis_in(trainjob: Mapping[str, Any], annotation: str) -> Diagnosis | No
     why = mapping(trainjob, "metadata", "annotations").get(annotation)
     if not isinstance(why, str):
         return None
-    with suppress(ValueError):
-        return unpack_diagnosis(json.loads(why))
-    return unpack_diagnosis(None)
-
-
-def _number(text: object) -> int | None:
-    """A count in an annotation, which a person may have edited; None for anything else."""
-    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else None
+    return unpack_diagnosis(annotated(trainjob, annotation))

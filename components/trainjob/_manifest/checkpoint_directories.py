@@ -18,6 +18,7 @@ from trainjob import names
 from trainjob._spec import torchtune
 from trainjob._support import volumes
 from trainjob._support.control_characters import short_json
+from trainjob._support.foreign import LENIENT, Unreadable, mapping_of
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob._support.masking import MASK, names_a_secret, public
 from trainjob.status import Phase, observe
@@ -109,8 +110,8 @@ def _function(command: list[Any], args: list[Any]) -> Mapping[str, Any] | None:
     if command[:2] != ["python", "-c"] or len(args) != 2:
         return None
     try:
-        options = mapping(json.loads(str(args[1]).replace("$$", "$")))
-    except ValueError:
+        options = mapping_of(str(args[1]).replace("$$", "$"), "the function of a job", LENIENT)
+    except Unreadable:
         return None
     return options if {"name", "args", "packages"} <= options.keys() else None
 

@@ -23,7 +23,7 @@ from trainjob._spec.on_retry import PRIORITY_LABEL, ExcludeNodes, MoreMemory, Ot
 from trainjob._spec.parts import Count, canonical_quantity, quantity_value
 from trainjob._spec.pods import pod_patch
 from trainjob._support.control_characters import one_line
-from trainjob._support.kube_objects import mapping, mappings
+from trainjob._support.kube_objects import annotated, mapping, mappings
 from trainjob.errors import Category, Diagnosis
 from trainjob.job import RESERVED_PREFIX
 from trainjob.status import QUEUE_LABEL
@@ -50,8 +50,8 @@ class Changes(Part):
 
 def recorded(trainjob: Mapping[str, Any]) -> Changes:
     """The changes of an existing attempt; none if its annotation cannot be read."""
+    found = mapping(annotated(trainjob, RETRY_CHANGE))
     try:
-        found = mapping(json.loads(mapping(trainjob, "metadata", "annotations").get(RETRY_CHANGE) or "{}"))
         return Changes.model_validate({**mapping(found, "changes"), "reason": str(found.get("reason") or "")})
     except (TypeError, ValueError, ValidationError):
         return Changes()

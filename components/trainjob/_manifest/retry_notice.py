@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from trainjob._support.control_characters import one_line
-from trainjob._support.kube_objects import mapping
+from trainjob._support.kube_objects import annotated, mapping
 from trainjob._support.masking import public
 from trainjob.job import RESERVED_PREFIX
 
@@ -29,9 +28,9 @@ def _words(value: object) -> str:
 
 def notice(trainjob: Mapping[str, Any]) -> str:
     """What this attempt changes and why, for a log; empty if it changes nothing."""
+    found = annotated(trainjob, RETRY_CHANGE)
     try:
-        found = mapping(json.loads(mapping(trainjob, "metadata", "annotations").get(RETRY_CHANGE) or "{}"))
-        diff, reason = text_of(mapping(found, "diff")), str(found.get("reason") or "")
+        diff, reason = text_of(mapping(found, "diff")), str(mapping(found).get("reason") or "")
     except (TypeError, ValueError):
         return ""
     return public(one_line(f"on_retry changed this attempt: {diff}; because of {reason}", _NOTICE)) if diff else ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob._support.kube_objects import mapping
+from trainjob._support.numbers import count_of
 from trainjob.job import ATTEMPT, KEY, key_hash
 
 STUDY = "trainjob.dev/study"
@@ -121,7 +122,7 @@ def studies(jobs: Iterable[Mapping[str, Any]]) -> list[Study]:
 def latest_attempts(jobs: Iterable[Mapping[str, Any]]) -> list[Any]:
     """Of each key the latest attempt, and all jobs without a key, in the order in which they were created."""
     chosen: dict[str, Mapping[str, Any]] = {}
-    for each in sorted(jobs, key=lambda job: int(mapping(job, "metadata", "labels").get(ATTEMPT) or 1)):
+    for each in sorted(jobs, key=lambda job: count_of(mapping(job, "metadata", "labels").get(ATTEMPT)) or 1):
         chosen[_key(each) or str(each["metadata"].get("uid"))] = each
     return sorted(chosen.values(), key=lambda job: str(job["metadata"].get("creationTimestamp")))
 

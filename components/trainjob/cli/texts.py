@@ -15,6 +15,7 @@ from trainjob._jobs.report_parts import Event, Rank
 from trainjob._jobs.results import TrainJobResult
 from trainjob._support.control_characters import is_safe, one_line
 from trainjob._support.display import iso, rounded, short
+from trainjob._support.numbers import count_of
 from trainjob.cli.output import aligned, columns, fitted
 from trainjob.job import KEY, JobRef
 from trainjob.status import Phase, observe
@@ -182,4 +183,4 @@ def as_yaml(manifest: Mapping[str, Any]) -> str:
 def color_of(rank: str) -> str:
     """The color of a rank such as ``node-1``, the same in all output."""
     index = rank.rpartition("-")[2]
-    return _RANK_COLORS[int(index) % len(_RANK_COLORS) if index.isdigit() else 0]
+    return _RANK_COLORS[(count_of(index) or 0) % len(_RANK_COLORS)]

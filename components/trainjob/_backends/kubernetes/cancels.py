@@ -14,6 +14,7 @@ from trainjob._backends.kubernetes.errors import Conflict, Forbidden
 from trainjob._manifest.attempts import Cancel, stops_by
 from trainjob._support.display import iso
 from trainjob._support.kube_objects import mapping, parse_time
+from trainjob._support.numbers import count_of
 from trainjob.job import RESERVED_PREFIX
 from trainjob.names import namespace as checked
 
@@ -64,7 +65,7 @@ async def read(client: ApiClient, namespace: str, work: str = "") -> tuple[int |
     cancels: dict[str, list[Cancel]] = {}
     for lease in found.get("items") or []:
         cancels.setdefault(str(mapping(lease, "metadata", "labels").get(_KEY)), []).append(_cancel(lease))
-    return _number(mapping(found, "metadata").get("resourceVersion")), cancels
+    return count_of(mapping(found, "metadata").get("resourceVersion")), cancels
 
 
 async def read_if_allowed(client: ApiClient, namespace: str, work: str) -> tuple[int | None, list[Cancel]]:
@@ -89,17 +90,13 @@ def _cancel(lease: Mapping[str, Any]) -> Cancel:
     metadata, about = mapping(lease, "metadata"), mapping(lease, "metadata", "annotations")
     action = stops_by(about.get(_ACTION))
     return Cancel(
-        version=_number(metadata.get("resourceVersion")) or 0,
-        tried=_number(about.get(_TRY)),
+        version=count_of(metadata.get("resourceVersion")) or 0,
+        tried=count_of(about.get(_TRY)),
         uid=str(about.get(_UID) or ""),
         action=action,
         at=parse_time(metadata.get("creationTimestamp")) or parse_time(mapping(lease, "spec").get("renewTime")),
         record=str(metadata.get("name")),
     )
-
-
-def _number(text: object) -> int | None:
-    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else None
 
 
 def _path(namespace: str) -> str:

@@ -30,6 +30,7 @@ from trainjob._backends.kubernetes.errors import (
 )
 from trainjob._backends.kubernetes.lean_httpx import httpx
 from trainjob._support import retrying
+from trainjob._support.foreign import Unreadable, json_of
 from trainjob._support.retrying import Preset
 from trainjob.errors import ConfigurationError
 from trainjob.version import __version__
@@ -160,7 +161,7 @@ class ApiClient:
                 loaded = decode(b"".join([data async for data in response.aiter_bytes()]))
             except _CONNECTION_ERRORS as error:
                 raise _unreachable(request, error) from error
-            except ValueError as error:  # truncated, or written by a proxy
+            except (ValueError, RecursionError) as error:  # truncated, or written by a proxy
                 raise ServerError(0, "", f"{request.method} {request.path}: the reply is not JSON ({error})") from error
             if not isinstance(loaded, dict):
                 raise ServerError(0, "", f"{request.method} {request.path}: the reply is not a JSON object")
@@ -378,8 +379,8 @@ async def _error(response: httpx.Response) -> ApiError:
     except _CONNECTION_ERRORS:
         text = ""
     try:
-        body: object = json.loads(text)
-    except ValueError:
+        body: object = json_of(text, "an error of the API server")
+    except Unreadable:
         body = text
     error = error_of(response.status_code, body, response.headers.get("retry-after"))
     if isinstance(error, Unauthorized):

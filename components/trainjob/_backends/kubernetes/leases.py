@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import secrets
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import anyio
@@ -36,8 +36,10 @@ from trainjob._backends.kubernetes.errors import (
     Transient,
 )
 from trainjob._support.display import iso
+from trainjob._support.foreign import Unreadable, mapping_of
 from trainjob._support.formats import wrong_format
 from trainjob._support.kube_objects import mapping, mappings, parse_time
+from trainjob._support.numbers import count_of
 from trainjob.errors import ConfigurationError, TrainJobError
 from trainjob.job import API_VERSION, KIND, LONGEST_UNATTENDED, MANAGED_BY, RESERVED_PREFIX, JobRef
 
@@ -62,6 +64,7 @@ _FAILED_TEXT = (
     "a Lease in namespace %s cannot be written: %s; the jobs that this process waits for count as unattended, and the"
     " reaper may end them"
 )
+_LONGEST = 2**31 - 1  # seconds of a Lease: its API has 32 bits
 _AHEAD = timedelta(minutes=1)  # API servers and replies that are underway differ by less
 
 
@@ -327,29 +330,38 @@ def _arrival(lease: Mapping[str, Any], now: datetime) -> datetime:
 
 
 def _waiter(lease: Mapping[str, Any], now: datetime, arrivals: Mapping[str, datetime]) -> Waiter | None:
-    renewed, name = _renewed(lease), str(lease["metadata"]["name"])
-    annotations = mapping(lease, "metadata", "annotations")
+    renewed, metadata = _renewed(lease), mapping(lease, "metadata")
+    name = str(metadata.get("name"))
+    where = f"Lease {metadata.get('namespace', '')}/{name}"
+    if renewed is not None and renewed > now:
+        renewed = arrivals.get(name, now) if renewed - now > _AHEAD else now
+    annotations = mapping(metadata, "annotations")
     written = str(annotations.get(FORMAT, _FORMAT))
     # One that nobody has renewed for so long attends no job, whatever it says.
-    if written != str(_FORMAT) and (renewed is None or now - renewed < LONGEST_UNATTENDED):
-        number = int(written) if re.fullmatch(r"\d{1,9}", written, re.ASCII) else None
-        problem = wrong_format(f"Lease {lease['metadata'].get('namespace', '')}/{name}", number, _FORMAT)
+    latest = renewed or parse_time(metadata.get("creationTimestamp")) or now
+    if written != str(_FORMAT) and now - latest < LONGEST_UNATTENDED:
+        problem = wrong_format(where, count_of(written), _FORMAT)
         raise ConfigurationError(f"{problem}; or delete the Lease, if its process has ended")
     if renewed is None:
         return None
-    if renewed > now:
-        renewed = arrivals.get(name, now) if renewed - now > _AHEAD else now
     try:
-        jobs = mapping(json.loads(annotations.get(JOBS) or "{}"))
-    except (ValueError, RecursionError):
+        jobs = mapping_of(annotations.get(JOBS, "{}"), f"{where}: {JOBS}")
+    except Unreadable as error:
+        _warn(f"{error}; the Lease names no job")
         jobs = {}
     waiting = frozenset(uid for uid, at in jobs.items() if at is None)
     times = {uid: renewed if at is None else parse_time(at) for uid, at in jobs.items()}
     left = {uid: min(at, renewed) for uid, at in times.items() if at is not None}
     spec = mapping(lease, "spec")
     seconds = spec.get("leaseDurationSeconds")
-    lasts = timedelta(seconds=seconds if isinstance(seconds, int) else 0)
+    lasts = timedelta(seconds=min(seconds, _LONGEST) if isinstance(seconds, int) else 0)
     return Waiter(name, renewed, left, waiting, str(spec.get("holderIdentity") or ""), lasts)
+
+
+@lru_cache(maxsize=1000)
+def _warn(problem: str) -> None:
+    """Log a problem, once in this process: a reaper reads all Leases every few seconds."""
+    _log.warning("%s", problem)
 
 
 def deletion(namespace: str, lease: str) -> Request:

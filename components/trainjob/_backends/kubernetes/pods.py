@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -28,7 +27,8 @@ from trainjob._diagnosis.cluster import Termination, containers_of, terminations
 from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.output import Output
 from trainjob._support import retrying
-from trainjob._support.kube_objects import MAX_LINE, name_of, rank_of, training_container
+from trainjob._support.foreign import LARGE, Unreadable, json_of
+from trainjob._support.kube_objects import MAX_LINE, mappings, name_of, rank_of, training_container
 from trainjob._support.log_lines import LogLine, Splitter, latest
 from trainjob.job import JobRef
 
@@ -322,10 +322,14 @@ def disruption_of(reply: bytes) -> str:
     preemption, and termination by the kubelet. The condition is set before the pod is deleted. A pod that a person
     deletes, or that is deleted with its owner, has none.
     """
-    for pod in json.loads(reply).get("items") or []:
-        for condition in (pod.get("status") or {}).get("conditions") or []:
-            if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-                return condition.get("reason") or "DisruptionTarget"
+    try:
+        listed = json_of(reply, "the list of pods", LARGE)
+    except Unreadable:
+        return ""
+    for pod in mappings(listed, "items"):
+        for condition in mappings(pod, "status", "conditions"):
+            if (condition.get("type"), condition.get("status")) == ("DisruptionTarget", "True"):
+                return str(condition.get("reason") or "DisruptionTarget")
     return ""
 
 

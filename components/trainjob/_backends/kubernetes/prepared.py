@@ -18,6 +18,7 @@ import anyio.to_thread
 
 from trainjob._backends.credentials import Access
 from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._support.numbers import count_of
 from trainjob.version import __version__
 
 _READ = 4096  # bytes
@@ -206,7 +207,7 @@ class PreparedRequest:
         except OSError:
             return 0
         words = self._reply.split(maxsplit=2)
-        return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+        return (count_of(words[1].decode("ascii", "replace")) or 0) if len(words) > 1 else 0
 
     def close(self) -> None:
         """Close the connection."""

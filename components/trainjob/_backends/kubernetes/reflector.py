@@ -6,7 +6,6 @@ events are kept for at least 75 s, a resumed watch costs the server as much as o
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
+import msgspec
 
 from trainjob._backends.kubernetes.client import PAGE, ApiClient, Request, decode_list
 from trainjob._backends.kubernetes.errors import (
@@ -204,12 +204,13 @@ class Reflector:
         """The change in a line of a watch; None for a bookmark."""
         self.last_reply = time.monotonic()
         try:
-            event = json.loads(line)
+            event = msgspec.json.decode(line)
             kind, item = event["type"], event["object"]
             version = (item.get("metadata") or {}).get("resourceVersion")
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ServerError(0, "", f"the watch sent a line that is not an event: {line[:80]!r}") from None
         if kind == "ERROR":
-            raise error_of(int(item.get("code") or 500), item)
+            code = item.get("code")
+            raise error_of(code if isinstance(code, int) else 500, item)
         self._version = version or self._version
         return None if kind == "BOOKMARK" else Change(item, deleted=kind == "DELETED")
