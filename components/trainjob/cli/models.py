@@ -22,7 +22,7 @@ from trainjob.cli.texts import joined
 from trainjob.client import TrainJobClient
 from trainjob.data import file_manifest, transfer
 from trainjob.data.locations import SUPPORTED, parse_store
-from trainjob.data.strict import json_object
+from trainjob.data.options import json_object
 from trainjob.errors import ConfigurationError
 from trainjob.job import JobRef
 from trainjob.registry import ModelVersion, connect

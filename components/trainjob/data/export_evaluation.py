@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainjob._support.foreign import LARGE, json_of
 from trainjob._support.formats import wrong_format
-from trainjob.data import file_manifest, strict
+from trainjob.data import file_manifest
 from trainjob.data.file_manifest import ContentManifest
 from trainjob.data.locations import join, parse_store
+from trainjob.data.stores.base import read_small
 from trainjob.data.stores.opening import opened
 from trainjob.errors import ConfigurationError, CorruptData, ModelNotFound
 from trainjob.evaluation import Decision, EvaluationReport
@@ -52,15 +54,15 @@ class Evaluation:
             uri = folder.uri
         where = join(uri, name)
         with opened(folder) as store:
-            data = b"".join(store.read(name))
+            data = read_small(store, name)
         try:
-            value = strict.loads(data)
+            value = json_of(data, where, LARGE)
             if problem := wrong_format(where, value["report"]["version"], VERSION):
                 raise CorruptData(problem)
             decision = value["decision"]
             report = EvaluationReport.of(value["report"])
             return cls(uri, report, Decision.of(decision) if decision is not None else None)
-        except (ConfigurationError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ConfigurationError, ValueError, KeyError, TypeError) as error:
             raise CorruptData(f"{where} is not an evaluation report: {error}") from None
 
     def as_json(self) -> bytes:

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from trainjob._support.foreign import LARGE, json_of
 from trainjob._support.formats import wrong_format
-from trainjob.data import strict
 from trainjob.data.locations import safe_path
 from trainjob.errors import ConfigurationError, CorruptData, UnsafePath
 
@@ -159,7 +159,7 @@ def parse(data: bytes, where: str) -> ContentManifest:
         UnsafePath: It lists a path that leaves its root.
     """
     try:
-        value = strict.loads(data)
+        value = json_of(data, where, LARGE)
         form = value["format"]
         if form != _FORMAT:
             name, _, number = str(form).rpartition("/v")
@@ -174,7 +174,7 @@ def parse(data: bytes, where: str) -> ContentManifest:
             and manifest.digest == value["digest"]
             and manifest.size == value["size"]
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise CorruptData(
             f"{where} is not a manifest that trainjob wrote; if it belongs to the data, exclude {NAME!r}"
         ) from None

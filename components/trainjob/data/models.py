@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from trainjob.data import strict
+from trainjob._support.foreign import LARGE, Unreadable, mapping_of
 from trainjob.data.formats import allowed
 from trainjob.data.stores.base import Entry, ReadableStore
 from trainjob.errors import CorruptData
@@ -98,10 +98,12 @@ def _safetensors(store: ReadableStore, key: str, entry: Entry) -> Mapping[str, _
     if len(prefix) < 8 or length > min(entry.size - 8, _MAX_HEADER):
         raise CorruptData(f"{where} is not a safetensors file, or is truncated ({entry.size} bytes)")
     try:
-        header = strict.loads(b"".join(store.read(key, start=8, length=length)))
+        header = mapping_of(b"".join(store.read(key, start=8, length=length)), where, LARGE)
         _check_metadata(header.pop("__metadata__", None))
         tensors = {name: _tensor(value) for name, value in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except Unreadable as error:
+        raise CorruptData(f"{where} has an invalid header: it {error.why}{error.where}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptData(f"{where} has an invalid header: {type(error).__name__}: {error}") from None
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
@@ -144,10 +146,12 @@ def _index(store: ReadableStore, key: str, entry: Entry, tensors: Mapping[str, M
     if entry.size > _MAX_HEADER:
         raise CorruptData(f"{where} is not a shard index: it has {entry.size} bytes")
     try:
-        index = strict.loads(b"".join(store.read(key)))
+        index = mapping_of(b"".join(store.read(key)), where, LARGE)
         weights = index["weight_map"].items()
         promised = (index.get("metadata") or {}).get("total_size", 0)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except Unreadable as error:
+        raise CorruptData(f"{where} is not a shard index: it {error.why}{error.where}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptData(f"{where} is not a shard index: {type(error).__name__}: {error}") from None
     size = 0
     for name, shard in weights:

@@ -9,12 +9,13 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from trainjob._support.foreign import LIMITS, mapping_of
 from trainjob.data import file_manifest
 from trainjob.data.export_evaluation import GATE_DECIDES
 from trainjob.data.locations import Location, ModelRef, parse, parse_store, parse_target
-from trainjob.data.strict import json_object
 from trainjob.data.trainer import TARGETS
 from trainjob.errors import ConfigurationError
 from trainjob.evaluation import Gate
@@ -290,6 +291,21 @@ def from_words(words: Sequence[str]) -> StepOptions:
         elif value is None and each.default is not MISSING:
             given[each.name] = each.default
     return chosen(**given)
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """Parse the value of a command's option: a JSON object, or ``@path`` of a file with one.
+
+    Raises:
+        ConfigurationError: The value is not a JSON object.
+    """
+    try:
+        if not text.startswith("@"):
+            return mapping_of(text, option)
+        with Path(text[1:]).open("rb") as file:
+            return mapping_of(file.read(LIMITS.size + 1), text[1:])
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{option} is neither a JSON object nor @file with one: {error}") from None
 
 
 def _flag(name: str) -> str:

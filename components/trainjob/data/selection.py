@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from trainjob.data import file_manifest
 from trainjob.data.file_manifest import ContentManifest
 from trainjob.data.locations import public
-from trainjob.data.stores.base import Entry, ReadableStore
+from trainjob.data.stores.base import Entry, ReadableStore, read_small
 from trainjob.errors import CorruptData, SourceNotFound, UnsafePath
 
 
@@ -95,7 +95,7 @@ def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str])
 def manifest_of(store: ReadableStore) -> ContentManifest | None:
     """Read the manifest at the root of ``store``; None without one. Raises CorruptData if it is not from trainjob."""
     try:
-        data = b"".join(store.read(file_manifest.NAME))
+        data = read_small(store, file_manifest.NAME)
     except SourceNotFound:
         return None
     except UnsafePath:

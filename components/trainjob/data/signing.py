@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from trainjob._support.foreign import LARGE, mapping_of
 from trainjob.data import file_manifest
 from trainjob.data.file_manifest import ContentManifest, File
 from trainjob.errors import ChecksumMismatch, ConfigurationError, missing
@@ -193,7 +193,8 @@ def _digests(files: Iterable[File]) -> Any:
 
 def _signed(signature: bytes) -> list[File]:
     """The files that a signature covers, without verifying it."""
-    predicate = json.loads(base64.b64decode(json.loads(signature)["dsseEnvelope"]["payload"]))["predicate"]
+    envelope = mapping_of(signature, "the signature", LARGE)["dsseEnvelope"]
+    predicate = mapping_of(base64.b64decode(envelope["payload"]), "the signed statement", LARGE)["predicate"]
     used = predicate["serialization"]
     if (used["method"], used["hash_type"]) != ("files", "sha256"):
         raise ValueError(f"it is of {used['hash_type']} digests of {used['method']}, not of SHA-256 digests of files")

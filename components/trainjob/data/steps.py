@@ -18,6 +18,7 @@ from trainjob.data.models import ModelFacts, check_model
 from trainjob.data.options import check_if_missing
 from trainjob.data.provenance import Record, public, statement
 from trainjob.data.selection import as_patterns, select, wanted
+from trainjob.data.stores.base import read_small
 from trainjob.data.stores.opening import opened
 from trainjob.data.transfer import Check
 from trainjob.errors import (
@@ -365,7 +366,7 @@ def _beside(uri: str, paths: Iterable[str]) -> dict[str, list[bytes]]:
         for path in paths:
             versions = list(store.sidecar_versions(path))
             with suppress(SourceNotFound, UnsafePath):  # it does not exist, or the source is a file
-                found[path] = versions or [b"".join(store.read(path))]
+                found[path] = versions or [read_small(store, path)]
     return found
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from trainjob._support.foreign import LARGE, mapping_of
 from trainjob._support.formats import wrong_format
 from trainjob.data import file_manifest
 from trainjob.data.file_manifest import ContentManifest, File, matches
@@ -17,7 +18,7 @@ from trainjob.data.locations import Location, parse_store, parse_target
 from trainjob.data.meter import Meter, Moved, Notify
 from trainjob.data.parallel import for_each
 from trainjob.data.selection import Selection, manifest_of, select
-from trainjob.data.stores.base import Entry, ReadableStore, WritableStore
+from trainjob.data.stores.base import Entry, ReadableStore, WritableStore, read_small
 from trainjob.data.stores.opening import opened, opened_writable
 from trainjob.data.streams import AT_A_TIME, Source, Stream
 from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, SourceNotFound, UnsafePath
@@ -245,7 +246,7 @@ def _announce(into: WritableStore, selection: Selection, previous: ContentManife
     earlier = {file.path for file in previous.files} if previous else set()
     again = False
     try:
-        mark = json.loads(b"".join(into.read(file_manifest.MARK)))
+        mark = mapping_of(read_small(into, file_manifest.MARK), file_manifest.MARK, LARGE)
         again = True
         number = mark["format"]
         if isinstance(number, int) and number > _MARK_FORMAT:

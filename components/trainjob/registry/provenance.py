@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from trainjob._support.foreign import Unreadable, json_of
+
 PREFIX = "trainjob.provenance."
 """Prefix of the tags that `trainjob.data.export` makes of its ``provenance``."""
 LONGEST = 65_535
@@ -72,6 +74,6 @@ def author(source: Mapping[str, str]) -> str:
 
 def _read(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return json_of(text, "a value in the registry")
+    except Unreadable:
         return text

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from trainjob._support import retrying
+from trainjob._support.foreign import LARGE, Unreadable, json_of, mapping_of
 from trainjob._support.proxies import proxy_for
 from trainjob.errors import ConfigurationError, RegistryError, RegistryUnavailable
 from trainjob.version import __version__
@@ -229,12 +230,9 @@ class Session:
         if status >= 400:
             raise ConfigurationError(f"the model registry {where} rejected {method} {path}: {_message(answer, token)}")
         try:
-            value = answer.json()
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise _NoJson(f"{where} is not a model registry: {method} {path} returned no JSON object")
-        return value
+            return mapping_of(answer.content, f"the reply of {where}", LARGE)
+        except Unreadable:
+            raise _NoJson(f"{where} is not a model registry: {method} {path} returned no JSON object") from None
 
 
 class _NoJson(ConfigurationError):
@@ -244,9 +242,9 @@ class _NoJson(ConfigurationError):
 def _message(answer: httpx.Response, token: str) -> str:
     """The message of a reply, on one line, without the token, which some proxies repeat."""
     try:
-        value = answer.json()
+        value = json_of(answer.content, "the reply")
         text = str(value.get("message") or value) if isinstance(value, dict) else str(value)
-    except ValueError:
+    except Unreadable:
         text = answer.text if "html" not in answer.headers.get("Content-Type", "") else answer.reason_phrase
     text = " ".join((text.replace(token, "***") if token else text).split())
     return f"{answer.status_code} {text[:400]}"

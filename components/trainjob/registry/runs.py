@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainjob._support.foreign import Unreadable, mapping_of
 from trainjob.registry.base import History
 from trainjob.registry.provenance import PREFIX
 
@@ -152,10 +153,9 @@ def _write(client: Any, found: Any, run: Run) -> None:
 
 def _mapping(text: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError:
+        return mapping_of(text, "a value in the registry")
+    except Unreadable:
         return {}
-    return value if isinstance(value, Mapping) else {}
 
 
 def _text(value: Any) -> str:

@@ -20,14 +20,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from trainjob.data import strict
+from trainjob._support.foreign import LARGE, Unreadable, mapping_of
 from trainjob.data.locations import join, parse_target
-from trainjob.data.stores.base import WritableStore, retry
+from trainjob.data.stores.base import WritableStore, read_small, retry
 from trainjob.data.stores.opening import opened_writable
 from trainjob.errors import CorruptData, SourceNotFound
 from trainjob.settings import Settings
 from trainjob.tuning.storage import is_storage, open_storage, storage_location
 from trainjob.tuning.trials import Journal
+
+_LARGEST = 64 << 20  # bytes of a file
 
 
 class StoreJournal:
@@ -61,7 +63,7 @@ class StoreJournal:
         """What stands under a name; None if it is not in use."""
         if name not in self._known:
             try:
-                data = retry(lambda: b"".join(self._store.read(f"{name}.json")))
+                data = retry(lambda: read_small(self._store, f"{name}.json", _LARGEST))
             except SourceNotFound:
                 return None
             self._known[name] = self._decoded(name, data)
@@ -80,15 +82,12 @@ class StoreJournal:
 
     def _decoded(self, name: str, data: bytes) -> dict[str, Any]:
         try:
-            value = strict.loads(data)
-            if not isinstance(value, dict):
-                raise ValueError("it is not a JSON object")
-        except (ValueError, RecursionError) as error:
+            return mapping_of(data, name, LARGE)
+        except Unreadable as error:
             raise CorruptData(
-                f"{self._store.location}: {name}.json is damaged ({error}); remove the file to repeat what it records,"
-                " or use another key"
+                f"{self._store.location}: {name}.json is damaged (it {error.why}); remove the file to repeat what it"
+                " records, or use another key"
             ) from None
-        return value
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from trainjob._support.foreign import Unreadable, json_of
 from trainjob.data.formats.candidates import Candidate, Refused
 
 _LONGEST = 100_000_000
@@ -76,11 +77,11 @@ def yaml_text(candidate: Candidate) -> None:
 def zarray(candidate: Candidate) -> None:
     """Check that the file describes an array of Zarr 2 whose chunks are not pickles."""
     json_text(candidate)
-    described = json.loads(candidate.head(candidate.size))
     try:
+        described = json_of(candidate.head(candidate.size), "an array of Zarr 2")
         codecs_ = [each["id"] for each in (described["compressor"], *(described["filters"] or ())) if each]
         pickles = "pickle" in codecs_ or "O" in json.dumps(described["dtype"])
-    except (KeyError, TypeError):
+    except (Unreadable, KeyError, TypeError):
         raise Refused("does not describe an array of Zarr 2") from None
     if pickles:
         raise Refused("describes an array of Python objects, which are pickles")

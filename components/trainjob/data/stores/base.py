@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from trainjob._support import retrying
+from trainjob._support.foreign import LARGE
 from trainjob.data.locations import Location
-from trainjob.errors import ConfigurationError, StoreUnavailable
+from trainjob.errors import ConfigurationError, CorruptData, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -184,6 +185,23 @@ class Resumable(Protocol):
     def after(self, held: Iterator[bytes]) -> Iterator[bytes]:
         """The bytes that follow ``held``, the bytes that the target has, in order."""
         ...
+
+
+def read_small(store: ReadableStore, path: str, limit: int = LARGE.size) -> bytes:
+    """All bytes of a document, which somebody else may have written.
+
+    Raises:
+        SourceNotFound: It does not exist.
+        CorruptData: It has more than ``limit`` bytes. No more are read.
+    """
+    data = bytearray()
+    for chunk in store.read(path):
+        data += chunk
+        if len(data) > limit:
+            raise CorruptData(
+                f"{store.location.child(path).uri} has more than {limit:,} bytes, the limit of a document"
+            )
+    return bytes(data)
 
 
 def retry(action: Callable[[], T]) -> T:

@@ -21,7 +21,7 @@ import httpx
 from trainjob._support import retrying
 from trainjob.data.file_manifest import NAME, WORK
 from trainjob.data.locations import Location, at_revision, hub_parts
-from trainjob.data.stores.base import Entry, WritableStore, retry
+from trainjob.data.stores.base import Entry, WritableStore, read_small, retry
 from trainjob.data.stores.files import os_errors
 from trainjob.data.stores.web import Web
 from trainjob.errors import (
@@ -299,7 +299,7 @@ class HuggingFaceStore(WritableStore):
     def _manifest_at(self, commit: str) -> bytes | None:
         other = HuggingFaceStore(at_revision(self._location, commit))
         try:
-            return b"".join(other.read(NAME))
+            return read_small(other, NAME)
         except SourceNotFound:
             return None
 

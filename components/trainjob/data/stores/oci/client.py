@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -15,6 +14,8 @@ from typing import Any, TypeVar
 import httpx
 
 from trainjob._support import retrying
+from trainjob._support.foreign import Limits, Unreadable, json_of
+from trainjob._support.kube_objects import mappings
 from trainjob._support.retrying import Backoff
 from trainjob.data.stores import redirects, trust
 from trainjob.data.stores.oci.access import Access
@@ -26,6 +27,8 @@ CONNECT, READ, FINISH = 10.0, 60.0, 600.0
 """Seconds: to connect; between two bytes; for a registry to verify the digest of an upload, which takes at least a
 second per GiB."""
 _MANIFEST_LIMIT = 16 * 1024 * 1024  # distribution-spec requires registries to accept 4 MiB
+DOCUMENT = Limits(_MANIFEST_LIMIT, values=1_000_000, of="a document of a registry")
+"""Limits of manifests and lists."""
 _ERROR_LIMIT = 64 * 1024
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 # The host in names of Docker Hub's images is not the host of its registry.
@@ -196,9 +199,9 @@ class Client:
     def reason(self, response: httpx.Response) -> str:
         """The status of a reply with the codes and messages of its body, on one line without secrets."""
         text = ""
-        with suppress(ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError, CorruptData):
-            errors = json.loads(self.read(response, _ERROR_LIMIT))["errors"]
-            text = "; ".join(f"{each['code']} {each.get('message', '')}".strip() for each in errors)
+        with suppress(Unreadable, httpx.HTTPError, CorruptData):
+            errors = mappings(json_of(self.read(response, _ERROR_LIMIT), "the error of a registry"), "errors")
+            text = "; ".join(f"{each.get('code')} {each.get('message', '')}".strip() for each in errors)
         text = re.sub(r"\?\S*", "?...", " ".join(self._access.scrub(text).split()))
         return f"{response.status_code}{f' ({text[:300]})' if text else ''}"
 
@@ -242,8 +245,8 @@ class Client:
                 raise Interrupted(f"its token server replied {response.status_code}", wait)
             if response.status_code != 200:
                 return None
-            return json.loads(self.read(response))
-        except ValueError:
+            return json_of(self.read(response), "the reply of a token server")
+        except Unreadable:
             raise ConfigurationError(f"the token server of {self.host} replied with invalid JSON") from None
         finally:
             response.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainjob._support.foreign import Unreadable, mapping_of
 from trainjob.errors import ConfigurationError
 
 _HELPER = re.compile(r"[A-Za-z0-9._-]+")
@@ -74,13 +74,10 @@ def _places() -> Iterator[Path]:
 
 def _config(text: str, path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+        return mapping_of(text, str(path))
+    except Unreadable:
         # The message does not quote the file, which may contain part of a credential.
-        raise ConfigurationError(f"{path} is not a JSON object; write it with `docker login`")
-    return value
+        raise ConfigurationError(f"{path} is not a JSON object; write it with `docker login`") from None
 
 
 def _find(host: str, repository: str, config: Mapping[str, Any], path: Path) -> Credential | None:
@@ -151,10 +148,10 @@ def _run_helper(helper: str, host: str) -> Credential | None:
             f"{name} failed for {host} with exit code {done.returncode}; to see why, run: echo {host} | {name} get"
         )
     try:
-        answer = json.loads(done.stdout)
-        username, secret = answer["Username"], answer["Secret"]
-    except (ValueError, KeyError, TypeError):
-        username = secret = None
+        answer = mapping_of(done.stdout, name)
+    except Unreadable:
+        answer = {}
+    username, secret = answer.get("Username"), answer.get("Secret")
     if not isinstance(username, str) or not isinstance(secret, str):
         raise ConfigurationError(f"{name} returned no Username and Secret for {host}")
     return Credential("", "", secret) if username == "<token>" else Credential(username, secret)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import posixpath
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
+from trainjob._support.foreign import Unreadable, mapping_of
 from trainjob.data.locations import safe_path
 from trainjob.data.stores.oci import manifests
 from trainjob.data.stores.oci.layers import LayerBlob, Stretches, form_of
@@ -270,7 +270,7 @@ def _media_type(descriptor: Any) -> str:
 def _size(annotations: Mapping[str, str]) -> int | None:
     """The size of the only file of a layer, from ModelPack's annotation."""
     try:
-        size = json.loads(annotations[manifests.METADATA])["size"]
-    except (KeyError, ValueError, TypeError):
+        size = mapping_of(annotations.get(manifests.METADATA), "an annotation of a layer").get("size")
+    except Unreadable:
         return None
     return size if isinstance(size, int) and not isinstance(size, bool) and size >= 0 else None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from trainjob._support.foreign import Unreadable, mapping_of
 from trainjob.data import file_manifest
 from trainjob.data.locations import Location
 from trainjob.data.stores.oci import manifests
-from trainjob.data.stores.oci.client import Client, retry
+from trainjob.data.stores.oci.client import DOCUMENT, Client, retry
 from trainjob.data.stores.oci.manifests import EMPTY_DATA, Document, attachment
 from trainjob.data.stores.oci.payloads import Data
 from trainjob.data.stores.oci.reference import Reference, check_digest
@@ -121,12 +121,11 @@ def _request(repository: Repository, digest: str) -> Mapping[str, Any] | None:
         if response.status_code != 200 or kind != INDEX:
             return None
         try:
-            value = json.loads(repository.client.read(response))
-        except (ValueError, RecursionError):
-            value = None
-    if not isinstance(value, dict):
-        raise CorruptData(f"{repository.where(digest)}: the registry's list of referrers is not an index")
-    return value
+            return mapping_of(repository.client.read(response), "the list of referrers", DOCUMENT)
+        except Unreadable as error:
+            raise CorruptData(
+                f"{repository.where(digest)}: the registry's list of referrers is not an index: it {error.why}"
+            ) from None
 
 
 def _add_to_list(repository: Repository, subject: str, document: Document, artifact_type: str) -> None:

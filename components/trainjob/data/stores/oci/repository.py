@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainjob._support import retrying
+from trainjob._support.foreign import Unreadable, mapping_of
 from trainjob.data.stores.base import CHUNK
-from trainjob.data.stores.oci.client import Client, Interrupted, pause, retry
+from trainjob.data.stores.oci.client import DOCUMENT, Client, Interrupted, pause, retry
 from trainjob.data.stores.oci.reference import check_digest
 from trainjob.errors import ChecksumMismatch, CorruptData, SourceNotFound, StoreUnavailable
 
@@ -83,12 +83,9 @@ class Repository:
         if ":" in name and name != digest:
             raise ChecksumMismatch(f"{self.where(name)}: the registry sent a manifest with digest {digest} instead")
         try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise CorruptData(f"{self.where(name)} is not a manifest")
-        return Manifest(digest, value, len(data))
+            return Manifest(digest, mapping_of(data, self.where(name), DOCUMENT), len(data))
+        except Unreadable as error:
+            raise CorruptData(f"{self.where(name)} is not a manifest: it {error.why}") from None
 
     def _manifest(self, name: str) -> bytes | None:
         with self.client.open("GET", self.url(f"manifests/{name}"), self.pull, headers={"accept": _ACCEPT}) as response:
