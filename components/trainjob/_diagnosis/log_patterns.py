@@ -88,9 +88,9 @@ ASSERTION = re.compile(r"\.cuh?:\d+: .*(Assertion `.*` failed)")
 # One that did not end, not one that raised an exception.
 COLLECTIVE = re.compile(
     r"collective operation timeout: WorkNCCL"
-    r"\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+),.*?Timeout\(ms\)=(?P<milliseconds>\d+)\)"
+    r"\(SeqNum=(?P<number>\d{1,18}), OpType=(?P<operation>\w+),.*?Timeout\(ms\)=(?P<milliseconds>\d{1,18})\)"
 )
-FIRST_TIMEOUT = re.compile(r"due to a collective timeout from (?:rank (\d+)|this local rank)")
+FIRST_TIMEOUT = re.compile(r"due to a collective timeout from (?:rank (\d{1,9})\b|this local rank)")
 LOST_PEER = re.compile(  # in lines of native code, which has no exception
     r"connection closed by (remote )?peer|application timeout caused pair closure"
     r"|gloo.*(timed? ?out|broken pipe|connection (reset|refused)|read error|connectFullMesh)"
@@ -104,7 +104,10 @@ LOST_PEER = re.compile(  # in lines of native code, which has no exception
 )
 # "closed by peer [10.0.0.7]", "closed by remote peer […]", "read error […]"; from the bracket, which is searched fast.
 PEER = re.compile(r"\[(?<=by peer \[|te peer \[|d error \[)([0-9a-fA-F.:]+)\]")
-JOINED = (re.compile(r"reached the barrier: (\d+)/(\d+)"), re.compile(r"(\d+)/(\d+) clients joined"))
+JOINED = (
+    re.compile(r"reached the barrier: (\d{1,9})/(\d{1,9})\b"),
+    re.compile(r"\b(\d{1,9})/(\d{1,9}) clients joined"),
+)
 
 _SOURCE = re.compile(r"([\w./-]+)\.(?:cc|cpp|cu|h|hpp):\d+")  # where native code raised, in its message
 _NATIVE_ERROR = re.compile(r"((?:std|c10)::\w+|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*): (.*)", re.DOTALL)
@@ -129,11 +132,12 @@ LAUNCHER = re.compile(  # first line of a report: the workers have ended
     r"|^-- Process \d+ terminated with|^.*ChildFailedError:\s*$|^.*sigkill_handler\] Killing subprocess",
     re.MULTILINE,
 )
-WORKERS = (  # the first worker that failed: its number, its exit code or signal
-    re.compile(r"^\s*rank\s*: (?P<n>\d+) \(local_rank.*\n^\s*exitcode\s*: (?P<code>-?\d+) ", re.MULTILINE),
-    re.compile(r"^\s*Process name: \[.*,(?P<n>\d+)\]\n\s*Exit code:\s+(?P<code>-?\d+)$", re.MULTILINE),
-    re.compile(r"process rank (?P<n>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)"),
-    re.compile(r"--local_rank=(?P<n>\d+).*exits with return code = (?P<code>-?\d+)"),
+# The first worker that failed: its number, its exit code or signal. A script may write any number of digits.
+WORKERS = (
+    re.compile(r"^\s*rank\s*: (?P<n>\d{1,9}) \(local_rank.*\n^\s*exitcode\s*: (?P<code>-?\d{1,10}) ", re.MULTILINE),
+    re.compile(r"^\s*Process name: \[.*,(?P<n>\d{1,9})\]\n\s*Exit code:\s+(?P<code>-?\d{1,10})$", re.MULTILINE),
+    re.compile(r"process rank (?P<n>\d{1,9}) with PID \d+ on node \S+ exited on signal (?P<signal>\d{1,3})"),
+    re.compile(r"--local_rank=(?P<n>\d{1,9})\b.*exits with return code = (?P<code>-?\d{1,10})"),
 )
 TERMINATED = re.compile(r"SignalException: Process \d+ got signal: (15|2)\b")
 

@@ -193,7 +193,9 @@ def _after_complete(directory: str, earlier: Iterable[Mapping[str, Any]]) -> str
     """
     latest = 0
     for trainjob in earlier:
-        found = re.fullmatch(rf"{re.escape(directory)}(?:-([0-9]{{1,18}}))?", checkpoint_directories.directory(trainjob))
+        found = re.fullmatch(
+            rf"{re.escape(directory)}(?:-([0-9]{{1,18}}))?", checkpoint_directories.directory(trainjob)
+        )
         if found is not None:
             complete = observe(trainjob).phase is Phase.COMPLETE
             latest = max(latest, JobRef.of(trainjob).attempt if complete else int(found[1] or 0))
