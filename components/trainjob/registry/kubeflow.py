@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import sleep
 
+from trainjob._support.numbers import count_of
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
 from trainjob.registry import moves, records
 from trainjob.registry.alias_claims import Claim
@@ -238,7 +239,7 @@ def _create_version(server: Session, name: str, key: str, body: Json) -> Json:
                 ) from None
     for _ in range(_ROUNDS):
         names = [each["name"] for each in _raw_versions(server, model)]
-        number = str(1 + max((int(text) for text in names if text.isascii() and text.isdigit()), default=0))
+        number = str(1 + max((count_of(text) or 0 for text in names), default=0))
         try:
             return server.post("model_versions", {**body, "name": number, "registeredModelId": model["id"]})
         except Taken as error:

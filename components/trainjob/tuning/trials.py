@@ -222,7 +222,7 @@ def trial_of(number: int, parameters: Mapping[str, Scalar], ended: Mapping[str, 
         trial = Trial(number, parameters, values=values, **known)
         if trial.state not in STATES[1:] or not isinstance(trial.value, float | int | None):
             raise ValueError(f"its state is {trial.state!r} and its value {trial.value!r}")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise damaged(f"ended/{name_of(number)}", error) from None
     return trial
 
