@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainjob import ConfigurationError
+from trainjob import ConfigurationError, TrainJobResult
+from trainjob._support.foreign import LENIENT, mapping_of
 from trainjob_kfp import node
-from trainjob_kfp.execution import TRAINING_FIELDS, Execution, location
+from trainjob_kfp.execution import TRAINING_FIELDS, Execution, input_of, location
 from trainjob_kfp.jobs import run_job
 from trainjob_kfp.runtime import spec_of
 from trainjob_kfp.steplog import report_failures
@@ -27,10 +28,10 @@ def main() -> None:
     parser.add_argument("--executor_input", required=True)
     parser.add_argument("--options", required=True)
     given = parser.parse_args()
-    options = json.loads(given.options)
+    options = mapping_of(given.options, "--options")
     with report_failures():
         execution = Execution.of(sys.argv)
-        executor_input = json.loads(given.executor_input)
+        executor_input = input_of(sys.argv)
         config = (executor_input.get("inputs", {}).get("parameterValues") or {}).pop(_CONFIG, None) or {}
         fields = {
             **{name: options[name] for name in TRAINING_FIELDS},
@@ -41,13 +42,7 @@ def main() -> None:
             del fields["image"]
         parameters = {**options, _CONFIG: execution.plain(_snake_case(config))}
         result = run_job(execution, spec_of(execution, fields, parameters), parameters)
-        reported = result.outputs.get("kfp")
-        if reported is None:
-            raise ConfigurationError(
-                f"TrainJob {result.namespace}/{result.name} is complete, but has no outputs of rank 0: its termination "
-                "message was overwritten, or its pod was deleted"
-            )
-        _write_outputs(executor_input["outputs"], json.loads(str(reported)))
+        _write_outputs(executor_input["outputs"], result)
 
 
 def _command(options: Mapping[str, Any], executor_input: Mapping[str, Any]) -> list[str]:
@@ -76,16 +71,35 @@ def _snake_case(config: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in config.items()}
 
 
-def _write_outputs(outputs: Mapping[str, Any], reported: Mapping[str, Any]) -> None:
-    """Write the outputs of rank 0 where KFP expects the outputs of this step."""
-    artifacts = {
-        name: {"artifacts": [{**outputs["artifacts"][name]["artifacts"][i], "metadata": each}]}
-        for name, metadata in reported["metadata"].items()
-        for i, each in enumerate(metadata)
-    }
-    for name, text in reported["files"].items():
-        _write(outputs["parameters"][name]["outputFile"], text)
-    given = {"parameterValues": reported["parameterValues"], "artifacts": artifacts}
+def _write_outputs(outputs: Mapping[str, Any], result: TrainJobResult) -> None:
+    """Write the outputs of rank 0 where KFP expects the outputs of this step.
+
+    Raises:
+        ConfigurationError: Rank 0 has reported none, or others than those of the component's function.
+    """
+    job = f"TrainJob {result.namespace}/{result.name}"
+    text = result.outputs.get("kfp")
+    if text is None:
+        raise ConfigurationError(
+            f"{job} is complete, but has no outputs of rank 0: its termination message was overwritten, or its pod was "
+            "deleted"
+        )
+    try:
+        reported = mapping_of(text, "the output kfp", LENIENT)
+        artifacts = {
+            name: {"artifacts": [{**outputs["artifacts"][name]["artifacts"][i], "metadata": each}]}
+            for name, metadata in reported["metadata"].items()
+            for i, each in enumerate(metadata)
+        }
+        files = {outputs["parameters"][name]["outputFile"]: str(text) for name, text in reported["files"].items()}
+        given = {"parameterValues": dict(reported["parameterValues"]), "artifacts": artifacts}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{job} is complete, but its outputs are not those of the component's function ({error!r}): let only KFP's "
+            "executor write the output kfp"
+        ) from None
+    for path, content in files.items():
+        _write(path, content)
     _write(outputs["outputFile"], json.dumps(given))
 
 

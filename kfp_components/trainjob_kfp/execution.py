@@ -14,10 +14,12 @@ from trainjob import ConfigurationError, Problem, Settings
 from trainjob._jobs.launching import AfterFailure
 from trainjob._manifest.workflow_labels import KFP_PIPELINE, KFP_RUN, KFP_TASK, kfp_label
 from trainjob._spec.validation import field_name
+from trainjob._support.foreign import Limits, Unreadable, mapping_of
 from trainjob.job import key_hash
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOCAL_RUN = re.compile(r"(.+)-\d{4}(?:-\d{2}){5}-\d{6}")  # kfp.local.executor_input_utils (KFP 2.17)
+_INPUT = Limits(64 << 20, depth=128, values=1_000_000, finite=False, of="an executor input")
 _ADDED = "pipelinechannel--"  # name prefix of parameters that the compiler adds for values inside constants
 WORKSPACE = "/kfp-workspace"
 """Where KFP mounts a run's workspace (``component.WorkspaceMountPath``)."""
@@ -67,7 +69,7 @@ class Execution:
             ConfigurationError: KFP did not start the process, or the location of the outputs has an unknown form. The
                 key is not guessed: it could be the key of another run.
         """
-        given = _executor_input(argv)
+        given = input_of(argv)
         outputs = (given.get("outputs") or {}).get("artifacts") or {}
         uris = [artifact["uri"] for artifacts in outputs.values() for artifact in artifacts.get("artifacts") or []]
         # On a KFP backend every step has at least the artifact executor-logs; with kfp.local, use the output file.
@@ -164,13 +166,20 @@ def _of_local_run(parts: Sequence[str]) -> list[str]:
     return list(parts[runs[-1] :]) if runs else []
 
 
-def _executor_input(argv: Sequence[str]) -> dict[str, Any]:
+def input_of(argv: Sequence[str]) -> dict[str, Any]:
+    """The executor input among the arguments of a step's process.
+
+    Raises:
+        ConfigurationError: KFP did not start the process, or the input is not readable.
+    """
     for i, argument in enumerate(argv):
         option, _, value = argument.partition("=")
         if option == "--executor_input":
             text = value or (argv[i + 1] if i + 1 < len(argv) else "")
-            loaded: dict[str, Any] = json.loads(text)
-            return loaded
+            try:
+                return mapping_of(text, option, _INPUT)
+            except Unreadable as error:
+                raise ConfigurationError(f"{error}; only KFP may set this option") from None
     raise ConfigurationError(
         "this process is not a step of a pipeline: its arguments have no --executor_input; call the component in a "
         "pipeline, on a KFP backend or with kfp.local"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
 from kfp import components
 from kfp.dsl.component_task_config import TaskConfigField, TaskConfigPassthrough
 
+from trainjob._support.foreign import Limits
+from trainjob._support.foreign_yaml import documents_of
+from trainjob._support.kube_objects import mapping, mappings
 from trainjob_kfp.component import with_warnings
 
+_LIMITS = Limits(16 << 20, values=500_000, of="a component")
 _IMPORT = "trainjob_kfp.runtime"  # the source of every component of this package imports it
 
 
@@ -35,9 +38,9 @@ def load(source: str | Path) -> Any:
 
 
 def _passthroughs(text: str) -> list[TaskConfigPassthrough] | None:
-    for document in yaml.safe_load_all(text):
-        for definition in (document.get("components") or {}).values():
-            if given := definition.get("taskConfigPassthroughs"):
+    for document in documents_of(text, "the component", _LIMITS):
+        for definition in mapping(document, "components").values():
+            if given := mappings(definition, "taskConfigPassthroughs"):
                 return [
                     TaskConfigPassthrough(TaskConfigField[each["field"]], bool(each.get("applyToTask")))
                     for each in given

@@ -117,11 +117,15 @@ def _report_outputs(outputs: dict[str, Any], function: str) -> None:
     log = Path(os.environ.get("TRAINJOB_TERMINATION_LOG") or "/dev/termination-log")
     try:
         message = json.loads(log.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the function may have written anything
         message = {}
     if not isinstance(message, dict) or message.get("trainjob") != 1:
         message = {"trainjob": 1}
-    message["outputs"] = {**message.get("outputs", {}), "kfp": json.dumps(results, separators=(",", ":"))}
+    others = message.get("outputs")
+    message["outputs"] = {
+        **(others if isinstance(others, dict) else {}),
+        "kfp": json.dumps(results, separators=(",", ":")),
+    }
     text = json.dumps(message, separators=(",", ":"))
     if len(text) > _MAX_MESSAGE:
         sys.exit(

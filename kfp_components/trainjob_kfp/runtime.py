@@ -21,6 +21,7 @@ from trainjob._spec.arguments import STEP_RUNTIME
 from trainjob._spec.reading import check_limits
 from trainjob._spec.validation import field_name
 from trainjob._support.display import numeric
+from trainjob._support.foreign import LARGE, mapping_of
 from trainjob._support.signals import exiting, handled
 from trainjob.data.options import STEPS, Step
 from trainjob.tuning import Study
@@ -208,7 +209,7 @@ def _read_evaluation(uri: str) -> dict[str, Any]:
     try:
         from trainjob.data.export_evaluation import Evaluation
 
-        return {**json.loads(Evaluation.read(uri).as_json()), "uri": uri}
+        return {**mapping_of(Evaluation.read(uri).as_json(), uri, LARGE), "uri": uri}
     except (TrainJobError, ImportError) as error:
         # The job has read and written everything; this pod may have no access to its storage.
         write_line(f"this step cannot read {uri}, so the report and the artifact classification lack it: {error}")

@@ -352,14 +352,14 @@ def test_a_connection_that_the_api_server_cannot_use(
 
 
 def store(run_id: str, value: Any) -> None:
-    """Replace the stored document, as a person with the permission to edit XComs can."""
-    from airflow.models.xcom import XComModel
+    """Replace the stored document, as a person with the permission to edit XComs can; bytes are its JSON."""
     from airflow.utils.session import create_session
-    from sqlalchemy import select
+    from sqlalchemy import text
 
+    stored = value.decode() if isinstance(value, bytes) else json.dumps(value)
+    change = text("UPDATE xcom SET value = :value WHERE run_id = :run AND key = :key")
     with create_session() as session:
-        row = session.scalars(select(XComModel).where(XComModel.run_id == run_id, XComModel.key == KEY)).one()
-        row.value = value
+        session.execute(change, {"value": stored, "run": run_id, "key": KEY})
 
 
 def test_a_changed_xcom_shows_no_job_of_another_task(
@@ -379,6 +379,8 @@ def test_a_changed_xcom_shows_no_job_of_another_task(
 DOCUMENT = observed_document(JobRef("ns", "job", "uid"), Observation(Phase.RUNNING))
 UNREADABLE: list[tuple[Any, str]] = [
     *((value, "") for value in ({"kind": "training"}, {"kind": "training", "attempts": 7}, "text", 7, None, [1])),
+    (b"[" * 4000 + b"]" * 4000, "is not readable: it is nested 65 lists and mappings deep"),
+    (b'{"kind": "training", "kind": "study"}', "which occurs twice"),
     (DOCUMENT | {"version": 2}, "was written by a newer trainjob (format 2; this one reads 1): upgrade"),
 ]
 

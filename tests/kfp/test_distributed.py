@@ -4,14 +4,17 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import yaml
 from kfp import compiler, dsl
+from tests.hostile_documents import DOCUMENTS, mutations
 
-from trainjob_kfp import STEP_IMAGE, distributed
+from trainjob import ConfigurationError, TrainJobResult
+from trainjob_kfp import STEP_IMAGE, distributed, distribution
 
 if TYPE_CHECKING:
     from tests.kfp.conftest import Steps
@@ -101,3 +104,19 @@ def test_outputs_longer_than_the_termination_message_are_refused(steps: "Steps",
     assert ended.code == 1
     assert "the outputs of talk take 5" in ended.log
     assert "return less, or write the data to an artifact" in json.dumps(ended.log)
+
+
+OUTPUTS = {"parameters": {"note": {"outputFile": "note"}}, "artifacts": {"m": {"artifacts": [{}]}}, "outputFile": "out"}
+REPORTED = {"parameterValues": {"a": 1}, "metadata": {"m": [{"x": 1}]}, "files": {"note": "noted"}}
+
+
+def test_outputs_that_something_else_has_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in (data.decode("utf-8", "replace") for data in DOCUMENTS.values()):
+        result = TrainJobResult("ns", "fit", "uid", 1, outputs={"kfp": text})
+        with pytest.raises(ConfigurationError, match="TrainJob ns/fit is complete, but its outputs are not those"):
+            distribution._write_outputs(OUTPUTS, result)
+    for changed in mutations(REPORTED):
+        with suppress(ConfigurationError):
+            result = TrainJobResult("ns", "fit", "uid", 1, outputs={"kfp": json.dumps(changed)})
+            distribution._write_outputs(OUTPUTS, result)

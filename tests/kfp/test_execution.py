@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kfp import dsl
+from tests.hostile_documents import DOCUMENTS
 
 from trainjob.errors import ConfigurationError
 from trainjob.job import job_name
@@ -86,6 +87,13 @@ def test_a_location_without_a_run_is_refused(root: str) -> None:
 def test_a_process_outside_a_pipeline_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not a step of a pipeline"):
         Execution.of(["python"])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_an_executor_input_that_is_not_readable_is_refused(document: str) -> None:
+    text = DOCUMENTS[document].decode("utf-8", "replace")
+    with pytest.raises(ConfigurationError):
+        Execution.of(["executor_main.py", "--executor_input", text])
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -22,7 +22,9 @@ from trainjob import JobRef, Observation, Phase
 from trainjob._pages.documents import VERSION
 from trainjob._pages.documents.training import observed_document
 from trainjob._pages.study import document_of_study
+from trainjob._support.foreign import Limits, Unreadable, json_of
 from trainjob._support.formats import wrong_format
+from trainjob._support.kube_objects import mapping
 from trainjob.tuning import StudyState
 from trainjob_airflow.training import KEY
 
@@ -33,6 +35,9 @@ RUNS = 20
 _TRAININGS = 64  # of one run
 _SIBLINGS = 100
 _PROMOTED = 20  # return values that may be of an export
+_LIMITS = Limits(16 << 20, values=500_000, finite=False, of="an XCom")
+# As text: where the driver of the database decodes values, one that is nested too deeply ends the query for all.
+_VALUE = cast(XComModel.value, Text)
 _ACTIVE = ("running", "deferred")
 _WAITING = ("", "None", "scheduled", "queued", "up_for_retry", "up_for_reschedule", "restarting")
 
@@ -110,7 +115,7 @@ def training(place: Place) -> Stored | None:
         if found is None:
             return None
         value = session.scalar(
-            select(XComModel.value).where(
+            select(_VALUE).where(
                 XComModel.dag_id == place.dag_id,
                 XComModel.run_id == place.run_id,
                 XComModel.task_id == place.task_id,
@@ -128,7 +133,7 @@ def trainings(dag_id: str, run_id: str) -> tuple[list[tuple[Place, dict[str, Any
         if session.scalar(select(DagRun.id).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)) is None:
             return None
         rows = session.execute(
-            select(XComModel.task_id, XComModel.map_index, XComModel.value)
+            select(XComModel.task_id, XComModel.map_index, _VALUE)
             .where(XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == KEY)
             .order_by(XComModel.timestamp, XComModel.task_id, XComModel.map_index)
             .limit(_TRAININGS + 1)
@@ -144,12 +149,12 @@ def related(place: Place) -> Related:
             select(DagRun.run_after).where(DagRun.dag_id == place.dag_id, DagRun.run_id == place.run_id)
         )
         siblings = session.scalars(
-            select(XComModel.value)
+            select(_VALUE)
             .where(
                 XComModel.dag_id == place.dag_id,
                 XComModel.run_id == place.run_id,
                 XComModel.key == "return_value",
-                cast(XComModel.value, Text).like("%outputs%"),
+                _VALUE.like("%outputs%"),
             )
             .limit(_SIBLINGS)
         ).all()
@@ -166,7 +171,7 @@ def _compared(session: Any, place: Place, started: datetime) -> Iterator[tuple[s
         .limit(RUNS)
         .subquery()
     )
-    joined = select(DagRun.run_id, XComModel.value).join(
+    joined = select(DagRun.run_id, _VALUE).join(
         XComModel, (XComModel.dag_id == DagRun.dag_id) & (XComModel.run_id == DagRun.run_id)
     )
     of_runs = joined.where(DagRun.dag_id == place.dag_id).order_by(DagRun.run_after.desc())
@@ -185,9 +190,7 @@ def _compared(session: Any, place: Place, started: datetime) -> Iterator[tuple[s
     if previous := found(documents.where(recent)):
         yield "previous run" if place.map_index < 0 else f"previous run, index {place.map_index}", previous
     values = session.execute(
-        of_runs.where(recent, XComModel.key == "return_value", cast(XComModel.value, Text).like("%promoted%")).limit(
-            _PROMOTED
-        )
+        of_runs.where(recent, XComModel.key == "return_value", _VALUE.like("%promoted%")).limit(_PROMOTED)
     ).all()
     promoting = next((run_id for run_id, value in values if _outputs(value).get("promoted") is True), None)
     if promoting is not None and (champion := found(documents.where(DagRun.run_id == promoting))):
@@ -198,15 +201,21 @@ def _is_training(document: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
     return document is not None and document["kind"] == "training"
 
 
-def _outputs(value: Any) -> dict[str, Any]:
-    loaded = _loaded(value)
-    outputs = loaded.get("outputs") if isinstance(loaded, Mapping) else None
-    return dict(outputs) if isinstance(outputs, Mapping) else {}
+def _outputs(text: str) -> dict[str, Any]:
+    try:
+        return dict(mapping(_decoded(text)[1], "outputs"))
+    except Unreadable:
+        return {}
 
 
-def _document(value: Any) -> tuple[dict[str, Any] | None, str]:
+def _document(text: str | None) -> tuple[dict[str, Any] | None, str]:
     """The document in the value of an XCom, and why it cannot be read."""
-    loaded = _loaded(value)
+    if text is None:
+        return None, ""
+    try:
+        value, loaded = _decoded(text)
+    except Unreadable as error:
+        return None, f"{error}."
     if isinstance(loaded, str) and _may_call_backend():  # a custom XCom backend stores a reference in the database
         try:
             loaded = XCom.deserialize_value(SimpleNamespace(value=value, key=KEY))
@@ -262,11 +271,15 @@ def _may_call_backend() -> bool:
     return bool(conf.getboolean("trainjob", "xcom_backend_in_api_server", fallback=False))
 
 
-def _loaded(value: Any) -> Any:
-    """The value of an XCom without objects; Airflow 3.0 stores JSON as text."""
+def _decoded(text: str) -> tuple[Any, Any]:
+    """The value of an XCom as it is stored, and without objects: Airflow 3.0 stores JSON as text.
+
+    Raises:
+        Unreadable: The value exceeds a limit.
+    """
+    value = json_of(text, f"The XCom {KEY}", _LIMITS)
     if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+        return value, value
+    with suppress(Unreadable):
+        return value, json_of(value, f"The XCom {KEY}", _LIMITS)
+    return value, value
