@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
@@ -172,6 +172,15 @@ def test_a_lease_that_nobody_renews_is_read(annotations: dict[str, str]) -> None
     """It attends no job, and the reaper removes it."""
     (waiter,) = waiters(annotations, "30d")
     assert waiter.lease == "waiter"
+
+
+@pytest.mark.parametrize("renewed", ["tomorrow", None, "9999-12-31T23:59:59Z"])
+def test_a_lease_of_another_format_stops_the_reaper_for_a_week_at_most(renewed: str | None) -> None:
+    backend, old = DirectBackend(), f"{datetime.now(UTC) - timedelta(days=8):%Y-%m-%dT%H:%M:%SZ}"
+    about: dict[str, object] = {"annotations": {leases.FORMAT: "2"}, "managedFields": [{"time": old}]}
+    own = {"name": "waiter", "namespace": "ns", "labels": {MANAGED_BY: "trainjob"}, "creationTimestamp": old}
+    backend.store.put("leases", {"metadata": {**own, **about}, "spec": {"renewTime": renewed}})
+    assert all(not waiter.jobs for waiter in anyio.run(backend.waiters, "ns"))
 
 
 def termination_message(_: Path) -> Callable[[], object]:

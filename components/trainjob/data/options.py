@@ -305,7 +305,7 @@ def json_object(option: str, text: str) -> dict[str, Any]:
         with Path(text[1:]).open("rb") as file:
             return mapping_of(file.read(LIMITS.size + 1), text[1:])
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{option} is neither a JSON object nor @file with one: {error}") from None
+        raise ConfigurationError(f"{option} must be a JSON object, or @file with one: {error}") from None
 
 
 def _flag(name: str) -> str:
