@@ -71,6 +71,23 @@ def test_values_at_the_limits_are_read() -> None:
     assert json_of('{"a": NaN, "b": -0, "\u00e4": "\\ud83d\\ude00"}', "x", LENIENT)["\u00e4"] == "\U0001f600"
 
 
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3", "{a: 1, a: 1}", '{"a": {"b": 1, "b": 2}}', "- 1: x\n  '1': y"])
+def test_a_key_of_yaml_that_occurs_twice_is_refused(text: str) -> None:
+    with pytest.raises(
+        Unreadable, match=r"x is not readable: it has the key '\w', which occurs twice, line \d"
+    ):
+        yaml_of(text, "x")
+
+
+def test_merged_mappings_are_overridden() -> None:
+    text = "a: &a {k: 1, l: 1}\nb: &b {<<: *a, k: 2}\nc: {<<: [*a, *b], k: 3}\nd: {k: k, l: k}\n? [1]\n: 2"
+    with pytest.raises(Unreadable, match="not valid YAML"):  # no key of JSON
+        yaml_of(text, "x")
+    found = yaml_of(text.rpartition("\n?")[0], "x")
+    assert (found["b"], found["c"]) == ({"k": 2, "l": 1}, {"k": 3, "l": 1})
+    assert found["d"] == {"k": "k", "l": "k"}
+
+
 def test_all_documents_of_a_text_are_read() -> None:
     assert documents_of("a: 1\n---\n- 12:30\n", "x") == [{"a": 1}, ["12:30"]]
     with pytest.raises(Unreadable, match="x is not readable: it is not valid YAML: expected a single document"):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_DIGITS = 400
-"""Digits of an integer: more than those of `MAX_BITS` in every base except 2. Python needs a second for 100,000."""
+"""Digits of an integer: more than those of `MAX_BITS` in every base except 2. Python refuses more than 4,300."""
 
 MAX_BITS = 1024
 """Bits of an integer: about those of the largest float, which is the type for numbers of KFP, JavaScript and jq."""
@@ -33,7 +33,7 @@ class Unreadable(ValueError):
         what: The document.
         why: What is wrong with it, as a predicate: ``has more than 50,000 names and values``.
         where: Its place, as ``, line 3, column 5``; empty if unknown.
-        limit: ``size``, ``depth``, ``values``, ``text`` or ``number`` if it exceeds one; empty otherwise.
+        limit: ``size``, ``depth``, ``values`` or ``number`` if it exceeds one; empty otherwise.
     """
 
     def __init__(self, what: str, why: str, where: str = "", limit: str = "") -> None:

@@ -16,11 +16,11 @@ else:  # libyaml, which the wheels of PyYAML contain, reads 1 MiB in a second; t
     _Safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def yaml_of(data: str | bytes, what: str, limits: Limits = LIMITS) -> Any:
+def yaml_of(data: object, what: str, limits: Limits = LIMITS) -> Any:
     """The value of a YAML document as ``kubectl`` reads it: JSON's types only; dates and ``12:30`` are text.
 
     Args:
-        data: Text, or bytes.
+        data: Text, or bytes. Any other object is not readable.
         what: Name of the document for errors.
         limits: Limits of the document.
 
@@ -30,13 +30,15 @@ def yaml_of(data: str | bytes, what: str, limits: Limits = LIMITS) -> Any:
     return _read(data, what, limits, lambda raw: yaml.load(raw, _Loader))  # noqa: S506 - a safe loader with fewer types
 
 
-def documents_of(data: str | bytes, what: str, limits: Limits = LIMITS) -> list[Any]:
+def documents_of(data: object, what: str, limits: Limits = LIMITS) -> list[Any]:
     """The values of all YAML documents in a text; see `yaml_of`."""
     documents: list[Any] = _read(data, what, limits, lambda raw: list(yaml.load_all(raw, _Loader)))
     return documents
 
 
-def _read(data: str | bytes, what: str, limits: Limits, load: Callable[[bytes], Any]) -> Any:
+def _read(data: object, what: str, limits: Limits, load: Callable[[bytes], Any]) -> Any:
+    if not isinstance(data, str | bytes):
+        raise Unreadable(what, "is not text")
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(raw) > limits.size:
         raise limits.too_long(what, len(raw))
@@ -59,12 +61,26 @@ class _Open:
         size: Its bytes.
         count: Its names and values, itself included.
         height: Its levels of nested lists and mappings, itself included.
+        keys: Of a mapping, its keys so far; None of a list.
+        is_key: Whether the next part of a mapping is a key.
     """
 
     anchor: str | None
     size: int = 1
     count: int = 1
     height: int = 1
+    keys: set[str] | None = None
+    is_key: bool = True
+
+    def take(self, part: yaml.Event, what: str) -> None:
+        """Take the end of a part. Refuse a key that occurs twice: parsers differ in which value they use."""
+        if self.keys is None:
+            return
+        if self.is_key and isinstance(part, yaml.ScalarEvent) and part.value != "<<":
+            if part.value in self.keys:
+                raise Unreadable(what, f"has the key {part.value[:80]!a}, which occurs twice", _at(part.start_mark))
+            self.keys.add(part.value)
+        self.is_key = not self.is_key
 
 
 def _check_events(raw: bytes, what: str, limits: Limits) -> None:
@@ -76,7 +92,7 @@ def _check_events(raw: bytes, what: str, limits: Limits) -> None:
     opened, expanded = [_Open(None)], ""
     for event in yaml.parse(raw, Loader=_Safe):
         if isinstance(event, yaml.CollectionStartEvent):
-            opened.append(_Open(event.anchor))
+            opened.append(_Open(event.anchor, keys=set() if isinstance(event, yaml.MappingStartEvent) else None))
             size, count, height = 0, 0, 0
         elif isinstance(event, yaml.CollectionEndEvent):
             done = opened.pop()
@@ -91,6 +107,8 @@ def _check_events(raw: bytes, what: str, limits: Limits) -> None:
         else:
             continue
         last = opened[-1]
+        if not isinstance(event, yaml.CollectionStartEvent):
+            last.take(event, what)
         last.size, last.count, last.height = last.size + size, last.count + count, max(last.height, height + 1)
         if len(opened) - 1 + height > limits.depth:
             raise limits.too_deep(what, _at(event.start_mark))
