@@ -73,9 +73,7 @@ def test_values_at_the_limits_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3", "{a: 1, a: 1}", '{"a": {"b": 1, "b": 2}}', "- 1: x\n  '1': y"])
 def test_a_key_of_yaml_that_occurs_twice_is_refused(text: str) -> None:
-    with pytest.raises(
-        Unreadable, match=r"x is not readable: it has the key '\w', which occurs twice, line \d"
-    ):
+    with pytest.raises(Unreadable, match=r"x is not readable: it has the key '\w', which occurs twice, line \d"):
         yaml_of(text, "x")
 
 
