@@ -19,8 +19,8 @@ from trainjob._backends.local.ranks import Rank
 from trainjob._backends.local.store import JobFiles, write_json
 from trainjob._support.foreign import Absent, Unreadable, open_regular, read_regular
 from trainjob._support.log_lines import Splitter
-from trainjob.data import evaluate, staging
-from trainjob.errors import ConfigurationError
+from trainjob.data import copy, evaluate, staging
+from trainjob.errors import ConfigurationError, UnsafePath
 
 JOB: Any = {"metadata": {"namespace": "ns", "name": "a", "uid": "u"}, "spec": {}, "status": {}}
 POD = {"metadata": {"name": "a-node-0-0", "labels": {"jobset.sigs.k8s.io/replicatedjob-name": "node"}}}
@@ -100,6 +100,18 @@ def test_a_file_that_is_none_is_answered_at_once(name: str, kind: str, tmp_path:
     tracemalloc.stop()
     assert peak < 300 << 20
     assert "root:" not in str(answer)
+
+
+def test_a_copy_reads_and_writes_through_no_fifo(tmp_path: Path) -> None:
+    for folder in ("source", "target", "target/.trainjob"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "source" / "a").write_text("a")
+    os.mkfifo(tmp_path / "target" / ".trainjob" / "x.noted")
+    with pytest.raises(UnsafePath, match=r"\.trainjob/x\.noted is neither a file nor a directory; remove it"):
+        copy(str(tmp_path / "source"), str(tmp_path / "target"))
+    os.mkfifo(tmp_path / "source" / "MANIFEST.json")
+    with pytest.raises(UnsafePath, match=r"MANIFEST\.json is neither a file nor a directory"):
+        copy(str(tmp_path / "source"), str(tmp_path / "other"))
 
 
 def test_a_file_that_is_replaced_before_it_is_opened_is_not_read(tmp_path: Path) -> None:

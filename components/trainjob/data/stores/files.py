@@ -71,9 +71,9 @@ class FileStore(WritableStore):
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
         """Read the bytes from ``start`` on: ``length`` of them, or to the end."""
         full = self._at(path)
-        with os_errors(full), open(full, "rb", buffering=0) as file:
+        with os_errors(full), open(full, "rb", buffering=0, opener=_without_wait) as file:
             status = os.fstat(file.fileno())
-            before = _etag(status)
+            before = _entry(status, full, path).etag
             if start:
                 file.seek(start)
             # Read no more than the file's size: a buffer for a full chunk costs more than a small file. Some file
@@ -261,6 +261,11 @@ def _entry(status: os.stat_result, full: Path | str, path: str) -> Entry:
     return Entry(path, status.st_size, _etag(status))
 
 
+def _without_wait(path: str, flags: int) -> int:
+    """Open a file; a FIFO without a writer, too, which `_entry` then refuses."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
 def _fsync(path: str) -> None:
     with os_errors(path):
         durable.sync(path)
@@ -274,7 +279,8 @@ def _open_lock(work: Path) -> int:
     """Open the lock of a target, in its `WORK` directory, which is created if needed.
 
     Raises:
-        UnsafePath: The directory or an entry of it is a link: others may be able to write to the target.
+        UnsafePath: The directory or an entry of it is a link: others may be able to write to the target. Or an entry
+            is neither a file nor a directory: a FIFO would block the transfer.
     """
     if work.is_symlink():
         raise UnsafePath(f"{work} is a link, and nothing is written through it; remove the link")
@@ -282,9 +288,12 @@ def _open_lock(work: Path) -> int:
     folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with os.scandir(folder) as found:
-            links = [each.name for each in found if each.is_symlink()]
-        if links:
-            raise UnsafePath(f"{work / min(links)} is a link, and nothing is written through it; remove the link")
+            entries = {each.name: each for each in found}
+        for name, each in sorted(entries.items()):
+            if each.is_symlink():
+                raise UnsafePath(f"{work / name} is a link, and nothing is written through it; remove the link")
+            if not each.is_file() and not each.is_dir():
+                raise UnsafePath(f"{work / name} is neither a file nor a directory; remove it")
         return os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
     finally:
         os.close(folder)

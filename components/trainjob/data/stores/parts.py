@@ -14,8 +14,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from trainjob._support.foreign import read_regular
+
 BLOCK = 8 * 1024 * 1024
 """Bytes after which a line is added to the journal, at the end of the current chunk."""
+_LONGEST = 64 << 20  # bytes of a journal: of a file of 6 TB
 
 
 class Part:
@@ -95,8 +98,8 @@ class Part:
     def _lines(self) -> list[str]:
         try:
             # The last line may have been cut off.
-            identity, *lines = self._journal.read_text("ascii").split("\n")[:-1]
-        except (FileNotFoundError, ValueError):
+            identity, *lines = read_regular(self._journal, _LONGEST).decode("ascii").split("\n")[:-1]
+        except ValueError:  # also if it does not exist or is not readable
             return []
         return [identity, *itertools.takewhile(re.compile(r"[0-9]{1,18} [0-9a-f]{64}").fullmatch, lines)]
 
