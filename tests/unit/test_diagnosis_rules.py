@@ -90,6 +90,13 @@ def test_the_diagnosis_has_the_verdict_of_the_error(error: type[TrainJobError]) 
     assert (found.retry, found.summary) == (error.retry, "node-0 exited with code 75: it failed")
 
 
+def test_a_message_beyond_the_limits_is_named() -> None:
+    found = diagnosed(3, "hello", '{"trainjob":' + "[" * 4000)
+    assert found.summary.startswith("node-0 exited with code 3")
+    assert "not seen: the termination message of node-0 is not readable: it is nested 65 lists" in found.text()
+    assert diagnosed(3, "hello", '{"trainjob": 1, "met').unseen == ()
+
+
 def test_an_unexpected_error_of_a_step_is_unknown() -> None:
     found = diagnosed(1, "KeyError: 'size'", termination_messages.write(KeyError("size")))
     assert found.summary == "node-0 exited with code 1: KeyError: 'size'"

@@ -11,11 +11,12 @@ import json
 from dataclasses import dataclass
 
 from trainjob._diagnosis.meaning import Meaning
-from trainjob._support.foreign import mapping_of
+from trainjob._support.foreign import Unreadable, mapping_of
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import Category, RetryVerdict
 
 _VERSION = 1  # of `trainjob.progress`, which reports progress in the same message
+_BEGIN = '{"trainjob":'
 _BYTES = 4096  # of a termination message
 _CHARACTERS = 1000  # of a message
 
@@ -52,9 +53,19 @@ def write(error: Exception) -> str:
         message = message[: len(message) // 2]
 
 
+def problem_of(message: str, rank: str) -> str:
+    """Why a termination message in this format exceeds a limit; empty if it does not, or has another format."""
+    try:
+        if message.startswith(_BEGIN):
+            mapping_of(message, f"the termination message of {rank}")
+    except Unreadable as error:  # without a limit it is a message whose writer was killed: `trainjob.progress` reads it
+        return str(error) if error.limit else ""
+    return ""
+
+
 def verdict_of(message: str) -> Verdict | None:
     """The verdict in a termination message; None if the message has none."""
-    if not message.startswith('{"trainjob":'):
+    if not message.startswith(_BEGIN):
         return None
     try:
         given = mapping_of(message, "a termination message")

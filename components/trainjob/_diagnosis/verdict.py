@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainjob._diagnosis import blockers, output, ranks
+from trainjob._diagnosis import blockers, output, ranks, termination_messages
 from trainjob._diagnosis.cluster import Termination, terminations_in
 from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.meaning import NOTHING_KNOWN, Meaning, while_running
@@ -41,7 +41,9 @@ def diagnosis_of(evidence: Evidence, final: Observation | None = None) -> Diagno
     job = _read(evidence, observe(evidence.trainjob, final))
     found = next(found for judge in _JUDGES if (found := judge(job)) is not None)
     advice = found.advice if job.observation.phase.terminal else while_running(found.advice)
-    unseen = tuple(map(public, evidence.unseen))
+    messages = ((each.name, each.termination.message) for each in job.ranks if each.termination is not None)
+    problems = (termination_messages.problem_of(message, rank) for rank, message in messages)
+    unseen = tuple(map(public, [*evidence.unseen, *filter(None, problems)]))
     found = replace(found, job=name, advice=advice, unseen=unseen, phase=job.observation.phase)
     return with_change(with_node(found, evidence), evidence.trainjob)
 
