@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.hostile_documents import DOCUMENTS, mutations
 from tests.unit.foreign_readers import READERS, Reader
@@ -13,6 +17,8 @@ from tests.unit.foreign_readers import READERS, Reader
 from trainjob._diagnosis import output
 from trainjob._support.foreign import LENIENT, Unreadable, json_of, mapping_of
 from trainjob._support.foreign_yaml import documents_of, yaml_of
+from trainjob.errors import ConfigurationError
+from trainjob.registry import rest
 
 
 def answer(reader: Reader, data: bytes, folder: Path) -> object:
@@ -90,6 +96,27 @@ def test_all_documents_of_a_text_are_read() -> None:
     assert documents_of("a: 1\n---\n- 12:30\n", "x") == [{"a": 1}, ["12:30"]]
     with pytest.raises(Unreadable, match="x is not readable: it is not valid YAML: expected a single document"):
         yaml_of("a: 1\n---\nb: 1\n", "x")
+
+
+class Bomb(httpx.SyncByteStream):
+    """A reply of some KB that decompresses to 1 GiB."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        made = zlib.compressobj(9, zlib.DEFLATED, 31)
+        for _ in range(1024):
+            yield made.compress(bytes(1 << 20))
+        yield made.flush()
+
+
+def test_a_reply_of_a_registry_is_decompressed_up_to_a_limit() -> None:
+    request = httpx.Request("GET", "https://registry.example/api")
+    answer = httpx.Response(200, headers={"content-encoding": "gzip"}, stream=Bomb(), request=request)
+    tracemalloc.start()
+    with pytest.raises(ConfigurationError, match=r"registry\.example sent more than 67,108,864 bytes"):
+        rest._limited(answer)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200 << 20
 
 
 REPORTS = (

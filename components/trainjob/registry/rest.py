@@ -31,6 +31,8 @@ Json = dict[str, Any]
 VERSIONS = ("v1", "v1alpha3")
 PAGE = 100
 _TIMEOUT = 30.0  # seconds; KEP-12020
+_LARGEST = 64 << 20  # bytes of a reply; a page has 100 objects
+_OF_BODY = frozenset({"content-encoding", "content-length", "transfer-encoding"})  # headers
 _POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # The server replies 500 if its database is unreachable or in a deadlock, and 503 before it has connected to one.
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -126,7 +128,11 @@ class Session:
             verify=self._endpoint.trust(),
             proxy=proxy_for(self._endpoint.url),
             trust_env=False,  # httpx would let NO_PROXY except no networks, and send requests to loopback by a proxy
-            headers={"Accept": "application/json", "User-Agent": f"trainjob/{__version__}"},
+            headers={
+                "Accept": "application/json",
+                "Accept-Encoding": "identity",
+                "User-Agent": f"trainjob/{__version__}",
+            },
         )
         return self
 
@@ -183,13 +189,14 @@ class Session:
         while True:
             token, asked = self._endpoint.token(), 0.0
             try:
-                answer = self._http.request(
+                request = self._http.build_request(
                     method,
                     f"{self._endpoint.url}/api/model_registry/{path}",
                     params=query,
                     json=body,
                     headers={"Authorization": f"Bearer {token}"} if token else {},
                 )
+                answer = _limited(self._http.send(request, stream=True))
             except httpx.RequestError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     raise ConfigurationError(
@@ -237,6 +244,26 @@ class Session:
 
 class _NoJson(ConfigurationError):
     """The server is not an API, but for example a web page."""
+
+
+def _limited(answer: httpx.Response) -> httpx.Response:
+    """The reply with its body, of which not more is read or decompressed than `_LARGEST`.
+
+    Raises:
+        ConfigurationError: It is longer.
+    """
+    body = bytearray()
+    try:
+        for chunk in answer.iter_bytes():
+            body += chunk
+            if len(body) > _LARGEST:
+                raise ConfigurationError(
+                    f"{answer.url.host} sent more than {_LARGEST:,} bytes: it is no model registry; check its address"
+                )
+    finally:
+        answer.close()
+    headers = {name: text for name, text in answer.headers.items() if name not in _OF_BODY}
+    return httpx.Response(answer.status_code, headers=headers, content=bytes(body), request=answer.request)
 
 
 def _message(answer: httpx.Response, token: str) -> str:
