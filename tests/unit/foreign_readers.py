@@ -28,20 +28,24 @@ from trainjob._goodput import attempts as goodput
 from trainjob._manifest import attempts, checkpoint_directories, retry_changes, retry_notice
 from trainjob._spec import TrainJobSpec
 from trainjob._support import foreign, foreign_yaml
-from trainjob.data import evaluate, file_manifest, models, signing
+from trainjob.data import evaluate, file_manifest, models, signing, transfer
 from trainjob.data.export_evaluation import Evaluation
 from trainjob.data.formats import texts
 from trainjob.data.formats.candidates import Candidate, Refused
+from trainjob.data.locations import parse_store
 from trainjob.data.options import json_object
-from trainjob.data.stores.oci import credentials, images, manifests
-from trainjob.data.stores.oci.repository import Repository
+from trainjob.data.selection import Selection
+from trainjob.data.stores.files import FileStore
+from trainjob.data.stores.oci import credentials, images, manifests, referrers
+from trainjob.data.stores.oci.client import Client
+from trainjob.data.stores.oci.repository import INDEX, Repository
 from trainjob.errors import Category, ConfigurationError, CorruptData, Diagnosis, InvalidSpec, RetryVerdict, UnsafePath
 from trainjob.job import FAILURE
 from trainjob.progress.watchdog import RANK_MARKER
 from trainjob.registry import provenance, rest, runs
 from trainjob.settings import Settings
 from trainjob.status import GIVEN_UP
-from trainjob.tuning import trials
+from trainjob.tuning import open_journal, trials
 
 Read = Callable[[bytes, Path], object]
 
@@ -119,6 +123,29 @@ def manifest(data: bytes, _: Path) -> object:
     repository = Repository(cast(Any, SimpleNamespace(host="registry")), "a")
     with mock.patch.object(repository, "_manifest", return_value=data):
         return repository.manifest("latest")
+
+
+def refused(data: bytes, _: Path) -> object:
+    client = SimpleNamespace(read=lambda *_: data, _access=SimpleNamespace(scrub=str))
+    return Client.reason(cast(Any, client), httpx.Response(400))
+
+
+def referring(data: bytes, _: Path) -> object:
+    client = mock.MagicMock()
+    client.read.return_value = data
+    client.open.return_value.__enter__.return_value = httpx.Response(200, headers={"content-type": INDEX})
+    repository = SimpleNamespace(client=client, url=str, pull=(), where=str)
+    return referrers._request(cast(Any, repository), "sha256:x")
+
+
+def journal(file: Path) -> object:
+    with open_journal(str(file.parent)) as opened:
+        return opened.read("study"), opened.all("")
+
+
+def mark(file: Path) -> object:
+    store = FileStore(parse_store(file.parents[1]))
+    return transfer._announce(store, Selection((), None, ""), None)
 
 
 def header(data: bytes, _: Path) -> object:
@@ -252,6 +279,10 @@ READERS: dict[str, Reader] = {
     "zarr": Reader(zarr, {"compressor": {"id": "zlib"}, "filters": [], "dtype": "<f4"}, (Refused,)),
     "signature": Reader(signed, {"dsseEnvelope": {"payload": "e30="}}, SHAPE),  # `verifier` expects any error
     "trial of a study": Reader(ended, {"state": "complete", "value": 1.0, "values": [[1, 0.5]]}, (CorruptData,)),
+    "journal of a study": Reader(at("study.json", journal), {"a": 1}, (CorruptData,)),
+    "mark of a copy": Reader(at("x/.trainjob/writing.json", mark), {"format": 1, "files": ["a"]}, (CorruptData,)),
+    "reason of a registry": Reader(refused, {"errors": [{"code": "A", "message": "b"}]}),
+    "list of referrers": Reader(referring, {"manifests": [{}]}, (CorruptData,)),
     "manifest of an image": Reader(manifest, {"layers": []}, (CorruptData,)),
     "annotation of a layer": Reader(lambda data, _: images._size({manifests.METADATA: text(data)}), {"size": 1}),
     "Docker's config": Reader(
