@@ -8,11 +8,14 @@ import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import pytest
 from tests.hostile_documents import DOCUMENTS, mutations
 from tests.unit.foreign_readers import READERS, Reader
+from yaml.error import Mark
+from yaml.scanner import ScannerError
 
 from trainjob._diagnosis import output
 from trainjob._support.foreign import LENIENT, Unreadable, json_of, mapping_of
@@ -90,6 +93,16 @@ def test_merged_mappings_are_overridden() -> None:
     found = yaml_of(text.rpartition("\n?")[0], "x")
     assert (found["b"], found["c"]) == ({"k": 2, "l": 1}, {"k": 3, "l": 1})
     assert found["d"] == {"k": "k", "l": "k"}
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 5000, '{"a": ' + "[" * 5000 + "]" * 5000 + "}", "a: " + "{" * 5000])
+def test_the_limit_of_depth_has_one_text_whatever_the_library_does(text: str) -> None:
+    ours = r"^x is not readable: it is nested 65 lists and mappings deep, or more; a document has at most 64, line 1"
+    with pytest.raises(Unreadable, match=ours):
+        yaml_of(text, "x")
+    own = ScannerError("while increasing flow level", None, "exceeded maximum nesting depth", Mark("", 0, 0, 9, "", 0))
+    with mock.patch("yaml.parse", side_effect=own), pytest.raises(Unreadable, match=ours):  # as PyYAML 6.0.4
+        yaml_of(text, "x")
 
 
 def test_all_documents_of_a_text_are_read() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,9 +48,20 @@ def _read(data: object, what: str, limits: Limits, load: Callable[[bytes], Any])
         value = load(raw)
     except yaml.YAMLError as error:
         where, why = _explained(error, raw)
+        if _brackets(raw) > limits.depth:  # PyYAML 6.0.4 looks ahead, with its own limit and words
+            raise limits.too_deep(what, where) from None
         raise Unreadable(what, f"is not valid YAML: {why}", where) from None
     check(value, what, limits)
     return value
+
+
+def _brackets(raw: bytes) -> int:
+    """The deepest nesting of brackets, those in texts included."""
+    depth = deepest = 0
+    for each in re.findall(rb"[\[\]{}]", raw):
+        depth += 1 if each in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 @dataclass
