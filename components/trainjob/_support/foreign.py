@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -104,6 +105,8 @@ def json_of(data: object, what: str, limits: Limits = LIMITS) -> Any:
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_int=_integer, parse_constant=constant)
     except json.JSONDecodeError as error:
+        if brackets(text) > limits.depth:  # Python 3.13 decodes 4,000 levels, and finds that their ends are missing
+            raise limits.too_deep(what) from None
         where = f", line {error.lineno}, column {error.colno}"
         raise Unreadable(what, f"is not valid JSON: {error.msg}", where) from None
     except RecursionError:
@@ -120,6 +123,15 @@ def mapping_of(data: object, what: str, limits: Limits = LIMITS) -> dict[str, An
     if not isinstance(value, dict):
         raise Unreadable(what, "is not a JSON object")
     return value
+
+
+def brackets(text: str) -> int:
+    """The deepest nesting of brackets in a text, those in quotes included: a reason why a decoder has failed."""
+    depth = deepest = 0
+    for each in re.findall(r"[\[\]{}]", text):
+        depth += 1 if each in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def check(value: object, what: str, limits: Limits = LIMITS) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trainjob._support.foreign import LIMITS, MAX_DIGITS, Limits, Unreadable, check
+from trainjob._support.foreign import LIMITS, MAX_DIGITS, Limits, Unreadable, brackets, check
 
 if TYPE_CHECKING:
     _Safe = yaml.SafeLoader
@@ -48,20 +47,11 @@ def _read(data: object, what: str, limits: Limits, load: Callable[[bytes], Any])
         value = load(raw)
     except yaml.YAMLError as error:
         where, why = _explained(error, raw)
-        if _brackets(raw) > limits.depth:  # PyYAML 6.0.4 looks ahead, with its own limit and words
+        if brackets(raw.decode("latin-1")) > limits.depth:  # PyYAML 6.0.4 looks ahead, with its own limit and words
             raise limits.too_deep(what, where) from None
         raise Unreadable(what, f"is not valid YAML: {why}", where) from None
     check(value, what, limits)
     return value
-
-
-def _brackets(raw: bytes) -> int:
-    """The deepest nesting of brackets, those in texts included."""
-    depth = deepest = 0
-    for each in re.findall(rb"[\[\]{}]", raw):
-        depth += 1 if each in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
 
 
 @dataclass
