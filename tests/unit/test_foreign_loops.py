@@ -43,8 +43,9 @@ def planted(name: str, labels: dict[str, str], annotations: dict[str, str], spec
 async def test_the_reaper_ends_a_job_beside_planted_objects(backend: DirectBackend, name: str) -> None:
     text, now = TEXTS[name], "2026-11-21T10:00:00Z"
     attempt(backend, 1, "odd", annotations=dict.fromkeys(ANNOTATIONS, text))
-    lease = planted("lease", {MANAGED_BY: "trainjob"}, {leases.JOBS: text}, {"leaseDurationSeconds": 10**20})
-    backend.store.put("leases", {**lease, "spec": {**lease["spec"], "renewTime": now, "holderIdentity": text}})
+    for seconds in (10**20, -(10**20)):
+        spec = {"leaseDurationSeconds": seconds, "renewTime": now, "holderIdentity": text}
+        backend.store.put("leases", planted(f"lease{seconds}", {MANAGED_BY: "trainjob"}, {leases.JOBS: text}, spec))
     about = dict.fromkeys((cancels._TRY, cancels._ACTION, cancels._UID), text)
     backend.store.put("leases", planted("cancel", {cancels._KEY: "abc"}, about, {"renewTime": now}))
     job = attempt(backend, created="2026-11-20T10:00:00Z", **UNATTENDED)

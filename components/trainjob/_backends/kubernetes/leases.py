@@ -354,7 +354,7 @@ def _waiter(lease: Mapping[str, Any], now: datetime, arrivals: Mapping[str, date
     left = {uid: min(at, renewed) for uid, at in times.items() if at is not None}
     spec = mapping(lease, "spec")
     seconds = spec.get("leaseDurationSeconds")
-    lasts = timedelta(seconds=min(seconds, _LONGEST) if isinstance(seconds, int) else 0)
+    lasts = timedelta(seconds=max(0, min(seconds, _LONGEST)) if isinstance(seconds, int) else 0)
     return Waiter(name, renewed, left, waiting, str(spec.get("holderIdentity") or ""), lasts)
 
 
