@@ -36,7 +36,7 @@ runpy.run_module("kfp.dsl.executor_main", run_name="__main__")
 def main(payload: str) -> int:
     """Run the function; return the exit code."""
     if "OMPI_MCA_orte_default_hostfile" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:
-        os.execvp("mpirun", ["mpirun", *sys.orig_argv])
+        os.execvp(_program("mpirun"), ["mpirun", *sys.orig_argv])
     directory = Path(tempfile.mkdtemp(prefix="trainjob-"))
     try:
         return _run(json.loads(payload), directory)
@@ -64,7 +64,7 @@ def _run(given: dict[str, Any], directory: Path) -> int:
     process.write_text(_PROCESS, encoding="utf-8")
     words = ["--component_module_path", str(module), "--function_to_execute", given["function"]]
     words += ["--executor_input", json.dumps(executor_input)]
-    launcher = "torchrun" if "PET_NNODES" in os.environ else sys.executable
+    launcher = _program("torchrun") if "PET_NNODES" in os.environ else sys.executable
     child = subprocess.Popen([launcher, str(process), *words], env={**os.environ, "_KFP_RUNTIME": "true"})
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: child.send_signal(number))
@@ -74,6 +74,13 @@ def _run(given: dict[str, Any], directory: Path) -> int:
             _upload(Path(local_paths[uri]), location)
         _report_outputs(outputs, given["function"])
     return code if code >= 0 else 128 - code
+
+
+def _program(name: str) -> str:
+    if (path := shutil.which(name)) is None:
+        print(f'exec: "{name}": executable file not found in $PATH', file=sys.stderr)  # as runc for a command
+        sys.exit(127)  # as a shell
+    return path
 
 
 def _download(location: str, directory: Path) -> str:

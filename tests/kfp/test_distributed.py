@@ -1,6 +1,7 @@
 """`distributed` components as KFP's launcher runs them: all ranks run the function, and rank 0 writes the outputs."""
 
 # No `from __future__ import annotations`: KFP reads those of components as objects.
+import inspect
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from kfp import compiler, dsl
 from tests.hostile_documents import DOCUMENTS, mutations
 
 from trainjob import ConfigurationError, TrainJobResult
-from trainjob_kfp import STEP_IMAGE, distributed, distribution
+from trainjob_kfp import STEP_IMAGE, distributed, distribution, node
 
 if TYPE_CHECKING:
     from tests.kfp.conftest import Steps
@@ -120,3 +121,14 @@ def test_outputs_that_something_else_has_written_are_refused(tmp_path: Path, mon
         with suppress(ConfigurationError):
             result = TrainJobResult("ns", "fit", "uid", 1, outputs={"kfp": json.dumps(changed)})
             distribution._write_outputs(OUTPUTS, result)
+
+
+@pytest.mark.parametrize(
+    ("variable", "launcher"), [("PET_NNODES", "torchrun"), ("OMPI_MCA_orte_default_hostfile", "mpirun")]
+)
+def test_a_missing_launcher_is_named(variable: str, launcher: str, tmp_path: Path) -> None:
+    given = {"function": "fit", "source": "", "executor_input": {"outputs": {}}, "inputs": {}, "outputs": {}}
+    words = [sys.executable, "-c", inspect.getsource(node), json.dumps(given)]
+    environment = {"PATH": str(tmp_path), variable: "1"}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (127, f'exec: "{launcher}": executable file not found in $PATH\n')

@@ -12,7 +12,7 @@ from tests.local.conftest import TORCH_PYTHON, Jobs, needs_torch
 
 from trainjob import TrainJobClient, TrainJobResult
 from trainjob._backends.local.backend import LocalBackend
-from trainjob.errors import Rejected
+from trainjob.errors import Category, Rejected, RetryVerdict
 
 FULL = pytest.mark.full
 PREFIXES = ("PET_", "JAX_", "DMLC_", "OMPI_")
@@ -90,6 +90,15 @@ def test_a_function_on_every_node(jobs: Jobs) -> None:
     text = "$(HOME) $$ `echo no` \"'\\ é"
     result = jobs.run(runtime="jax-distributed", func=train, func_args={"text": text, "times": 2}, num_nodes=2)
     assert jobs.lines(result, "node-1") == [f"1 {text * 2}"]
+
+
+def test_a_function_without_its_launcher_fails_as_a_command_does(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # without torchrun
+    given: list[dict[str, Any]] = [{"command": ["torchrun"]}, {"func": train, "func_args": {"text": "", "times": 1}}]
+    for i, fields in enumerate(given):
+        diagnosis = jobs.fails(key=str(i), runtime="torch-distributed", **fields)
+        assert 'exec: "torchrun": executable file not found in $PATH' in diagnosis.summary
+        assert (diagnosis.category, diagnosis.retry) == (Category.CONFIGURATION, RetryVerdict.CONFIGURATION)
 
 
 def give() -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainjob import names
-from trainjob._manifest import checkpoint_directories, unattended
+from trainjob._manifest import checkpoint_directories, node, unattended
 from trainjob._manifest.retry_changes import Changes, applied, change_annotations
 from trainjob._spec import TrainJobSpec, env_api, torchtune
 from trainjob._spec.checks import STALL_VARIABLE
@@ -35,32 +35,6 @@ from trainjob.job import (
 )
 from trainjob.progress import return_value
 from trainjob.status import STALL_TIMEOUT, Phase, observe
-
-# Without a shell, so that only Python interprets the source. Written to a file, because torchrun needs one and spawned
-# worker processes import it. The launcher follows from the variables of Trainer's torch and MPI plugins, since the name
-# of a runtime is arbitrary.
-_BOOTSTRAP = """\
-import fcntl, json, os, subprocess, sys, tempfile
-returned, source, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-if "OMPI_MCA_orte_default_hostfile" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:
-    os.execvp("mpirun", ["mpirun", *sys.orig_argv])
-if options["packages"]:
-    with open(os.path.join(tempfile.gettempdir(), "trainjob-pip.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", *options["packages"]])
-folder = tempfile.mkdtemp(prefix="trainjob-")
-with open(os.path.join(folder, "_trainjob_returned.py"), "w", encoding="utf-8") as module:
-    module.write(returned)
-path = os.path.join(folder, options["name"] + ".py")
-with open(path, "w", encoding="utf-8") as script:
-    script.write("from __future__ import annotations\\n\\n" + source + "\\n\\n")
-    script.write("if __name__ == '__main__':\\n    import json\\n    import _trainjob_returned\\n")
-    script.write("    _trainjob_returned.watch()\\n")
-    call = "%s(**json.loads(%r))" % (options["name"], json.dumps(options["args"]))
-    script.write("    _trainjob_returned.report(%r, %s)\\n" % (options["name"], call))
-launcher = "torchrun" if "PET_NNODES" in os.environ else sys.executable
-os.execvp(launcher, [launcher, path])
-"""
 
 
 def render(
@@ -225,7 +199,7 @@ def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:
         first, *others = spec.pip_index_urls
         packages = [f"--index-url={first}", *(f"--extra-index-url={url}" for url in others), *packages]
     options = {"name": spec.func.name, "args": spec.func_args, "packages": packages}
-    command = ["python", "-c", _literal(_BOOTSTRAP), _literal(inspect.getsource(return_value))]
+    command = ["python", "-c", _literal(inspect.getsource(node)), _literal(inspect.getsource(return_value))]
     return command, [_literal(spec.func.source), _literal(json.dumps(options))]
 
 

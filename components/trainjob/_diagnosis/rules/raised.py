@@ -81,6 +81,9 @@ _ARGUMENTS = M(C.CONFIGURATION, R.CONFIGURATION,
 _NO_USER = M(C.CONFIGURATION, R.CONFIGURATION,
     "set USER and HOME in env, or add the user to the image: the pod runs with a user ID that the image does not have "
     "(OpenShift)")
+_NO_TEMPORARY = M(C.CONFIGURATION, R.CONFIGURATION,
+    "mount an emptyDir at /tmp by runtime_patches, or set TMPDIR to a volume: the pod has no directory for temporary "
+    "files that its user can write")
 _CACHE = M(C.CONFIGURATION, R.CONFIGURATION,
     "set HOME, or the cache's own variable (HF_HOME, XDG_CACHE_HOME, TORCH_HOME), to a directory that the pod's "
     "user can write")
@@ -257,6 +260,8 @@ RAISED: tuple[RaisedRule, ...] = (
         "made with CPython 3.11"),
     _Rule("cache", "OSError", "", r"\[Errno (13|30)\].*('/\.[a-z]|/\.cache\b)|Check cache directory permissions",
         _CACHE,
+        "made with CPython 3.11"),
+    _Rule("no-temporary-directory", "FileNotFoundError", "tempfile", "No usable temporary directory", _NO_TEMPORARY,
         "made with CPython 3.11"),
     # ---- peers
     _Rule("joining", f"{_C10D} {_XLA}", "", r"\d+/\d+ clients joined|Wait_for_all_tasks_to_register|RegisterTask"
