@@ -18,21 +18,23 @@ def test_a_function_runs_as_the_training(run: Run) -> None:
 
         @task.trainjob(runtime="trainjob-step", env={"SCALE": "{{ dag.dag_id }}"})
         def train(
-            rate: float, ds: str | None = None, logical_date: str | None = None, run_id: str | None = None
+            rate: float, ds: str, *, logical_date: str | None = None, run_id: str | None = None, **more: float
         ) -> None:
             import os
 
             from trainjob.progress import report
 
             own = {"ds": str(ds), "when": str(logical_date), "run_id": str(run_id), "scale": os.environ["SCALE"]}
-            report(metrics={"rate": rate * 10}, outputs=own)
+            report(metrics={"rate": rate * 10, **more}, outputs=own)
 
-        train.expand(rate=rates())
-        train.override(task_id="one")(0.5, run_id="mine")
+        mapped: Any = train
+        mapped.expand(rate=rates())
+        mapped.override(task_id="one")(0.5, run_id="mine", extra=7)
     ran = run(dag)
     assert ran.state == "success", ran.log[-3000:]
     tasks = ("train[0]", "train[1]", "one")
     assert [ran.xcoms[name]["metrics"]["rate"] for name in tasks] == [1, 2, 5]
+    assert ran.xcoms["one"]["metrics"]["extra"] == 7
     assert [ran.xcoms[name]["outputs"]["run_id"] for name in tasks] == [ran.run_id, ran.run_id, "mine"]
     for name in tasks:
         outputs = ran.xcoms[name]["outputs"]

@@ -150,7 +150,7 @@ def test_the_job_gets_the_function_and_the_rules() -> None:
     command = evaluation(gate=GATE, code={"revision": "c" * 40}).spec_fields(KEY)["command"]
     given = dict(word.removeprefix("--").split("=", 1) for word in command[4:])
     assert given["function"] == "score"
-    assert given["function-source"].startswith("def score(model: str, dataset: str)")
+    assert "\ndef score(model: str, dataset: str)" in given["function-source"]
     assert json.loads(given["gate"]) == GATE
     words = ["python", "evaluate.py", "{model}", "--price=$5"]
     command = evaluation(function=None, command=words).spec_fields(KEY)["command"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import date
+from functools import wraps
 from typing import Any, cast
 
 import pytest
@@ -86,6 +87,23 @@ def function_of(**fields: Any) -> object:
     return fit()
 
 
+def logged(function: Callable[[], None]) -> Callable[[], None]:
+    @wraps(function)
+    def run() -> None:
+        function()
+
+    return run
+
+
+def wrapped_function() -> object:
+    @task.trainjob(runtime="jax-distributed")
+    @logged
+    def fit() -> None:
+        pass
+
+    return fit()
+
+
 def nested(depth: int = 20_000) -> dict[str, Any]:
     """Mappings inside each other, deeper than Python's own limit of recursion."""
     value: dict[str, Any] = {}
@@ -117,7 +135,8 @@ WRONG: dict[str, tuple[Make, dict[str, Any], str]] = {
     "spec and fields": (whole, {"runtime": "x", "spec": {"runtime": "y"}}, "spec cannot be combined with runtime"),
     "pods beside a spec": (whole, {"spec": "runtime: x", "pod": {}}, "spec cannot be"),
     # functions
-    "closure": (function_of, {}, "uses OUTSIDE from outside itself"),
+    "closure": (function_of, {}, r"uses OUTSIDE \(line \d+\) from outside itself"),
+    "decorator of a function": (wrapped_function, {}, r"fit\(\) is wrapped by @logged \(line \d+\)"),
     "command of a function": (function_of, {"command": ["x"]}, "remove command"),
     "argument that is no JSON": (function_with, {"value": date(2026, 1, 1)}, "cannot be written as JSON"),
     # what becomes of a job
@@ -169,7 +188,11 @@ WRONG: dict[str, tuple[Make, dict[str, Any], str]] = {
     "both": (evaluate, {"command": ["x"]}, "set exactly one of command and function"),
     "command as text": (evaluate, {"function": None, "command": "python x.py"}, "command must be a list of words"),
     "lambda": (evaluate, {"function": lambda model, dataset: {}}, "function must be a function defined with def"),
-    "outside": (evaluate, {"function": closure}, r"closure\(\) uses OUTSIDE from outside itself, which does not exist"),
+    "outside": (
+        evaluate,
+        {"function": closure},
+        r"closure\(\) uses OUTSIDE \(line \d+\) from outside itself, which does not exist",
+    ),
     "parameters": (evaluate, {"function": one}, r"one\(\) must accept two paths, model and dataset"),
     "gate": (evaluate, {"gate": {"metrics": {"accuracy": {"minimum": 1}}}}, "gate.metrics.accuracy.minimum"),
     "code": (evaluate, {"code": "git"}, "code must be a mapping with uri and revision"),

@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "no command": (evaluate_model, {**EVALUATE, "command": []}, "set exactly one of command and function"),
     "no candidate": (evaluate_model, {**EVALUATE, "candidate": ""}, "evaluate-model: candidate is empty"),
     "gate": (evaluate_model, {**EVALUATE, "gate": {"metric": {}}}, "gate.metric"),
-    "closure": (evaluate_model, {**EVALUATE, "command": [], "function": closure}, "uses OUTSIDE from outside itself"),
+    "closure": (evaluate_model, {**EVALUATE, "command": [], "function": closure}, "uses OUTSIDE (line "),
     "rule beside an evaluation": (
         released,
         {"evaluation": EVALUATE},

@@ -33,7 +33,7 @@ COMMAND: dict[str, Any] = {
 }
 FUNCTION: dict[str, Any] = {
     "runtime": "torch-distributed",
-    "func": {"name": "train", "source": "def train(region): pass"},
+    "func": {"name": "train", "source": "def train(**item): pass"},
     "func_args": {"region": "north"},
     "packages_to_install": ["numpy"],
     "checkpoints": "s3://b/checkpoints",
@@ -60,7 +60,7 @@ ASKED: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
 KEPT: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "runtime": (COMMAND, ["torch-resilient"]),  # but see `test_the_runtime_counts_if_it_names_the_program`
     "image": (COMMAND, ["registry.example/train:2", None]),
-    "func": (FUNCTION, [{"name": "train", "source": "def train(region): print(region)"}]),
+    "func": (FUNCTION, [{"name": "train", "source": "def train(**item): print(item)"}]),
     "packages_to_install": (FUNCTION, [["numpy==2.4.0"], []]),
     "pip_index_urls": (FUNCTION, [["https://pypi.example/simple"]]),
     "outputs": (COMMAND, [{"model": "s3://b/model/try-2"}, {}]),

@@ -52,33 +52,44 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
             raise TypeError(f"@task.trainjob runs the decorated function: remove {field}")
         self.packages_to_install = packages_to_install
         self.pip_index_urls = pip_index_urls
-        self._from_context: dict[str, Any] = {}
+        self._from_context: dict[str, Any] | None = None
         super().__init__(python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, **kwargs)
 
     def literal_fields(self) -> dict[str, Any]:
         """The fields of `TrainJobOperator`, with the function and its arguments."""
-        import inspect
-
-        arguments = inspect.signature(self.python_callable).bind(*self.op_args, **self.op_kwargs).arguments
+        given, others = self._arguments()
+        known = self._from_context
+        if known is None:  # while the DAG is parsed; Airflow has checked that the context has the required others
+            known = {name: "{{ " + name + " }}" for name, required in others.items() if required}
         more = {"packages_to_install": self.packages_to_install, "pip_index_urls": self.pip_index_urls}
         return {
             **super().literal_fields(),
             "func": self.python_callable,
-            "func_args": self._from_context | dict(arguments),
+            "func_args": known | given,
             **{name: value for name, value in more.items() if value is not None},
         }
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """Build the spec after filling parameters of the function from the context."""
-        import inspect
-
-        signature = inspect.signature(self.python_callable)
-        given = signature.bind(*self.op_args, **self.op_kwargs).arguments
-        values = {name: context.get(name) for name in signature.parameters if name in context and name not in given}
+        values = {name: context.get(name) for name in self._arguments()[1] if name in context}
         self._from_context = {
             name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()
         }
         return super().job_spec(key, context)
+
+    def _arguments(self) -> tuple[dict[str, Any], dict[str, bool]]:
+        """The arguments of the call by name, and the other parameters: name -> whether it is required."""
+        import inspect
+
+        signature = inspect.signature(self.python_callable)
+        given = dict(signature.bind_partial(*self.op_args, **self.op_kwargs).arguments)
+        others = {}
+        for each in signature.parameters.values():
+            if each.kind is each.VAR_KEYWORD:
+                given |= given.pop(each.name, {})
+            elif each.name not in given and each.kind is not each.VAR_POSITIONAL:
+                others[each.name] = each.default is each.empty
+        return given, others
 
     def execute(self, context: Context) -> Any:
         """Launch the job and wait for it; `DecoratedOperator.execute` would call the function in this process."""

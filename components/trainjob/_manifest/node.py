@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 _SCRIPT = """\
-from __future__ import annotations
-
 {source}
 
 

@@ -20,6 +20,7 @@ _BY_ENTRY = (
 _OF_TORCHTUNE = ("runtime", "initializer", "args", "num_nodes", "num_proc_per_node", "resources_per_node")
 
 _OF_ON_RETRY = ("num_nodes", "resources_per_node")
+_OF_FUNC = ("func", "func_args", "packages_to_install", "pip_index_urls")
 
 
 def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> TrainJobSpec | None:
@@ -47,6 +48,11 @@ def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> TrainJobSpec |
             del known["command"]
     if any(has_open(fields.get(name), is_open) for name in _OF_ON_RETRY):
         known.pop("on_retry", None)
+    arguments = fields.get("func_args") or {}
+    if is_open(arguments) or has_open([*arguments], is_open):  # any parameter may get its value later
+        known = {name: value for name, value in known.items() if name not in _OF_FUNC}
+    elif isinstance(arguments, Mapping) and arguments:
+        known["func_args"] = dict.fromkeys(arguments) | known["func_args"]
     return TrainJobSpec.parse(known)
 
 

@@ -288,8 +288,11 @@ class TrainJobSpec(Part):
             for field in ("func_args", "packages_to_install", "pip_index_urls"):
                 if getattr(self, field) and "func" not in incomplete:
                     yield Problem(field, "needs func", "install packages in the image, or set func")
-        elif not self.packages_to_install and self.pip_index_urls and "packages_to_install" not in incomplete:
-            yield Problem("pip_index_urls", "has no effect without packages_to_install")
+        else:
+            if not self.packages_to_install and self.pip_index_urls and "packages_to_install" not in incomplete:
+                yield Problem("pip_index_urls", "has no effect without packages_to_install")
+            if "func_args" not in incomplete:
+                yield from self.func.argument_problems(self.func_args)
         try:
             json.dumps(self.func_args, allow_nan=False)
         except (TypeError, ValueError) as error:

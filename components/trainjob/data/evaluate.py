@@ -222,10 +222,7 @@ def _read(path: Path, of: str) -> Any:
 
 def _program(work: Path, function: Function) -> list[str]:
     script = work / f"function_{function.name}.py"  # the name alone could hide a module, such as json
-    script.write_text(
-        f"from __future__ import annotations\n\n{function.source}\n\n{_CALL.format(name=function.name)}",
-        encoding="utf-8",
-    )
+    script.write_text(f"{function.source}\n\n{_CALL.format(name=function.name)}", encoding="utf-8")
     return [sys.executable, str(script)]
 
 
