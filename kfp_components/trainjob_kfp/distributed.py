@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import symtable
+import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from kfp import dsl
 from kfp.dsl import python_component
 
+from trainjob._spec.function import Function
 from trainjob_kfp.component import passthroughs, with_warnings
 from trainjob_kfp.image import STEP_IMAGE
 from trainjob_kfp.train import train
@@ -88,7 +92,8 @@ def distributed(
 
     Raises:
         TypeError: `component` is not a lightweight component.
-        ValueError: `component` has an input ``task_config``, a name that `distributed` adds.
+        ValueError: `component` has an input ``task_config``, a name that `distributed` adds, or its function uses names
+            that the module which KFP makes of it does not have.
     """
     mappings = {"resources_per_node": resources_per_node, "labels": labels, "on_retry": on_retry, "spec": spec}
     options = {name: value for name, value in locals().items() if name not in ("component", "mappings")}
@@ -105,6 +110,7 @@ def distributed(
     # A shell that installs packages can precede the shell that starts the function.
     options["before"], options["source"] = words[: start - 2], words[start + 1]
     options["function"] = component.python_func.__name__
+    Function.of(component.python_func, arguments="", known=_names_of_module(options["source"]))
     options["executor"] = _EXECUTOR  # kfp.local recognizes by this word what it can run without a container
     container.image = STEP_IMAGE
     # The variable skips KFP's authoring API, a second of the step's start, as in KFP's executor.
@@ -113,3 +119,10 @@ def distributed(
     made.inputs = {**(made.inputs or {}), _CONFIG: copy.deepcopy(train.component_spec.inputs[_CONFIG])}
     made.task_config_passthroughs = passthroughs(job_only=True)
     return with_warnings(python_component.PythonComponent(made, component.python_func))
+
+
+def _names_of_module(source: str) -> set[str]:
+    """Names in the module that KFP makes of a function: its imports, and `additional_funcs` of the component."""
+    symbols = symtable.symtable(source, "component", "exec").get_symbols()
+    bound = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
+    return bound.union(dsl.__all__, typing.__all__)  # of `import *`

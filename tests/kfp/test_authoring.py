@@ -14,6 +14,7 @@ from tests.kfp.pipelines import compiled
 import trainjob_kfp
 from trainjob_kfp import STEP_IMAGE, LostByKfp, UnseenByCache, cleanup, distributed, load, retry, train
 from trainjob_kfp.compile import COMPILED
+from trainjob_kfp.distributed import _names_of_module
 
 FIELDS = {"RESOURCES", "ENV", "KUBERNETES_AFFINITY", "KUBERNETES_TOLERATIONS", "KUBERNETES_NODE_SELECTOR"}
 
@@ -185,6 +186,22 @@ def test_only_lightweight_components_can_be_distributed() -> None:
             distributed(what, runtime="torch-distributed")
     with pytest.raises(ValueError, match="has an input task_config, which distributed"):
         distributed(configured, runtime="torch-distributed")
+
+
+def test_a_function_that_uses_names_of_its_module_cannot_be_distributed() -> None:
+    @dsl.component(base_image="x")  # type: ignore[untyped-decorator]  # KFP has no types
+    def outside() -> None:
+        class Net:
+            size = FIELDS
+
+    @dsl.component(base_image="x")  # type: ignore[untyped-decorator]  # KFP has no types
+    def inside(data: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model]) -> None:
+        print(dsl.Dataset, Optional[int], Artifact)  # type: ignore[name-defined]  # noqa: F821 - imported by KFP
+
+    with pytest.raises(ValueError, match=r"outside\(\) uses FIELDS \(line \d+\) from outside itself"):
+        distributed(outside, runtime="torch-distributed")
+    distributed(inside, runtime="torch-distributed")
+    assert {"helper", "LIMIT", "c", "Optional"} <= _names_of_module("def helper(): pass\nLIMIT = 1\nimport a.b as c")
 
 
 def test_cleanup_has_a_run_id_and_so_is_never_cached(tmp_path: Path) -> None:

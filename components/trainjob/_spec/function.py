@@ -37,7 +37,13 @@ class Function(Part):
     source: Annotated[str, Field(min_length=1, max_length=_LONGEST)]
 
     @classmethod
-    def of(cls, function: Callable[..., object], *, arguments: str = ", or pass it in func_args") -> Self:
+    def of(
+        cls,
+        function: Callable[..., object],
+        *,
+        arguments: str = ", or pass it in func_args",
+        known: Collection[str] = (),
+    ) -> Self:
         """Read the source of `function`, and check that it runs without its module.
 
         The source is sent unchanged but for its decorators, and for annotations of its parameters and return value that
@@ -46,6 +52,7 @@ class Function(Part):
         Args:
             function: The function.
             arguments: Another way to give it a value, for the error about names from outside itself.
+            known: Names that its module has on the nodes.
 
         Raises:
             ValueError: The function cannot run on the nodes; with the reason.
@@ -73,7 +80,8 @@ class Function(Part):
         else:
             source = _without_outside_annotations("".join(header + body), nested=bool(header))
         offset = first + len(lines) - len(body) - len(header) - 1
-        if outside := _outside(plain, source, offset):
+        outside = {each: line for each, line in _outside(plain, source, offset).items() if each not in known}
+        if outside:
             found = ", ".join(f"{each} (line {line})" for each, line in sorted(outside.items()))
             raise ValueError(
                 f"{name}() uses {found} from outside itself, which does not exist on the nodes: "
