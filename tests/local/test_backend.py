@@ -26,7 +26,7 @@ from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.ranks import MARKER, _kill_by_psutil
 from trainjob._backends.local.store import JobFiles, _tombstone
 from trainjob.errors import Category, LaunchError
-from trainjob.status import observe
+from trainjob.status import QUEUE_LABEL, observe
 
 # ---------------------------------------------------------------- ends of jobs
 # A shell sees $$$$ in scripts as $$: Kubernetes treats $$ as an escaped dollar sign.
@@ -84,6 +84,15 @@ def test_deadline(jobs: Jobs) -> None:
 
 
 @pytest.mark.full
+def test_a_job_in_a_queue_starts_also_if_it_was_created_suspended(jobs: Jobs) -> None:
+    """Manifests for Kueue often have `suspend`; here nothing but the queue's label would ever start it."""
+    labels = {QUEUE_LABEL: "training"}
+    assert jobs.lines(jobs.run("echo trained", suspend=True, labels=labels)) == ["trained"]
+    manifest = {**UNSUPPORTED, "metadata": {"labels": labels}}
+    manifest["spec"] = {"runtimeRef": {"name": "trainjob-step"}, "suspend": True, "trainer": {"command": ["true"]}}
+    assert jobs.client.wait(jobs.client.launch(manifest, "manifest"))
+
+
 def test_deadline_does_not_count_while_suspended(jobs: Jobs) -> None:
     ref = jobs.launch("sleep 0.2", active_deadline_seconds=4, suspend=True)
     time.sleep(4.2)

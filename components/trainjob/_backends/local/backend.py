@@ -37,7 +37,7 @@ from trainjob.errors import (
 )
 from trainjob.job import KEY, JobRef
 from trainjob.settings import Settings
-from trainjob.status import CANCELLED
+from trainjob.status import CANCELLED, QUEUE_LABEL
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ class LocalBackend:
             "resourceVersion": "1",
         }
         stored = {**trainjob, "metadata": metadata}
+        if QUEUE_LABEL in (metadata.get("labels") or {}):  # Kueue would admit it, however it was created
+            stored["spec"] = {name: value for name, value in trainjob["spec"].items() if name != "suspend"}
         files = self._files(metadata["namespace"], metadata["name"])
         if dry_run:
             return stored
