@@ -277,6 +277,18 @@ def test_nothing_is_written_through_a_link(source: Path, target: Path, tmp_path:
     assert (target / link).is_symlink()
 
 
+@pytest.mark.parametrize("link", ["gone", "odd", "a.txt/x", "sub", "/etc/passwd", "pipe"])
+def test_what_cannot_be_copied_can_be_excluded(source: Path, target: Path, link: str) -> None:
+    if link == "pipe":
+        os.mkfifo(source / "odd")
+    else:
+        (source / "odd").symlink_to(link)
+    with pytest.raises(UnsafePath, match=r"source/odd is .*exclude it"):
+        copy(str(source), str(target))
+    copy(str(source), str(target), exclude="odd")
+    assert files(target) == FILES
+
+
 # ---------------------------------------------------------------- copies that cannot be complete
 # `tests/stores/test_contract.py` has missing and incomplete sources, unsafe names, patterns without a match, digests.
 
@@ -294,6 +306,19 @@ REFUSED: dict[str, tuple[Tree, dict[str, Any], type[Exception], str]] = {
     "only folders": ({"none/x/y": None}, {"source": "{}/none"}, SourceNotFound, "does not exist or is empty"),
     "link out": ({"source/outside": "/etc/passwd"}, {}, UnsafePath, "outside"),
     "loop": ({"source/loop": "../source"}, {}, UnsafePath, "loop"),
+    "link to nothing": (
+        {"source/b": "gone"},
+        {},
+        UnsafePath,
+        "source/b is a link to gone, which does not exist; exclu",
+    ),
+    "link to itself": ({"source/b": "b"}, {}, UnsafePath, "source/b is a link to b, which does not exist; exclude it"),
+    "link as a manifest": (
+        {"source/MANIFEST.json": "/etc/passwd"},
+        {},
+        UnsafePath,
+        "MANIFEST.json is a link that leads",
+    ),
     **{f"gzip, {cut}": ({"source/x.csv.gz": data}, {}, CorruptData, "gzip") for cut, data in CUT.items()},
     # patterns and digests
     "file not included": ({}, FILE | {"include": ["*.parquet"]}, SourceNotFound, r"a\.txt is a single file"),

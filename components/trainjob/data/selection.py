@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -46,7 +46,7 @@ def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str])
     Raises:
         SourceNotFound: The source is empty, or no file matches.
         CorruptData: The source is incomplete, or does not match its manifest.
-        UnsafePath: A file has a name that cannot be written to every target.
+        UnsafePath: A file has a name that cannot be written to every target, or is none, as a link to nothing.
     """
     where, include, exclude = store.location, as_patterns(include), as_patterns(exclude)
     single = _single(store)
@@ -60,6 +60,7 @@ def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str])
     working = [path for path in entries if path.split("/")[0] == file_manifest.WORK]
     promised = None
     if file_manifest.NAME in entries and file_manifest.NAME not in exclude:
+        _check_readable([entries[file_manifest.NAME]])
         if entries[file_manifest.NAME].size > file_manifest.longest(entries):  # reading it could fill the memory
             raise CorruptData(
                 f"{where} has a {file_manifest.NAME} of {entries[file_manifest.NAME].size} bytes for {len(entries)} "
@@ -85,11 +86,18 @@ def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str])
         raise SourceNotFound(
             f"none of the {len(entries)} files at {where} matches include={list(include)} exclude={list(exclude)}"
         )
+    _check_readable(chosen)
     file_manifest.check_paths(entry.path for entry in chosen)
     if promised is not None:
         names = {entry.path for entry in chosen}
         promised = file_manifest.build(file for file in promised.files if file.path in names)
     return Selection(tuple(chosen), promised, _origin(store, chosen))
+
+
+def _check_readable(entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        if entry.refused:
+            raise UnsafePath(entry.refused)
 
 
 def manifest_of(store: ReadableStore) -> ContentManifest | None:
@@ -134,7 +142,7 @@ def _compare(store: ReadableStore, promised: ContentManifest, entries: dict[str,
                 f"{store.location} has {path!r}, which its {file_manifest.NAME} does not list; remove that file, or "
                 f"exclude {file_manifest.NAME!r} to copy all files without verification"
             )
-        if listed[path].size != entries[path].size:
+        if listed[path].size != entries[path].size and not entries[path].refused:
             raise CorruptData(
                 f"{store.location}: {path!r} has {entries[path].size} bytes, but its {file_manifest.NAME} states"
                 f" {listed[path].size}; write it again"

@@ -32,12 +32,14 @@ class Entry:
         size: Bytes.
         etag: Entity tag: changes with the content, as far as the store can detect it. Empty if the store has none.
         sha256: SHA-256 that the store itself reports, in hexadecimal. Empty if it reports none.
+        refused: Why it cannot be read, if it cannot: a link to nothing, for example. Its size is then -1.
     """
 
     path: str
     size: int
     etag: str = ""
     sha256: str = ""
+    refused: str = ""
 
 
 class ReadableStore(ABC):

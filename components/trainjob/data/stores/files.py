@@ -22,6 +22,7 @@ from trainjob.data.stores.parts import Part, start_writing
 from trainjob.data.stores.translated import Translated
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
 
+_NO_FILE = "{} is neither a file nor a directory; exclude it"
 _SYNCS = 16  # files at once: a disk syncs several in the time of one
 
 
@@ -41,7 +42,7 @@ class FileStore(WritableStore):
         self._alone = False
 
     def list(self) -> Iterator[Entry]:
-        """List all files. Links to files inside the root are followed; other links are refused."""
+        """List all files. Links to files inside the root are followed; other links are listed as refused."""
         root, folders = os.path.realpath(self._root), [""]
         with os_errors(self._root):
             while folders:
@@ -53,12 +54,15 @@ class FileStore(WritableStore):
                     continue
                 with found:
                     for each in found:
-                        if each.is_symlink():
-                            _check_link(each, root)
-                        if each.is_dir():
-                            folders.append(f"{folder}{each.name}/")
+                        path = f"{folder}{each.name}"
+                        if each.is_symlink() and (why := _refusal(each, root)):
+                            yield Entry(path, -1, refused=why)
+                        elif each.is_dir():
+                            folders.append(f"{path}/")
+                        elif stat.S_ISREG((status := each.stat()).st_mode):
+                            yield Entry(path, status.st_size, _etag(status))
                         else:
-                            yield _entry(each.stat(), each.path, f"{folder}{each.name}")
+                            yield Entry(path, -1, refused=_NO_FILE.format(each.path))
 
     def stat(self, path: str) -> Entry:
         """Return one file; raise SourceNotFound if it does not exist."""
@@ -248,16 +252,24 @@ class FileStore(WritableStore):
         for_each(lambda path: _fsync(self._at(path)), paths, _SYNCS)
 
 
-def _check_link(link: os.DirEntry[str], root: str) -> None:
-    if link.is_dir():
-        raise UnsafePath(f"{link.path} is a link to a directory; replace the link by a copy of its target")
+def _refusal(link: os.DirEntry[str], root: str) -> str:
+    """Why a link is not followed; empty if it is."""
+    try:
+        status = link.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return f"{link.path} is a link to {os.readlink(link.path)}, which does not exist; exclude it"
+    if stat.S_ISDIR(status.st_mode):
+        return f"{link.path} is a link to a directory; exclude it, or replace it by a copy of its target"
     if not os.path.realpath(link.path).startswith(root.rstrip("/") + "/"):
-        raise UnsafePath(f"{link.path} is a link that leads out of {root}; replace the link by a copy of its target")
+        return f"{link.path} is a link that leads out of {root}; exclude it, or replace it by a copy of its target"
+    return ""
 
 
 def _entry(status: os.stat_result, full: Path | str, path: str) -> Entry:
     if not stat.S_ISREG(status.st_mode):
-        raise UnsafePath(f"{full} is neither a file nor a directory; exclude it")
+        raise UnsafePath(_NO_FILE.format(full))
     return Entry(path, status.st_size, _etag(status))
 
 
