@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -244,6 +245,24 @@ async def test_a_queued_job_runs_or_is_refused(
         assert (await phases_of(backend, ref))[-1] is Phase.COMPLETE
         (workload,) = older.api.find(API, "Workload", namespace)
         assert workload["status"]["admission"]["clusterQueue"] == QUEUE
+
+
+async def test_pvc_volumes_are_mounted_also_in_a_queue(
+    older: Older, backend: KubernetesBackend, namespace: str, tmp_path: Path
+) -> None:
+    """On 2.2 Kueue adds its patch to those of two managers; on 2.1 they are overrides, here without a queue."""
+    queue = {} if older.release == "2.1" else {QUEUE_LABEL: QUEUE}
+    fields = {"inputs": {"data": "pvc://data/digits"}, "runtime_patches": patches(), "labels": queue}
+    asked = spec(env=simulate(run="1s"), resources_per_node={"gpu": 1}, **fields)
+    with older.volume(namespace, "data", tmp_path):
+        ref = await launch(backend, asked, "a", namespace=namespace)
+        assert (await phases_of(backend, ref))[-1] is Phase.COMPLETE
+    stored = await backend.get(namespace, ref.name) or {}
+    managers = [each["manager"] for each in stored["spec"].get("runtimePatches", [])]
+    assert managers == (["example.com/team", "trainjob.dev/claims", "kueue.x-k8s.io/manager"] if queue else [])
+    for pod in pods_of(older, ref):
+        claims = [each.get("persistentVolumeClaim") for each in pod["spec"]["volumes"]]
+        assert {"claimName": "data"} in claims
 
 
 async def test_the_doctor_reports_the_release_and_incompatible_queues(older: Older, namespace: str) -> None:

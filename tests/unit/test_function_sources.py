@@ -246,7 +246,7 @@ SIGNATURES = {  # signature -> arguments -> paths of the problems
 
 
 @pytest.mark.parametrize(("signature", "given"), [(each, given) for each in SIGNATURES for given in SIGNATURES[each]])
-@pytest.mark.parametrize("header", ["", "if True:\n    "])
+@pytest.mark.parametrize("header", ["", "if True:\n    ", "from __future__ import annotations\nif True:\n    "])
 def test_arguments_have_to_match_the_signature(signature: str, given: str, header: str) -> None:
     func = {"name": "train", "source": f"{header}def train({signature}): pass"}
     fields = {"runtime": "r", "func": func, "func_args": dict.fromkeys(given.split(), 1)}
@@ -266,7 +266,7 @@ def test_the_problem_names_what_is_missing_and_the_nearest_parameter() -> None:
     assert "func_args.epoch: is not a parameter of train() (did you mean epochs?)" in str(refused.value)
 
 
-@pytest.mark.parametrize("source", ["def train(:", "from model import train", "\0", "train = print"])
+@pytest.mark.parametrize("source", ["def train(:", "from model import train", "\0", "train = print", "#"])
 def test_arguments_of_a_source_without_a_signature_are_not_checked(source: str) -> None:
     spec = TrainJobSpec.parse({"runtime": "r", "func": {"name": "train", "source": source}, "func_args": {"x": 1}})
     assert json.dumps(spec.func_args) == '{"x": 1}'

@@ -202,3 +202,19 @@ def test_a_queue_without_runtime_patches_is_rejected(
     )
     assert [each.path for each in problems] == (["metadata.labels.kueue.x-k8s.io/queue-name"] if refused else [])
     assert all("queue gpus for ever" in each.message for each in problems)
+
+
+@pytest.mark.parametrize("release", SCHEMAS)
+def test_pvc_volumes_of_a_queued_job_fit_all_releases(release: str) -> None:
+    """Kueue adds a patch of its own: since 0.17 to `runtimePatches`, before to the `podTemplateOverrides` of 2.1."""
+    given = {"checkpoints": "pvc://c/x", "inputs": {"data": "pvc://d/y"}, "labels": {"kueue.x-k8s.io/queue-name": "q"}}
+    found = adapted(release, render(TrainJobSpec.parse({"runtime": "r", "command": ["x"], **given}), "key", 1, "ns"))
+    patches = found.get("runtimePatches", [])
+    assert [each["manager"] for each in patches] == (
+        [] if release == "2.1" else ["trainjob.dev/checkpoints", "trainjob.dev/claims"]
+    )
+    overrides = found.get("podTemplateOverrides", [])
+    jobs = [job for each in patches for job in each["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]]
+    pods = [*(each["spec"] for each in overrides), *(job["template"]["spec"]["template"]["spec"] for job in jobs)]
+    claims = [volume["persistentVolumeClaim"]["claimName"] for pod in pods for volume in pod["volumes"]]
+    assert claims == ["c", "d"]

@@ -97,10 +97,9 @@ class Function(Part):
         """Where keyword arguments of these names do not match the parameters of the function."""
         try:
             statements = ast.parse(self.source).body
-        except (SyntaxError, ValueError):  # perhaps of a newer Python than this one
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # perhaps of a newer Python than this one
             return
-        if isinstance(statements[0], ast.If):
-            statements = statements[0].body
+        statements = [x for each in statements for x in (each.body if isinstance(each, ast.If) else [each])]
         definition = next((x for x in statements if isinstance(x, ast.FunctionDef) and x.name == self.name), None)
         if definition is None:  # bound by an import, for example
             return
