@@ -12,6 +12,7 @@ from kfp.dsl.component_task_config import TaskConfigField, TaskConfigPassthrough
 from kfp.dsl.pipeline_channel import PipelineParameterChannel
 from kfp.dsl.pipeline_task import TaskState
 
+from trainjob_kfp.channels import pass_by_reference
 from trainjob_kfp.image import STEP_IMAGE
 from trainjob_kfp.literals import check_arguments, source_of
 
@@ -90,8 +91,10 @@ def _call(original: Callable[..., Any], from_this_package: bool) -> Callable[...
             check_arguments(self.name, kwargs)
         task = original(self, *args, **kwargs)
         # Outside a pipeline, kfp.local has already run the task, without a cache.
-        if from_this_package and task.state is TaskState.FUTURE:
-            task.set_caching_options(False)
+        if task.state is TaskState.FUTURE:
+            pass_by_reference(task)
+            if from_this_package:
+                task.set_caching_options(False)
         for name in NOT_IN_CACHE_KEY:
             setattr(task, name, _warn_about_cache(task, name))
         for name in RESOURCES:

@@ -13,7 +13,7 @@ from typing import Any
 from trainjob import ConfigurationError, TrainJobResult
 from trainjob._support.foreign import LENIENT, mapping_of
 from trainjob_kfp import node
-from trainjob_kfp.execution import TRAINING_FIELDS, Execution, input_of, location
+from trainjob_kfp.execution import ADDED, TRAINING_FIELDS, Execution, input_of, location
 from trainjob_kfp.jobs import run_job
 from trainjob_kfp.runtime import spec_of
 from trainjob_kfp.steplog import report_failures
@@ -32,7 +32,15 @@ def main() -> None:
     with report_failures():
         execution = Execution.of(sys.argv)
         executor_input = input_of(sys.argv)
-        config = (executor_input.get("inputs", {}).get("parameterValues") or {}).pop(_CONFIG, None) or {}
+        inputs = executor_input.setdefault("inputs", {})
+        values = inputs.get("parameterValues") or {}
+        config = values.pop(_CONFIG, None) or {}
+        inputs["parameterValues"] = {
+            # A number of its own has the type that KFP knows, and a float without digits after the point stays one.
+            name: execution.plain(value) if isinstance(value, str | list | Mapping) else value
+            for name, value in values.items()
+            if not name.startswith(ADDED)
+        }
         fields = {
             **{name: options[name] for name in TRAINING_FIELDS},
             "checkpoints": location(options["checkpoints"]),

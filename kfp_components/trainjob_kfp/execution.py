@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from trainjob import ConfigurationError, Problem, Settings
 from trainjob._jobs.launching import AfterFailure
 from trainjob._manifest.workflow_labels import KFP_PIPELINE, KFP_RUN, KFP_TASK, kfp_label
+from trainjob._spec.texts import EXACT, as_text
 from trainjob._spec.validation import field_name
 from trainjob._support.foreign import Limits, Unreadable, mapping_of
 from trainjob.job import key_hash
@@ -20,11 +21,14 @@ from trainjob.job import key_hash
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOCAL_RUN = re.compile(r"(.+)-\d{4}(?:-\d{2}){5}-\d{6}")  # kfp.local.executor_input_utils (KFP 2.17)
 _INPUT = Limits(64 << 20, depth=128, values=1_000_000, finite=False, of="an executor input")
-_ADDED = "pipelinechannel--"  # name prefix of parameters that the compiler adds for values inside constants
 WORKSPACE = "/kfp-workspace"
 """Where KFP mounts a run's workspace (``component.WorkspaceMountPath``)."""
 
-_PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
+ADDED = "trainjob--"
+"""Name prefix of the parameters for values inside of arguments, see `trainjob_kfp.channels.pass_by_reference`."""
+
+REFERENCE = re.compile(r"\[\[trainjob:([^\]]+)\]\]|\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
+"""A parameter of the step inside a text: as `reference` writes it, and KFP's placeholder."""
 
 TRAINING_FIELDS = (
     *("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node"),
@@ -112,41 +116,60 @@ class Execution:
         return int(index) + 1 if index.isdecimal() else None
 
     def plain(self, value: Any) -> Any:
-        """The `value` of a parameter as it was written in the pipeline.
+        """The `value` of a parameter as it was written in the pipeline, with the values that it refers to.
 
-        KFP passes all numbers in lists and dicts as floats. Its launcher replaces placeholders in them in one pass over
-        a map in random order, so some can remain; kfp.local writes ``2.0`` for a parameter where the launcher writes
-        ``2``. KFP's driver replaces the placeholders of a run only where one is the complete text, and the placeholder
+        KFP passes all numbers in lists and dicts as floats. Where a pipeline was compiled without the components of
+        this package, KFP's launcher replaces placeholders in them in one pass over a map in random order, so some can
+        remain. KFP's driver replaces the placeholders of a run only where one is the complete text, and the placeholder
         of the workspace only in texts, not in lists and dicts (driver/resolve.go, KFP 2.17).
         """
-        if isinstance(value, str):
-            value = _PLACEHOLDER.sub(lambda match: _text(self.parameters.get(match[1], match[0])), value)
-            for placeholder, replacement in self._placeholders.items():
-                value = value.replace(placeholder, replacement)
-            for number in self._whole_numbers():
-                value = re.sub(rf"(?<![\w.]){re.escape(str(number))}(?![\w.])", str(int(number)), value)
-            return value
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        if isinstance(value, Mapping):
-            return {self.plain(name): self.plain(each) for name, each in value.items()}
-        if isinstance(value, list):
-            return [self.plain(each) for each in value]
-        return value
+        restored = _restored(value, self._insert)
+        return as_text(restored) if isinstance(value, str) else restored
+
+    def _insert(self, text: str) -> Any:
+        """A text with the values that it refers to; the value itself if the text is only a reference to it."""
+
+        def value_of(found: re.Match[str]) -> Any:
+            name = found[1] or found[2]
+            return _restored(self.parameters[name], self._resolve) if name in self.parameters else found[0]
+
+        if whole := REFERENCE.fullmatch(text):
+            return value_of(whole)
+        parts, end = [], 0
+        for found in REFERENCE.finditer(text):
+            parts += [self._resolve(text[end : found.start()]), as_text(value_of(found))]
+            end = found.end()
+        return "".join([*parts, self._resolve(text[end:])])
+
+    def _resolve(self, text: str) -> str:
+        """A text without KFP's placeholders for the workspace's path, the run's id and the task's name."""
+        for placeholder, value in self._placeholders.items():
+            text = text.replace(placeholder, value)
+        return text
 
     @property
     def _placeholders(self) -> dict[str, str]:
-        """KFP's placeholders for the workspace's path, the run's id and the task's name."""
         return {
             "{{$.workspace_path}}": WORKSPACE,
             "{{$.pipeline_job_uuid}}": self.run,
             "{{$.pipeline_task_name}}": self.task,
         }
 
-    def _whole_numbers(self) -> set[float]:
-        """Integral numbers that kfp.local inserted into this step's other parameters."""
-        added = [value for name, value in self.parameters.items() if name.startswith(_ADDED)] if self.local else []
-        return {value for value in added if isinstance(value, float) and value.is_integer()}
+
+def reference(name: str) -> str:
+    """The text that stands for the value of a parameter of the step, see `Execution.plain`."""
+    return f"[[trainjob:{name}]]"
+
+
+def _restored(value: Any, text: Callable[[str], Any]) -> Any:
+    """A value with whole numbers as such, and with `text` of each text."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) <= EXACT:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {as_text(_restored(name, text)): _restored(each, text) for name, each in value.items()}
+    return [_restored(each, text) for each in value] if isinstance(value, list) else value
 
 
 def run_label(run: str) -> dict[str, str]:
@@ -186,12 +209,6 @@ def input_of(argv: Sequence[str]) -> dict[str, Any]:
     )
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def artifact_location(uri: str) -> str:
     """The location where a job writes the artifact with this URI.
 
@@ -219,12 +236,3 @@ def location(uri: str) -> str:
     if uri.startswith("minio://"):
         return "s3" + uri.removeprefix("minio")
     return Path(uri).as_uri() if uri.startswith("/") else uri
-
-
-def as_text(value: Any) -> Any:
-    """A number or boolean as text for a command line or an environment variable; other values unchanged."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value) if isinstance(value, int | float) else value

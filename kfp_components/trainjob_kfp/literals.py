@@ -16,11 +16,13 @@ from trainjob._spec.literals import (
     has_open,
 )
 from trainjob._spec.reading import check_limits
+from trainjob._spec.texts import as_text
 from trainjob._spec.validation import field_name
 from trainjob.data.options import STEPS, Step
 from trainjob.tuning import Study
 from trainjob.tuning.template import check_template
-from trainjob_kfp.execution import TRAINING_ARGUMENTS, TRAINING_FIELDS, as_text, location, refused_fields
+from trainjob_kfp.channels import check_channels
+from trainjob_kfp.execution import TRAINING_ARGUMENTS, TRAINING_FIELDS, location, refused_fields
 
 _PLACEHOLDERS = ("{{channel:", "{{$.")  # the first: parameters and step outputs inside a text; the second: of the run
 _STEPS: dict[str, Step] = {
@@ -81,6 +83,7 @@ def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
     """
     for name, value in arguments.items():
         check_limits(value, name)
+    check_channels(arguments)
     # Do not compare a channel: `==` returns a condition object, which is true.
     given = {
         name: value
@@ -148,13 +151,17 @@ def _check_study(study: object, template: TrainJobSpec | None) -> None:
         check_template(read, template)
 
 
+def _number_as_text(value: Any) -> Any:
+    return as_text(value) if isinstance(value, int | float) else value
+
+
 def _check_spec(component: str, given: Mapping[str, Any]) -> TrainJobSpec | None:
     fields: dict[str, Any] = {name: given[name] for name in TRAINING_FIELDS if name in given}
     for name in ("command", "args"):
         if isinstance(given.get(name), list):
-            fields[name] = [as_text(each) for each in given[name]]
+            fields[name] = [_number_as_text(each) for each in given[name]]
     if isinstance(given.get("env"), Mapping):
-        fields["env"] = {name: as_text(value) for name, value in given["env"].items()}
+        fields["env"] = {name: _number_as_text(value) for name, value in given["env"].items()}
     for name in ("inputs", "outputs"):
         if isinstance(given.get(name), Mapping):
             fields[name] = {key: uri if is_runtime_value(uri) else location(uri) for key, uri in given[name].items()}

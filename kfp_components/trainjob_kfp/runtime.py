@@ -19,6 +19,7 @@ from trainjob._manifest.attempts import CancelAction
 from trainjob._pages.documents.evaluation import with_evaluation
 from trainjob._spec.arguments import STEP_RUNTIME
 from trainjob._spec.reading import check_limits
+from trainjob._spec.texts import as_text, with_texts
 from trainjob._spec.validation import field_name
 from trainjob._support.display import numeric
 from trainjob._support.foreign import LARGE, mapping_of
@@ -31,7 +32,6 @@ from trainjob_kfp.execution import (
     WORKSPACE,
     Execution,
     artifact_location,
-    as_text,
     location,
     refused_fields,
 )
@@ -97,14 +97,11 @@ def run_tune(given: Parameters) -> tuple[str, dict[str, Any]]:
 
 def _training_of(parameters: Parameters, model_uri: str) -> tuple[dict[str, Any], str]:
     """The fields of a training among the parameters of a component, and the location of its model."""
-    inputs = {name: location(uri) for name, uri in parameters["inputs"].items()}
-    outputs = {name: location(uri) for name, uri in parameters["outputs"].items()}
+    names = (*TRAINING_FIELDS, "command", "args", "env", "inputs", "outputs")
+    fields = with_texts({name: parameters[name] for name in names}, lambda _: True)
+    inputs, outputs = ({name: location(uri) for name, uri in fields[each].items()} for each in ("inputs", "outputs"))
     uri = outputs.setdefault("model", artifact_location(model_uri))
-    words = {name: [as_text(value) for value in parameters[name]] for name in ("command", "args")}
-    env = {name: as_text(value) for name, value in parameters["env"].items()}
-    fields = {name: parameters[name] for name in TRAINING_FIELDS} | words
-    checkpoints = location(parameters["checkpoints"])
-    return fields | {"env": env, "inputs": inputs, "outputs": outputs, "checkpoints": checkpoints}, uri
+    return fields | {"inputs": inputs, "outputs": outputs, "checkpoints": location(parameters["checkpoints"])}, uri
 
 
 def run_wait(given: Parameters) -> dict[str, Any]:
@@ -285,7 +282,7 @@ def _plain(value: Any) -> Any:
 def spec_of(execution: Execution, fields: Parameters, parameters: Parameters) -> TrainJobSpec:
     """The spec of a job: the parameters of the component, the fields of its ``spec``, and the settings of the task."""
     given = {name: value for name, value in fields.items() if value not in ("", 0, [], {})}
-    added = {field_name(name): value for name, value in parameters["spec"].items()}
+    added = with_texts({field_name(name): value for name, value in parameters["spec"].items()}, lambda _: True)
     problems = refused_fields(added, fields)
     if "api_version" in added or "kind" in added:
         problems = [Problem("spec", "is a complete TrainJob object", "give fields of a TrainJobSpec (torchtune, …)")]
@@ -337,8 +334,8 @@ def _run_step(
     """Run ``python -m trainjob.data`` as a TrainJob with these fields of its spec."""
     chosen = STEPS[program](**options)
     chosen.check()
-    env = {name: as_text(value) for name, value in parameters["env"].items()}
-    spec = spec_of(execution, {"command": chosen.to_command(), "env": env, **fields}, parameters)
+    env = with_texts({"env": parameters["env"]}, lambda _: True)
+    spec = spec_of(execution, {"command": chosen.to_command(), **env, **fields}, parameters)
     return run_job(execution, spec, parameters, report, add)
 
 

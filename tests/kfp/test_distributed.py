@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(200)
 
+FROM_KFP = {"shape": {"n": 3.0, "name": "[[trainjob:trainjob--x]]-2.0"}, "trainjob--x": 'say "hi"'}
+"""As kfp.local passes numbers inside of a parameter, and a value inside of an argument."""
+
 
 @dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
 def fit(
     epochs: int,
+    shape: dict,  # type: ignore[type-arg]  # as KFP has it
     data: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
@@ -36,7 +40,7 @@ def fit(
     from typing import Any
 
     rank, ranks = os.environ["JAX_PROCESS_ID"], os.environ["JAX_NUM_PROCESSES"]
-    print(f"rank {rank} of {ranks} reads {Path(data.path).read_text()!r}", flush=True)
+    print(f"rank {rank} of {ranks} reads {Path(data.path).read_text()!r} as {shape}", flush=True)
     if rank == "0":
         Path(model.path).write_text("weights")
         model.metadata["framework"] = "none"
@@ -59,14 +63,14 @@ def component(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(steps: "Steps", component: Path) -> Any:
     (steps.directory / "data.txt").write_text("1,2")
     data = {"name": "data", "type": {"schemaTitle": "system.Dataset"}, "uri": str(steps.directory / "data.txt")}
-    return steps.start("fit", compiled=component, artifacts={"data": [data]}, epochs=4)
+    return steps.start("fit", compiled=component, artifacts={"data": [data]}, epochs=4, **FROM_KFP)
 
 
 def test_all_ranks_run_the_function_and_rank_0_writes_the_outputs(steps: "Steps", component: Path) -> None:
     ended = steps.end("fit", start(steps, component))
     assert ended.code == 0, ended.log
     for rank in (0, 1):
-        assert f"[node-{rank}] rank {rank} of 2 reads '1,2'" in ended.log
+        assert f"[node-{rank}] rank {rank} of 2 reads '1,2' as {{'n': 3, 'name': 'say \"hi\"-2.0'}}" in ended.log
     assert ended.output["parameterValues"] == {"loss": 0.25, "names": ["a", "b"]}
     (model,) = ended.output["artifacts"]["model"]["artifacts"]
     (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]

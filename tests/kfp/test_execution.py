@@ -142,14 +142,6 @@ def test_values_are_restored_as_written_in_the_pipeline(given: Any, meant: Any) 
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("--epochs=8.0", "--epochs=8"), ("8.0", "8"), ("18.0", "18.0"), ("8.05", "8.05"), ("v8.0.1", "v8.0.1")],
-)
-def test_whole_numbers_that_kfp_local_inserts_as_floats_are_restored(given: str, meant: str) -> None:
-    assert execution(LOCAL, **{"pipelinechannel--epochs": 8.0}).plain(given) == meant
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
     [
         ("/a b/c", "file:///a%20b/c"),
         ("minio://mlpipeline/v2/x", "s3://mlpipeline/v2/x"),
