@@ -64,6 +64,28 @@ def test_an_api_server_and_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (access.host, access.authorization) == ("https://a.test", "Bearer hunter2")
 
 
+SERVERS: list[tuple[dict[str, Any], str]] = [
+    ({"host": "https://a.test"}, "https://a.test"),
+    ({"host": "https://a.test", "port": 6443}, "https://a.test:6443"),
+    ({"host": "https://a.test:6443/k8s/1", "port": 6443}, "https://a.test:6443/k8s/1"),
+    ({"host": "https://a.test/k8s/1", "port": 6443}, "https://a.test:6443/k8s/1"),
+    ({"host": "a.test", "port": 80, "schema": "http"}, "http://a.test:80"),
+    ({"host": "[::1]", "port": 6443}, "https://[::1]:6443"),
+]
+
+
+@pytest.mark.parametrize(("fields", "url"), SERVERS)
+def test_the_api_server_has_the_port_and_the_scheme_of_the_connection(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], url: str
+) -> None:
+    assert credentials(hook(monkeypatch, **fields, extra={"backend": "kubernetes"})).host == url
+
+
+def test_a_connection_as_a_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_C", "trainjob://:t@cluster.test:6443/?backend=kubernetes")
+    assert credentials(TrainJobHook("c")).host == "https://cluster.test:6443"
+
+
 @pytest.mark.parametrize(
     ("kind", "field"),
     [
@@ -97,6 +119,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"host": "https://a.test", "extra": {"secret_kube_config": "{}"}}, "set only one of secret_kube_config, host"),
     ({"extra": {"kube_config_path": "/a", "kube_config": "{}"}}, "set only one of kube_config_path, kube_config"),
     ({"password": "hunter2"}, "password (bearer token) needs host (API server)"),
+    ({"host": "https://a.test:1", "port": 2}, "port is 2, but host has 1; remove one of them"),
+    ({"host": "https://a.test", "schema": "http"}, "schema is 'http'; remove it, or set it to the scheme of host"),
+    ({"port": 6443}, "port and schema need host"),
+    ({"extra": {"backend": "local", "name_space": "team"}}, "no field 'name_space': did you mean namespace?"),
     ({"extra": {"backend": "cloud"}}, "backend is 'cloud'; set it to kubernetes or local"),
     ({"extra": {"backend": "local", "namespace": "My Team"}}, "namespace: 'My Team' is not a namespace"),
     ({"kind": "http"}, "use a connection of type 'trainjob' or 'kubernetes'"),

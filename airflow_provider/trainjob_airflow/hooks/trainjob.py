@@ -255,7 +255,10 @@ def _credentials(connection: Connection, values: Mapping[str, Any]) -> Credentia
     from trainjob import ConfigurationError
     from trainjob._backends.credentials import Credentials
 
-    host, token = (connection.host, connection.password) if connection.conn_type == "trainjob" else (None, None)
+    is_own = connection.conn_type == "trainjob"
+    host, token = (_server(connection), connection.password) if is_own else (None, None)
+    if is_own:
+        _check_extra(connection, values)
     text_field = "secret_kube_config" if values.get("secret_kube_config") else "kube_config"
     kubeconfig = values.get(text_field)
     in_cluster = _is_true(values.get("in_cluster"))
@@ -286,6 +289,52 @@ def _credentials(connection: Connection, values: Mapping[str, Any]) -> Credentia
     if _is_true(values.get("disable_verify_ssl")):
         given["verify"] = False
     return Credentials(**given) if given else None
+
+
+def _server(connection: Connection) -> str | None:
+    """URL of the API server. A secrets backend that stores a URI gives its host, port and scheme separately.
+
+    Raises:
+        ConfigurationError: host, port and schema exclude each other.
+    """
+    from urllib.parse import urlsplit
+
+    from trainjob import ConfigurationError
+
+    host, port, schema = connection.host or "", connection.port, connection.schema or ""
+    scheme, _, place = host.rpartition("://")
+    given = urlsplit(f"//{place}")
+    wrong = ""
+    if not host and (port or schema):
+        wrong = "port and schema need host"
+    elif schema and (schema not in ("http", "https") or scheme not in ("", schema)):
+        wrong = f"schema is {schema!r}; remove it, or set it to the scheme of host: http or https"
+    elif port and given.netloc.rpartition(":")[2].isdigit() and given.port != port:
+        wrong = f"port is {port}, but host has {given.port}; remove one of them"
+    if wrong:
+        raise ConfigurationError(f"connection {connection.conn_id}: {wrong}")
+    if not host:
+        return None
+    netloc = f"{given.netloc}:{port}" if port and given.port is None else given.netloc
+    return f"{scheme or schema or 'https'}://{netloc}{given.path}"
+
+
+def _check_extra(connection: Connection, values: Mapping[str, Any]) -> None:
+    """Refuse unknown fields: with a misspelled ``namespace``, a job would run in another one.
+
+    Raises:
+        ConfigurationError: With the most similar field.
+    """
+    from difflib import get_close_matches
+
+    from trainjob import ConfigurationError
+    from trainjob_airflow.get_provider_info import get_provider_info
+
+    known = {*get_provider_info()["connection-types"][0]["conn-fields"], "kube_config"}
+    for name in sorted(values.keys() - known):
+        near = get_close_matches(name, known, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"fields: {', '.join(sorted(known))}"
+        raise ConfigurationError(f"connection {connection.conn_id}: extra has no field {name!r}: {advice}")
 
 
 def _is_true(value: object) -> bool:
