@@ -121,7 +121,7 @@ def _refuse_artifact(path: str, task: Any, name: str) -> None:
     found = task.outputs if isinstance(task, PipelineTask) else {}
     texts = [f"{name}_uri", "uri", {"evaluated": "evaluation", "metrics": "result"}.get(name, "")]
     of = f" of the task {task.name}" if found else ""
-    advice = next((f"give the output {each!r} of that task: outputs[{each!r}]" for each in texts if each in found), "")
+    advice = next((f"give outputs[{each!r}] of that task" for each in texts if each in found), "")
     advice = advice or (
         "return its URI from that component as text (-> str: return artifact.uri), and give that output"
         if getattr(task, "importer_spec", None) is None

@@ -31,7 +31,7 @@ def echo(value: dict) -> dict:  # type: ignore[type-arg]  # as KFP has it
     return value
 
 
-URI = "give the output 'model_uri' of that task: outputs['model_uri']"
+URI = "give outputs['model_uri'] of that task"
 TASK = "is the task train, not an output of it"
 RETURNED = "return its URI from that component as text"
 Arguments = Callable[[SimpleNamespace], dict[str, Any]]
