@@ -9,6 +9,14 @@ from trainjob_airflow.templates import is_open
 Seconds = timedelta | float | None
 
 
+def is_mapped_element(operator: object) -> bool:
+    """Whether Airflow makes an operator for an element of a mapped task, whose arguments may be values of a run.
+
+    Airflow takes its argument ``_airflow_from_mapped`` away before the constructor (`BaseOperatorMeta`, 3.3.2).
+    """
+    return bool(getattr(operator, "_BaseOperator__from_mapped", False))
+
+
 def positive_seconds(name: str, value: Seconds) -> float | None:
     """Convert an argument to seconds.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -16,22 +15,30 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound="BaseOperator")
 
 
-class Sample:
+class Sample(str):
     """A value that only a run knows. Templates can use it like the real value; its text has a mark.
+
+    It is a str, which JSON and filters of Jinja take. All its public attributes are samples, including methods of str.
 
     Args:
         path: The expression that returns the value, to be shown to people.
     """
 
-    unsafe_callable = alters_data = False  # Jinja's sandbox reads these before it calls an object
+    def __new__(cls, path: str) -> Sample:
+        """The text with the mark."""
+        made = super().__new__(cls, f"{SAMPLE}{path}⟩")
+        made._path = path
+        return made
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    _path: str
 
-    def __getattr__(self, name: str) -> Sample:
+    def __getattribute__(self, name: str) -> Any:
+        """A sample, unless the context has set the attribute."""
         if name.startswith("_"):
-            raise AttributeError(name)
-        return Sample(f"{self._path}.{name}")
+            return super().__getattribute__(name)
+        if name in ("unsafe_callable", "alters_data"):  # Jinja's sandbox reads these before it calls an object
+            return False
+        return vars(self).get(name, Sample(f"{self._path}.{name}"))
 
     def __getitem__(self, key: object) -> Sample:
         return Sample(f"{self._path}[{key!r}]")
@@ -43,6 +50,10 @@ class Sample:
 
     def __str__(self) -> str:
         return f"{SAMPLE}{self._path}⟩"
+
+    def __format__(self, specification: str) -> str:
+        del specification
+        return str(self)
 
     def __iter__(self) -> Iterator[Sample]:
         yield self[0]
@@ -61,7 +72,7 @@ class Sample:
         return Sample(self._path)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _computed
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __neg__ = __pos__ = __abs__ = _computed
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __neg__ = __pos__ = __abs__ = __round__ = _computed
 
     def _compared(self, other: object) -> bool:
         del other
@@ -98,7 +109,8 @@ def _without_samples(value: Any) -> Any:
 
 def _without_xcoms(value: Any) -> Any:
     if hasattr(value, "iter_references"):
-        return Sample(f"XCom of {', '.join(sorted({task.task_id for task, _ in value.iter_references()}))}")
+        tasks = sorted({task.task_id for task, _ in value.iter_references()})
+        return str(Sample(f"XCom of {', '.join(tasks)}" if tasks else "parameter"))
     if isinstance(value, Mapping):
         return {name: _without_xcoms(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -108,10 +120,11 @@ def _without_xcoms(value: Any) -> Any:
 
 def sample_context(task: BaseOperator) -> Context:
     """The context of a run that starts now."""
+    import pendulum
     from airflow.sdk import Context as Known
     from airflow.sdk.execution_time import macros
 
-    now = datetime.now(UTC)
+    now = pendulum.now("UTC")  # as Airflow has times in a run: templates use its methods
     dag = task.get_dag()
     run_id = f"manual__{now.isoformat()}"
     known: dict[str, Any] = {name: Sample(name) for name in Known.__annotations__}

@@ -190,11 +190,22 @@ def test_templates_can_use_samples_like_values(airflow_home: Path) -> None:
                 "{{ macros.ds_add(ds, 7) }}",
                 "{{ 10 - conn.c.port }}",
                 "{{ triggering_asset_events | length }}",
+                "{{ data_interval_start.to_date_string() }}",
+                "{{ logical_date.in_timezone('Europe/Berlin').format('YYYY-MM-DD') }}",
+                "{{ dag_run.logical_date.subtract(days=1) | ds }}",
+                "{{ prev_data_interval_start_success.to_date_string() }}",
+                "{{ dag_run.conf | tojson }}",
+                "{{ macros.json.dumps({'a': ti.xcom_pull('a')}) }}",
+                "{{ var.json.x.rate | round(2) }}",
+                "{{ 'n=%s' | format(ti.xcom_pull('a')) }}",
+                "{{ ti.xcom_pull('a').split('/')[-1] | upper }}",
             ],
         )
         wrong = TrainJobOperator(task_id="wrong", runtime="x", args=["{{ paramz.x }}"])
         sensor = TrainJobSensor(task_id="s", job="{{ ti.xcom_pull('a') }}", phases=["Running"])
-    assert one.sample_spec()[0] is not None
+    spec, unknown = one.sample_spec()
+    assert spec is not None
+    assert {f"args[{number}]" for number in range(9, 15)} <= {*unknown}
     assert sensor.sample_spec() == (None, ["job"])
     with pytest.raises(TrainJobFatal, match="'paramz' is undefined"):
         wrong.sample_spec()

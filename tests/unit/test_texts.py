@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trainjob import TrainJobSpec
+from trainjob._spec.reading import read_part
 from trainjob._spec.texts import as_text, with_texts
 
 TEXTS: list[tuple[Any, str]] = [
@@ -86,3 +87,24 @@ def test_every_text_of_a_spec_is_known() -> None:
     }  # fmt: skip
     spec = TrainJobSpec.parse(with_texts(numbers, lambda _: True))
     assert (spec.image, spec.command, spec.env, spec.labels) == ("1", ["1"], {"A": "1"}, {"a": "1"})
+
+
+PARTS: list[tuple[str, Any]] = [
+    (json.dumps({"a": "🙂\n", "b": [True, None]}), {"a": "🙂\n", "b": [True, None]}),
+    (str({"a": "it's", "b": [True, None], "c": ("x", 1)}), {"a": "it's", "b": [True, None], "c": ("x", 1)}),
+    ("('x', 'y')", ["x", "y"]),
+    ("a: 1\nb: [x]", {"a": 1, "b": ["x"]}),
+    ("- x\n- 2", ["x", 2]),
+    ("python train.py", None),
+    ("3", None),
+    ("", None),
+    ("{'a': datetime.datetime(2026, 3, 1)}", None),
+    ("[" * 100_000, None),
+    ('{"a": ' + "9" * 400 + "}", None),
+    ("[" + "0," * 60_000 + "]", None),
+]
+
+
+@pytest.mark.parametrize(("text", "part"), PARTS, ids=range(len(PARTS)))
+def test_a_mapping_or_list_that_a_template_has_written(text: str, part: Any) -> None:
+    assert read_part(text) == part

@@ -16,7 +16,7 @@ from airflow.providers.common.compat.sdk import (
 )
 
 from trainjob_airflow import assets, links
-from trainjob_airflow.arguments import Seconds, check_place, check_switches, check_texts
+from trainjob_airflow.arguments import Seconds, check_place, check_switches, check_texts, is_mapped_element
 from trainjob_airflow.compat import TaskDeferralError, TaskDeferralTimeout
 from trainjob_airflow.events import unpack
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout, airflow_error
@@ -99,7 +99,7 @@ class TrainJobTask(ReportingTask):
                 raise ValueError(f"{name} {message}")
         self.on_crash_action = on_crash_action
         self.on_kill_action = on_kill_action
-        if not kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
+        if not is_mapped_element(self):  # mapped arguments have values only at run time
             check_place(namespace, trainjob_conn_id)
             check_texts(required=True, trainjob_conn_id=trainjob_conn_id)
             check_switches(deferrable=deferrable, get_logs=get_logs, wait_for_completion=wait_for_completion)

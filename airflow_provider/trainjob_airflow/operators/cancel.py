@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from trainjob_airflow.arguments import check_place, positive_seconds
+from trainjob_airflow.arguments import check_place, is_mapped_element, positive_seconds
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import is_of_this_run, labels_of_instance, launched_keys
@@ -85,7 +85,7 @@ class TrainJobCancelOperator(StrictTemplates):
         self.namespace = namespace
         self.trainjob_conn_id = trainjob_conn_id
         self.stop_timeout = positive_seconds("stop_timeout", stop_timeout)
-        if not kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
+        if not is_mapped_element(self):  # mapped arguments have values only at run time
             self.check_literals()
 
     def check_literals(self) -> None:

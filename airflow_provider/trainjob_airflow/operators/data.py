@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from trainjob_airflow.arguments import check_switches, check_texts
+from trainjob_airflow.arguments import check_switches, check_texts, is_mapped_element
 from trainjob_airflow.links import LINKS, MODEL_LINK
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.templates import is_open
@@ -249,7 +249,7 @@ class ModelExportOperator(DataOperator):
         self.provenance = provenance
         self.export_id = export_id
         self.evaluation = evaluation
-        if not kwargs.get("_airflow_from_mapped"):
+        if not is_mapped_element(self):
             check_switches(allow_pickle=allow_pickle)
         self.allow_pickle = allow_pickle
         self.sign = sign

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainjob_airflow.arguments import is_mapped_element
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.operators.base import TrainJobTask
 from trainjob_airflow.templates import is_open
@@ -209,7 +210,7 @@ class TrainJobOperator(TrainJobTask):
         given = [name for name in _SPEC_FIELDS if getattr(self, name) is not None]
         if spec is not None and given:
             raise ValueError(f"spec cannot be combined with {', '.join(given)}: set them in spec")
-        if not kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
+        if not is_mapped_element(self):  # mapped arguments have values only at run time
             self.check_literals()
 
     def check_literals(self) -> None:

@@ -14,7 +14,7 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
-from trainjob_airflow.arguments import check_place, check_switches, check_texts
+from trainjob_airflow.arguments import check_place, check_switches, check_texts, is_mapped_element
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, airflow_error
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.running import airflow_errors, connected
@@ -86,7 +86,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         self._stalls: tuple[JobRef, StallWatch] | None = None
         self._wait: Wait | None = None
         self._open: tuple[ExitStack, TrainJobClient] | None = None
-        if kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
+        if is_mapped_element(self):  # mapped arguments have values only at run time
             return
         from trainjob._spec.literals import has_open
 

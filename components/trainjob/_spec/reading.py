@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -80,6 +81,28 @@ def load_spec(source: Mapping[str, Any] | str | bytes | Path | IO[bytes], name: 
         found = "is empty" if loaded is None else f"is {'a list' if isinstance(loaded, list) else 'a single value'}"
         _refuse(name, f"{found}; write a mapping of fields, such as runtime: torch-distributed")
     return loaded
+
+
+def read_part(text: str) -> dict[Any, Any] | list[Any] | None:
+    """The mapping or list that a template has written as text: JSON, Python (as Jinja writes a value) or YAML.
+
+    None if the text is neither, or too large or too deeply nested for a spec.
+    """
+    if len(text) > MAX_BYTES:
+        return None
+    readers: list[Callable[[str], Any]] = [lambda text: foreign.json_of(text, "", _LIMITS), ast.literal_eval]
+    # A Python object that is no literal, such as datetime(2026, 3, 1), would be other values in YAML's flow style.
+    if not text.lstrip().startswith(("{", "[", "(")):
+        readers.append(lambda text: yaml_of(text, "", _LIMITS))
+    for read in readers:
+        try:
+            found = read(text)
+            check_limits(found)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, InvalidSpec):
+            continue
+        if isinstance(found, dict | list | tuple):
+            return found if isinstance(found, dict) else [*found]
+    return None
 
 
 def check_limits(value: object, name: str = "") -> None:
