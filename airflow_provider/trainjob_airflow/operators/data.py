@@ -222,14 +222,14 @@ class ModelExportOperator(DataOperator):
         source: str,
         target: str,
         name: str,
-        metrics: Mapping[str, Any] | XComArg | None = None,
+        metrics: Mapping[str, Any] | XComArg | str | None = None,
         alias: str | None = None,
         metric: str | None = None,
         mode: Literal["max", "min"] = "max",
         min_improvement: float | str = 0.0,
-        datasets: Sequence[Mapping[str, Any] | XComArg] = (),
-        base_model: Mapping[str, Any] | XComArg | None = None,
-        provenance: Mapping[str, Any] | None = None,
+        datasets: Sequence[Mapping[str, Any] | XComArg] | str = (),
+        base_model: Mapping[str, Any] | XComArg | str | None = None,
+        provenance: Mapping[str, Any] | str | None = None,
         export_id: str | None = None,
         evaluation: Mapping[str, Any] | XComArg | str | None = None,
         allow_pickle: bool = False,
@@ -246,7 +246,7 @@ class ModelExportOperator(DataOperator):
         self.min_improvement = min_improvement
         self.datasets = datasets
         self.base_model = base_model
-        self.provenance = provenance
+        self.provenance: Any = provenance
         self.export_id = export_id
         self.evaluation = evaluation
         if not is_mapped_element(self):

@@ -75,8 +75,8 @@ class ModelEvaluationOperator(DataOperator):
         command: Sequence[str] | None = None,
         function: Callable[..., object] | None = None,
         dataset_digest: str | None = None,
-        gate: Mapping[str, Any] | XComArg | None = None,
-        code: Mapping[str, str] | None = None,
+        gate: Mapping[str, Any] | XComArg | str | None = None,
+        code: Mapping[str, str] | str | None = None,
         **kwargs: Any,
     ) -> None:
         self.candidate = candidate

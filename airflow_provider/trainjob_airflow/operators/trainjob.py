@@ -153,26 +153,26 @@ class TrainJobOperator(TrainJobTask):
         image: str | None = None,
         command: Sequence[str] | None = None,
         args: Sequence[str] | None = None,
-        torchtune: Mapping[str, Any] | None = None,
+        torchtune: Mapping[str, Any] | str | None = None,
         num_nodes: int | str | None = None,
         num_proc_per_node: int | str | None = None,
-        resources_per_node: Mapping[str, Any] | None = None,
-        env: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        inputs: Mapping[str, str] | None = None,
-        outputs: Mapping[str, str] | None = None,
+        resources_per_node: Mapping[str, Any] | str | None = None,
+        env: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None = None,
+        inputs: Mapping[str, str] | str | None = None,
+        outputs: Mapping[str, str] | str | None = None,
         checkpoints: str | None = None,
-        initializer: Mapping[str, Any] | None = None,
+        initializer: Mapping[str, Any] | str | None = None,
         pod: Any = None,
-        runtime_patches: Sequence[Mapping[str, Any]] | None = None,
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
+        runtime_patches: Sequence[Mapping[str, Any]] | str | None = None,
+        labels: Mapping[str, str] | str | None = None,
+        annotations: Mapping[str, str] | str | None = None,
         active_deadline_seconds: int | str | None = None,
         stall_timeout: timedelta | float | str | None = None,
         suspend: bool | str | None = None,
         managed_by: str | None = None,
         unattended: str | None = None,
         unattended_after: timedelta | float | str | None = None,
-        on_retry: Mapping[str, Any] | None = None,
+        on_retry: Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ) -> None:
         from trainjob._spec.pods import WRITTEN_AS
@@ -192,10 +192,10 @@ class TrainJobOperator(TrainJobTask):
         self.num_proc_per_node = num_proc_per_node
         self.resources_per_node = plain_models(resources_per_node)
         self.env = plain_models(env)
-        self.inputs = inputs
-        self.outputs = outputs
+        self.inputs: Any = inputs
+        self.outputs: Any = outputs
         self.checkpoints = checkpoints
-        self.initializer = initializer
+        self.initializer: Any = initializer
         self.pod = plain_models(pod)
         self.runtime_patches = runtime_patches
         self.labels = labels

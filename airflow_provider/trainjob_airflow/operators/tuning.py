@@ -82,7 +82,7 @@ class TrainJobTuningOperator(TrainJobOperator):
     def __init__(
         self,
         *,
-        study: Mapping[str, Any] | XComArg,
+        study: Mapping[str, Any] | XComArg | str,
         workspace: str | None = None,
         key: str | None = None,
         on_kill_action: Literal["cancel", "keep"] = "cancel",
