@@ -113,11 +113,13 @@ def finished(field: str, value: Any, sources: Sources) -> Any:
 
 
 def _check_results(field: str, value: Any, sources: Sources) -> None:
+    """Refuse None of a task, also as a template writes it."""
     for place, source in sources.items():
-        tasks = _tasks(source)
-        if tasks and _part(value, place) is None:
+        pulls = isinstance(source, str) and "xcom_pull" in source
+        origin, part = f"the task of {source}" if pulls else _tasks(source), _part(value, place)
+        if origin and (part is None or (pulls and isinstance(part, str) and part == "None")):
             raise TrainJobFatal(
-                f"{_path(field, place)}: {tasks} returned nothing (None); return a value there, or leave the field out"
+                f"{_path(field, place)}: {origin} returned nothing (None); return a value there, or leave the field out"
             )
 
 

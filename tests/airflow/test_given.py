@@ -140,6 +140,14 @@ def test_a_task_that_returned_nothing_is_named(run: Run, field: str, where: str)
     assert f"{where}: task nothing returned nothing (None)" in str(run(dag).errors["shown"])
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_a_template_of_a_task_that_returned_nothing_is_named(run: Run, native: bool) -> None:
+    template = "{{ ti.xcom_pull('nothing') }}"
+    with DAG("given_nothing_by_template", render_template_as_native_obj=native) as dag:
+        nothing() >> shown(args=["--rows", template])
+    assert f"args[1]: the task of {template} returned nothing (None)" in str(run(dag).errors["shown"])
+
+
 @task
 def elements() -> list[dict[str, Any]]:
     return [{"env": {"A": 1}, "args": [2.5, True]}, {"env": {"A": 3}, "args": ["1.10"]}]
