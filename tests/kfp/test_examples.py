@@ -47,7 +47,7 @@ def tasks(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def rendered_spec(spec: dict[str, Any], task: str, parameters: dict[str, Any], config: dict[str, Any]) -> TrainJobSpec:
-    """The spec that a task of `train` launches; `parameters` are the values that KFP inserts into its constants."""
+    """The spec that a task of `train` launches; `parameters` are the values inside its constants."""
     component = tasks(spec)[task]["componentRef"]["name"]
     definitions = spec["components"][component]["inputDefinitions"]["parameters"]
     given = {name: each["defaultValue"] for name, each in definitions.items() if "defaultValue" in each}
@@ -88,11 +88,11 @@ def test_retrain_digits_with_another_framework(tmp_path: Path) -> None:
 
 def test_finetune_llm_requests_lora(tmp_path: Path) -> None:
     spec, _ = compiled(ROOT / "dags_examples" / "kfp" / "finetune_llm.py", tmp_path)
-    # KFP passes numbers as floats, and values inside a text as text.
+    # KFP passes numbers as floats.
     values = {
-        "pipelinechannel--dataset": "hf://me/data",
-        "pipelinechannel--epochs": 3.0,
-        "pipelinechannel--lora_rank": 16.0,
+        "trainjob--dataset": "hf://me/data",
+        "trainjob--epochs": 3.0,
+        "trainjob--lora_rank": 16.0,
     }
     job = rendered_spec(spec, "train", values, {})
     assert job.torchtune is not None
@@ -114,8 +114,8 @@ def test_train_torch_passes_the_task_settings_to_the_job(tmp_path: Path) -> None
     assert {"RESOURCES", "ENV", "KUBERNETES_NODE_SELECTOR", "KUBERNETES_TOLERATIONS", "KUBERNETES_VOLUMES"} <= passed
 
     values = {
-        "pipelinechannel--initialize-dataset-uri": "file:///kfp-workspace/dataset",
-        "pipelinechannel--epochs": 20.0,
+        "trainjob--initialize-dataset-uri": "file:///kfp-workspace/dataset",
+        "trainjob--epochs": 20.0,
     }
     job = rendered_spec(spec, "train", values, {**MOUNTED, "resources": {"limits": {"nvidia.com/gpu": "8"}}})
     assert job.inputs == {"dataset": "file:///kfp-workspace/dataset"}
