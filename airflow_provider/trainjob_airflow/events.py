@@ -28,7 +28,7 @@ def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
 
     from trainjob import Observation, Phase
     from trainjob._support.kube_objects import parse_time
-    from trainjob.progress.message import value_of
+    from trainjob.progress.reading import value_of
 
     if packed is None:
         return None

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob._support.masking import public
-from trainjob.progress.message import split, value_of
+from trainjob.progress.reading import metrics_of
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CANCELLED = "trainjob.dev/cancelled"
@@ -271,12 +271,7 @@ def _reported(trainer_status: Mapping[str, Any], previous: Observation | None) -
             "metrics": previous.metrics,
             "details": previous.details,
         }
-    named = {
-        str(metric["name"]): value_of(str(metric.get("value", "")))
-        for metric in mappings(trainer_status, "metrics")
-        if "name" in metric
-    }
-    metrics, details = split(named)
+    metrics, details = metrics_of(trainer_status.get("metrics"))
     return {
         "progress": _number(trainer_status, "progressPercentage"),
         "remaining_seconds": _number(trainer_status, "estimatedRemainingSeconds"),

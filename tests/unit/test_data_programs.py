@@ -24,7 +24,7 @@ from trainjob.data.__main__ import main
 from trainjob.data.options import STEPS, Copy, Step, StepOptions, from_words
 from trainjob.data.trainer import Task, task
 from trainjob.errors import ConfigurationError, TrainJobError
-from trainjob.progress import message
+from trainjob.progress import read
 
 INITIALIZE = {"source": "s3://b/d/", "target": "file:///w"}
 EXPORTING = {"source": "file:///m", "target": "s3://models", "name": "digits", "alias": None, "metric": None}
@@ -168,7 +168,7 @@ def test_the_program_copies_and_reports_what_it_has_copied(tmp_path: Path, monke
     copied = read_manifest(options.target)
     assert copied is not None
     assert [each.path for each in copied.files] == ["a.csv"]
-    reported = message.read(log.read_text())
+    reported = read(log.read_text())
     assert reported is not None
     assert reported.outputs["digest"] == copied.digest
     assert (reported.metrics["files"], reported.metrics["bytes"]) == (1, 4)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
 import json
 import os
 import subprocess
@@ -19,7 +21,7 @@ from trainjob import InvalidSpec, TrainJobSpec, progress
 from trainjob._backends.local.ranks import expand
 from trainjob._manifest.render import _literal, render
 from trainjob._spec.checks import secret_texts
-from trainjob.progress import Report
+from trainjob.progress import Report, message as message_module
 
 LIMIT = 3
 SPECIAL_CHARACTERS = "$(HOME) $$(HOME) ${HOME} $HOME $5.00 `echo no` 'one' \"two\" \\n \\\\ %s {x} \x07 é 😀 EOM\nEOM\n"
@@ -167,6 +169,10 @@ def test_the_image_does_not_need_the_package(tmp_path: Path, monkeypatch: pytest
     assert f"{'m' * 50}0" not in reported.metrics
 
 
+def test_the_program_of_a_function_runs_on_older_pythons() -> None:
+    ast.parse(inspect.getsource(message_module), feature_version=(3, 8))
+
+
 def test_a_later_report_of_a_thread_keeps_the_return_value(tmp_path: Path) -> None:
     def train() -> str:
         import atexit
@@ -198,10 +204,10 @@ def test_scalars_of_libraries_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "report", "reason"),
     [
-        ("float('nan')", False, "it cannot be written as JSON: Out of range float"),
-        ("[train]", True, "it cannot be written as JSON: Object of type function"),
-        ("'x' * 5000", False, "it is too large: it has 5002 bytes of JSON; "),
-        ("'x' * 5000", True, "it is too large: it has 5002 bytes of JSON; "),
+        ("float('nan')", False, "ValueError: Out of range float"),
+        ("[train]", True, "TypeError: function is not JSON"),
+        ("'x' * 5000", False, "ValueError: it has 5002 bytes of JSON; "),
+        ("'x' * 5000", True, "ValueError: it has 5002 bytes of JSON; "),
     ],
 )
 def test_a_value_that_cannot_be_reported_does_not_fail_the_function(

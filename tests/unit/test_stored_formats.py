@@ -29,7 +29,7 @@ from trainjob.data.export_evaluation import Evaluation
 from trainjob.errors import ConfigurationError, CorruptData
 from trainjob.evaluation import Scores, compare
 from trainjob.job import MANAGED_BY, JobRef
-from trainjob.progress.message import composed
+from trainjob.progress.message import header
 from trainjob.tuning.journal import open_journal
 from trainjob.tuning.search_state import SearchState
 from trainjob.tuning.trials import read_study
@@ -184,7 +184,7 @@ def test_a_lease_of_another_format_stops_the_reaper_for_a_week_at_most(renewed: 
 
 
 def termination_message(_: Path) -> Callable[[], object]:
-    text = json.dumps(composed(100, None, [], {"model": "s3://b/m"}) | {"trainjob": 2})
+    text = json.dumps(header() | {"outputs": {"model": "s3://b/m"}, "trainjob": 2})
     return lambda: check_report(REF, Evidence(None, [], reported=text))
 
 

@@ -7,18 +7,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from trainjob._diagnosis.meaning import Meaning
 from trainjob._support.foreign import Unreadable, mapping_of
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import Category, RetryVerdict
+from trainjob.progress.message import MAX_BYTES, VERSION, clean, encode
 
-_VERSION = 1  # of `trainjob.progress`, which reports progress in the same message
 _BEGIN = '{"trainjob":'
-_BYTES = 4096  # of a termination message
 _CHARACTERS = 1000  # of a message
+_BYTES = MAX_BYTES // 2  # of a message as JSON: progress that was reported before stays beside it
 
 _OUTAGE = "check whether the store or registry named in the message is reachable and has free space"
 _BUG = "read the log of the step; if the error repeats, report it to the trainjob project"
@@ -38,19 +37,16 @@ class Verdict:
     meaning: Meaning
 
 
-def write(error: Exception) -> str:
-    """The termination message of a program that fails with this error."""
+def field_of(error: Exception) -> dict[str, str]:
+    """The field ``error`` of the termination message of a program that fails with this error."""
     retry = getattr(error, "retry", None)  # of a TrainJobError, whose module this one does not import: no circle
     if isinstance(retry, RetryVerdict):
         message = _line(str(error))
     else:
         retry, message = RetryVerdict.UNKNOWN, _line(f"{type(error).__name__}: {error}")
-    while True:
-        report = {"type": type(error).__name__, "retry": str(retry), "message": message}
-        text = json.dumps({"trainjob": _VERSION, "error": report}, ensure_ascii=False, separators=(",", ":"))
-        if len(text.encode()) <= _BYTES:
-            return text
+    while len(encode(message)) > _BYTES:
         message = message[: len(message) // 2]
+    return {"type": type(error).__name__, "retry": str(retry), "message": message}
 
 
 def problem_of(message: str, rank: str) -> str:
@@ -73,7 +69,7 @@ def verdict_of(message: str) -> Verdict | None:
     except ValueError:
         return None
     report = mapping(given, "error")
-    if given["trainjob"] != _VERSION:
+    if given["trainjob"] != VERSION:
         return None
     if verdict is RetryVerdict.UNKNOWN:
         meaning = Meaning(Category.UNKNOWN, verdict, _BUG)
@@ -85,4 +81,4 @@ def verdict_of(message: str) -> Verdict | None:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:_CHARACTERS]
+    return " ".join(str(clean(text)).split())[:_CHARACTERS]

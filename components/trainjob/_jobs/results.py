@@ -27,7 +27,8 @@ from trainjob.errors import ConfigurationError, TrainJobFailed
 from trainjob.goodput import Goodput
 from trainjob.job import ATTEMPT, JobRef
 from trainjob.progress import Report, read
-from trainjob.progress.message import MAX_POINTS, RESERVED, VERSION, newer_version
+from trainjob.progress.message import MAX_POINTS, RESERVED, VERSION
+from trainjob.progress.reading import newer_version
 from trainjob.status import Observation, Phase, observe
 
 _log = logging.getLogger(__name__)

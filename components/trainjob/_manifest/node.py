@@ -27,17 +27,17 @@ _SCRIPT = """\
 
 if __name__ == '__main__':
     import json
-    import _trainjob_returned
-    _trainjob_returned.watch()
-    _trainjob_returned.report({name!r}, {name}(**json.loads({args!r})))
+    import _trainjob_message
+    _trainjob_message.watch()
+    _trainjob_message.report_returned({name!r}, {name}(**json.loads({args!r})))
 """
 
 
-def main(returned: str, source: str, options: str) -> None:
+def main(message: str, source: str, options: str) -> None:
     """Become the launcher of the function.
 
     Args:
-        returned: Source of the module that reports the return value.
+        message: Source of the module that reports the return value.
         source: Source of the function.
         options: JSON: its ``name``, its keyword ``args``, and the ``packages`` as arguments of pip.
     """
@@ -47,7 +47,7 @@ def main(returned: str, source: str, options: str) -> None:
     if given["packages"]:
         _install(given["packages"])
     folder = Path(tempfile.mkdtemp(prefix="trainjob-"))
-    (folder / "_trainjob_returned.py").write_text(returned, encoding="utf-8")
+    (folder / "_trainjob_message.py").write_text(message, encoding="utf-8")
     path = folder / f"function_{given['name']}.py"  # the name alone could hide a module, such as evaluate
     script = _SCRIPT.format(source=source, name=given["name"], args=json.dumps(given["args"]))
     path.write_text(script, encoding="utf-8")

@@ -13,7 +13,6 @@ from trainjob import names
 from trainjob._manifest import checkpoint_directories, node, unattended
 from trainjob._manifest.retry_changes import Changes, applied, change_annotations
 from trainjob._spec import TrainJobSpec, env_api, torchtune
-from trainjob._spec.checks import STALL_VARIABLE
 from trainjob._spec.pods import for_every_node, pod_patch
 from trainjob._support import volumes
 from trainjob._support.control_characters import short_json
@@ -33,7 +32,7 @@ from trainjob.job import (
     spec_hash,
     work_name,
 )
-from trainjob.progress import return_value
+from trainjob.progress import message
 from trainjob.status import STALL_TIMEOUT, Phase, observe
 
 
@@ -177,7 +176,11 @@ def _after_complete(directory: str, earlier: Iterable[Mapping[str, Any]]) -> str
 
 
 def _stall_variable(spec: TrainJobSpec) -> list[dict[str, Any]]:
-    return [] if spec.stall_timeout is None else env_api({STALL_VARIABLE: f"{spec.stall_timeout.total_seconds():g}"})
+    return (
+        []
+        if spec.stall_timeout is None
+        else env_api({message.STALL_TIMEOUT: f"{spec.stall_timeout.total_seconds():g}"})
+    )
 
 
 def _with_variables(body: dict[str, Any], variables: list[dict[str, Any]]) -> dict[str, Any]:
@@ -199,7 +202,7 @@ def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:
         first, *others = spec.pip_index_urls
         packages = [f"--index-url={first}", *(f"--extra-index-url={url}" for url in others), *packages]
     options = {"name": spec.func.name, "args": spec.func_args, "packages": packages}
-    command = ["python", "-c", _literal(inspect.getsource(node)), _literal(inspect.getsource(return_value))]
+    command = ["python", "-c", _literal(inspect.getsource(node)), _literal(inspect.getsource(message))]
     return command, [_literal(spec.func.source), _literal(json.dumps(options))]
 
 

@@ -12,10 +12,8 @@ from trainjob._support import volumes
 from trainjob._support.masking import holds_secret, names_a_secret, source_holds_secret
 from trainjob.errors import Problem
 from trainjob.job import RESERVED_PREFIX
+from trainjob.progress.message import STALL_TIMEOUT
 from trainjob.status import QUEUE_LABEL
-
-STALL_VARIABLE = "TRAINJOB_STALL_TIMEOUT"
-"""Environment variable of the ranks: ``stall_timeout`` in seconds, which `trainjob.progress` reads."""
 
 _RESERVED_ENV = {
     # Trainer's webhook rejects the first three groups; Trainer silently overwrites the fourth.
@@ -98,7 +96,7 @@ def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool
             yield Problem(path, "is not a name of an environment variable")
         if name.startswith(("TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_", "TRAINJOB_CHECKPOINT")) and reserved:
             yield Problem(path, "is set from inputs and outputs or checkpoints", "set those fields")
-        if name == STALL_VARIABLE and reserved:
+        if name == STALL_TIMEOUT and reserved:
             yield Problem(path, "is set from stall_timeout", "set that field")
         for framework, variables in _RESERVED_ENV.items() if reserved else ():
             if name in variables:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
+from contextlib import suppress
 from typing import Any
-
-from trainjob.progress.message import MAX_METRICS, MAX_NAME
 
 
 def numbers(logged: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that `trainjob.progress.report` accepts; others are dropped, so that no training fails here."""
+    """The metrics that are numbers. Others are dropped without a line: libraries log text and tables among them."""
     found = {}
-    for name, value in islice(logged.items(), MAX_METRICS):
-        try:
-            found[str(name)[:MAX_NAME] or "_"] = float(value)
-        except (TypeError, ValueError):  # text, or a tensor of several numbers
-            continue
+    for name, value in logged.items():
+        with suppress(Exception):  # text, or a tensor of several numbers, for which PyTorch raises a RuntimeError
+            found[str(name)] = float(value)
     return found

@@ -39,7 +39,7 @@ from trainjob.data.options import Copy, Evaluate, Export, InitializeModel, StepO
 from trainjob.data.steps import Exported, Initialized, export, initialize
 from trainjob.data.transfer import copy
 from trainjob.errors import TrainJobError
-from trainjob.progress.message import MAX_METRICS, MAX_NAME, termination_log
+from trainjob.progress import message
 
 _REASON = 500  # characters of a reason in the termination message
 TRY_AGAIN = 75
@@ -108,8 +108,8 @@ def _report_evaluation(result: Evaluated) -> None:
     }
     if decision is not None:
         outputs |= {"passed": decision.passed, "rule": decision.rule, "reason": decision.reason[:_REASON]}
-    metrics = {name: each.candidate for name, each in report.metrics.items() if len(name) <= MAX_NAME}
-    progress.report(progress=100, metrics=dict(list(metrics.items())[:MAX_METRICS]), outputs=outputs)
+    metrics = {name: each.candidate for name, each in report.metrics.items()}
+    progress.report(progress=100, metrics=metrics, outputs=outputs)
 
 
 def _report(result: Initialized | Exported) -> None:
@@ -126,10 +126,8 @@ def _report(result: Initialized | Exported) -> None:
 
 def _write_verdict(error: Exception) -> None:
     """Write the verdict of `error` to the termination message of the container."""
-    path = termination_log()
-    if path is not None:
-        with suppress(OSError):  # log and exit code report it too
-            Path(path).write_text(termination_messages.write(error), encoding="utf-8")
+    with suppress(OSError, ValueError):  # no space or no file: log and exit code report it too
+        message.merge("error", termination_messages.field_of(error))
 
 
 def _print(line: str) -> None:

@@ -15,9 +15,8 @@ from trainjob import progress
 from trainjob._support.foreign import Unreadable, read_regular
 from trainjob._support.signals import exiting, handled
 from trainjob.data.locations import Location, parse
-from trainjob.progress import return_value
-from trainjob.progress.message import MAX_BYTES, termination_log
-from trainjob.progress.reporting import STALL_TIMEOUT
+from trainjob.progress import message
+from trainjob.progress.message import STALL_TIMEOUT
 
 _INPUT, _OUTPUT = "TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_"
 _REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -112,19 +111,22 @@ def _run(command: Sequence[str], uris: Mapping[str, str], places: Mapping[str, P
 
 def _report(moved: Mapping[str, str]) -> None:
     """Replace local paths in the outputs that the command reported by their uploaded locations."""
-    path = termination_log()
+    path = message.termination_log()
     try:
-        message = read_regular(Path(path), MAX_BYTES, cut=True).decode("utf-8", "replace") if path else ""
+        text = read_regular(Path(path), message.MAX_BYTES, cut=True).decode("utf-8", "replace") if path else ""
     except Unreadable:
         return
-    reported = progress.read(message)
+    reported = progress.read(text)
     if reported is None:
         return
     outputs = {
         name: _uploaded(value, moved) if isinstance(value, str) else value for name, value in reported.outputs.items()
     }
     if outputs != reported.outputs:
-        return_value.merge("outputs", outputs)
+        try:
+            message.merge("outputs", outputs)
+        except (OSError, ValueError) as error:  # the training is complete
+            message.warn(f"outputs keep their local paths, because the uploaded ones cannot be written: {error}")
 
 
 def _uploaded(value: str, moved: Mapping[str, str]) -> str:

@@ -30,7 +30,7 @@ from trainjob.errors import (
     SourceNotFound,
     UnsafePath,
 )
-from trainjob.progress.message import history_of
+from trainjob.progress.reading import history_of
 from trainjob.registry import Mode, Registry, connect
 from trainjob.registry.base import (
     ModelVersion,

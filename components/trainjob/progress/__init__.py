@@ -9,8 +9,12 @@ Imports the standard library only.
     progress.report(step=400, total_steps=1000, metrics={"loss": 0.31})
     progress.report(outputs={"model": "s3://models/digits/7"})
 
-This folder needs only the standard library and may be copied next to a script. Without a channel, on a laptop or in a
-notebook, `report` only checks its arguments. It selects its channels from the environment at each call:
+This folder needs only the standard library and may be copied next to a script. Nothing that it is given or meets ends a
+training: what cannot be reported is left out, and the first time for each reason a line on stderr says so. With
+``TRAINJOB_STRICT_PROGRESS=1`` a `ValueError` is raised, after the rest was reported: for tests of a script.
+
+Without a channel, on a laptop or in a notebook, `report` only checks its arguments. It selects its channels from the
+environment at each call:
 
 * Trainer's status API (gate ``TrainJobStatus``, Trainer >= 2.2), if ``KUBEFLOW_TRAINER_SERVER_URL``, ``_CA_CERT`` and
   ``_TOKEN`` are set. A background thread posts the latest state, at most once per second; the last state is posted at
@@ -25,19 +29,29 @@ its stacks when it does not.
 
 ::
 
-    counter      the number of steps
-    message      the termination message: its format, `Report`, `read`
+    message      the termination message: its format; how it is written and merged
+    reading      `Report` and `read`
     trainer_api  posts to Trainer's status API
     reporter     the accumulated report, and its channels
     watchdog     the lines about the rank, and its stacks
     reporting    the functions of this package, and the state of the process
-    returned     the return value of a function trainer
 """
 
 # A training script imports this at its start. `typing`, `json` and `dataclasses` would take nine tenths of the import
-# time, and most runs do not need them: the modules import them, the reporter and the watchdog where they are used.
+# time, and most runs do not need them: `message` and `watchdog` import them where they are used, `reading` below.
 
-from .message import Report, read
-from .reporting import flush, report, report_returned as report_returned, step, watch
+from .reporting import flush, merge as merge, report, step, watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .reading import Report, read
 
 __all__ = ["Report", "flush", "read", "report", "step", "watch"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("Report", "read"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import reading
+
+    return getattr(reading, name)

@@ -1,4 +1,4 @@
-"""The termination message of the container: how `report` writes it, and `read` parses it.
+"""The termination message of a container: its format, and how it is written, read and merged.
 
 The message is one JSON object of at most 4096 bytes. Unknown fields are left out. Other programs may write it, too::
 
@@ -7,9 +7,10 @@ The message is one JSON object of at most 4096 bytes. Unknown fields are left ou
      "outputs": {"model": "s3://models/digits/7", "promoted": true},
      "history": {"loss": [[100, 1769860800.0, 0.9], [400, 1769860860.0, 0.31]]}}
 
-``returned`` is the return value of a function trainer, any JSON value, see `trainjob.progress.return_value`.
+``returned`` is the return value of a function trainer, any JSON value, and ``error`` the error of a program of this
+package, see `trainjob._diagnosis.termination_messages`.
 
-Trainer's API supports text only, so a metric is written as text there and in the message, and `read` converts it back:
+Trainer's API supports text only, so a metric is written as text there and in the message, and is converted back:
 ``true`` and ``false``, a number, or the text itself.
 
 Three facts that are no metrics travel as metrics, whose names begin with the reserved prefix ``trainjob.``:
@@ -25,304 +26,109 @@ min-max decimation: consecutive reports form buckets of equal size, and each buc
 value; the first and the last value stay. `report` writes it compressed, as text: base64 of zlib of ``{"loss": [steps,
 times in 0.1 s, values]}``, with steps and times as differences to their predecessors. It is renewed once per second,
 and at interpreter exit.
+
+The source of this file is sent with a function trainer into images without this package, whose Python may be older:
+standard library only, and nothing that Python 3.8 does not know.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Sequence
+    from typing import Any, TypeGuard
 
     Value = bool | int | float | str
-    Point = tuple[int, float, float]
 
 VERSION = 1
 MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
 MAX_METRICS = 256  # these three: validation of TrainJob.status.trainerStatus in Trainer's CRD
 MAX_NAME = 64
-MAX_VALUE = 64
+MAX_VALUE = 64  # also digits of a whole number, which all stores, and a float, can hold
 MAX_SECONDS = 2**31 - 1  # int32 in Trainer's API
 MAX_STEPS = 2**53  # exact in all JSON readers
 MAX_POINTS = 256  # of the history, of all metrics together: 8 KB as JSON in a result
+MAX_DEPTH = 20  # of a returned value: protobuf, in which KFP stores results, refuses 50
 RESERVED = "trainjob."
 """Prefix of the names of `Report.details` among the metrics."""
+RANKS = ("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "DMLC_TASK_ID", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
+"""Environment variables of a rank, the most specific first."""
+STALL_TIMEOUT = "TRAINJOB_STALL_TIMEOUT"
+"""Environment variable: seconds without a step after which the waiter fails the job."""
 
 _DEFAULT_LOG = "/dev/termination-log"
-_TYPES = (bool, int, float, str)  # in messages; a bool is an int, too
+_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)  # a FIFO without a reader would block for ever
+_LONGEST = 16 * MAX_BYTES  # that is read of a message
+_REPLACED = dict.fromkeys([*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0xD800, 0xE000)], "\ufffd")
 
 
-class Report:
-    """The latest report of a training. Immutable; equal if all attributes are.
+# --- values --------------------------------------------------------------------------------------------------------
 
-    Attributes:
-        progress: Percentage, 0 to 100; None if it was never reported.
-        remaining_seconds: The script's estimate, or one derived from its progress; None if unknown.
-        metrics: Name to bool, number or text; NaN and infinity are numbers.
-        outputs: Name to URI, other short text, number or bool; may be empty.
-        updated: RFC 3339 time in UTC; empty if the writer left it out.
-        returned: The return value of a function trainer, a JSON value; None if there is none.
-        history: Metric to its earlier values, oldest first: step, Unix time in seconds, value. The history of
-            ``trainjob.checkpoint`` has the steps and times of the checkpoints.
-        details: ``step`` of the latest report, step of the latest ``checkpoint``, and ``estimate``, ``speed`` if the
-            remaining time was derived from the progress; only what is known.
+
+def clean(value: Any, depth: int = 0) -> Any:
+    """A JSON value as every store can hold it: XComs in PostgreSQL, KFP's metadata, annotations, registries.
+
+    U+FFFD replaces control characters, except tabs and line breaks, and halves of surrogate pairs: PostgreSQL has no
+    NUL, and UTF-8 no half of a pair.
+
+    Raises:
+        ValueError: NaN, infinity, a whole number of more than 64 digits, or lists and dicts in more than 20 levels.
     """
-
-    __slots__ = ("details", "history", "metrics", "outputs", "progress", "remaining_seconds", "returned", "updated")
-    __match_args__ = (
-        "progress",
-        "remaining_seconds",
-        "metrics",
-        "outputs",
-        "updated",
-        "returned",
-        "history",
-        "details",
-    )
-
-    progress: int | None
-    remaining_seconds: int | None
-    metrics: dict[str, Value]
-    outputs: dict[str, Value]
-    updated: str
-    returned: Any
-    history: dict[str, list[Point]]
-    details: dict[str, Value]
-
-    def __init__(
-        self,
-        progress: int | None = None,
-        remaining_seconds: int | None = None,
-        metrics: dict[str, Value] | None = None,
-        outputs: dict[str, Value] | None = None,
-        updated: str = "",
-        returned: Any = None,
-        history: dict[str, list[Point]] | None = None,
-        details: dict[str, Value] | None = None,
-    ) -> None:
-        kept = (metrics or {}, outputs or {}, updated, returned, history or {}, details or {})
-        values = (progress, remaining_seconds, *kept)
-        for name, value in zip(self.__match_args__, values, strict=True):
-            object.__setattr__(self, name, value)
-
-    def _values(self) -> tuple[object, ...]:
-        return tuple(getattr(self, name) for name in self.__match_args__)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"cannot assign {value!r} to {name!r}: a Report is immutable")
-
-    def __reduce__(self) -> tuple[type[Report], tuple[object, ...]]:
-        return Report, self._values()
-
-    def __eq__(self, other: object) -> bool:
-        return self._values() == other._values() if isinstance(other, Report) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # it holds dicts
-
-    def __repr__(self) -> str:
-        return f"Report({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__match_args__)})"
-
-
-def read(text: str) -> Report | None:
-    """Parse a termination message; None if it has another format or is incomplete.
-
-    Text after the object is ignored, since the writer truncates the file after writing and may be killed in between.
-    Unknown keys are ignored; known keys with a wrong type count as absent.
-    """
-    message = _decoded(text)
-    if _number(message) != VERSION:  # a later version may use the same keys for other values
-        return None
-    metrics = message.get("metrics")
-    outputs = message.get("outputs")
-    updated = message.get("lastUpdatedTime")
-    named = dict(_named(entry) for entry in metrics if _named(entry)[0]) if isinstance(metrics, list) else {}
-    values, details = split(named)
-    return Report(
-        progress=_whole(message.get("progressPercentage"), 100),
-        remaining_seconds=_whole(message.get("estimatedRemainingSeconds"), MAX_SECONDS),
-        metrics=values,
-        outputs={k: v for k, v in outputs.items() if is_output(v)} if isinstance(outputs, dict) else {},
-        updated=updated if isinstance(updated, str) else "",
-        returned=_strict(message.get("returned")),
-        history=history_of(message.get("history")),
-        details=details,
-    )
-
-
-def newer_version(text: str) -> int | None:
-    """The version of a termination message that `read` does not support, because a newer trainjob wrote it."""
-    number = _number(_decoded(text))
-    return number if number is not None and number > VERSION else None
-
-
-def _decoded(text: str) -> dict[str, Any]:
-    """The first JSON object in a text; an empty one without any."""
-    import json
-
-    try:
-        message, _ = json.JSONDecoder().raw_decode(text.lstrip())
-    except (ValueError, RecursionError):
-        return {}
-    return message if isinstance(message, dict) else {}
-
-
-def _number(message: dict[str, Any]) -> int | None:
-    number = message.get("trainjob")
-    return number if type(number) is int else None  # `True == 1`
-
-
-def _named(entry: object) -> tuple[str, Value]:
-    """Name and value of one metric; an empty name if it is malformed."""
-    if not isinstance(entry, dict):
-        return "", ""
-    name, value = entry.get("name"), entry.get("value")
-    if not isinstance(name, str) or not isinstance(value, _TYPES):
-        return "", ""
-    return name, value_of(value) if isinstance(value, str) else value
-
-
-def _whole(value: object, top: int) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= top:
-        return None
-    return int(value)
-
-
-def _strict(value: object) -> object:
-    """The value; None if it contains a NaN or an infinity, which other JSON parsers reject."""
-    import json
-
-    try:
-        json.dumps(value, allow_nan=False)
-    except ValueError:
-        return None
+    if isinstance(value, str):
+        return value if value.isascii() and value.isprintable() else value.translate(_REPLACED)
+    if depth > MAX_DEPTH:
+        raise ValueError(f"it has more than {MAX_DEPTH} levels of lists and dicts")
+    if isinstance(value, dict):
+        return {key(name): clean(part, depth + 1) for name, part in value.items()}
+    if isinstance(value, list):
+        return [clean(part, depth + 1) for part in value]
+    if value is not None and not is_output(value):
+        raise ValueError(f"it has NaN, an infinity or a whole number of more than {MAX_VALUE} digits")
     return value
 
 
-def split(named: Mapping[str, Value]) -> tuple[dict[str, Value], dict[str, Value]]:
-    """The metrics, and the details that travel with them, by their names without the reserved prefix."""
-    details = {name[len(RESERVED) :]: value for name, value in named.items() if name.startswith(RESERVED)}
-    return {name: value for name, value in named.items() if not name.startswith(RESERVED)}, details
+def key(name: str) -> str:
+    """A name as a key that every store can hold: Airflow refuses, or takes for its own, XComs with a few of them."""
+    name = clean(name)
+    return f"{name}_" if name in ("__classname__", "__id__", "__type") else name
 
 
-def value_of(text: str) -> Value:
-    """The value of a metric's text: a bool or number (``true``, ``False``, ``7``, ``0.31``, ``nan``), else the text."""
-    if text in ("true", "True", "false", "False"):
-        return text[0] in "tT"
-    if "_" in text:  # a digit separator, in Python only
-        return text
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
+def is_output(value: object) -> TypeGuard[Value]:
+    """Whether a value may be an output: a bool, text or a finite number."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, (bool, str)) or (isinstance(value, int) and abs(value) < 10**MAX_VALUE)
+
+
+def scalar(value: Any) -> Value:
+    """A bool, number or text as Python's; also a scalar, or an array of one element, of NumPy, JAX or PyTorch.
+
+    Raises:
+        Exception: The value is something else. It is of any class, since the value's own methods raise it.
+    """
+    if isinstance(value, str):
+        return str(clean(str.__str__(value)))
+    if hasattr(value, "item") and not isinstance(value, (bool, int, float)):
+        value = value.item()
+    if isinstance(value, (bool, str)):
+        return value
+    try:
+        return int(value.__index__())  # ints of any library
+    except (AttributeError, TypeError):
+        return float(value)
 
 
 def text_of(value: Value) -> str:
-    """A metric as text for Trainer's API; the inverse of `value_of`."""
+    """A metric as text for Trainer's API; the inverse of `trainjob.progress.reading.value_of`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def is_output(value: object) -> bool:
-    """Whether a value may be an output: a bool, text or finite number."""
-    return isinstance(value, _TYPES) and not (isinstance(value, float) and not math.isfinite(value))
-
-
-def history_of(value: object) -> dict[str, list[Point]]:
-    """The history in a message or result; empty if it is malformed, or has more points than `report` writes."""
-    try:
-        found = _unpacked(value) if isinstance(value, str) else value
-        if not isinstance(found, dict) or sum(map(len, found.values())) > MAX_POINTS:
-            return {}
-        history = {name: [_point(*point) for point in points] for name, points in found.items() if points}
-    except (ArithmeticError, TypeError, ValueError, AttributeError, RecursionError):
-        return {}
-    return {name: points for name, points in history.items() if 0 < len(name) <= MAX_NAME}
-
-
-def _point(*numbers: object) -> Point:
-    known = [float(each) for each in numbers if isinstance(each, int | float) and not isinstance(each, bool)]
-    if len(known) < len(numbers):
-        raise TypeError(f"not a number among {numbers!r}")
-    step, moment, value = known
-    if not (step.is_integer() and math.isfinite(moment) and math.isfinite(value)):
-        raise ValueError(f"not a step, a time and a value: {numbers!r}")
-    return int(step), moment, value
-
-
-def _unpacked(text: str) -> dict[str, list[Point]]:
-    import binascii
-    import json
-    import zlib
-
-    try:  # with a limit, since 4 KB may decompress to 4 MB
-        plain = zlib.decompressobj().decompress(binascii.a2b_base64(text), 64 * MAX_POINTS + MAX_BYTES)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    history = {}
-    for name, (steps, moments, values) in json.loads(plain).items():
-        times = [moment / 10 for moment in _sums(moments)]
-        history[name] = list(zip(_sums(steps), times, values, strict=True))
-    return history
-
-
-def _sums(differences: Sequence[int]) -> list[int]:
-    total, sums = 0, []
-    for difference in differences:
-        total += difference
-        sums.append(total)
-    return sums
-
-
-def history_text(history: Mapping[str, list[Point]]) -> str:
-    """The history, compressed as text; the inverse of `history_of`."""
-    import binascii
-    import zlib
-
-    columns = {}
-    for name, points in history.items():
-        steps = [step for step, _, _ in points]
-        moments = [round(10 * moment) for _, moment, _ in points]
-        values = [float(f"{value:.6g}") for _, _, value in points]
-        columns[name] = (_differences(steps), _differences(moments), values)
-    return binascii.b2a_base64(zlib.compress(encode(columns), 9), newline=False).decode()
-
-
-def _differences(values: Sequence[int]) -> list[int]:
-    return [value - before for before, value in zip([0, *values[:-1]], values, strict=True)]
-
-
-def composed(
-    progress: float | None,
-    remaining: int | None,
-    metrics: list[tuple[str, Value]],
-    outputs: Mapping[str, Value],
-    returned: object = None,
-    *,
-    history: str = "",
-) -> dict[str, Any]:
-    """A message; what is unknown or empty is left out."""
-    message: dict[str, Any] = {
-        "trainjob": VERSION,
-        "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    if progress is not None:
-        message["progressPercentage"] = int(progress)
-    if remaining is not None:
-        message["estimatedRemainingSeconds"] = remaining
-    if metrics:
-        message["metrics"] = [{"name": name, "value": text_of(value)} for name, value in metrics]
-    if outputs:
-        message["outputs"] = outputs
-    if returned is not None:
-        message["returned"] = returned
-    if history:
-        message["history"] = history
-    return message
+# --- the message ---------------------------------------------------------------------------------------------------
 
 
 def encode(message: object) -> bytes:
@@ -333,11 +139,94 @@ def encode(message: object) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode("ascii")
 
 
+def decoded(text: str) -> dict[str, Any]:
+    """The first JSON object in a text; an empty one without any.
+
+    Text after it is ignored, since a writer truncates the file after writing and may be killed in between.
+    """
+    import json
+
+    try:
+        message, _ = json.JSONDecoder().raw_decode(text[:_LONGEST].lstrip())
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def header() -> dict[str, Any]:
+    """A message without values."""
+    return {"trainjob": VERSION, "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def fit(message: dict[str, Any], order: Sequence[int]) -> bytes:
+    """The message as JSON of at most 4096 bytes: without its history, then without metrics, if it is too long.
+
+    Args:
+        message: The message, which fits without both, see `check_size`.
+        order: Indexes of its metrics; the last is dropped first.
+    """
+    text = encode(message)
+    if len(text) <= MAX_BYTES:
+        return text
+    parts = {name: part for name, part in message.items() if name not in ("history", "metrics")}
+    fewest, most, text = 0, len(order), encode(parts)
+    while fewest < most:  # bisection: how many metrics fit
+        number = (fewest + most + 1) // 2
+        kept = set(order[:number])
+        metrics = [entry for index, entry in enumerate(message["metrics"]) if index in kept]
+        longer = encode({**parts, "metrics": metrics})
+        if len(longer) <= MAX_BYTES:
+            fewest, text = number, longer
+        else:
+            most = number - 1
+    return text
+
+
+def check_size(message: dict[str, Any], field: str, value: object) -> None:
+    """Check that a value fits into a message that has no space for metrics and history.
+
+    Raises:
+        ValueError: It does not fit.
+    """
+    parts = {name: part for name, part in message.items() if name not in ("history", "metrics")}
+    size, needed = len(encode({**parts, field: value})), len(encode(value))
+    if size > MAX_BYTES:
+        free = max(0, MAX_BYTES - size + needed)
+        raise ValueError(
+            f"it has {needed} bytes of JSON; {free} of {MAX_BYTES} bytes are free in the termination message of "
+            "rank 0; write it to a file and report the URI of that file"
+        )
+
+
+def merge(field: str, value: object) -> None:
+    """Set one field of this container's message, which keeps the others. Where space is short, the history is dropped.
+
+    After the history, the oldest metrics are dropped. Nothing is written where `termination_log` is None.
+
+    Raises:
+        OSError: The file cannot be read or written.
+        ValueError: The value does not fit. Nothing was changed.
+    """
+    path = termination_log()
+    if path is None:
+        return
+    found = decoded(written(path))
+    message = {**(found if found.get("trainjob") == VERSION else {}), **header(), field: value}
+    if not isinstance(message.get("metrics"), list):
+        message.pop("metrics", None)
+    check_size(message, field, value)
+    write(path, fit(message, range(len(message.get("metrics", ())))[::-1]))
+
+
+# --- the container -------------------------------------------------------------------------------------------------
+
+
 def termination_log() -> str | None:
     """Path of this process's termination message; None if this process must not write one."""
     if rank("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") != 0:
         return None
-    if path := os.environ.get("TRAINJOB_TERMINATION_LOG"):
+    path = os.environ.get("TRAINJOB_TERMINATION_LOG")
+    if path:
         return path
     # Kubernetes sets the variable in every container, regardless of the pod's enableServiceLinks.
     if os.environ.get("KUBERNETES_SERVICE_HOST") and os.path.exists(_DEFAULT_LOG):
@@ -347,18 +236,91 @@ def termination_log() -> str | None:
 
 def rank(*names: str) -> int:
     """The value of the first of these variables that is set; 0 if none is."""
-    for name in names:
-        if text := os.environ.get(name):
-            return int(text) if text.isdecimal() else 0
-    return 0
+    text = next((os.environ[name] for name in names if os.environ.get(name)), "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def written(path: str) -> str:
+    """The text in the file; empty if it does not exist.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+    except FileNotFoundError:
+        return ""
+    try:
+        return os.pread(descriptor, _LONGEST, 0).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
 
 
 def write(path: str, message: bytes) -> None:
-    """Replace the message in the file."""
+    """Replace the message in the file.
+
+    Raises:
+        OSError: It cannot be written, or is no regular file.
+    """
     # In place: kubelet bind-mounts the file, and does not see a file renamed to that path.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | _FLAGS, 0o644)
     try:
-        os.pwrite(descriptor, message, 0)
+        if os.pwrite(descriptor, message, 0) < len(message):
+            raise OSError(f"no space for {len(message)} bytes in {path}")
         os.ftruncate(descriptor, len(message))
     finally:
         os.close(descriptor)
+
+
+def warn(text: str) -> None:
+    """Write a line to stderr, whatever has become of it."""
+    try:
+        print(f"trainjob.progress: {text}", file=sys.stderr, flush=True)
+    except Exception:  # noqa: BLE001 - it is closed, or None, or the script's own; a signal has interrupted a write
+        return
+
+
+# --- function trainers ---------------------------------------------------------------------------------------------
+
+
+def watch() -> None:
+    """Start the watchdog of this rank, if the job has a ``stall_timeout`` and the image has the package."""
+    if os.environ.get(STALL_TIMEOUT):
+        from importlib import import_module
+
+        try:
+            import_module("trainjob.progress").watch()  # by name, since that package imports this module
+        except ImportError:
+            return
+
+
+def report_returned(function: str, value: Any) -> None:
+    """Report the value that a function returned, on rank 0 only; None is not reported.
+
+    A value that is not JSON, or is too large, is logged and does not fail a finished training.
+    """
+    if value is None or rank(*RANKS) != 0:
+        return
+    import json
+
+    try:
+        value = clean(json.loads(json.dumps(value, allow_nan=False, default=_as_scalar)))
+        # If the function has imported that package, a thread of it may write the message again later.
+        getattr(sys.modules.get("trainjob.progress"), "merge", merge)("returned", value)
+    except Exception as error:  # noqa: BLE001 - of any class, since methods of the value are called
+        advice = "return finite numbers, text, bools, or lists and dicts of them; write other values to a file"
+        warn(f"the return value of {function}() is lost: {described(error)}; {advice}")
+
+
+def _as_scalar(value: Any) -> Value:
+    if getattr(value, "ndim", None) == 0:
+        return scalar(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def described(error: Exception) -> str:
+    """Class and message of an error, also if its message cannot be read."""
+    try:
+        return f"{type(error).__name__}: {clean(str(error))[:500]}"
+    except Exception:  # noqa: BLE001 - of any class: of the object whose method failed
+        return type(error).__name__

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
+from itertools import pairwise
 
 from .message import (
     MAX_BYTES,
     MAX_METRICS,
     MAX_POINTS,
     MAX_SECONDS,
+    RANKS,
     RESERVED,
-    composed,
+    check_size,
     encode,
-    history_text,
+    fit,
+    header,
     rank,
     termination_log,
     text_of,
@@ -26,20 +28,26 @@ from .trainer_api import VARIABLES, Poster
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .message import Point, Report, Value
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
+    from .message import Value
+    from .reporting import Call
+
+    Point = tuple[int, float, float]
     _Entry = tuple[float, int, int, float]  # of a series: value, number, step, time
 
 _BUCKETS = MAX_POINTS // 2  # of one metric, in memory
-_HISTORY_INTERVAL = 1.0
-_HISTORY_SLACK = 64  # bytes by which the other fields may grow until the history is renewed
+_INTERVAL = 1.0  # at which the history is renewed
+_SLACK = 64  # bytes by which the other fields may grow until the history is renewed
 _SAMPLES = 64  # of the progress, to estimate the remaining time
 
 
 class Reporter:
-    """The accumulated report, and its channels."""
+    """The accumulated report, and its channels: the termination message and Trainer's status API."""
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Callable[[str, str], None]) -> None:
+        self._warn = warn
         # A signal handler may call `report` or `flush` while its thread is in one of them: a plain lock would never be
         # released then. So nothing here iterates over what such a call changes.
         self._lock = threading.RLock()
@@ -48,71 +56,51 @@ class Reporter:
         self._progress: float | None = None
         self._remaining: int | None = None
         self._total_steps: int | None = None
-        self._step: int | None = None
-        self._checkpoint: int | None = None
-        self._speed = _Speed()
-        self._series: dict[str, _Series] = {}
-        self._packed = ""  # the history as it was at `_packed_at`
-        self._packed_at = -math.inf
-        self._outdated = False  # whether `_packed` lacks points, or does not fit anymore
+        self._details: dict[str, int] = {}
+        self._speed = Speed()
+        self._history = History()
         # Name to (number of the call that set it, value), the oldest first.
         self._metrics: dict[str, tuple[int, Value]] = {}
-        self._outputs: dict[str, Value] = {}
-        self._returned: object = None
-        self._warned: set[str] = set()
-        self.poster = Poster(self.warn)
+        self._fields: dict[str, Any] = {}  # of the message, which are never dropped
+        self.poster = Poster(self._failed)
 
-    def report(
-        self,
-        change: Report,
-        progress: float | None = None,
-        step: int | None = None,
-        total_steps: int | None = None,
-        *,
-        checkpoint: bool = False,
-    ) -> None:
-        """Add a change; `progress` is exact, and rounded down in `change`."""
+    def report(self, call: Call) -> None:
+        """Add what a call reports, and send it."""
         with self._lock:
-            outputs = self._outputs | change.outputs
-            if change.outputs:
-                # With the longest header, so that a later call without outputs cannot exceed the limit either.
-                size = len(encode(composed(100, MAX_SECONDS, [], outputs, self._returned)))
-                if size > MAX_BYTES:
-                    raise ValueError(
-                        f"outputs need {size} bytes; a termination message has {MAX_BYTES}. "
-                        "Write the list to a file and report the URI of that file"
-                    )
             self._calls += 1
-            self._outputs = outputs
-            self._total_steps = total_steps or self._total_steps
-            self._step = self._step if step is None else step
-            if checkpoint:
-                self._checkpoint = (self._step or 0) if step is None else step
-                self._remember(RESERVED + "checkpoint", self._checkpoint, self._checkpoint)
-            if progress is None and step is not None and self._total_steps:
-                progress = min(100.0, 100 * step / self._total_steps)
+            self._total_steps = call.total_steps or self._total_steps
+            if call.step is not None:
+                self._details["step"] = call.step
+            step = self._details.get("step")
+            if call.checkpoint:
+                self._details["checkpoint"] = step or 0
+                self._history.add(RESERVED + "checkpoint", step or 0, step or 0)
+            progress = call.progress
+            if progress is None and call.step is not None and self._total_steps:
+                progress = min(100.0, 100 * call.step / self._total_steps)
             if progress is not None:
                 self._progress = progress
                 self._speed.add(time.monotonic(), progress)
-            self._remaining = self._remaining if change.remaining_seconds is None else change.remaining_seconds
-            for name, value in change.metrics.items():
+            if call.remaining is not None:
+                self._remaining = math.ceil(min(call.remaining, MAX_SECONDS))
+            for name, value in call.metrics.items():
                 self._metrics.pop(name, None)
                 self._metrics[name] = (self._calls, value)
-                self._remember(name, self._calls if self._step is None else self._step, value)
+                self._history.add(name, self._calls if step is None else step, value)
             for name in list(self._metrics)[:-MAX_METRICS]:
                 self._metrics.pop(name, None)
-                self._series.pop(name, None)
+                self._history.drop(name)
+            for name, value in call.outputs.items():
+                try:
+                    self._set("outputs", {**self._fields.get("outputs", {}), name: value})
+                except ValueError as error:
+                    call.refuse("outputs", "does not fit: ", name, error)
             self._send()
 
-    def report_returned(self, value: object) -> None:
-        """Set the value that a function trainer returned, and send it."""
-        from .return_value import too_large
-
+    def merge(self, field: str, value: object) -> None:
+        """Set a field of the message, and send it."""
         with self._lock:
-            size = len(encode(composed(100, MAX_SECONDS, [], self._outputs, value)))
-            if size > MAX_BYTES:
-                raise ValueError(too_large(len(encode(value)), size))
-            self._returned = value
+            self._set(field, value)
             self._sent = -1
             self._send()
 
@@ -120,141 +108,152 @@ class Reporter:
         """See `flush`."""
         with self._lock:
             self._send()  # if a signal handler has interrupted a report
-            if self._outdated:
-                self._packed_at = -math.inf
-                self._write()
+            if self._history.outdated:
+                self._write(renew=True)
         self.poster.flush()
 
-    def _remember(self, name: str, step: int, value: Value) -> None:
-        if not isinstance(value, bool | str) and math.isfinite(value):
-            self._series.setdefault(name, _Series()).add(step, time.time(), float(value))
-            self._outdated = True
-
-    def _write(self) -> None:
-        if path := termination_log():
-            try:
-                write(path, self._fitting())
-            except OSError as error:
-                self.warn("termination message", error)
-
-    def _estimate(self) -> int | None:
-        """The script's estimate of the remaining seconds; without one, an estimate from its progress."""
-        return self._speed.remaining(time.monotonic()) if self._remaining is None else self._remaining
-
-    def _details(self) -> list[tuple[str, Value]]:
-        known = {"step": self._step, "checkpoint": self._checkpoint}
-        found: list[tuple[str, Value]] = [
-            (RESERVED + name, value) for name, value in known.items() if value is not None
-        ]
-        if self._remaining is None and self._estimate() is not None:
-            found.append((RESERVED + "estimate", "speed"))
-        return found
+    def _set(self, field: str, value: object) -> None:
+        # With the longest header, so that a later call cannot exceed the limit either.
+        longest = {**header(), "progressPercentage": 100, "estimatedRemainingSeconds": MAX_SECONDS}
+        check_size({**longest, **self._fields}, field, value)
+        self._fields = {**self._fields, field: value}
 
     def _send(self) -> None:
         # Under the lock, so that a slower thread does not overwrite a newer message with an older one.
         while self._sent != self._calls:  # again if a signal handler has reported something newer in between
             calls = self._calls
             self._write()
-            if all(os.environ.get(name) for name in VARIABLES):
+            if all(os.environ.get(name) for name in VARIABLES) and rank(*RANKS) == 0:
                 self._post()
             self._sent = calls
 
-    def _post(self) -> None:
-        latest = [(name, value) for name, (_, value) in reversed(list(self._metrics.items()))]
-        metrics = [*self._details(), *latest][:MAX_METRICS]  # without those not updated for the longest time
-        status = composed(self._progress, self._estimate(), metrics, {})
-        del status["trainjob"]
-        if rank("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK") == 0:
-            self.poster.post(encode({"trainerStatus": status}))
+    def _write(self, *, renew: bool = False) -> None:
+        if path := termination_log():
+            try:
+                write(path, self._message(renew=renew))
+            except OSError as error:
+                self._failed("termination message", error)
 
-    def _fitting(self) -> bytes:
+    def _message(self, *, renew: bool) -> bytes:
         """The current message, without metrics that do not fit, and with as much history as fits."""
-        details = self._details()
-        bare = encode(composed(self._progress, self._estimate(), details, self._outputs, self._returned))
-        if len(bare) > MAX_BYTES:
-            details = []
-            bare = encode(composed(self._progress, self._estimate(), [], self._outputs, self._returned))
-        room = MAX_BYTES - len(bare) - len('"metrics":[],')
-        kept = dict(self._metrics)
-        size = {name: len(encode({"name": name, "value": text_of(value)})) + 1 for name, (_, value) in kept.items()}
-        total = sum(size.values())
-        for name in sorted(kept, key=lambda name: (kept[name][0], -size[name])):
-            if total <= room:
-                break
-            del kept[name]
-            total -= size[name]
-        metrics = [*details, *((name, value) for name, (_, value) in kept.items())]
-        history = self._history(room - total - len('"history":"",'))
-        return encode(
-            composed(self._progress, self._estimate(), metrics, self._outputs, self._returned, history=history)
-        )
+        metrics, details = dict(self._metrics), self._known_details()
+        values = [(name, text_of(value)) for name, (_, value) in metrics.items()]
+        calls = [number for number, _ in metrics.values()]
+        size = [len(name) + len(text) for name, text in values]
+        order = sorted(range(len(values)), key=lambda index: (-calls[index], size[index]))
+        message = self._composed([*values, *details]) | self._fields
+        text = fit(message, [*range(len(values), len(values) + len(details)), *order])
+        history = self._history.text(MAX_BYTES - len(text) - len(',"history":""'), renew=renew)
+        return text[:-1] + b',"history":"' + history.encode() + b'"}' if history else text
 
-    def _history(self, room: int) -> str:
+    def _post(self) -> None:
+        latest = [(name, text_of(value)) for name, (_, value) in reversed(dict(self._metrics).items())]
+        # Without those not updated for the longest time.
+        status = self._composed([*self._known_details(), *latest][:MAX_METRICS])
+        del status["trainjob"]
+        self.poster.post(encode({"trainerStatus": status}))
+
+    def _composed(self, metrics: list[tuple[str, str]]) -> dict[str, Any]:
+        """A message with these metrics; what is unknown is left out."""
+        message = header()
+        if self._progress is not None:
+            message["progressPercentage"] = int(self._progress)
+        if (remaining := self._estimate()) is not None:
+            message["estimatedRemainingSeconds"] = remaining
+        if metrics:
+            message["metrics"] = [{"name": name, "value": value} for name, value in metrics]
+        return message
+
+    def _estimate(self) -> int | None:
+        """The script's estimate of the remaining seconds; without one, an estimate from its progress."""
+        return self._speed.remaining(time.monotonic()) if self._remaining is None else self._remaining
+
+    def _known_details(self) -> list[tuple[str, str]]:
+        details = [(RESERVED + name, str(value)) for name, value in dict(self._details).items()]
+        speed = self._remaining is None and self._estimate() is not None
+        return [*details, (RESERVED + "estimate", "speed")] if speed else details
+
+    def _failed(self, channel: str, error: object) -> None:
+        self._warn(channel, f"{channel} failed, the training continues: {error}")
+
+
+class History:
+    """The history of all metrics, in bounded memory.
+
+    Attributes:
+        outdated: Whether the latest text lacks points, or did not fit.
+    """
+
+    def __init__(self) -> None:
+        self.outdated = False
+        self._series: dict[str, _Series] = {}  # the one updated last is the last
+        self._text = ""
+        self._renewed = -math.inf
+
+    def add(self, name: str, step: int, value: object) -> None:
+        """Add the latest value of a metric, if it is a finite number."""
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            self._series[name] = series = self._series.pop(name, None) or _Series()
+            series.add(step, time.time(), float(value))
+            self.outdated = True
+
+    def drop(self, name: str) -> None:
+        """Forget a metric."""
+        self._series.pop(name, None)
+
+    def text(self, room: int, *, renew: bool = False) -> str:
         """The history as text of at most `room` bytes; renewed once per second, since renewing takes milliseconds."""
-        if self._outdated and time.monotonic() - self._packed_at >= _HISTORY_INTERVAL:
-            self._packed = self._thinned(room - _HISTORY_SLACK)
-            self._packed_at, self._outdated = time.monotonic(), False
-        if len(self._packed) <= room:
-            return self._packed
-        self._outdated = True  # the next renewal, or the flush at exit, makes it fit
+        if self.outdated and (renew or time.monotonic() - self._renewed >= _INTERVAL):
+            self._text, self.outdated = self._thinned(room - _SLACK), False
+            self._renewed = time.monotonic()
+        if len(self._text) <= room:
+            return self._text
+        self.outdated = True  # the next renewal, or the flush at exit, makes it fit
         return ""
 
     def _thinned(self, room: int) -> str:
-        # Of too many metrics, those not updated for the longest time are dropped first, as above.
-        latest = {name: number for name, (number, _) in dict(self._metrics).items()}
+        # Of too many metrics, those not updated for the longest time are dropped first.
         series = dict(self._series)
-        names = sorted(series, key=lambda name: -latest.get(name, math.inf))[: MAX_POINTS // 4]
+        names = [*series][::-1]
+        names.sort(key=lambda name: not name.startswith(RESERVED))
+        names = names[: MAX_POINTS // 4]
         buckets = MAX_POINTS // (2 * len(names)) - 1 if names else 0
         while names:
-            packed = history_text({name: series[name].points(buckets) for name in names})
-            if len(packed) <= room:
-                return packed
+            text = packed({name: series[name].points(buckets) for name in names[::-1]})
+            if len(text) <= room:
+                return text
             if buckets > 1:
-                buckets = max(1, buckets * room // len(packed))
+                buckets = max(1, buckets * room // len(text))
             else:
-                names = names[: len(names) * room // len(packed)]
+                names = names[: len(names) * room // len(text)]
         return ""
-
-    def warn(self, channel: str, error: object) -> None:
-        """Write the first failure of a channel to stderr."""
-        if channel not in self._warned:
-            self._warned.add(channel)
-            try:
-                sys.stderr.write(f"trainjob.progress: {channel} failed, the training continues: {error}\n")
-            except (OSError, ValueError, AttributeError, RuntimeError):
-                return  # stderr is closed, or None, or a signal handler has interrupted a write to it
 
 
 class _Series:
     """The values of one metric so far, in bounded memory: the extremes of buckets of equal size."""
 
     def __init__(self) -> None:
-        self._first: _Entry | None = None
-        self._last: _Entry | None = None
+        self._ends: list[_Entry] = []  # the first and the last
         self._buckets: list[tuple[_Entry, _Entry]] = []  # the lowest and the highest of each
         self._size = 1  # values in each bucket
-        self._filled = 0  # values in the last one
         self._count = 0
 
     def add(self, step: int, moment: float, value: float) -> None:
         """Add the latest value."""
-        entry = self._last = (value, self._count, step, moment)
-        self._first = self._first or entry
-        self._count += 1
-        if self._buckets and self._filled < self._size:
+        entry = (value, self._count, step, moment)
+        self._ends = [*self._ends[:1], entry]
+        if self._count % self._size:
             low, high = self._buckets[-1]
             self._buckets[-1] = (min(low, entry), max(high, entry))
-            self._filled += 1
-            return
-        if len(self._buckets) == _BUCKETS:
-            self._buckets, self._size = self._grouped(2), 2 * self._size
-        self._buckets.append((entry, entry))
-        self._filled = 1
+        else:
+            if len(self._buckets) == _BUCKETS:
+                self._buckets, self._size = self._grouped(2), 2 * self._size
+            self._buckets.append((entry, entry))
+        self._count += 1
 
     def points(self, buckets: int) -> list[Point]:
         """The first, the last, and the extremes of at most `buckets` buckets: at most 2 x `buckets` + 2 points."""
-        grouped = self._grouped(-(-len(self._buckets) // buckets))
-        entries = {entry for entry in (self._first, self._last) if entry}.union(*grouped)
+        entries = set(self._ends).union(*self._grouped(-(-len(self._buckets) // buckets)))
         return [(step, moment, value) for value, _, step, moment in sorted(entries, key=lambda entry: entry[1])]
 
     def _grouped(self, size: int) -> list[tuple[_Entry, _Entry]]:
@@ -262,7 +261,23 @@ class _Series:
         return [(min(low for low, _ in group), max(high for _, high in group)) for group in groups]
 
 
-class _Speed:
+def packed(history: Mapping[str, list[Point]]) -> str:
+    """A history, compressed as text; the inverse of `history_of`."""
+    import binascii
+    import zlib
+
+    columns = {}
+    for name, points in history.items():
+        steps, moments, values = zip(*points, strict=True)
+        times = [round(10 * moment) for moment in moments]
+        columns[name] = [
+            *([after - before for before, after in pairwise([0, *each])] for each in (steps, times)),
+            [float(f"{value:.6g}") for value in values],
+        ]
+    return binascii.b2a_base64(zlib.compress(encode(columns), 9), newline=False).decode()
+
+
+class Speed:
     """The speed of the progress in the latest half of the time since the first report."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 
-from .message import encode, rank
+from .message import RANKS, encode, rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import IO
 
-    from .counter import Counter
+    from .reporting import Counter
 
 RANK_MARKER = "trainjob.rank "
 """Start of a watchdog's line about its rank; JSON follows."""
@@ -80,7 +80,6 @@ _STACK_LINES = 300  # of one rank: the threads of data loaders are many
 _FRAMES = 60  # of one thread
 _ATOMIC = 4096  # PIPE_BUF of Linux: a write of at most so many bytes is not mixed with others
 
-_RANKS = ("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "DMLC_TASK_ID", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
 _WORLDS = ("WORLD_SIZE", "JAX_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "DMLC_NUM_WORKER", "PET_NNODES")
 
 
@@ -90,7 +89,7 @@ class Watchdog:
     def __init__(self, counter: Counter, timeout: float) -> None:
         self._counter = counter
         self._timeout = timeout
-        self._rank = rank(*_RANKS)
+        self._rank = rank(*RANKS)
         self._world = rank(*_WORLDS)
         self._pid = os.getpid()
         self._seen = 0  # count at the latest look

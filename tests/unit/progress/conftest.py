@@ -16,7 +16,8 @@ from trainjob.progress import reporter, reporting
 def new_reporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[reporter.Reporter]:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
-    new = reporter.Reporter()
+    new = reporter.Reporter(reporting._warn_once)
+    monkeypatch.setattr(reporting, "_warned", set())
     monkeypatch.setattr(reporting, "_reporter", new)
     yield new
 

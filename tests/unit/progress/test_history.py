@@ -19,7 +19,7 @@ from tests.unit.progress.reports import written
 
 from trainjob import progress
 from trainjob.progress import Report, flush, read, report, reporter, reporting
-from trainjob.progress.message import history_of
+from trainjob.progress.reading import history_of
 from trainjob.progress.reporter import Reporter
 
 pytestmark = pytest.mark.usefixtures("log")
@@ -68,7 +68,7 @@ def test_a_long_training_keeps_first_last_lowest_and_highest_within_the_message(
     metrics=st.integers(1, 80),
 )
 def test_limits_hold_for_any_values(log: Path, values: list[float], metrics: int) -> None:
-    reporting._reporter = Reporter()
+    reporting._reporter = Reporter(reporting._warn_once)
     for step, value in enumerate(values):
         report(step=step, metrics={"m": value})
     report(step=len(values), metrics={f"n{i}": i for i in range(metrics - 1)})
@@ -89,7 +89,7 @@ def test_other_fields_have_priority_over_the_history(log: Path) -> None:
     report(outputs={"text": "x" * (4096 - log.stat().st_size + history // 2)})
     assert written(log).metrics == first.metrics
     assert 0 < len(written(log).history) < 60
-    progress.report_returned("y" * (history // 4))
+    progress.merge("returned", "y" * (history // 4))
     later = written(log)
     assert (later.metrics, later.returned) == (first.metrics, "y" * (history // 4))
     assert len(later.history) <= 1
@@ -98,14 +98,14 @@ def test_other_fields_have_priority_over_the_history(log: Path) -> None:
 def test_a_full_message_is_not_thinned_at_each_report(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thinning most points takes 20 ms, and a training may report 1,000 times per second."""
     calls: list[int] = []
-    thinned = Reporter._thinned
+    thinned = reporter.History._thinned
 
-    def counted(self: Reporter, room: int) -> str:
+    def counted(self: reporter.History, room: int) -> str:
         calls.append(room)
         return thinned(self, room)
 
-    monkeypatch.setattr(reporter, "_HISTORY_INTERVAL", math.inf)
-    monkeypatch.setattr(Reporter, "_thinned", counted)
+    monkeypatch.setattr(reporter, "_INTERVAL", math.inf)
+    monkeypatch.setattr(reporter.History, "_thinned", counted)
     report(metrics={f"m{i}": i for i in range(90)})
     for i in range(200):
         report(metrics={"m0": 1 / (i + 1), "m1": 10 ** (i % 60)}, outputs={"note": "x" * (i * 9)})
@@ -118,8 +118,8 @@ def test_memory_of_the_history_is_limited() -> None:
     for i in range(5_000):
         report(metrics={"loss": math.sin(i)})
     assert reporting._reporter is not None
-    assert len(reporting._reporter._series["loss"]._buckets) <= 128
-    speed = reporter._Speed()
+    assert len(reporting._reporter._history._series["loss"]._buckets) <= 128
+    speed = reporter.Speed()
     samples = []
     for i in range(50_000):
         speed.add(i * 0.01, i / 1000)
@@ -171,7 +171,7 @@ def packed(value: object) -> str:
         *({"": [[1, 2, 3]]}, {"x" * 65: [[1, 2, 3]]}, {"a": [[1, 2, 10**400]]}, {"a": [[0, 0, 0]] * 257}),
         *(packed(5), packed({"a": 5}), packed({"a": [[1], [2], []]}), packed({"a": [["x"], [2], [3]]})),
         *(packed({"a": [[1], [2], [None]]}), packed({"a": [[0] * 257] * 3})),
-        base64.b64encode(zlib.compress(b"[" * 10**8)).decode(),
+        base64.b64encode(zlib.compress(b"[" * 10**7)).decode(),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -185,7 +185,7 @@ def test_an_invalid_history_counts_as_absent(value: Any) -> None:
 
 
 def remaining(samples: list[tuple[float, float]], now: float | None = None) -> int | None:
-    speed = reporter._Speed()
+    speed = reporter.Speed()
     for moment, done in samples:
         speed.add(moment, done)
     return speed.remaining(samples[-1][0] if now is None else now)
