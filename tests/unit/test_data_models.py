@@ -219,3 +219,17 @@ def test_pickles_are_rejected_unless_allowed(tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match="--allow-pickle"):
         _check(tmp_path)
     assert _check(tmp_path, allow_pickle=True).formats == (".bin", ".pt")
+
+
+@pytest.mark.parametrize(
+    ("path", "advised"),
+    [
+        *[("training_args.bin", True), ("checkpoint-5/optimizer.pt", True), ("checkpoint-5/rng_state.pth", True)],
+        *[("weights.bin", False), ("my_training_args.bin", False)],
+    ],
+)
+def test_files_of_hugging_faces_trainer_are_explained(tmp_path: Path, path: str, advised: bool) -> None:
+    tree(tmp_path, {path: b"PK\x03\x04", "config.json": b"{}"})
+    with pytest.raises(CorruptData, match=path) as refused:
+        _check(tmp_path)
+    assert ("trainer.model.save_pretrained(DIRECTORY)" in str(refused.value)) is advised

@@ -27,6 +27,12 @@ _WEIGHTS = (
     " .tflite .ubj .xgb"
 )
 _FORMATS = frozenset(_WEIGHTS.split())
+# Of transformers 5.24: training_args.bin beside each model of Trainer.save_model(), the others in each checkpoint-*/.
+_OF_TRAINER = frozenset({"training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth"})
+_OF_TRAINER_ADVICE = (
+    ". Hugging Face's Trainer has written some of these files, and no model needs them: save with"
+    " trainer.model.save_pretrained(DIRECTORY), into another directory than output_dir"
+)
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,13 @@ def check_model(
 
 def _refusal(store: ReadableStore, refused: Mapping[str, str]) -> str:
     shown = [f"{path!a} {reason}" for path, reason in list(refused.items())[:_SHOWN]]
+    of_trainer = any(path.rpartition("/")[2] in _OF_TRAINER for path in refused)
     more = f"; {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
     return (
         f"{store.location} has files that could run code when they are loaded, or do not have the format of their"
         f" suffix: {'; '.join(shown)}{more}."
         " Save weights as safetensors and remove files that the model does not need, or accept all files with"
-        " allow_pickle (--allow-pickle)"
+        f" allow_pickle (--allow-pickle){_OF_TRAINER_ADVICE if of_trainer else ''}"
     )
 
 
