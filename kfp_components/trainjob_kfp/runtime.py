@@ -25,6 +25,7 @@ from trainjob._support.display import numeric
 from trainjob._support.foreign import LARGE, mapping_of
 from trainjob._support.signals import exiting, handled
 from trainjob.data.options import STEPS, Step
+from trainjob.registry.base import storable_metrics
 from trainjob.tuning import Study
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import (
@@ -236,11 +237,11 @@ def run_export(given: Parameters) -> Outcome:
         history: dict[str, Any] = {}
         if isinstance(metrics.get("metrics"), dict):  # the result of `train`
             origin["trainjob"], history = _identity(metrics), metrics.get("history") or {}
-            metrics = numeric(metrics["metrics"])
+            metrics = storable_metrics(metrics["metrics"], write_line)
         elif isinstance(best := metrics.get("best"), dict):  # the result of `tune`
             origin["trainjob"] = {"name": best["job"]}
             origin["study"] = {"key": metrics["key"], "trial": best["number"], "parameters": best["parameters"]}
-            metrics = numeric(best["metrics"])
+            metrics = storable_metrics(best["metrics"], write_line)
         options = {
             "source": location(parameters["source"]),
             "target": location(parameters["target"]) or artifact_location(artifact.uri),

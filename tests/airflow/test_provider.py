@@ -13,6 +13,7 @@ import pytest
 from airflow.sdk import DAG
 from tests.airflow.versions import dag_serialization, older_than, since
 
+from trainjob import ConfigurationError
 from trainjob_airflow.get_provider_info import get_provider_info
 from trainjob_airflow.operators.data import ModelExportOperator, ModelInitializerOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
@@ -161,6 +162,13 @@ def test_an_export_takes_the_numbers_of_a_trainings_xcom() -> None:
     history = {"accuracy": [[1, 1769860800.0, 0.9]]}
     assert options(metrics=TRAINED | {"history": history})["history"] == history
     assert options(metrics={"history": 1.0})["history"] is None, "a metric of this name"
+
+
+def test_an_export_leaves_out_metrics_that_registries_refuse() -> None:
+    trained = {**TRAINED, "metrics": {"top@5": 0.5, "accuracy": 0.9, "a:b": "text"}}
+    assert options(metrics=trained)["metrics"] == {"accuracy": 0.9}
+    with pytest.raises(ConfigurationError, match="'top@5' is not a valid name of a metric"):  # the author's own
+        options(metrics={"top@5": 0.5})
 
 
 def test_options_become_words_in_which_kubernetes_expands_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,12 +310,13 @@ class ModelExportOperator(DataOperator):
     def metrics_of(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
         """The metrics that the model was exported with."""
         from trainjob._support.display import numeric
+        from trainjob.registry.base import storable_metrics
 
-        del result
+        notify = None if result else self.log.warning  # before the launch
         if _job(self.evaluation) and isinstance(self.evaluation, Mapping):
-            return numeric(self.evaluation["metrics"])
+            return storable_metrics(self.evaluation["metrics"], notify)
         metrics = self.metrics if isinstance(self.metrics, Mapping) else {}
-        return numeric(metrics.get("metrics", metrics) if _job(metrics) else metrics)
+        return storable_metrics(metrics.get("metrics", metrics), notify) if _job(metrics) else numeric(metrics)
 
     def data_of(self, result: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """The source as read, the stored model as written."""

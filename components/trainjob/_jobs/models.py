@@ -22,7 +22,7 @@ from trainjob._support.kube_objects import mapping, mappings, rank_of, training_
 from trainjob.data.locations import parse_store
 from trainjob.errors import ConfigurationError, NotFound, TrainJobFailed
 from trainjob.job import KEY, JobRef, spec_hash
-from trainjob.registry.base import is_metric
+from trainjob.registry.base import storable_metrics
 from trainjob.status import Observation, Phase, observe
 
 if TYPE_CHECKING:
@@ -148,15 +148,12 @@ def export(
             f"TrainJob {model.ref} ran on a cluster, so the directory of all models is unknown; set target (--target),"
             " such as s3://bucket/models"
         )
-    metrics = {metric: value for metric, value in model.metrics.items() if is_metric(metric)}
-    if (left := sorted(model.metrics.keys() - metrics)) and (progress := options.get("progress")):
-        progress(f"metrics with names that registries do not accept are left out: {', '.join(map(ascii, left))}")
     return data.export(  # the package imports it now
         model.source,
         where,
         name=name,
         export_id=export_id or model.export_id,
-        metrics=metrics,
+        metrics=storable_metrics(model.metrics, options.get("progress")),
         provenance={**(provenance or {}), **model.provenance},
         history=model.history,
         evaluation=evaluation,

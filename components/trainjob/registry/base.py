@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from trainjob._support.numbers import is_finite
 from trainjob.errors import ConfigurationError
 
 History = Mapping[str, Sequence[tuple[int, float, float]]]
@@ -206,6 +207,19 @@ def is_metric(name: str) -> bool:
     """
     normalized = posixpath.normpath(name) == name and not name.startswith("/")
     return bool(_METRIC.fullmatch(name)) and normalized and ".." not in name
+
+
+def storable_metrics(reported: Mapping[str, Any], notify: Callable[[str], None] | None = None) -> dict[str, float]:
+    """The metrics of a training that every registry can store: finite numbers with the name of a metric.
+
+    Args:
+        reported: Metrics of a result.
+        notify: Called with a line about numbers whose names registries do not accept.
+    """
+    found = {name: value for name, value in reported.items() if is_finite(value)}
+    if (left := sorted(name for name in found if not is_metric(name))) and notify is not None:
+        notify(f"metrics with names that registries do not accept are left out: {', '.join(map(ascii, left))}")
+    return {name: value for name, value in found.items() if is_metric(name)}
 
 
 def check_name(name: str) -> str:

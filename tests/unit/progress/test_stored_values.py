@@ -17,8 +17,10 @@ from trainjob import Observation, Phase
 from trainjob._diagnosis import termination_messages
 from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs.results import check_report, result_of
+from trainjob._support.numbers import is_finite
 from trainjob.job import JobRef
 from trainjob.progress import message, read, report, reporter, reporting
+from trainjob.registry.base import check_metrics, storable_metrics
 from trainjob.status import observe
 
 REF = JobRef("ns", "job", "uid")
@@ -112,6 +114,20 @@ def test_errors_of_our_programs_arrive_without_what_cannot_be_stored(log: Path, 
     assert verdict is not None
     assert unstorable(verdict.message) == []
     assert json.loads(log.read_text())["outputs"] == {"a": "b"}
+
+
+@STRICT
+@given(metrics=st.dictionaries(KEYS, VALUES, max_size=4))
+@example(metrics={"top@5": 0.5, "a/../b": 1, "loss": 0.25, "n\ud800": 1})
+def test_every_registry_accepts_the_metrics_of_a_training(log: Path, metrics: dict[str, Any]) -> None:
+    lines: list[str] = []
+    reporting._reporter = reporter.Reporter(reporting._warn_once)
+    log.unlink(missing_ok=True)
+    report(metrics=metrics)
+    reported = result(log.read_text())["metrics"]
+    stored = storable_metrics(reported, lines.append)
+    assert check_metrics(stored) == stored
+    assert bool(lines) == any(is_finite(value) and name not in stored for name, value in reported.items())
 
 
 @pytest.mark.parametrize("value", [nested(21), nested(3000), cycle(), {1, 2}, [float("nan")], 10**64, np.zeros(2)])
