@@ -9,9 +9,8 @@ Imports the standard library only.
     progress.report(step=400, total_steps=1000, metrics={"loss": 0.31})
     progress.report(outputs={"model": "s3://models/digits/7"})
 
-This folder needs only the standard library and may be copied next to a script. Nothing that it is given or meets ends a
-training: what cannot be reported is left out, and the first time for each reason a line on stderr says so. With
-``TRAINJOB_STRICT_PROGRESS=1`` a `ValueError` is raised, after the rest was reported: for tests of a script.
+This folder needs only the standard library and may be copied next to a script. It never ends a training: what cannot be
+reported is left out, with one line on stderr for each reason; ``TRAINJOB_STRICT_PROGRESS=1`` raises `ValueError`.
 
 Without a channel, on a laptop or in a notebook, `report` only checks its arguments. It selects its channels from the
 environment at each call:

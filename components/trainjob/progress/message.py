@@ -11,21 +11,16 @@ The message is one JSON object of at most 4096 bytes. Unknown fields are left ou
 package, see `trainjob._diagnosis.termination_messages`.
 
 Trainer's API supports text only, so a metric is written as text there and in the message, and is converted back:
-``true`` and ``false``, a number, or the text itself.
-
-Three facts that are no metrics travel as metrics, whose names begin with the reserved prefix ``trainjob.``:
-``trainjob.step``, the latest step; ``trainjob.checkpoint``, the step of the latest checkpoint; ``trainjob.estimate``,
-``speed`` if the remaining time was derived from the progress. `read` returns them as `Report.details`.
-
-A reader of both channels takes each metric from the message, which is always up to date. From the API it takes only
-metrics that the message lacks: those without space in it, and those of other programs (Hugging Face's callback).
+``true`` and ``false``, a number, or the text itself. Names that begin with ``trainjob.`` are no metrics: the latest
+``step``, the step of the latest ``checkpoint``, and ``estimate``, ``speed`` if the remaining time was derived from the
+progress (`Report.details`). A reader of both channels takes each metric from the message, which is always up to date,
+and from the API only those that the message lacks: without space in it, or of other programs (Hugging Face's callback).
 
 ``history`` has the earlier values of each metric that is a finite number: step, Unix time in seconds, value. It uses
 the bytes that the other fields leave free, for at most 256 points of all metrics together. More points are thinned by
-min-max decimation: consecutive reports form buckets of equal size, and each bucket keeps its lowest and its highest
-value; the first and the last value stay. `report` writes it compressed, as text: base64 of zlib of ``{"loss": [steps,
-times in 0.1 s, values]}``, with steps and times as differences to their predecessors. It is renewed once per second,
-and at interpreter exit.
+min-max decimation: each of equal spans of time keeps its lowest and its highest value, and the first and the last value
+stay. `report` writes it compressed, as text: base64 of zlib of ``{"loss": [steps, times in 0.1 s, values]}``, with
+steps and times as differences to their predecessors. It is renewed once per second, and at interpreter exit.
 
 The source of this file is sent with a function trainer into images without this package, whose Python may be older:
 standard library only, and nothing that Python 3.8 does not know.
@@ -65,9 +60,6 @@ _DEFAULT_LOG = "/dev/termination-log"
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)  # a FIFO without a reader would block for ever
 _LONGEST = 16 * MAX_BYTES  # that is read of a message
 _REPLACED = dict.fromkeys([*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0xD800, 0xE000)], "\ufffd")
-
-
-# --- values --------------------------------------------------------------------------------------------------------
 
 
 def clean(value: Any, depth: int = 0) -> Any:
@@ -126,9 +118,6 @@ def scalar(value: Any) -> Value:
 def text_of(value: Value) -> str:
     """A metric as text for Trainer's API; the inverse of `trainjob.progress.reading.value_of`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# --- the message ---------------------------------------------------------------------------------------------------
 
 
 def encode(message: object) -> bytes:
@@ -218,9 +207,6 @@ def merge(field: str, value: object) -> None:
     write(path, fit(message, range(len(message.get("metrics", ())))[::-1]))
 
 
-# --- the container -------------------------------------------------------------------------------------------------
-
-
 def termination_log() -> str | None:
     """Path of this process's termination message; None if this process must not write one."""
     if rank("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") != 0:
@@ -278,9 +264,6 @@ def warn(text: str) -> None:
         print(f"trainjob.progress: {text}", file=sys.stderr, flush=True)
     except Exception:  # noqa: BLE001 - it is closed, or None, or the script's own; a signal has interrupted a write
         return
-
-
-# --- function trainers ---------------------------------------------------------------------------------------------
 
 
 def watch() -> None:

@@ -62,7 +62,8 @@ def read(text: str) -> Report | None:
     Unknown keys are ignored; known keys with a wrong type count as absent.
     """
     message = decoded(text)
-    if _version(message) != VERSION:  # a later version may use the same keys for other values
+    version = message.get("trainjob")
+    if type(version) is not int or version != VERSION:  # `True == 1`; a later one may use the same keys otherwise
         return None
     metrics, details = metrics_of(message.get("metrics"))
     outputs, updated = message.get("outputs"), message.get("lastUpdatedTime")
@@ -85,13 +86,8 @@ def read(text: str) -> Report | None:
 
 def newer_version(text: str) -> int | None:
     """The version of a termination message that `read` does not support, because a newer trainjob wrote it."""
-    number = _version(decoded(text))
-    return number if number is not None and number > VERSION else None
-
-
-def _version(message: dict[str, Any]) -> int | None:
-    number = message.get("trainjob")
-    return number if type(number) is int else None  # `True == 1`
+    number = decoded(text).get("trainjob")
+    return number if type(number) is int and number > VERSION else None
 
 
 def _whole(value: object, top: int) -> int | None:
@@ -143,11 +139,9 @@ def history_of(value: object) -> dict[str, list[Point]]:
 
 def _point(*numbers: object) -> Point:
     known = [float(each) for each in numbers if isinstance(each, int | float) and not isinstance(each, bool)]
-    if len(known) < len(numbers) or not all(map(math.isfinite, known)):
-        raise ValueError(f"no finite numbers: {numbers!r}")
     step, moment, value = known
-    if not step.is_integer():
-        raise ValueError(f"no step: {step!r}")
+    if not (step.is_integer() and math.isfinite(moment) and math.isfinite(value)):
+        raise ValueError(f"not a step, a time and a value: {numbers!r}")
     return int(step), moment, value
 
 

@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from .reporting import Call
 
     Point = tuple[int, float, float]
-    _Entry = tuple[float, int, int, float]  # of a series: value, number, step, time
 
-_BUCKETS = MAX_POINTS // 2  # of one metric, in memory
 _INTERVAL = 1.0  # at which the history is renewed
 _SLACK = 64  # bytes by which the other fields may grow until the history is renewed
-_SAMPLES = 64  # of the progress, to estimate the remaining time
+_SAMPLES = 128  # of the progress, to estimate the remaining time
 
 
 class Reporter:
@@ -186,40 +184,41 @@ class History:
 
     def __init__(self) -> None:
         self.outdated = False
-        self._series: dict[str, _Series] = {}  # the one updated last is the last
+        self._points: dict[str, list[Point]] = {}  # the metric updated last is the last
         self._text = ""
         self._renewed = -math.inf
 
     def add(self, name: str, step: int, value: object) -> None:
         """Add the latest value of a metric, if it is a finite number."""
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            self._series[name] = series = self._series.pop(name, None) or _Series()
-            series.add(step, time.time(), float(value))
+            points = self._points.pop(name, [])
+            points.append((step, time.time(), float(value)))
+            self._points[name] = points if len(points) <= 2 * MAX_POINTS else thinned(points, MAX_POINTS // 2)
             self.outdated = True
 
     def drop(self, name: str) -> None:
         """Forget a metric."""
-        self._series.pop(name, None)
+        self._points.pop(name, None)
 
     def text(self, room: int, *, renew: bool = False) -> str:
         """The history as text of at most `room` bytes; renewed once per second, since renewing takes milliseconds."""
         if self.outdated and (renew or time.monotonic() - self._renewed >= _INTERVAL):
-            self._text, self.outdated = self._thinned(room - _SLACK), False
+            self._text, self.outdated = self._fitting(room - _SLACK), False
             self._renewed = time.monotonic()
         if len(self._text) <= room:
             return self._text
         self.outdated = True  # the next renewal, or the flush at exit, makes it fit
         return ""
 
-    def _thinned(self, room: int) -> str:
+    def _fitting(self, room: int) -> str:
         # Of too many metrics, those not updated for the longest time are dropped first.
-        series = dict(self._series)
-        names = [*series][::-1]
+        known = dict(self._points)
+        names = [*known][::-1]
         names.sort(key=lambda name: not name.startswith(RESERVED))
         names = names[: MAX_POINTS // 4]
         buckets = MAX_POINTS // (2 * len(names)) - 1 if names else 0
         while names:
-            text = packed({name: series[name].points(buckets) for name in names[::-1]})
+            text = packed({name: thinned(known[name], buckets) for name in names[::-1]})
             if len(text) <= room:
                 return text
             if buckets > 1:
@@ -229,40 +228,24 @@ class History:
         return ""
 
 
-class _Series:
-    """The values of one metric so far, in bounded memory: the extremes of buckets of equal size."""
+def thinned(points: list[Point], buckets: int) -> list[Point]:
+    """The first and the last, the lowest and the highest of `buckets` equal spans of time; no extreme is ever lost."""
+    start, end = points[0][1], points[-1][1]
+    spans: list[list[Point]] = [[] for _ in range(buckets)]
+    for point in points:
+        share = (point[1] - start) / (end - start) if start < end else 0  # a clock may have been set back
+        spans[min(max(int(share * buckets), 0), buckets - 1)].append(point)
+    ends = [(min(span, key=_value), max(span, key=_value)) for span in spans if span]
+    kept = {id(point) for point in (points[0], points[-1], *(point for pair in ends for point in pair))}
+    return [point for point in points if id(point) in kept]
 
-    def __init__(self) -> None:
-        self._ends: list[_Entry] = []  # the first and the last
-        self._buckets: list[tuple[_Entry, _Entry]] = []  # the lowest and the highest of each
-        self._size = 1  # values in each bucket
-        self._count = 0
 
-    def add(self, step: int, moment: float, value: float) -> None:
-        """Add the latest value."""
-        entry = (value, self._count, step, moment)
-        self._ends = [*self._ends[:1], entry]
-        if self._count % self._size:
-            low, high = self._buckets[-1]
-            self._buckets[-1] = (min(low, entry), max(high, entry))
-        else:
-            if len(self._buckets) == _BUCKETS:
-                self._buckets, self._size = self._grouped(2), 2 * self._size
-            self._buckets.append((entry, entry))
-        self._count += 1
-
-    def points(self, buckets: int) -> list[Point]:
-        """The first, the last, and the extremes of at most `buckets` buckets: at most 2 x `buckets` + 2 points."""
-        entries = set(self._ends).union(*self._grouped(-(-len(self._buckets) // buckets)))
-        return [(step, moment, value) for value, _, step, moment in sorted(entries, key=lambda entry: entry[1])]
-
-    def _grouped(self, size: int) -> list[tuple[_Entry, _Entry]]:
-        groups = [self._buckets[start : start + size] for start in range(0, len(self._buckets), size)]
-        return [(min(low for low, _ in group), max(high for _, high in group)) for group in groups]
+def _value(point: Point) -> float:
+    return point[2]
 
 
 def packed(history: Mapping[str, list[Point]]) -> str:
-    """A history, compressed as text; the inverse of `history_of`."""
+    """A history, compressed as text; the inverse of `trainjob.progress.reading.history_of`."""
     import binascii
     import zlib
 
@@ -281,27 +264,23 @@ class Speed:
     """The speed of the progress in the latest half of the time since the first report."""
 
     def __init__(self) -> None:
-        self._began = 0.0
-        self._latest = (0.0, 0.0)  # time and percentage
-        self._samples: list[tuple[float, float]] = []  # the first is where that half begins
+        self._samples: list[tuple[float, float]] = []  # time and percentage
 
     def add(self, now: float, progress: float) -> None:
         """Add the progress at time `now` of a monotonic clock."""
-        if progress < self._latest[1]:  # another part of the work starts
+        if self._samples and progress < self._samples[-1][1]:  # another part of the work starts
             self._samples.clear()
-        if not self._samples:
-            self._began = now
-        self._latest = (now, progress)
-        elapsed = now - self._began
-        if not self._samples or now - self._samples[-1][0] > elapsed / _SAMPLES:
-            self._samples.append(self._latest)
-        del self._samples[: sum(then <= now - elapsed / 2 for then, _ in self._samples[1:])]
+        self._samples.append((now, progress))
+        if len(self._samples) > _SAMPLES:
+            del self._samples[1:-1:2]
 
     def remaining(self, now: float) -> int | None:
         """Seconds to the end at the current speed; None if unknown."""
         if not self._samples:
             return None
-        (then, before), (latest, done) = self._samples[0], self._latest
+        latest, done = self._samples[-1]
+        middle = (self._samples[0][0] + latest) / 2
+        then, before = max(sample for sample in self._samples if sample[0] <= middle)
         if done >= 100:
             return 0
         if done <= before:

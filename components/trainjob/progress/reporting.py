@@ -50,19 +50,16 @@ def report(
 
     Calls accumulate: a later value replaces the earlier one of the same name, all others stay. Call it from rank 0 or
     from every rank: on each node only local rank 0 writes the termination message, and only global rank 0 posts to the
-    status API.
-
-    What cannot be reported is left out, and the rest is reported. The first refusal for each reason, and the first
-    failure of a channel, is a line on stderr.
+    status API. What cannot be reported is left out; for each reason, and each channel that fails, stderr has one line.
 
     Args:
-        progress: Progress in percent; the nearest of 0 to 100 is reported. Rounded down, so that 100 means complete. If
-            left out, it is derived from `step` and `total_steps`.
-        metrics: Up to 256, with text and numbers of up to 64 characters; names are cut after 64. Numbers may be
-            scalars, or arrays of one element, of NumPy, JAX or PyTorch. If they do not fit, those not updated for the
-            longest time are dropped first, then the largest.
-        outputs: Name to URI of an output, other short text, finite number or bool. One that does not fit beside the
-            earlier ones in 4096 bytes is refused; those that were reported are never dropped.
+        progress: Percent; the nearest of 0 to 100 is reported. Rounded down, so that 100 means complete. If left out,
+            it is derived from `step` and `total_steps`.
+        metrics: Up to 256, names and values up to 64 characters. Numbers may be scalars, or arrays of one element, of
+            NumPy, JAX or PyTorch. If they do not fit, those not updated for the longest time are dropped first, then
+            the largest.
+        outputs: Name to URI of an output, other short text, finite number or bool. Never dropped; one that does not
+            fit into 4096 bytes beside the earlier ones is refused.
         remaining_seconds: Estimated time to the end, 0 or more. Rounded up. Until a call sets it, it is derived from
             the progress, at the speed of the latest half of the time since the first report.
         step: Step of the metrics, 0 or more, for their history. If left out, that of the latest call that had one, or
@@ -165,9 +162,6 @@ def merge(field: str, value: object) -> None:
         ValueError: The value does not fit beside the outputs. Nothing was changed.
     """
     _made().merge(field, value)
-
-
-# --- arguments -----------------------------------------------------------------------------------------------------
 
 
 class _RefusedError(Exception):
@@ -275,9 +269,6 @@ def _output(given: object) -> Value:
     if not is_output(value):
         raise _RefusedError(f"is not finite, or has more than {MAX_VALUE} digits")
     return value
-
-
-# --- state ---------------------------------------------------------------------------------------------------------
 
 
 class Counter:

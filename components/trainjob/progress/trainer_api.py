@@ -79,11 +79,9 @@ class Poster:
         try:
             if status is not None:
                 _post(status)
-        except _RejectedError as error:
-            self._warn("status API", error)
         except Exception as error:  # noqa: BLE001 - no error of the status API may fail the training
             self._warn("status API", error)
-            again = True
+            again = not isinstance(error, _RejectedError)
         with self._changed:
             if again:
                 self._pending = self._pending or status

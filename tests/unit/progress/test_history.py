@@ -98,14 +98,14 @@ def test_other_fields_have_priority_over_the_history(log: Path) -> None:
 def test_a_full_message_is_not_thinned_at_each_report(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thinning most points takes 20 ms, and a training may report 1,000 times per second."""
     calls: list[int] = []
-    thinned = reporter.History._thinned
+    fitting = reporter.History._fitting
 
     def counted(self: reporter.History, room: int) -> str:
         calls.append(room)
-        return thinned(self, room)
+        return fitting(self, room)
 
     monkeypatch.setattr(reporter, "_INTERVAL", math.inf)
-    monkeypatch.setattr(reporter.History, "_thinned", counted)
+    monkeypatch.setattr(reporter.History, "_fitting", counted)
     report(metrics={f"m{i}": i for i in range(90)})
     for i in range(200):
         report(metrics={"m0": 1 / (i + 1), "m1": 10 ** (i % 60)}, outputs={"note": "x" * (i * 9)})
@@ -118,13 +118,13 @@ def test_memory_of_the_history_is_limited() -> None:
     for i in range(5_000):
         report(metrics={"loss": math.sin(i)})
     assert reporting._reporter is not None
-    assert len(reporting._reporter._history._series["loss"]._buckets) <= 128
+    assert len(reporting._reporter._history._points["loss"]) <= 512
     speed = reporter.Speed()
     samples = []
     for i in range(50_000):
         speed.add(i * 0.01, i / 1000)
         samples.append(len(speed._samples))
-    assert max(samples) < 100
+    assert max(samples) <= 128
     assert speed.remaining(500.0) == pytest.approx(500, abs=2)
 
 

@@ -137,7 +137,7 @@ def test_number_of_metrics_is_limited_as_in_trainer(new_reporter: reporter.Repor
     for i in range(300):
         report(metrics={f"m{i}": i})
     assert list(new_reporter._metrics) == [f"m{i}" for i in range(44, 300)]
-    assert len(new_reporter._history._series) == 256, "the dropped ones lose their history"
+    assert len(new_reporter._history._points) == 256, "the dropped ones lose their history"
 
 
 @pytest.mark.parametrize(
