@@ -86,8 +86,23 @@ callback.on_train_end(another_rank)
 """
 
 
-# One process for both trainings: the imports take longer than the trainings.
-BOTH = """
+TENSORS = """
+from trainjob.callbacks.metrics import numbers
+
+tensors = {
+    "brain": torch.tensor(0.5, dtype=torch.bfloat16), "learned": torch.tensor([0.25], requires_grad=True),
+    "whole": torch.tensor(3), "flag": torch.tensor([True]),
+    "vector": torch.zeros(2), "empty": torch.zeros(0), "meta": torch.zeros(1, device="meta"),
+}
+done, rate = torch.tensor([40.0]), torch.tensor(0.5)
+progress.report(step=torch.tensor(7), progress=done, metrics=tensors, outputs={"rate": rate})
+progress.step(torch.tensor([8]))
+assert (reporting._counter.count, reporting._counter.step) == (2, 8)
+assert numbers(tensors).keys() == {"brain", "learned", "whole", "flag"}
+"""
+
+# One process for all scripts: the imports take longer than the trainings.
+ALL = """
 import os
 import sys
 from types import SimpleNamespace
@@ -113,13 +128,13 @@ for script, log in zip(sys.argv[1::2], sys.argv[2::2]):
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, progress.Report | None]:
     """The reports of the trainings at their end."""
     place = tmp_path_factory.mktemp("callbacks")
-    scripts = {"huggingface": HUGGINGFACE, "lightning": LIGHTNING}
+    scripts = {"huggingface": HUGGINGFACE, "lightning": LIGHTNING, "tensors": TENSORS}
     env = {k: v for k, v in os.environ.items() if not k.startswith(("KUBEFLOW_", "TRAINJOB_"))}
     components = str(Path(progress.__file__).parents[2])
     env |= {"PYTHONPATH": components, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     words = [word for name, script in scripts.items() for word in (script, str(place / name))]
     ended = subprocess.run(
-        [TORCH_PYTHON, "-c", BOTH, *words], env=env, capture_output=True, text=True, timeout=300, cwd=place, check=False
+        [TORCH_PYTHON, "-c", ALL, *words], env=env, capture_output=True, text=True, timeout=300, cwd=place, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return {name: progress.read((place / name).read_text()) for name in scripts}
@@ -135,3 +150,10 @@ def test_a_training_is_reported(reports: dict[str, progress.Report | None], libr
     assert report.history["loss"][-1][2] < report.history["loss"][0][2], "another rank would report 1e9"
     assert [step for step, _, _ in report.history["eval_loss"]] == [3, 6], "both epochs end with an evaluation"
     assert {step for step, _, _ in report.history["loss"]} == set(range(1, 7))
+
+
+def test_tensors_of_one_element_are_numbers_and_others_are_left_out(reports: dict[str, progress.Report | None]) -> None:
+    report = reports["tensors"]
+    assert report is not None
+    assert report.metrics == {"brain": 0.5, "learned": 0.25, "whole": 3, "flag": True}
+    assert (report.progress, report.details, report.outputs) == (40, {"step": 7}, {"rate": 0.5})
