@@ -29,6 +29,7 @@ its stacks when it does not.
 ::
 
     message      the termination message: its format; how it is written and merged
+    calls        the arguments of a call, and the steps of the process
     reading      `Report` and `read`
     trainer_api  posts to Trainer's status API
     reporter     the accumulated report, and its channels

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from .calls import Call
     from .message import Value
-    from .reporting import Call
 
     Point = tuple[int, float, float]
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import IO
 
-    from .reporting import Counter
+    from .calls import Counter
 
 RANK_MARKER = "trainjob.rank "
 """Start of a watchdog's line about its rank; JSON follows."""

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from tests.unit.progress.reports import ENVIRONMENT
 
-from trainjob.progress import reporter, reporting
+from trainjob.progress import calls, reporter, reporting
 
 
 @pytest.fixture(autouse=True)
 def new_reporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[reporter.Reporter]:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
-    new = reporter.Reporter(reporting._warn_once)
-    monkeypatch.setattr(reporting, "_warned", set())
+    new = reporter.Reporter(calls.warn_once)
+    monkeypatch.setattr(calls, "warned", set())
     monkeypatch.setattr(reporting, "_reporter", new)
     yield new
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.unit.progress.reports import written
 
 from trainjob import progress
-from trainjob.progress import Report, flush, read, report, reporter, reporting
+from trainjob.progress import Report, calls, flush, read, report, reporter, reporting
 from trainjob.progress.reading import history_of
 from trainjob.progress.reporter import Reporter
 
@@ -68,7 +68,7 @@ def test_a_long_training_keeps_first_last_lowest_and_highest_within_the_message(
     metrics=st.integers(1, 80),
 )
 def test_limits_hold_for_any_values(log: Path, values: list[float], metrics: int) -> None:
-    reporting._reporter = Reporter(reporting._warn_once)
+    reporting._reporter = Reporter(calls.warn_once)
     for step, value in enumerate(values):
         report(step=step, metrics={"m": value})
     report(step=len(values), metrics={f"n{i}": i for i in range(metrics - 1)})

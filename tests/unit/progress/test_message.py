@@ -21,6 +21,7 @@ from tests.unit.progress.reports import written
 
 from trainjob import progress
 from trainjob.progress import Report, message, read, report, reporter, reporting
+from trainjob.progress.calls import warn_once
 from trainjob.progress.message import RESERVED, text_of
 from trainjob.progress.reading import history_of, value_of
 
@@ -104,7 +105,7 @@ CALL = {
 @example(calls=[{"progress": 0.0}, {"progress": 5e-324}])  # the time left is infinite
 @example(calls=[{"progress": 10, **AGAIN}, {"progress": 20, "metrics": {"a": 2}, "outputs": {"a": "2", "b": "3"}}, {}])
 def test_any_report_fits_and_reads_back(log: Path, calls: list[dict[str, Any]]) -> None:
-    reporting._reporter = reporter.Reporter(reporting._warn_once)
+    reporting._reporter = reporter.Reporter(warn_once)
     expected: dict[str, Any] = {"progress": None, "outputs": {}}
     metrics: dict[str, str] = {}
     for call in calls:

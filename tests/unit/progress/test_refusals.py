@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from tests.unit.progress.reports import written
 
-from trainjob.progress import report, reporting, step
+from trainjob.progress import calls, report, reporting, step
 
 LONG = "eval_super_glue_record_question_answering_exact_match_normalized_macro_avg"
 SPECIAL_METHODS = ("__float__", "__index__", "__str__", "__repr__", "__len__", "__eq__", "__getattr__", "__bool__")
@@ -173,7 +173,7 @@ STEPS: list[tuple[Any, dict[str, int]]] = [
 
 @pytest.mark.parametrize("index", range(len(STEPS)))
 def test_each_call_of_step_counts_once(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    monkeypatch.setattr(reporting, "_counter", reporting.Counter())
+    monkeypatch.setattr(reporting, "_counter", calls.Counter())
     given, number = STEPS[index]
     step(given)
     assert (reporting._counter.count, reporting._counter.number()) == (1, number)

@@ -19,7 +19,7 @@ from trainjob._diagnosis.evidence import Evidence
 from trainjob._jobs.results import check_report, result_of
 from trainjob._support.numbers import is_finite
 from trainjob.job import JobRef
-from trainjob.progress import message, read, report, reporter, reporting
+from trainjob.progress import calls, message, read, report, reporter, reporting
 from trainjob.registry.base import check_metrics, storable_metrics
 from trainjob.status import observe
 
@@ -79,7 +79,7 @@ def result(text: str) -> dict[str, Any]:
 def test_what_a_training_reports_and_returns_can_be_stored(
     log: Path, metrics: dict[str, Any], outputs: dict[str, Any], value: Any
 ) -> None:
-    reporting._reporter = reporter.Reporter(reporting._warn_once)
+    reporting._reporter = reporter.Reporter(calls.warn_once)
     log.unlink(missing_ok=True)
     report(metrics=metrics, outputs=outputs)
     message.report_returned("train", value)
@@ -121,7 +121,7 @@ def test_errors_of_our_programs_arrive_without_what_cannot_be_stored(log: Path, 
 @example(metrics={"top@5": 0.5, "a/../b": 1, "loss": 0.25, "n\ud800": 1})
 def test_every_registry_accepts_the_metrics_of_a_training(log: Path, metrics: dict[str, Any]) -> None:
     lines: list[str] = []
-    reporting._reporter = reporter.Reporter(reporting._warn_once)
+    reporting._reporter = reporter.Reporter(calls.warn_once)
     log.unlink(missing_ok=True)
     report(metrics=metrics)
     reported = result(log.read_text())["metrics"]
