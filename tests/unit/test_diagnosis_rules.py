@@ -24,7 +24,6 @@ from trainjob._jobs import report
 from trainjob._support import retrying
 from trainjob.data.__main__ import TRY_AGAIN, main
 from trainjob.errors import Category, Diagnosis, RetryVerdict, TrainJobError
-from trainjob.progress.message import encode, header
 from trainjob.status import Observation, Phase, observe
 
 
@@ -84,15 +83,10 @@ ERRORS = [
 ]
 
 
-def written(error: Exception) -> str:
-    """The termination message of a program that fails with this error."""
-    return encode({**header(), "error": termination_messages.field_of(error)}).decode()
-
-
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_the_diagnosis_has_the_verdict_of_the_error(error: type[TrainJobError]) -> None:
     assert len(ERRORS) > 15
-    found = diagnosed(75, "error: it failed", written(error("it failed")))
+    found = diagnosed(75, "error: it failed", termination_messages.message_of(error("it failed")).decode())
     assert (found.retry, found.summary) == (error.retry, "node-0 exited with code 75: it failed")
 
 
@@ -104,7 +98,7 @@ def test_a_message_beyond_the_limits_is_named() -> None:
 
 
 def test_an_unexpected_error_of_a_step_is_unknown() -> None:
-    found = diagnosed(1, "KeyError: 'size'", written(KeyError("size")))
+    found = diagnosed(1, "KeyError: 'size'", termination_messages.message_of(KeyError("size")).decode())
     assert found.summary == "node-0 exited with code 1: KeyError: 'size'"
     assert (found.category, found.retry) == (Category.UNKNOWN, RetryVerdict.UNKNOWN)
     assert "training" not in found.text()
@@ -116,7 +110,7 @@ def test_an_unexpected_error_of_a_step_is_unknown() -> None:
     ids=["long", "quoted", "wide", "lines", "empty", "control"],
 )
 def test_a_verdict_of_any_text_fits(text: str) -> None:
-    message = written(errors.StoreUnavailable(text))
+    message = termination_messages.message_of(errors.StoreUnavailable(text)).decode()
     assert len(message.encode()) <= 4096
     read = termination_messages.verdict_of(message)
     assert read is not None

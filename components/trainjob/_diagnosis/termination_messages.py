@@ -13,11 +13,10 @@ from trainjob._diagnosis.meaning import Meaning
 from trainjob._support.foreign import Unreadable, mapping_of
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import Category, RetryVerdict
-from trainjob.progress.message import MAX_BYTES, VERSION, clean, encode
+from trainjob.progress.message import MAX_BYTES, VERSION, clean, encode, header
 
 _BEGIN = '{"trainjob":'
 _CHARACTERS = 1000  # of a message
-_BYTES = MAX_BYTES // 2  # of a message as JSON: progress that was reported before stays beside it
 
 _OUTAGE = "check whether the store or registry named in the message is reachable and has free space"
 _BUG = "read the log of the step; if the error repeats, report it to the trainjob project"
@@ -37,16 +36,18 @@ class Verdict:
     meaning: Meaning
 
 
-def field_of(error: Exception) -> dict[str, str]:
-    """The field ``error`` of the termination message of a program that fails with this error."""
+def message_of(error: Exception) -> bytes:
+    """The termination message of a program that fails with this error."""
     retry = getattr(error, "retry", None)  # of a TrainJobError, whose module this one does not import: no circle
     if isinstance(retry, RetryVerdict):
         message = _line(str(error))
     else:
         retry, message = RetryVerdict.UNKNOWN, _line(f"{type(error).__name__}: {error}")
-    while len(encode(message)) > _BYTES:
+    while True:
+        text = encode({**header(), "error": {"type": type(error).__name__, "retry": str(retry), "message": message}})
+        if len(text) <= MAX_BYTES:
+            return text
         message = message[: len(message) // 2]
-    return {"type": type(error).__name__, "retry": str(retry), "message": message}
 
 
 def problem_of(message: str, rank: str) -> str:

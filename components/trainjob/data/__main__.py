@@ -126,8 +126,9 @@ def _report(result: Initialized | Exported) -> None:
 
 def _write_verdict(error: Exception) -> None:
     """Write the verdict of `error` to the termination message of the container."""
-    with suppress(OSError, ValueError):  # no space or no file: log and exit code report it too
-        message.merge("error", termination_messages.field_of(error))
+    if path := message.termination_log():
+        with suppress(OSError):  # log and exit code report it too
+            message.write(path, termination_messages.message_of(error))
 
 
 def _print(line: str) -> None:

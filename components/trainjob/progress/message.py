@@ -200,7 +200,8 @@ def merge(field: str, value: object) -> None:
     if path is None:
         return
     found = decoded(written(path))
-    message = {**(found if found.get("trainjob") == VERSION else {}), **header(), field: value}
+    known = found if found.get("trainjob") == VERSION else {}
+    message = {**header(), **known, **header(), field: value}  # which begins with the version
     if not isinstance(message.get("metrics"), list):
         message.pop("metrics", None)
     check_size(message, field, value)

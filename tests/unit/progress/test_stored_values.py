@@ -107,13 +107,19 @@ def test_what_another_program_posts_to_trainers_api_can_be_stored(entries: Any) 
 
 @STRICT
 @given(text=TEXT)
-def test_errors_of_our_programs_arrive_without_what_cannot_be_stored(log: Path, text: str) -> None:
-    log.write_text('{"trainjob":1,"outputs":{"a":"b"}}')
-    message.merge("error", termination_messages.field_of(ValueError(text)))
-    verdict = termination_messages.verdict_of(log.read_text())
+def test_errors_of_our_programs_arrive_without_what_cannot_be_stored(text: str) -> None:
+    verdict = termination_messages.verdict_of(termination_messages.message_of(ValueError(text)).decode("ascii"))
     assert verdict is not None
     assert unstorable(verdict.message) == []
-    assert json.loads(log.read_text())["outputs"] == {"a": "b"}
+
+
+def test_a_merge_keeps_what_another_program_has_written(log: Path) -> None:
+    log.write_text('{"outputs":{"a":"b"},"metrics":{"no":"list"},"trainjob":1} and more')
+    message.merge("returned", [1])
+    assert log.read_text().startswith('{"trainjob":1,')
+    found = read(log.read_text())
+    assert found is not None
+    assert (found.outputs, found.returned) == ({"a": "b"}, [1])
 
 
 @STRICT
