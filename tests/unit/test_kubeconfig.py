@@ -129,11 +129,11 @@ def test_errors_in_a_kubeconfig_are_reported(directory: Path, change: dict[str, 
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["users: [token: s3cret", "- s3cret", "s3cret", "\0", "a: 2024-13-45", "[" * 100_000])
+@pytest.mark.parametrize("text", ["users: [token: s3cret", "- s3cret", "s3cret", "\0", "[" * 100_000])
 def test_invalid_kubeconfigs_are_rejected_without_their_content(tmp_path: Path, text: str) -> None:
     (tmp_path / "file").write_text(text)
     for given in (Credentials(kubeconfig=str(tmp_path / "file")), Credentials(kubeconfig_text=text)):
-        with pytest.raises(ConfigurationError, match="neither YAML nor JSON") as caught:
+        with pytest.raises(ConfigurationError, match="neither YAML nor JSON|is nested 65 lists") as caught:
             given.load()
         assert "s3cret" not in str(caught.value)
         assert given.namespace() is None
@@ -149,7 +149,7 @@ def test_a_missing_or_unreadable_kubeconfig_is_reported(tmp_path: Path) -> None:
 
 def test_a_large_file_is_no_kubeconfig(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"#" * (1 << 20) + b"\na: b")
-    with pytest.raises(ConfigurationError, match="file is larger than 1 MiB: it is no kubeconfig"):
+    with pytest.raises(ConfigurationError, match="file has 1,048,577 bytes; a kubeconfig has at most 1,048,576"):
         Credentials(kubeconfig=str(tmp_path / "file")).load()
 
 

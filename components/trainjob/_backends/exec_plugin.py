@@ -18,6 +18,7 @@ from threading import Lock
 from typing import Any
 
 from trainjob._backends.kubeconfig import Exec
+from trainjob._support.foreign import LENIENT, Unreadable, json_of
 from trainjob._support.masking import public
 from trainjob.errors import ConfigurationError
 
@@ -158,8 +159,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _issued(plugin: Exec, printed: bytes) -> Issued:
     """The credentials in the output, which an error never quotes."""
     try:
-        found = json.loads(printed)
-    except (ValueError, RecursionError):
+        found = json_of(printed, "the output", LENIENT)
+    except Unreadable:
         raise _error(plugin, f"printed no ExecCredential, but {len(printed)} bytes that are not JSON") from None
     if not isinstance(found, dict) or found.get("kind") != "ExecCredential":
         raise _error(plugin, "printed JSON that is no ExecCredential")

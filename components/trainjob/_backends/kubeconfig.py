@@ -9,31 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
-import yaml
-from yaml.composer import Composer
-
+from trainjob._support.foreign import LIMITS, Unreadable
+from trainjob._support.foreign_yaml import yaml_of
 from trainjob.errors import ConfigurationError
 
-_LIMIT = 1 << 20  # bytes of a file; one with 100 clusters has 300 KB
-_LOADER: Any = yaml.SafeLoader
-
-if hasattr(yaml, "CSafeLoader"):
-
-    class _FastLoader(Composer, yaml.CSafeLoader):
-        """Parses in C, a tenth of the time, and composes in Python: in C, 100,000 brackets crash the process."""
-
-        def __init__(self, text: str) -> None:
-            yaml.CSafeLoader.__init__(self, text)
-            Composer.__init__(self)
-
-    _LOADER = _FastLoader
+_LIMITS = replace(LIMITS, of="a kubeconfig")  # one with 100 clusters has 300 KB
 
 _PATHS = {"clusters": ("certificate-authority",), "users": ("client-certificate", "client-key", "tokenFile")}
 """Fields with a path, relative to the directory of their kubeconfig."""
@@ -178,7 +165,7 @@ class KubeConfig:
         for path in paths:
             try:
                 with path.open("rb") as file:
-                    text = file.read(_LIMIT + 1).decode("utf-8-sig")
+                    text = file.read(_LIMITS.size + 1).decode("utf-8-sig")
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError) as error:
@@ -251,14 +238,11 @@ def _parsed(text: str, name: str, directory: Path | None) -> KubeConfig:
 
 def _decoded(text: str, name: str) -> dict[str, Any]:
     """The mapping in a kubeconfig, empty for an empty file."""
-    if len(text) > _LIMIT:
-        raise ConfigurationError(f"{name} is larger than {_LIMIT >> 20} MiB: it is no kubeconfig")
     try:
-        content = yaml.load(text, Loader=_LOADER)  # noqa: S506 - one of the two safe loaders
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        where = getattr(error, "problem_mark", None)  # the error's text quotes the file, including tokens
-        line = f" (line {where.line + 1})" if where is not None else ""
-        raise ConfigurationError(f"{name} is neither YAML nor JSON{line}") from None
+        content = yaml_of(text, name, _LIMITS)
+    except Unreadable as error:  # whose words about a mistake may quote the file, including tokens
+        why = error.why if error.limit or error.why.startswith("has the key") else "is neither YAML nor JSON"
+        raise ConfigurationError(f"{name} {why}{error.where}") from None
     if content is not None and not isinstance(content, dict):
         raise ConfigurationError(f"{name} is neither YAML nor JSON of a kubeconfig")
     return content or {}

@@ -9,7 +9,6 @@ names another file, the output of ``kubectl get crd trainjobs.trainer.kubeflow.o
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob._spec.wording import A_QUANTITY, SCHEMA_KINDS, must_be, quantity_to_write, text_problem
+from trainjob._support.foreign import LARGE, Unreadable, mapping_of
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob.errors import ConfigurationError, Problem
 from trainjob.job import API_VERSION
@@ -54,11 +54,13 @@ def schema(*path: str) -> Schema:
 @lru_cache(maxsize=2)
 def _spec_schema(file: str) -> Schema:
     if not file:
-        return mapping(json.loads(_DATA.read_bytes()))
+        return mapping_of(_DATA.read_bytes(), _DATA.name, LARGE)
     try:
-        crd = json.loads(Path(file).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{_VARIABLE}: {file} cannot be read as JSON: {error}") from None
+        crd = mapping_of(Path(file).read_bytes(), file, LARGE)
+    except OSError as error:
+        raise ConfigurationError(f"{_VARIABLE}: {file} cannot be read: {error.strerror}") from None
+    except Unreadable as error:
+        raise ConfigurationError(f"{_VARIABLE}: {error}") from None
     version = API_VERSION.rpartition("/")[2]
     found = [each for each in mappings(crd, "spec", "versions") if each.get("name") == version]
     spec = mapping(found[0] if found else {}, "schema", "openAPIV3Schema", "properties", "spec")
