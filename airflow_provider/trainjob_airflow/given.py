@@ -13,7 +13,7 @@ Sources = dict[Location, Any]
 
 _TEXTS = frozenset(
     {
-        *("runtime", "image", "checkpoints", "managed_by", "unattended", "service_account_name", "namespace"),
+        *("runtime", "image", "checkpoints", "managed_by", "unattended", "namespace"),
         *("trainjob_conn_id", "registry", "source", "target", "digest", "verify_key", "if_missing", "name", "alias"),
         *("metric", "mode", "export_id", "sign", "candidate", "dataset", "champion", "dataset_digest", "workspace"),
         *("key", "job", "condition", "phases", "action", "launched_by"),
@@ -22,8 +22,8 @@ _TEXTS = frozenset(
 """Fields that are text."""
 _OF_TEXTS = frozenset(
     {
-        *("command", "args", "env", "inputs", "outputs", "labels", "annotations", "node_selector", "pod_labels"),
-        *("pod_annotations", "packages_to_install", "pip_index_urls"),
+        *("command", "args", "env", "inputs", "outputs", "labels", "annotations"),
+        *("packages_to_install", "pip_index_urls"),
     }
 )
 """Fields that have texts."""
@@ -44,14 +44,13 @@ _OTHERS = frozenset(
 _MAPPINGS = frozenset(
     {
         *("torchtune", "resources_per_node", "env", "inputs", "outputs", "initializer", "labels", "annotations"),
-        *("on_retry", "node_selector", "affinity", "security_context", "pod_labels", "pod_annotations"),
-        *("gate", "code", "study", "provenance", "metrics", "base_model"),
+        *("on_retry", "pod", "gate", "code", "study", "provenance", "metrics", "base_model"),
     }
 )
 _LISTS = frozenset(
     {
-        *("command", "args", "env", "runtime_patches", "volumes", "volume_mounts", "tolerations"),
-        *("image_pull_secrets", "packages_to_install", "pip_index_urls", "datasets"),
+        *("command", "args", "env", "runtime_patches"),
+        *("packages_to_install", "pip_index_urls", "datasets"),
     }
 )
 _EITHER = frozenset({"evaluation", "runtime", "phases", "launched_by"})

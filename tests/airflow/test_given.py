@@ -63,10 +63,10 @@ def test_values_of_tasks_become_text_where_text_is_due(run: Run) -> None:
         )
     spec = run(dag).xcoms["shown"]
     assert spec["command"] == ["x", *TEXTS]
-    assert (spec["env"]["A"], spec["env"]["B"]["secret_key_ref"]["name"]) == ("3", "3")
+    assert (spec["env"]["A"], spec["env"]["B"]["secretKeyRef"]["name"]) == ("3", "3")
     assert (spec["labels"], spec["annotations"], spec["image"]) == ({"n": "3"}, {"n": "true"}, "2")
     assert spec["num_nodes"] == 3
-    assert spec["runtime_patches"][0]["training_runtime_spec"]["template"]["metadata"]["labels"] == {"n": "3"}
+    assert spec["runtime_patches"][0]["trainingRuntimeSpec"]["template"]["metadata"]["labels"] == {"n": "3"}
 
 
 PARAMS: dict[str, Any] = {"n": 3, "flag": True, "none": None, "text": "1.10", "env": {"A": 1}, "words": ["x", 2]}

@@ -133,7 +133,7 @@ def test_errors_in_a_kubeconfig_are_reported(directory: Path, change: dict[str, 
 def test_invalid_kubeconfigs_are_rejected_without_their_content(tmp_path: Path, text: str) -> None:
     (tmp_path / "file").write_text(text)
     for given in (Credentials(kubeconfig=str(tmp_path / "file")), Credentials(kubeconfig_text=text)):
-        with pytest.raises(ConfigurationError, match="neither YAML nor JSON|is nested 65 lists") as caught:
+        with pytest.raises(ConfigurationError, match=r"neither YAML nor JSON|is nested 65 lists") as caught:
             given.load()
         assert "s3cret" not in str(caught.value)
         assert given.namespace() is None

@@ -19,10 +19,7 @@ Location = tuple[str | int, ...]
 EXACT = 2**53
 """Largest whole number up to which a float has every whole number (IEEE 754 binary64)."""
 
-_NAMED = (
-    *("env", "inputs", "outputs", "labels", "annotations", "nodeselector", "matchlabels"),
-    *("podlabels", "podannotations"),
-)
+_NAMED = ("env", "inputs", "outputs", "labels", "annotations", "nodeselector", "matchlabels")
 """Mappings of names to text, here and below without ``_`` and capitals: fields of a spec and of Kubernetes objects."""
 _WORDS = ("command", "args", "packagestoinstall", "pipindexurls")
 _SINGLE = ("runtime", "image", "checkpoints", "name", "value", "key", "storageuri", "serviceaccountname", "claimname")
