@@ -65,7 +65,7 @@ def test_a_plugin_runs_once_for_many_requests_and_clients(tmp_path: Path, server
     assert runs(tmp_path) == 1
 
 
-@pytest.mark.parametrize(("expires", "times"), [(LATER, 1), (EARLIER, 3)])
+@pytest.mark.parametrize(("expires", "times"), [(LATER, 1), (EARLIER, 3)], ids=["later", "earlier"])
 def test_a_plugin_runs_again_after_the_expiration(tmp_path: Path, server: Endpoint, expires: str, times: int) -> None:
     script = printing(token="t", expirationTimestamp=expires)
     asyncio.run(ask(plugin(tmp_path, script, server.url), times=3))

@@ -108,3 +108,19 @@ PARTS: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("text", "part"), PARTS, ids=range(len(PARTS)))
 def test_a_mapping_or_list_that_a_template_has_written(text: str, part: Any) -> None:
     assert read_part(text) == part
+
+
+def test_numbers_of_pods_that_a_template_has_written_are_numbers() -> None:
+    context = {"runAsUser": "1000", "run_as_non_root": "True", "seLinuxOptions": {"level": "1"}}
+    given = {
+        "pod": {"securityContext": context, "nodeSelector": {"a": "1"}, "tolerations": [{"tolerationSeconds": "5"}]}
+    }
+    typed = with_texts(given, lambda at: len(at) > 2)
+    assert typed["pod"]["securityContext"] == {
+        "runAsUser": 1000,
+        "run_as_non_root": True,
+        "seLinuxOptions": {"level": "1"},
+    }
+    assert typed["pod"]["nodeSelector"] == {"a": "1"}
+    assert typed["pod"]["tolerations"] == [{"tolerationSeconds": 5}]
+    assert with_texts(given, lambda at: False) == given

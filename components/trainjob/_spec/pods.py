@@ -15,12 +15,11 @@ from pydantic import BeforeValidator
 from trainjob import names
 from trainjob._spec.base import refuse
 from trainjob._spec.checks import LABEL_VALUE, env_problems, label_problems, metadata_problems
-from trainjob._spec.schema import read, schema
+from trainjob._spec.schema import POD, read, schema
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob.errors import Problem
 from trainjob.job import RESERVED_PREFIX
 
-_POD = ("runtimePatches", "trainingRuntimeSpec", "template", "spec", "replicatedJobs", "template", "spec", "template")
 _MANAGER = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)+")
 
 _LAUNCHER_IS_A_NODE = ("deepspeed-distributed", "mlx-distributed")
@@ -78,7 +77,7 @@ def read_pod(value: object) -> object:
         named = [{"name": "node", **each} if isinstance(each, Mapping) else each for each in containers]
         template = {**template, "spec": {**spec, "containers": named}}
     found: list[Problem] = []
-    known = schema(*_POD)
+    known = schema(*POD)
     result = {
         name: read(part, known["properties"][name], "" if name == "spec" else name, found)
         for name, part in template.items()

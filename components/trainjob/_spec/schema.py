@@ -27,6 +27,9 @@ Schema = Mapping[str, Any]
 
 _DATA = Path(__file__).with_name("trainjob_crd.json")
 _VARIABLE = "TRAINJOB_CRD"
+POD = ("runtimePatches", "trainingRuntimeSpec", "template", "spec", "replicatedJobs", "template", "spec", "template")
+"""Path of the pod template in the schema."""
+
 _MOST_LISTED = 12
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (Mapping,),
@@ -204,14 +207,15 @@ def _places(expected: Schema) -> dict[str, str]:
     while level:
         below: list[tuple[str, Schema]] = []
         for path, each in level:
-            for name, part in _properties(each):
+            for name, part in properties(each):
                 found.setdefault(name, path)
                 below.append((f"{path}.{name}", part))
         level = below
     return found
 
 
-def _properties(expected: Schema) -> Iterator[tuple[str, Schema]]:
+def properties(expected: Schema) -> Iterator[tuple[str, Schema]]:
+    """The fields of an object, or of the entries of a list."""
     inner = expected
     while "items" in inner:
         inner = inner["items"]

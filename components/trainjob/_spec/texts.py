@@ -1,4 +1,6 @@
-"""Makes text of values that a run gives where a spec has text: one rule for the Airflow provider and the components.
+"""Gives values of a run the type of their place: text in a spec, numbers and bools in pods.
+
+It is one rule for the Airflow provider and the components.
 
 The author of a workflow cannot write ``'3'`` where a task, a parameter or a template gives 3. Literals stay as they
 are: `trainjob._spec.checks.text_problem` names the text to write.
@@ -8,11 +10,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from datetime import date, time
 from decimal import Decimal
+from functools import cache
 from typing import Any
 from uuid import UUID
+
+from trainjob._spec.schema import POD, properties, schema
 
 Location = tuple[str | int, ...]
 
@@ -47,7 +53,7 @@ def as_text(value: Any) -> Any:
 
 
 def with_texts(value: Any, is_given: Callable[[Location], bool], at: Location = (), *, due: bool = False) -> Any:
-    """`value` with text where a spec, or an object of Kubernetes inside it, has text.
+    """`value` with text where a spec, or an object of Kubernetes inside it, has text; in `pod`, also the reverse.
 
     Args:
         value: Fields of a spec, a complete TrainJob object, or a part of them.
@@ -68,7 +74,28 @@ def with_texts(value: Any, is_given: Callable[[Location], bool], at: Location = 
     if isinstance(value, list | tuple):
         words = bool(at) and _plain(at[-1]) in _WORDS
         return [with_texts(part, is_given, (*at, i), due=words) for i, part in enumerate(value)]
+    if isinstance(value, str) and "pod" in at[:1] and is_given(at):
+        return _of_text(value, _types().get(_plain(at[-1]), ""))
     return value
+
+
+def _of_text(text: str, kind: str) -> Any:
+    """The number or bool that a template has written as text, where a pod has one."""
+    if kind == "integer" and re.fullmatch(r"-?\d{1,19}", text):
+        return int(text)
+    return text.lower() == "true" if kind == "boolean" and text.lower() in ("true", "false") else text
+
+
+@cache
+def _types() -> dict[str, str]:
+    """Name of a field of a pod -> its type, by TrainJob's schema."""
+    found: dict[str, str] = {}
+    level = [schema(*POD)]
+    while level:
+        fields = [pair for each in level for pair in properties(each)]
+        found |= {_plain(name): str(part.get("type", "")) for name, part in fields}
+        level = [part for _, part in fields]
+    return found
 
 
 def _plain(name: object) -> str:
