@@ -201,9 +201,8 @@ def test_stats_get_the_goodput(run: Run, sent: dict[str, tuple[Any, Any]], state
 
 SLEEP = "import time; time.sleep(60)"
 HANG = f"from trainjob import progress; progress.step(); progress.step(); {SLEEP}"
-QUEUED: dict[str, Any] = {"suspend": True, "labels": {"kueue.x-k8s.io/queue-name": "q"}}
 ENDED_EARLY: dict[str, tuple[str, dict[str, Any], str]] = {
-    "queue_timeout": (SLEEP, {**QUEUED, "queue_timeout": 1}, "queued"),
+    "run_timeout": (SLEEP, {"run_timeout": 3}, "training"),
     "execution_timeout": (SLEEP, {"execution_timeout": timedelta(seconds=4)}, "training"),
     "hang": (HANG, {"stall_timeout": 1, "on_crash_action": "cancel"}, "stalled"),
 }
@@ -237,7 +236,7 @@ def test_a_job_that_keeps_running_is_counted_by_the_try_that_ends_it(
     run: Run, sent: dict[str, tuple[Any, Any]]
 ) -> None:
     with DAG("kept") as dag:
-        step("t", SLEEP, queue_timeout=0.5, cancel_on_timeout=False, **QUEUED)
+        step("t", SLEEP, run_timeout=2, cancel_on_timeout=False)
     ran = run(dag)
     assert ran.states == {"t": "failed"}
     assert not [name for name in sent if name.startswith("trainjob.activity.")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -31,15 +31,12 @@ class Losing:
         return call
 
 
-class Wire:
+def connected(world: Exports) -> httpx.Client:
     """An HTTP client that is connected to the registry of a world."""
 
-    def __init__(self, world: Exports) -> None:
-        self._world = world
+    def reply(request: httpx.Request) -> httpx.Response:
+        path = request.url.path.partition("/api/model_registry/v1/")[2]
+        body = json.loads(request.content) if request.content else None
+        return world.handle(request.method, path, dict(request.url.params), body)
 
-    def request(
-        self, method: str, url: str, *, params: Mapping[str, str], json: Any, headers: Mapping[str, str]
-    ) -> httpx.Response:
-        del headers
-        path = url.partition("/api/model_registry/v1/")[2]
-        return self._world.handle(method, path, params, json)
+    return httpx.Client(transport=httpx.MockTransport(reply), trust_env=False)

@@ -30,7 +30,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from tests.fakes.mlflow import MemoryMlflow
 from tests.fakes.model_registry_store import Refused, Store
-from tests.simulation.export_clients import Losing, Wire
+from tests.simulation.export_clients import Losing, connected
 from tests.simulation.export_inputs import OLD_DIGEST, Inputs, Settings
 from tests.simulation.local_processes import Machine, Process, World
 
@@ -111,7 +111,7 @@ class Exports(World):
         """``__enter__`` of a session of `KubeflowRegistry`."""
 
         def enter(session: Any) -> Any:
-            session._http = Wire(self)
+            session._http = connected(self)
             session._endpoint.version = "v1"
             return session
 
