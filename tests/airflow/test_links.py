@@ -17,6 +17,7 @@ from tests.airflow.versions import older_than
 from tests.local.hanging import SLOW_RANK
 
 from trainjob import JobRef, TrainJobClient
+from trainjob._backends.local import backend as on_this_machine
 from trainjob_airflow import lineage
 from trainjob_airflow.links import format_urls
 from trainjob_airflow.operators.trainjob import TrainJobOperator
@@ -201,14 +202,24 @@ def test_stats_get_the_goodput(run: Run, sent: dict[str, tuple[Any, Any]], state
 
 SLEEP = "import time; time.sleep(60)"
 HANG = f"from trainjob import progress; progress.step(); progress.step(); {SLEEP}"
+
+
+@pytest.fixture
+def full_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspended job of a queue stays there: the local backend does not know it as one that it starts at once."""
+    monkeypatch.setattr(on_this_machine, "QUEUE_LABEL", "")
+
+
+QUEUED: dict[str, Any] = {"suspend": True, "labels": {"kueue.x-k8s.io/queue-name": "q"}}
 ENDED_EARLY: dict[str, tuple[str, dict[str, Any], str]] = {
-    "run_timeout": (SLEEP, {"run_timeout": 3}, "training"),
+    "queue_timeout": (SLEEP, {**QUEUED, "queue_timeout": 1}, "queued"),
     "execution_timeout": (SLEEP, {"execution_timeout": timedelta(seconds=4)}, "training"),
     "hang": (HANG, {"stall_timeout": 1, "on_crash_action": "cancel"}, "stalled"),
 }
 
 
 @both
+@pytest.mark.usefixtures("full_queues")
 @pytest.mark.parametrize("way", ENDED_EARLY)
 def test_a_task_that_ends_its_job_publishes_the_goodput(
     run: Run, sent: dict[str, tuple[Any, Any]], way: str, deferrable: bool
@@ -232,11 +243,12 @@ def test_a_task_that_ends_its_job_publishes_the_goodput(
     assert facets["externalQuery"].externalQueryId
 
 
+@pytest.mark.usefixtures("full_queues")
 def test_a_job_that_keeps_running_is_counted_by_the_try_that_ends_it(
     run: Run, sent: dict[str, tuple[Any, Any]]
 ) -> None:
     with DAG("kept") as dag:
-        step("t", SLEEP, run_timeout=2, cancel_on_timeout=False)
+        step("t", SLEEP, queue_timeout=0.5, cancel_on_timeout=False, **QUEUED)
     ran = run(dag)
     assert ran.states == {"t": "failed"}
     assert not [name for name in sent if name.startswith("trainjob.activity.")]

@@ -17,6 +17,7 @@ from tests.processes import wait_until
 
 from trainjob import JobRef, Phase, TrainJobClient
 from trainjob._backends.base import Snapshot
+from trainjob._backends.local import backend as on_this_machine
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis.evidence import Evidence
 from trainjob._manifest.attempts import given_up
@@ -253,6 +254,12 @@ def phases() -> list[str]:
 
 
 # ---------------------------------------------------------------- what the local backend does not have: added to it
+
+
+@pytest.fixture(autouse=True)
+def full_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspended job of a queue stays there: the local backend does not know it as one that it starts at once."""
+    monkeypatch.setattr(on_this_machine, "QUEUE_LABEL", "")
 
 
 @pytest.fixture

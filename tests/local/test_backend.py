@@ -33,12 +33,13 @@ from trainjob.status import QUEUE_LABEL, observe
 
 
 SECRET = {"TOKEN": {"secretKeyRef": {"name": "hf", "key": "token"}}}
+FILE = {"fileKeyRef": {"path": "x", "key": "k", "volumeName": "v"}}
 UNSUPPORTED = {
     "apiVersion": "trainer.kubeflow.org/v1alpha1",
     "kind": "TrainJob",
     "spec": {
         "runtimeRef": {"name": "trainjob-step"},
-        "trainer": {"command": ["true"], "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"path": "x"}}}]},
+        "trainer": {"command": ["true"], "env": [{"name": "A", "valueFrom": FILE}]},
     },
 }
 
