@@ -20,7 +20,8 @@ from trainjob.job import key_hash
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOCAL_RUN = re.compile(r"(.+)-\d{4}(?:-\d{2}){5}-\d{6}")  # kfp.local.executor_input_utils (KFP 2.17)
-_INPUT = Limits(64 << 20, depth=128, values=1_000_000, finite=False, of="an executor input")
+# A parameter has the limits of a spec.
+_INPUT = Limits(64 << 20, depth=256, values=1_000_000, finite=False, of="an executor input")
 WORKSPACE = "/kfp-workspace"
 """Where KFP mounts a run's workspace (``component.WorkspaceMountPath``)."""
 
