@@ -28,7 +28,7 @@ _OF_TEXTS = frozenset(
 )
 """Fields that have texts."""
 EXACT = _TEXTS | _OF_TEXTS
-"""Fields in which a text stays as a template writes it: ``1.10`` is no number there."""
+"""Fields in which a text stays as a template writes it: ``1.10`` is not a number there."""
 
 _VALUES = frozenset({"metrics", "datasets", "base_model", "evaluation"})
 """Fields whose values are XComs: None is a value, too."""

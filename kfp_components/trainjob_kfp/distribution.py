@@ -36,7 +36,7 @@ def main() -> None:
         values = inputs.get("parameterValues") or {}
         config = values.pop(_CONFIG, None) or {}
         inputs["parameterValues"] = {
-            # A number of its own has the type that KFP knows, and a float without digits after the point stays one.
+            # A separate number has the type that KFP knows, and a float without digits after the point stays one.
             name: execution.plain(value) if isinstance(value, str | list | Mapping) else value
             for name, value in values.items()
             if not name.startswith(ADDED)

@@ -163,7 +163,7 @@ def _issued(plugin: Exec, printed: bytes) -> Issued:
     except Unreadable:
         raise _error(plugin, f"printed no ExecCredential, but {len(printed)} bytes that are not JSON") from None
     if not isinstance(found, dict) or found.get("kind") != "ExecCredential":
-        raise _error(plugin, "printed JSON that is no ExecCredential")
+        raise _error(plugin, "printed JSON that is not an ExecCredential")
     if found.get("apiVersion") != plugin.api_version:
         raise _error(plugin, f"printed an ExecCredential whose apiVersion is not {plugin.api_version}, as configured")
     status = found.get("status")

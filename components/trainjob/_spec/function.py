@@ -185,7 +185,7 @@ def _outside(function: FunctionType, source: str, offset: int) -> dict[str, int]
     """Names that `source` reads from outside itself, with their lines, which are `offset` higher in the file.
 
     Raises:
-        ValueError: The source is no complete program.
+        ValueError: The source is not a complete program.
     """
     name = function.__code__.co_name
     try:

@@ -91,7 +91,7 @@ def read_part(text: str) -> dict[Any, Any] | list[Any] | None:
     if len(text) > MAX_BYTES:
         return None
     readers: list[Callable[[str], Any]] = [lambda text: foreign.json_of(text, "", _LIMITS), ast.literal_eval]
-    # A Python object that is no literal, such as datetime(2026, 3, 1), would be other values in YAML's flow style.
+    # A Python object that is not a literal, such as datetime(2026, 3, 1), would be other values in YAML's flow style.
     if not text.lstrip().startswith(("{", "[", "(")):
         readers.append(lambda text: yaml_of(text, "", _LIMITS))
     for read in readers:

@@ -103,7 +103,7 @@ def _plain(name: object) -> str:
 
 
 def _is_single(name: object, value: object) -> bool:
-    """Whether text is due: ``runtime`` can be a mapping, and an unset field is no empty text."""
+    """Whether text is due: ``runtime`` can be a mapping, and an unset field is not an empty text."""
     is_set = value is not None or name == "value"
     return is_set and _plain(name) in _SINGLE and not isinstance(value, Mapping | list | tuple)
 

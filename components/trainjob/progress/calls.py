@@ -99,7 +99,7 @@ class Call:
                 if text is not None and valid is not None:
                     found[text] = valid
         except Exception:  # noqa: BLE001 - of any class, since methods of the mapping are called
-            self.refuse(argument, f"is a {type(given).__name__} that is no mapping of names to values")
+            self.refuse(argument, f"is a {type(given).__name__} not a mapping of names to values")
         return found
 
     def _converted(

@@ -247,7 +247,7 @@ def write(path: str, message: bytes) -> None:
     """Replace the message in the file.
 
     Raises:
-        OSError: It cannot be written, or is no regular file.
+        OSError: It cannot be written, or is not a regular file.
     """
     # In place: kubelet bind-mounts the file, and does not see a file renamed to that path.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | _FLAGS, 0o644)

@@ -258,7 +258,7 @@ def _limited(answer: httpx.Response) -> httpx.Response:
             body += chunk
             if len(body) > _LARGEST:
                 raise ConfigurationError(
-                    f"{answer.url.host} sent more than {_LARGEST:,} bytes: it is no model registry; check its address"
+                    f"{answer.url.host} sent more than {_LARGEST:,} bytes: not a model registry; check its address"
                 )
     finally:
         answer.close()
