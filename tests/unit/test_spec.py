@@ -375,6 +375,7 @@ def test_all_problems_are_reported_together(case: str) -> None:
     ("source", "text"),
     [
         ("just text", "the spec is a single value; write a mapping of fields"),
+        ("runtime: x\n---\nruntime: y", "has more than one YAML document, line 2, column 1 (write one job in a file)"),
         ("- a", "the spec is a list; write a mapping of fields"),
         ("", "the spec is empty; write a mapping of fields"),
         (Path("/nonexistent/spec.yaml"), "cannot be read"),

@@ -142,6 +142,8 @@ def _size(source: IO[bytes]) -> str:
 
 
 def _refuse_unreadable(name: str, error: Unreadable) -> NoReturn:
+    if "found another document" in error.why:
+        _refuse(name, f"has more than one YAML document{error.where}", "write one job in a file")
     if error.why.startswith("is not valid"):
         why = f"{name or 'the spec'}{error.where}: {error.why.removeprefix('is ')}"
         raise InvalidSpec([Problem("", why)]) from None
