@@ -75,6 +75,7 @@ RESOURCES: list[tuple[dict[str, Any], str, str]] = [
     ({"requests": {"gpu": 1}, "limits": {"gpu": 2}}, "requests.nvidia.com/gpu", "the same number in both"),
     ({"requests": {"hugepages-2Mi": "4Mi"}, "limits": {"hugepages-2Mi": "8Mi"}}, "requests.hugepages-2Mi", "in both"),
     ({"requests": {"memory": "8Gi"}, "limits": {"memory": "4Gi"}}, "requests.memory", "more than the limit, 4Gi"),
+    ({"requests": {"memory": "16Gi"}, "limits": {"memory": "16G"}}, "requests.memory", "write 16Gi in both"),
     ({"limits": {"tpu": 4}}, "limits.tpu", "write its full name: google.com/tpu"),
     ({"limits": {"gpus": 4}}, "limits.gpus", "such as nvidia.com/gpu"),
     ({"limits": {"cpu": "2.5m"}}, "limits.cpu", "finer than 1m"),

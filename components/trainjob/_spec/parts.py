@@ -210,7 +210,10 @@ def resource_problems(resources: Mapping[str, Any], where: str) -> Iterator[Prob
         elif name not in _DIVISIBLE and asked != most:
             yield Problem(path, f"is {amount}, and the limit is {limits[name]}", "write the same number in both")
         elif asked is not None and most is not None and asked > most:
-            yield Problem(path, f"{amount} is more than the limit, {limits[name]}", "raise the limit, or leave it out")
+            units = f"a suffix with i counts in 1024, without it in 1000: write {amount} in both"  # 16Gi and 16G
+            same = str(amount).rstrip("i") == str(limits[name])
+            write = units if same else "raise the limit, or leave it out"
+            yield Problem(path, f"{amount} is more than the limit, {limits[name]}", write)
 
 
 def _amount_problems(name: str, amount: str, where: str) -> Iterator[Problem]:
