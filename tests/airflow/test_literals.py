@@ -124,8 +124,8 @@ WRONG: dict[str, tuple[Make, dict[str, Any], str]] = {
     ),
     "volume": (
         train,
-        {"pod": {"volumes": [{"name": "d"}]}},
-        r"pod.volumes\[0\]: needs",
+        {"pod": {"volumes": [{"name": "d", "emptyDir": {}, "secret": {"secretName": "s"}}]}},
+        r"pod.volumes\[0\]: has emptyDir and secret",
     ),
     "token in args": (train, {"args": [f"--token={TOKEN}"]}, "secret"),
     # complete specs
@@ -278,10 +278,11 @@ def test_models_of_the_kubernetes_package_are_accepted() -> None:
         attribute_map = {"name": "name", "persistent_volume_claim": "persistentVolumeClaim"}  # noqa: RUF012 - likewise
         name, persistent_volume_claim = "data", Claim()
 
-    with DAG("models", params={"claim": "digits"}):
+    with DAG("models", params={"claim": "digits"}) as dag:
         task = TrainJobOperator(task_id="t", runtime="x", pod={"volumes": [Volume()]})
+        whole(task_id="u", spec={"runtime": "x", "pod": {"volumes": [Volume()]}})
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": "{{ params.claim }}"}}
-    assert task.pod == {"volumes": [volume]}
+    assert task.pod == cast("Any", dag.task_dict["u"]).spec["pod"] == {"volumes": [volume]}
     spec, missing = task.sample_spec()
     assert missing == []
     assert "digits" in str(spec)
@@ -327,6 +328,15 @@ def test_templates_are_not_checked_before_they_are_rendered() -> None:
         gate(task_id="gate", evaluation=cast("Any", evaluate(task_id="scores")).output)
         given = ModelEvaluationOperator.partial(task_id="many", dataset="/d", target="/e", function=score)
         given.expand(candidate=["/a", "/b"])
+
+
+def test_literals_beside_templates_of_a_pod_are_checked() -> None:
+    mounts = [{"volumeMounts": [{"name": "data", "mountPath": "/data"}]}]
+    volumes = [{"name": "{{ params.name }}", "emptyDir": {}}]
+    with DAG("open"):
+        train(pod={"volumes": volumes, "containers": mounts})
+    with DAG("mixed"), pytest.raises(TrainJobError, match="tolerationz"):
+        train(pod={"nodeSelector": {"a": "{{ params.pool }}"}, "tolerationz": [{}]})
 
 
 def test_literals_beside_templates_are_checked() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 DATA = Path("components/trainjob/_spec/trainjob_crd.json")
-_KEPT = ("type", "format", "pattern", "x-kubernetes-int-or-string")
+_KEPT = ("type", "format", "pattern", "x-kubernetes-int-or-string", "x-kubernetes-list-map-keys")
 _LARGEST = ("maximum", "maxLength", "maxItems")
 _SMALLEST = ("minimum", "minLength", "minItems")
 

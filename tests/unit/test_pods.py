@@ -68,9 +68,37 @@ def test_models_of_the_kubernetes_package_are_fields_of_a_spec() -> None:
     assert TrainJobSpec.parse({**SPEC, "env": {"B": source}}).env["B"] == {"secretKeyRef": {"name": "s", "key": "k"}}
 
 
+def test_equal_pods_are_the_same_spec() -> None:
+    """Models have empty lists where a mapping has nothing."""
+    model = k8s.V1PodSpec(containers=[], node_selector={"a": "b"}, tolerations=[])
+    template = k8s.V1PodTemplateSpec(metadata=k8s.V1ObjectMeta(labels={}), spec=model)
+    mapping = {"nodeSelector": {"a": "b"}}
+    forms = (
+        mapping,
+        model,
+        template,
+        model.to_dict(),
+        {**mapping, "affinity": None},
+        k8s.V1Pod(spec=model, kind="Pod"),
+    )
+    specs = [TrainJobSpec.parse({**SPEC, "pod": form}) for form in forms]
+    assert [each == specs[0] for each in specs] == [True] * len(forms)
+
+
+@pytest.mark.parametrize(
+    ("env", "path", "text"),
+    [
+        (k8s.V1EnvVar(name="A", value="x"), "env", "write a list of variables"),
+        ({"B": k8s.V1SecretKeySelector(name="s", key="k")}, "env.B", "write {secretKeyRef: {name: …, key: …}}"),
+    ],
+    ids=["one variable", "a key alone"],
+)
+def test_a_part_of_an_environment_is_named(env: Any, path: str, text: str) -> None:
+    assert text in problems(env=env)[path]
+
+
 RESOURCES: list[tuple[dict[str, Any], str, str]] = [
     ({"gpu": "0.5"}, "limits.nvidia.com/gpu", "cannot be divided"),
-    ({"gpu": "1Gi"}, "limits.nvidia.com/gpu", "not a whole number"),
     ({"requests": {"nvidia.com/gpu": 2}}, "requests.nvidia.com/gpu", "write it into limits: 2"),
     ({"requests": {"gpu": 1}, "limits": {"gpu": 2}}, "requests.nvidia.com/gpu", "the same number in both"),
     ({"requests": {"hugepages-2Mi": "4Mi"}, "limits": {"hugepages-2Mi": "8Mi"}}, "requests.hugepages-2Mi", "in both"),
@@ -96,8 +124,15 @@ def test_resources_that_no_pod_can_have_are_refused(resources: dict[str, Any], p
 
 def test_resources_that_pods_have_are_accepted() -> None:
     memory = {"requests": {"memory": "4Gi"}, "limits": {"memory": "8Gi"}}
-    mixed = {"requests": {"cpu": "500m"}, "limits": {"memory": "16G"}}
-    for resources in (memory, mixed, {"limits": {"gpu": 1}}, {"cpu": 0.5}, {"MIG-1g.5gb": 2, "gpu": 0}):
+    mixed: dict[str, Any] = {"requests": {"cpu": "500m"}, "limits": {"memory": "16G"}}
+    for resources in (
+        memory,
+        mixed,
+        {"limits": {"a.b/memory": "1Gi", "a.b/count": "1e3", "a.b/more": "2000m"}},
+        {"limits": {"gpu": 1}},
+        {"cpu": 0.5},
+        {"MIG-1g.5gb": 2, "gpu": 0},
+    ):
         assert TrainJobSpec.parse({**SPEC, "resources_per_node": resources})
 
 

@@ -16,7 +16,7 @@ from trainjob._manifest.render import render
 from trainjob._manifest.retry_changes import Changes, applied, changed, recorded
 from trainjob._manifest.retry_notice import RETRY_CHANGE, notice
 from trainjob._spec.on_retry import PRIORITY_LABEL, OnRetry, memory_of
-from trainjob._spec.parts import quantity_value
+from trainjob._spec.quantities import quantity_value
 from trainjob.errors import Category
 from trainjob.job import SPEC_HASH, spec_hash
 from trainjob.status import QUEUE_LABEL
@@ -316,7 +316,6 @@ TERABYTE = {"out_of_memory": {"max_memory": "1Ti"}}
         ({"out_of_memory": {"max_memry": "1Ti"}}, {}, "out_of_memory.max_memry", "did you mean max_memory?"),
         ({"out_of_memory": {"max_memory": "1e99999999"}}, {}, "out_of_memory.max_memory", "not an amount"),
         (TERABYTE, {"resources_per_node": {"cpu": 1}}, "out_of_memory", "needs the memory of a node"),
-        (TERABYTE, {"resources_per_node": {"memory": "1e9"}}, "out_of_memory", "needs the memory of a node"),
         ({"quota": {"min_nodes": 2}}, {"num_nodes": None}, "quota.min_nodes", "needs num_nodes"),
         ({"quota": {"queue": "main"}}, {}, "quota.queue", "which the job has already"),
         ({"node_lost": {"max_excluded_nodes": 0}}, {}, "node_lost.max_excluded_nodes", "greater than"),

@@ -219,8 +219,11 @@ REJECTED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
          "labels.a": "not a label value", "labels.trainjob.dev/key": "reserved",
          "labels.app.kubernetes.io/managed-by": "reserved"},
     ),
-    "a manager twice": ({"runtime": "x", "runtime_patches": [PATCH, PATCH]}, {"runtime_patches": "used twice"}),
-    "too many patches": ({"runtime": "x", "runtime_patches": [PATCH] * 17}, {"runtime_patches": "16"}),
+    "a manager twice": ({"runtime": "x", "runtime_patches": [PATCH, PATCH]}, {"runtime_patches[1]": "is given twice"}),
+    "too many patches": (
+        {"runtime": "x", "runtime_patches": [{**PATCH, "manager": f"example.com/{n}"} for n in range(17)]},
+        {"runtime_patches": "has 17 entries; at most 16"},
+    ),
     "no runtime": ({"runtime": None}, {"runtime": "is missing"}),
     "a bad runtime": (
         {"runtime": {"name": "X_", "kin": "x", "kind": "Runtime"}, "func": 3, "func_args": {"a": 1}},
@@ -312,7 +315,7 @@ REJECTED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "a misspelled runtime": (
         {"runtim": "x", "labels": {"a": 1, "b": True}, "ttlSecondsAfterFinished": 5},
         {"runtim": "did you mean runtime?", "labels.a": "'1'", "labels.b": "write 'true'",
-         "ttlSecondsAfterFinished": "whole manifest"},
+         "ttlSecondsAfterFinished": "belongs to the training runtime"},
     ),
     "a manifest": (
         {**MANIFEST, "specs": {}, "statu": {}, "status": {},
@@ -321,7 +324,7 @@ REJECTED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
              "command": "x", "args": ["--lr", 0.1, TOKEN],
              "env": [3, *({"name": name, "value": value} for name, value in NAMED.items())],
          }}},
-        {"manifest.specs": "did you mean spec?", "manifest.statu": "no such field", "manifest.status": "no such field",
+        {"manifest.specs": "did you mean spec?", "manifest.statu": "no such field",
          "manifest.metadata.labels.a": "must be text", "manifest.metadata.labels.trainjob.dev/attempt": "reserved",
          "manifest.spec.runtimeRef": "must be a mapping", "manifest.spec.trainer.command": "must be a list",
          "manifest.spec.trainer.args[1]": "must be text, not float", "manifest.spec.trainer.args[2]": "secret",

@@ -70,14 +70,14 @@ def test_a_misspelled_field_of_a_manifest_is_named_with_the_right_one(
     name = path[-1]
     cut = data.draw(st.integers(1, len(name) - 2))
     wrong = name[:cut] + name[cut + 1 :]
-    found = problems(at((*path[:-1], wrong), None))
+    found = problems(at((*path[:-1], wrong), 0))
     place = ".".join(("manifest.spec", *path[:-1], wrong))
     assert found[place].startswith("no such field (did you mean ")
 
 
 @given(st.sampled_from([path for path in PLACES if len(path) == 1]), st.sampled_from(["trainer", "runtimeRef"]))
 def test_a_misplaced_field_of_a_manifest_is_named_with_its_place(path: tuple[str, ...], elsewhere: str) -> None:
-    found = problems(manifest(**{elsewhere: {**NAMED[elsewhere], path[0]: None}}))
+    found = problems(manifest(**{elsewhere: {**NAMED[elsewhere], path[0]: 0}}))
     assert "it is a field of spec" in found[f"manifest.spec.{elsewhere}.{path[0]}"]
 
 
@@ -105,6 +105,52 @@ def test_the_schema_of_another_release_replaces_these(tmp_path: Path, monkeypatc
     monkeypatch.setenv("TRAINJOB_CRD", str(file))
     with pytest.raises(ConfigurationError, match=r"other.json has no schema .*kubectl get crd"):
         TrainJobSpec.parse(manifest())
+
+
+@pytest.mark.parametrize("amount", ["64GB", "1ki", "1.2.3", ".", "1e", "-1", True, {}, [1], "\u0663", "1\n", "1e1.5"])
+def test_what_is_not_a_quantity_is_named(amount: Any) -> None:
+    limits = problems(manifest(trainer={"resourcesPerNode": {"limits": {"memory": amount}}}))
+    assert "Kubernetes quantity" in limits["manifest.spec.trainer.resourcesPerNode.limits.memory"]
+
+
+def test_a_required_value_is_not_null() -> None:
+    volume: dict[str, Any] = {"volumes": [{"name": None, "emptyDir": {}}]}
+    assert problems({"runtime": "torch-distributed", "pod": volume}) == {"pod.volumes[0].name": "is missing ()"}
+    assert "is missing" in problems(manifest(runtimeRef=None))["manifest.spec.runtimeRef"]
+    assert "is missing" in problems({**manifest(), "spec": None})["manifest.spec"]
+
+
+def test_a_release_without_patches_has_no_changes_of_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {name: part for name, part in SCHEMA["properties"].items() if name != "runtimePatches"}
+    versions = [{"name": "v1alpha1", "schema": {"openAPIV3Schema": {"properties": {"spec": {"properties": fields}}}}}]
+    (tmp_path / "crd.json").write_text(json.dumps({"spec": {"versions": versions}}))
+    monkeypatch.setenv("TRAINJOB_CRD", str(tmp_path / "crd.json"))
+    found = problems({"runtime": "x", "pod": {"nodeSelector": {"a": "b"}}, "runtime_patches": [{}]})
+    assert {path: "has no runtimePatches" in text for path, text in found.items()} == {
+        "pod": True,
+        "runtime_patches": True,
+    }
+
+
+def test_a_manifest_has_what_older_releases_and_programs_in_go_write() -> None:
+    volumes = [{"name": "v"}, {"name": "shm", "emptyDir": None}]
+    mount = {"containers": [{"name": "node", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]}
+    jobs = [{"name": "node"}]
+    overrides = [{"targetJobs": jobs, "spec": {"volumes": volumes}}, {"targetJobs": jobs, "spec": mount}]
+    trainer = {"numProcPerNode": "auto", "resourcesPerNode": {"limits": {"nvidia.com/gpumem": "3k"}}}
+    written = {**manifest(trainer=trainer, podTemplateOverrides=overrides), "status": {}}
+    written["metadata"] = {"name": "x", "creationTimestamp": None}
+    assert TrainJobSpec.parse(written).manifest == written
+
+
+def test_a_namespaced_runtime_may_have_a_name_that_trainer_ships() -> None:
+    mount = {"containers": [{"name": "trainer", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]}
+    own = {"runtime": {"name": "torch-distributed", "kind": "TrainingRuntime"}, "pod": mount}
+    assert TrainJobSpec.parse(own).pod == {"spec": mount}
+    assert problems({**own, "runtime": "torch-distributed"}).keys() == {
+        "pod.containers[0].name",
+        "pod.containers[0].volumeMounts[0].name",
+    }
 
 
 # ---------------------------------------------------------------- from a cluster
@@ -135,6 +181,30 @@ def test_an_object_of_a_cluster_is_launched_as_its_author_wrote_it(caplog: pytes
     assert JobRef.of({**again, "metadata": {**again["metadata"], "uid": "u"}}).name == first["metadata"]["name"]
     (line,) = (record.getMessage() for record in caplog.records if "comes from a cluster" in record.getMessage())
     assert all(name in line for name in LEFT_OUT)
+
+
+def test_each_job_of_ours_comes_back_from_a_cluster() -> None:
+    """Also one with variables that a spec sets from its fields, without those of that job alone."""
+    places = {"inputs": {"data": "s3://b/d"}, "outputs": {"model": "s3://b/m"}, "checkpoints": "s3://b/c"}
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["x"], "stall_timeout": 60, **places})
+    seen = render(spec, "key", 1, "ns")
+    seen["metadata"]["uid"] = "u"
+    env = render(TrainJobSpec.parse(seen), "key", 2, "ns")["spec"]["trainer"]["env"]
+    assert [each["name"] for each in env] == ["TRAINJOB_INPUT_DATA", "TRAINJOB_OUTPUT_MODEL"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"runtimePatches": {"a": 1}}, "runtimePatches"),
+        ({"runtimePatches": "x"}, "runtimePatches"),
+        ({"runtimePatches": [None, 3]}, "runtimePatches[0]"),
+        ({"trainer": {"env": [3]}}, "trainer.env[0]"),
+    ],
+)
+def test_parts_of_another_type_are_named_also_of_an_object_of_a_cluster(spec: dict[str, Any], path: str) -> None:
+    found = problems({**manifest(**spec), "metadata": {"uid": "u"}})
+    assert "must be a" in found[f"manifest.spec.{path}"]
 
 
 @pytest.mark.parametrize(

@@ -180,9 +180,11 @@ class TrainJobOperator(TrainJobTask):
 
         for name in kwargs.keys() & WRITTEN_AS.keys() - {"resources"}:  # `resources` is an argument of BaseOperator
             raise ValueError(f"TrainJobOperator has no argument {name}: {WRITTEN_AS[name]}")
-        check_limits([pod, env, resources_per_node])
+        check_limits(
+            [None if isinstance(spec, str) else spec, pod, env, resources_per_node, initializer, runtime_patches]
+        )
         super().__init__(**kwargs)
-        self.spec = spec
+        self.spec = plain_models(spec)
         self.runtime = runtime
         self.image = image
         self.command = command
@@ -195,9 +197,9 @@ class TrainJobOperator(TrainJobTask):
         self.inputs: Any = inputs
         self.outputs: Any = outputs
         self.checkpoints = checkpoints
-        self.initializer: Any = initializer
+        self.initializer: Any = plain_models(initializer)
         self.pod = plain_models(pod)
-        self.runtime_patches = runtime_patches
+        self.runtime_patches = plain_models(runtime_patches)
         self.labels = labels
         self.annotations = annotations
         self.active_deadline_seconds = active_deadline_seconds

@@ -20,8 +20,9 @@ from trainjob._manifest.retry_notice import RETRY_CHANGE, text_of
 from trainjob._spec import Resources, TrainJobSpec, for_every_node
 from trainjob._spec.base import Part
 from trainjob._spec.on_retry import PRIORITY_LABEL, ExcludeNodes, MoreMemory, OtherCapacity, memory_of
-from trainjob._spec.parts import Count, canonical_quantity, quantity_value
+from trainjob._spec.parts import Count
 from trainjob._spec.pods import pod_patch
+from trainjob._spec.quantities import canonical_quantity, quantity_value
 from trainjob._support.control_characters import one_line
 from trainjob._support.kube_objects import annotated, mapping, mappings
 from trainjob.errors import Category, Diagnosis

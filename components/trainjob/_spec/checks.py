@@ -49,6 +49,8 @@ _OF_PODS = re.compile(
 )
 """Labels and annotations that only the admission webhooks and agents of pods read."""
 
+_MOST_WORDS = 128  # of a command, and of args: Trainer's CRD
+
 _BY_REFERENCE = "write {name}: {{'valueFrom': {{'secretKeyRef': {{'name': …, 'key': …}}}}}}"
 
 
@@ -85,8 +87,17 @@ def metadata_problems(
                 yield Problem(where, "is a literal secret", "remove it, and pass a Secret by env")
 
 
-def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool = False) -> Iterator[Problem]:
-    """Problems of an environment in the API's form; `reserved` refuses the names that runtimes set on nodes."""
+def env_problems(
+    env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool = False, fields: bool = True
+) -> Iterator[Problem]:
+    """Problems of an environment in the API's form.
+
+    Args:
+        env: The variables.
+        where: Their path.
+        reserved: Whether the names that runtimes set on nodes are refused.
+        fields: Whether those are, too, that a spec sets from its fields, which a whole manifest does not have.
+    """
     if len(env) > 128:
         yield Problem(where, f"has {len(env)} variables; the API accepts 128")
     for variable in env:
@@ -94,13 +105,16 @@ def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool
         path = f"{where}.{name}"
         if not _ENV_NAME.fullmatch(name):
             yield Problem(path, "is not a name of an environment variable")
-        if name.startswith(("TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_", "TRAINJOB_CHECKPOINT")) and reserved:
+        if name.startswith(("TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_", "TRAINJOB_CHECKPOINT")) and reserved and fields:
             yield Problem(path, "is set from inputs and outputs or checkpoints", "set those fields")
         if name == STALL_TIMEOUT and reserved:
             yield Problem(path, "is set from stall_timeout", "set that field")
         for framework, variables in _RESERVED_ENV.items() if reserved else ():
             if name in variables:
                 yield Problem(path, f"is set by Trainer's {framework} runtimes", "use num_nodes and num_proc_per_node")
+        source = variable.get("valueFrom")
+        if source is not None and (value or (isinstance(source, Mapping) and len(source) != 1)):
+            yield Problem(path, "must have a value, or one source in valueFrom")
         if value is not None and not isinstance(value, str):
             yield text_problem(path, value)
         elif value and "\x00" in value:
@@ -130,7 +144,10 @@ def argument_problems(trainer: Mapping[str, Any], prefix: str = "") -> Iterator[
     """Problems of a trainer's command and args."""
     before: list[str] = []  # words of the command so far
     for field in ("command", "args"):
-        for i, argument in enumerate(trainer.get(field) or []):
+        words = trainer.get(field) or []
+        if len(words) > _MOST_WORDS:
+            yield Problem(f"{prefix}{field}", f"has {len(words):,} entries; the API accepts {_MOST_WORDS}")
+        for i, argument in enumerate(words[:_MOST_WORDS]):
             path = f"{prefix}{field}[{i}]"
             if not isinstance(argument, str):
                 yield text_problem(path, argument)

@@ -13,7 +13,7 @@ IsOpen = Callable[[object], bool]
 """Whether a single value is set later: a template, the result of another step."""
 
 _BY_ENTRY = (
-    *("env", "inputs", "outputs", "labels", "annotations", "func_args", "command", "args", "runtime_patches"),
+    *("env", "inputs", "outputs", "labels", "annotations", "func_args", "command", "args", "pod", "runtime_patches"),
     *("packages_to_install", "pip_index_urls", "resources_per_node"),
 )
 """Fields whose entries are checked one by one; any other field is checked if it is completely known."""
@@ -40,6 +40,8 @@ def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> TrainJobSpec |
     if "apiVersion" in fields or "kind" in fields:
         return None if has_open(fields, is_open) else TrainJobSpec.parse(fields)
     known = {name: _known(value, is_open) for name, value in fields.items() if not _is_hidden(name, value, is_open)}
+    if "pod" in known:
+        known["pod"] = _known_pod(fields["pod"], is_open)
     if fields.get("runtime") is not None:
         known.setdefault("runtime", "not-known-yet")
     if any(has_open(fields.get(name), is_open) for name in _OF_TORCHTUNE):
@@ -67,6 +69,16 @@ def has_open(value: object, is_open: IsOpen) -> bool:
 
 def _is_hidden(name: str, value: object, is_open: IsOpen) -> bool:
     return is_open(value) or (name not in _BY_ENTRY and has_open(value, is_open))
+
+
+def _known_pod(pod: Any, is_open: IsOpen) -> Any:
+    """The known fields of a pod: without its containers where only a run knows its volumes, which they mount."""
+    if not isinstance(pod, Mapping):
+        return pod
+    parts = {name: _known_pod(part, is_open) if name == "spec" else part for name, part in pod.items()}
+    if has_open(pod.get("volumes"), is_open):
+        parts = {name: part for name, part in parts.items() if "ontainers" not in name}
+    return _known(parts, is_open)
 
 
 def _known(value: Any, is_open: IsOpen) -> Any:

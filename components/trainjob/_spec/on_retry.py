@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from trainjob._spec.base import Part
-from trainjob._spec.parts import Count, Resources, quantity_value
+from trainjob._spec.parts import Count, Resources
+from trainjob._spec.quantities import quantity_value
 from trainjob.errors import Problem
 from trainjob.status import QUEUE_LABEL
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from trainjob import names
 from trainjob._spec.base import Part, refuse
+from trainjob._spec.quantities import A_QUANTITY, canonical_quantity, quantity_to_write, quantity_value
 from trainjob._spec.schema import env_value, read, schema
-from trainjob._spec.wording import A_QUANTITY, quantity_to_write, text_problem
+from trainjob._spec.wording import text_problem
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import Problem
-
-_DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
-_BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
-_QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d+)?")
-_LONGEST = 40  # characters of a quantity: the largest is 2^63 - 1, with nine decimals
 
 # The Kubeflow SDK's short names, and the names that it accepts in any case.
 _SHORT_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
 _OFTEN_MEANT = {
+    "storage": "ephemeral-storage",
     "tpu": "google.com/tpu",
     "rocm": "amd.com/gpu",
     "npu": "huawei.com/Ascend910",
@@ -77,9 +73,15 @@ def _read_env(value: object) -> object:
     if isinstance(value, list | tuple):
         value = dict(_named(value, found))
     if isinstance(value, Mapping):
+        if "name" in value and {*value} <= _OF_A_VARIABLE:
+            found.append(Problem("", "is one variable", "write a list of variables, or {NAME: value}"))
         value = {name: _read_value(each, str(name), found) for name, each in value.items()}
     refuse(found)
     return value
+
+
+_OF_A_VARIABLE = {"name", "value", "valueFrom", "value_from"}
+_OF_A_KEY = {"name", "key", "optional"}
 
 
 def _named(entries: Sequence[object], found: list[Problem]) -> Iterator[tuple[str, object]]:
@@ -106,6 +108,9 @@ def _read_value(value: object, where: str, found: list[Problem]) -> object:
     if not isinstance(value, Mapping):
         found.append(text_problem(where, value))
         return ""
+    if "key" in value and {*value} <= _OF_A_KEY:
+        found.append(Problem(where, "does not say what has the key", "write {secretKeyRef: {name: …, key: …}}"))
+        return {}
     sources = schema("trainer", "env", "valueFrom")
     before = len(found)
     source: dict[str, Any] = read(env_value(value)["valueFrom"], sources, where, found) or {}
@@ -146,6 +151,7 @@ class Resources(Part):
     """Resources of each node, as Kubernetes quantities (``4``, ``500m``, ``16Gi``)."""
 
     unknown_field: ClassVar[str] = "write it into requests or limits"
+    written_as: ClassVar[Mapping[str, str]] = {"claims": "claims of pods belong to a training runtime"}
 
     requests: dict[str, str] = Field(default_factory=dict)
     limits: dict[str, str] = Field(default_factory=dict)
@@ -179,7 +185,7 @@ class Resources(Part):
 def _quantities(amounts: Mapping[Any, object]) -> dict[str, str]:
     """Amounts as texts, under the full names of the resources."""
     texts = {str(name): str(amount) for name, amount in amounts.items()}
-    wrong = {name: text for name, text in texts.items() if len(text) > _LONGEST or not _QUANTITY.fullmatch(text)}
+    wrong = {name: text for name, text in texts.items() if quantity_value(text) is None}
     refuse([Problem(name, f"{text!r} is not {A_QUANTITY}", quantity_to_write(text)) for name, text in wrong.items()])
     return {_resource_name(name): text for name, text in texts.items()}
 
@@ -195,70 +201,48 @@ def resource_problems(resources: Mapping[str, Any], where: str) -> Iterator[Prob
     """Resources that no pod can have, by the API server's rules for pods (``ValidateContainerResourceRequirements``).
 
     Args:
-        resources: ``requests`` and ``limits`` with Kubernetes quantities.
+        resources: ``requests`` and ``limits`` with Kubernetes quantities; anything else in them is not checked.
         where: Path of the resources.
     """
     requests, limits = mapping(resources, "requests"), mapping(resources, "limits")
     for kind, amounts in (("requests", requests), ("limits", limits)):
         for name, amount in amounts.items():
-            yield from _amount_problems(name, str(amount), f"{where}.{kind}.{name}")
+            yield from _amount_problems(str(name), str(amount), kind, f"{where}.{kind}.{name}")
     for name, amount in requests.items():
         asked, most = quantity_value(str(amount)), quantity_value(str(limits.get(name, "")))
         path = f"{where}.requests.{name}"
+        if not _is_resource(str(name)) or asked is None:
+            continue
         if name not in _DIVISIBLE and name not in limits:
             yield Problem(path, "is only in requests, and a pod has it by its limit", f"write it into limits: {amount}")
         elif name not in _DIVISIBLE and asked != most:
             yield Problem(path, f"is {amount}, and the limit is {limits[name]}", "write the same number in both")
-        elif asked is not None and most is not None and asked > most:
+        elif most is not None and asked > most:
             units = f"a suffix with i counts in 1024, without it in 1000: write {amount} in both"  # 16Gi and 16G
             same = str(amount).rstrip("i") == str(limits[name])
             write = units if same else "raise the limit, or leave it out"
             yield Problem(path, f"{amount} is more than the limit, {limits[name]}", write)
 
 
-def _amount_problems(name: str, amount: str, where: str) -> Iterator[Problem]:
+def _is_resource(name: str) -> bool:
+    return name in _DIVISIBLE or "/" in name or name.startswith("hugepages-")
+
+
+def _amount_problems(name: str, amount: str, kind: str, where: str) -> Iterator[Problem]:
     value = quantity_value(amount)
-    if name in _DIVISIBLE:
-        if name == "cpu" and value is not None and (value * 1000).denominator != 1:
-            yield Problem(where, f"{amount} is finer than 1m, a thousandth of a CPU")
-        elif name != "cpu" and value is not None and 0 < value < _SMALLEST_BYTES:
-            number = re.sub(r"[A-Za-z]+$", "", amount)
-            write = f"write {number}{'Mi' if amount.endswith('m') else 'Gi'}"
-            yield Problem(where, f"{amount} is {float(value):g} bytes, with which nothing starts", write)
-    elif "/" not in name and not name.startswith("hugepages-"):
+    if not _is_resource(name):
         full = _OFTEN_MEANT.get(name.lower(), "such as nvidia.com/gpu")
         yield Problem(where, "is not a resource of Kubernetes", f"write its full name: {full}")
-    elif "/" in name and not amount.isdecimal():
+    elif value is None:
+        return
+    elif name == "cpu" and (value * 1000).denominator != 1:
+        yield Problem(where, f"{amount} is finer than 1m, a thousandth of a CPU")
+    elif name == "memory" and kind == "limits" and 0 < value < _SMALLEST_BYTES:
+        number = re.sub(r"[A-Za-z]+$", "", amount)
+        write = f"write {number}{'Mi' if amount.endswith('m') else 'Gi'}" if amount in (number, f"{number}m") else ""
+        yield Problem(where, f"{amount} is {float(value):g} bytes, with which nothing starts", write)
+    elif "/" in name and value.denominator != 1:
         yield Problem(where, f"{amount!r} is not a whole number, and {name} cannot be divided")
-
-
-def quantity_value(amount: str) -> Fraction | None:
-    """The number that a quantity stands for: ``500m`` is 1/2, ``1Ki`` is 1024; None for one with an exponent."""
-    match = re.fullmatch(r"([\d.]+)([A-Za-z]*)", amount)
-    if match is None:
-        return None
-    number, suffix = match.groups()
-    suffixes, base = (_BINARY, 1024) if suffix.endswith("i") else (_DECIMAL, 1000)
-    return Fraction(number) * Fraction(base) ** suffixes[suffix]
-
-
-def canonical_quantity(amount: str) -> str:
-    """A quantity as the API writes it: a whole number with the largest suffix, ``500m`` for ``0.5``.
-
-    (``resource.Quantity`` of k8s.io/apimachinery. Exponents are rare and stay unchanged.)
-    """
-    value = quantity_value(amount)
-    if value is None:
-        return amount
-    binary = amount.endswith("i")
-    suffixes, base = (_BINARY, 1024) if binary else (_DECIMAL, 1000)
-    if binary and value < base:
-        suffixes, base = _DECIMAL, 1000
-    for name, power in sorted(suffixes.items(), key=lambda pair: -pair[1]):
-        scaled = value / Fraction(base) ** power
-        if value and scaled.denominator == 1:
-            return f"{scaled}{name}"
-    return "0" if not value else amount
 
 
 class OwnerReference(Part):

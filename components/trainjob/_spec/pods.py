@@ -26,8 +26,11 @@ _LAUNCHER_IS_A_NODE = ("deepspeed-distributed", "mlx-distributed")
 """Runtimes that Trainer ships whose MPI launcher trains, too (``mpi.runLauncherAsNode``), as a separate Job. Runtimes
 with other names are unknown, and Trainer's webhook refuses a patch of a Job that the runtime lacks."""
 
-_SHIPPED = re.compile(r"(torch|deepspeed|mlx|jax|xgboost|flux)-distributed|torchtune-[a-z0-9.-]+|trainjob-step")
-"""Runtimes whose pods are known: containers `_CONTAINERS`, and no volume but ``initializer``."""
+_SHIPPED = (
+    *(f"{each}-distributed" for each in ("torch", "deepspeed", "mlx", "jax", "xgboost", "flux")),
+    *("torchtune-llama3.2-1b", "torchtune-llama3.2-3b", "torchtune-qwen2.5-1.5b", "trainjob-step"),
+)
+"""ClusterTrainingRuntimes whose pods are known: containers `_CONTAINERS`, and no volume but ``initializer``."""
 _CONTAINERS = ("node", "launcher", "dataset-initializer", "model-initializer")
 _NODE_ONLY = ("node", "dataset-initializer", "model-initializer")
 
@@ -70,21 +73,24 @@ def read_pod(value: object) -> object:
     """A pod template as in the API, of a PodSpec or of a PodTemplateSpec; its containers are called node."""
     if not isinstance(value, Mapping):
         return value
-    template = value if {*value} <= {"metadata", "spec"} else {"spec": value}
+    template = value if {*value} <= _OF_A_TEMPLATE else {"spec": value}
+    template = {name: template.get(name) for name in ("metadata", "spec")}
     spec = mapping(template, "spec")
     containers = spec.get("containers")
     if isinstance(containers, list | tuple):
         named = [{"name": "node", **each} if isinstance(each, Mapping) else each for each in containers]
         template = {**template, "spec": {**spec, "containers": named}}
     found: list[Problem] = []
-    known = schema(*POD)
+    known = mapping(schema(*POD), "properties")
+    if not known:
+        refuse([_NO_PATCHES])
     result = {
-        name: read(part, known["properties"][name], "" if name == "spec" else name, found)
+        name: read(part, known[name], "" if name == "spec" else name, found)
         for name, part in template.items()
         if part is not None
     }
     refuse([_of_a_pod(each) for each in found])
-    return result
+    return {name: part for name, part in result.items() if part}
 
 
 def _of_a_pod(problem: Problem) -> Problem:
@@ -100,6 +106,8 @@ def _of_a_pod(problem: Problem) -> Problem:
     return problem
 
 
+_OF_A_TEMPLATE = {"apiVersion", "api_version", "kind", "metadata", "spec", "status"}  # those of a V1Pod, too
+_NO_PATCHES = Problem("", "is not possible: the schema of TRAINJOB_CRD has no runtimePatches", "use a newer Trainer")
 _OWN_RUNTIME = "set it in a training runtime of this kind of job"
 
 
@@ -108,7 +116,10 @@ def read_patches(value: object) -> object:
     found: list[Problem] = []
     if isinstance(value, list | tuple):
         value = [{"manager": "trainjob.dev/author", **each} if isinstance(each, Mapping) else each for each in value]
-    result = read(value, schema()["properties"]["runtimePatches"], "", found)
+    known = mapping(schema(), "properties", "runtimePatches")
+    if not known:
+        refuse([_NO_PATCHES])
+    result = read(value, known, "", found)
     refuse(found)
     return result
 
@@ -126,55 +137,55 @@ def patch_problems(patches: Sequence[Mapping[str, Any]], where: str, runtime: st
     Args:
         patches: The patches, in the API's names.
         where: Path of the list.
-        runtime: Name of the job's runtime.
+        runtime: Name of the job's ClusterTrainingRuntime; empty for another kind.
     """
-    managers = [str(patch.get("manager")) for patch in patches]
-    for manager in sorted({each for each in managers if managers.count(each) > 1}):
-        yield Problem(where, f"manager {manager} is used twice", "merge the patches, or use different managers")
+    volumes = volumes_of(patches)
     for i, patch in enumerate(patches):
-        if not _MANAGER.fullmatch(managers[i]):
+        if not _MANAGER.fullmatch(str(patch.get("manager"))):
             yield Problem(f"{where}[{i}].manager", "must be a domain-prefixed path such as example.com/team")
         template = mapping(patch, "trainingRuntimeSpec", "template")
+        yield from metadata_of(template, f"{where}[{i}].trainingRuntimeSpec.template.metadata")
         for j, job in enumerate(mappings(template, "spec", "replicatedJobs")):
-            at = f"{where}[{i}].trainingRuntimeSpec.template.spec.replicatedJobs[{j}].template.spec.template"
+            at = f"{where}[{i}].trainingRuntimeSpec.template.spec.replicatedJobs[{j}].template"
+            yield from metadata_of(mapping(job, "template"), f"{at}.metadata")
             pod = mapping(job, "template", "spec", "template")
-            yield from pod_problems(mapping(pod, "spec"), f"{at}.spec", runtime, volumes_of(patches))
-            yield from _metadata(pod, f"{at}.metadata")
+            yield from metadata_of(pod, f"{at}.spec.template.metadata")
+            yield from pod_problems(mapping(pod, "spec"), f"{at}.spec.template.spec", runtime, volumes)
 
 
-def template_problems(
-    template: Mapping[str, Any], where: str, runtime: str, elsewhere: Sequence[Mapping[str, Any]]
-) -> Iterator[Problem]:
+def template_problems(template: Mapping[str, Any], where: str, runtime: str, volumes: set[str]) -> Iterator[Problem]:
     """Problems of a pod template that the schema does not have.
 
     Args:
         template: ``metadata`` and ``spec`` of pods.
         where: Path of the spec, and of ``metadata`` beside its fields.
         runtime: Name of the job's runtime.
-        elsewhere: The job's runtime patches, which may add volumes, too.
+        volumes: Names of the job's volumes, those of the template included.
     """
-    spec = mapping(template, "spec")
-    volumes = {*volumes_of(elsewhere), *(str(each.get("name")) for each in mappings(spec, "volumes"))}
-    yield from pod_problems(spec, where, runtime, volumes)
-    yield from _metadata(template, f"{where}.metadata")
+    yield from pod_problems(mapping(template, "spec"), where, runtime, volumes, ("node",))
+    yield from metadata_of(template, f"{where}.metadata")
 
 
-def volumes_of(patches: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Names of the volumes that patches add to pods."""
+def volumes_of(patches: Sequence[Mapping[str, Any]], templates: Sequence[Mapping[str, Any]] = ()) -> set[str]:
+    """Names of the volumes that runtime patches and pod templates add to pods."""
     jobs = [
         job for each in patches for job in mappings(each, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")
     ]
     pods = [mapping(job, "template", "spec", "template", "spec") for job in jobs]
+    pods += [mapping(each, "spec") for each in templates]
     return {str(volume.get("name")) for pod in pods for volume in mappings(pod, "volumes")}
 
 
-def _metadata(template: Mapping[str, Any], where: str) -> Iterator[Problem]:
+def metadata_of(template: Mapping[str, Any], where: str) -> Iterator[Problem]:
+    """Problems of the metadata of a pod template, or of another object below a TrainJob."""
     metadata = mapping(template, "metadata")
     labels, annotations = mapping(metadata, "labels"), mapping(metadata, "annotations")
     yield from metadata_problems(labels, annotations, f"{where}.", own=True)
 
 
-def pod_problems(pod: Mapping[str, Any], where: str, runtime: str, volumes: set[str]) -> Iterator[Problem]:
+def pod_problems(
+    pod: Mapping[str, Any], where: str, runtime: str, volumes: set[str], known: Sequence[str] = _CONTAINERS
+) -> Iterator[Problem]:
     """Problems of a PodSpec, which has the schema's fields.
 
     Args:
@@ -182,8 +193,9 @@ def pod_problems(pod: Mapping[str, Any], where: str, runtime: str, volumes: set[
         where: Its path.
         runtime: Name of the job's runtime: the volumes and containers of those that Trainer ships are known.
         volumes: Names of the volumes that the job has.
+        known: Names of the containers of Trainer's runtimes.
     """
-    shipped = bool(_SHIPPED.fullmatch(runtime))
+    shipped = runtime in _SHIPPED
     yield from label_problems(mapping(pod, "nodeSelector"), f"{where}.nodeSelector")
     yield from _name(pod.get("serviceAccountName"), f"{where}.serviceAccountName")
     for i, each in enumerate(mappings(pod, "imagePullSecrets")):
@@ -196,20 +208,20 @@ def pod_problems(pod: Mapping[str, Any], where: str, runtime: str, volumes: set[
     for field in ("containers", "initContainers"):
         for i, container in enumerate(mappings(pod, field)):
             at, name = f"{where}.{field}[{i}]", container.get("name")
-            if shipped and field == "containers" and name not in _CONTAINERS:
+            if shipped and field == "containers" and name not in known:
                 yield Problem(
                     f"{at}.name", f"runtime {runtime} has no container {name}", "the training container is node"
                 )
             if container.get("env") and name in _NODE_ONLY:
                 yield Problem(f"{at}.env", f"Trainer refuses env here for {name}", "use env")
             yield from env_problems(mappings(container, "env"), f"{at}.env")
-            known = {*volumes, "initializer"} if shipped else None
-            yield from _mount_problems(mappings(container, "volumeMounts"), f"{at}.volumeMounts", known)
+            present = {*volumes, "initializer"} if shipped else None
+            yield from _mount_problems(mappings(container, "volumeMounts"), f"{at}.volumeMounts", present)
             yield from _security_problems(mapping(container, "securityContext"), f"{at}.securityContext")
 
 
 def _name(name: object, where: str) -> Iterator[Problem]:
-    if isinstance(name, str) and not names.JOB.fullmatch(name):
+    if isinstance(name, str) and name and not names.JOB.fullmatch(name):
         yield Problem(where, f"{name!r} is not a name of a Kubernetes object: lower-case letters, digits, '-' and '.'")
 
 
@@ -217,16 +229,13 @@ _REFERENCES = {"persistentVolumeClaim": "claimName", "secret": "secretName", "co
 
 
 def _volume_problems(volumes: Sequence[Mapping[str, Any]], where: str) -> Iterator[Problem]:
-    given = [each.get("name") for each in volumes]
     for i, volume in enumerate(volumes):
         at, name = f"{where}[{i}]", volume.get("name")
         sources = [field for field in volume if field != "name"]
         if isinstance(name, str) and not names.NAMESPACE.fullmatch(name):
             yield Problem(f"{at}.name", f"{name!r} is not a name of a volume: lower-case letters, digits and '-'")
-        if name in given[:i]:
-            yield Problem(f"{at}.name", f"{name} is given twice")
-        if len(sources) != 1:
-            yield Problem(at, "needs a name and one source such as persistentVolumeClaim: {claimName: …}")
+        if len(sources) > 1:  # without one it is an emptyDir
+            yield Problem(at, f"has {' and '.join(sources)}", "remove all but one")
         for source, field in _REFERENCES.items():
             yield from _name(mapping(volume, source).get(field), f"{at}.{source}.{field}")
         yield from _choice(mapping(volume, "emptyDir"), "medium", ("", "Memory", "HugePages"), f"{at}.emptyDir")
@@ -234,21 +243,27 @@ def _volume_problems(volumes: Sequence[Mapping[str, Any]], where: str) -> Iterat
 
 def _mount_problems(mounts: Sequence[Mapping[str, Any]], where: str, volumes: set[str] | None) -> Iterator[Problem]:
     """Problems of a container's mounts; `volumes` are those of the pod, None if they are unknown."""
-    paths = [each.get("mountPath") for each in mounts]
     for i, mount in enumerate(mounts):
         name, path = mount.get("name"), str(mount.get("mountPath"))
         if volumes is not None and name not in volumes:
-            yield Problem(f"{where}[{i}].name", f"the pod has no volume {name}", f"add {{name: {name}, …}} to volumes")
+            yield Problem(
+                f"{where}[{i}].name",
+                f"the pod has no volume {name}",
+                f"add {{name: {name}, …}} to volumes; a volume of the runtime itself needs a runtime of another name",
+            )
         if not path.startswith("/") or ":" in path:
             yield Problem(f"{where}[{i}].mountPath", f"{path!r} is not an absolute path without ':'")
-        if path in paths[:i]:
-            yield Problem(f"{where}[{i}].mountPath", f"{path} is given twice")
+        inside = str(mount.get("subPath") or "")
+        if inside.startswith("/") or ".." in inside.split("/"):
+            yield Problem(f"{where}[{i}].subPath", f"{inside!r} is not a relative path without '..'")
         yield from _choice(mount, "mountPropagation", ("None", "HostToContainer", "Bidirectional"), f"{where}[{i}]")
         yield from _choice(mount, "recursiveReadOnly", ("Disabled", "IfPossible", "Enabled"), f"{where}[{i}]")
 
 
 def _toleration_problems(toleration: Mapping[str, Any], where: str) -> Iterator[Problem]:
     operator, effect = toleration.get("operator") or "Equal", toleration.get("effect")
+    if toleration.get("key"):
+        yield from label_problems({str(toleration["key"]): str(toleration.get("value") or "")}, where)
     yield from _choice(toleration, "operator", ("Exists", "Equal", "Lt", "Gt"), where)
     yield from _choice(toleration, "effect", ("", "NoSchedule", "PreferNoSchedule", "NoExecute"), where)
     if not toleration.get("key") and operator != "Exists":
@@ -299,8 +314,9 @@ def _expression_problems(expression: Mapping[str, Any], where: str) -> Iterator[
 
 
 def _security_problems(context: Mapping[str, Any], where: str) -> Iterator[Problem]:
-    for name in ("runAsUser", "runAsGroup", "fsGroup"):
-        number = context.get(name)
+    groups = enumerate(context.get("supplementalGroups") or ())
+    given = {name: context.get(name) for name in ("runAsUser", "runAsGroup", "fsGroup")}
+    for name, number in {**given, **{f"supplementalGroups[{i}]": each for i, each in groups}}.items():
         if isinstance(number, int) and not 0 <= number < 1 << 31:
             yield Problem(f"{where}.{name}", f"is {number}; 0 to {(1 << 31) - 1}")
     if context.get("runAsNonRoot") and context.get("runAsUser") == 0:
@@ -332,7 +348,13 @@ _IN_RUNTIME = {
     "priority_class_name": "in a Kueue queue write labels: {kueue.x-k8s.io/priority-class: …}; otherwise it belongs to "
     "the pod of the training runtime",
     "env_from": "Trainer's API has no envFrom: write each variable, as env: {NAME: {secretKeyRef: {name: …, key: …}}}",
-    "host_network": "it belongs to the pod of the training runtime, which a job cannot change",
+    **dict.fromkeys(
+        (
+            *("host_network", "host_ipc", "restart_policy", "scheduler_name", "dns_policy", "runtime_class_name"),
+            *("topology_spread_constraints", "working_dir", "backoff_limit", "ttl_seconds_after_finished"),
+        ),
+        "it belongs to the training runtime, which a job cannot change there",
+    ),
 }
 _EXAMPLES = {
     "node_selector": "{nodeSelector: {…}}",
@@ -343,6 +365,10 @@ _EXAMPLES = {
 
 WRITTEN_AS: Mapping[str, str] = {
     **{name: f"write pod: {_EXAMPLES.get(name, f'{{{name}: […]}}')}" for name in _IN_POD},
+    "image_pull_secret": "write pod: {imagePullSecrets: [{name: …}]}",
+    "service_account": "write pod: {serviceAccountName: …}",
+    **dict.fromkeys(("queue", "queue_name", "local_queue"), "write labels: {kueue.x-k8s.io/queue-name: …}"),
+    **dict.fromkeys(("cpu", "memory"), "write resources_per_node: {cpu: 4, memory: 16Gi}"),
     "volume_mounts": "write pod: {containers: [{name: node, volumeMounts: [{name: …, mountPath: …}]}]}",
     "container_security_context": "write pod: {containers: [{name: node, securityContext: {…}}]}",
     **dict.fromkeys(("pod_labels", "pod_annotations"), "write pod: {metadata: {labels: {…}, annotations: {…}}}"),

@@ -128,7 +128,7 @@ def plain_models(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain_models(each) for each in value]
     names = foreign.api_names(value)
-    parts = {name: plain_models(getattr(value, field)) for field, name in names.items()}
+    parts = {name: plain_models(getattr(value, field, None)) for field, name in names.items()}
     return {name: part for name, part in parts.items() if part is not None} if names else value
 
 

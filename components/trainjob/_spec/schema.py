@@ -9,13 +9,13 @@ names another file, the output of ``kubectl get crd trainjobs.trainer.kubeflow.o
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trainjob._spec.wording import A_QUANTITY, SCHEMA_KINDS, must_be, quantity_to_write, text_problem
+from trainjob._spec.quantities import A_QUANTITY, quantity_to_write, quantity_value
+from trainjob._spec.wording import SCHEMA_KINDS, must_be, text_problem
 from trainjob._support.foreign import LARGE, Unreadable, mapping_of
 from trainjob._support.kube_objects import mapping, mappings
 from trainjob.errors import ConfigurationError, Problem
@@ -31,6 +31,7 @@ POD = ("runtimePatches", "trainingRuntimeSpec", "template", "spec", "replicatedJ
 """Path of the pod template in the schema."""
 
 _MOST_LISTED = 12
+_EXPLAINED = 200  # problems before which similar names are searched: that takes up to 1 ms
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (Mapping,),
     "array": (list, tuple),
@@ -91,6 +92,8 @@ def read(value: Any, expected: Schema, where: str, found: list[Problem], *, exac
         value = _long_form(value, expected)
         if kind == "integer" and isinstance(value, float) and value.is_integer():
             value = int(value)  # KFP passes each number as a float
+    if expected.get("x-kubernetes-int-or-string"):
+        return _int_or_string(value, expected, where, found)
     if kind == "string" and not isinstance(value, str):
         found.append(text_problem(where, value))
         return ""
@@ -100,17 +103,39 @@ def read(value: Any, expected: Schema, where: str, found: list[Problem], *, exac
     if kind == "object":
         return _fields(value, expected, where, found, exact=exact)
     if kind == "array":
-        entries = [(_entry(each, i), each) for i, each in enumerate(value)]
-        items = [read(each, expected["items"], where + entry, found, exact=exact) for entry, each in entries]
-        _limits(len(items), expected, "Items", where, "entries", found)
-        return items
+        return _items(value, expected, where, found, exact=exact)
     if isinstance(value, str):
         _limits(len(value), expected, "Length", where, "characters", found)
-        if "pattern" in expected and not re.search(expected["pattern"], value):
-            found.append(Problem(where, f"{value!r} is not {A_QUANTITY}", quantity_to_write(value)))
     elif isinstance(value, int | float):
-        _limits(value, expected, "imum", where, "", found)
+        bits = {"int32": 31, "int64": 63}.get(expected.get("format", ""), 63)
+        _limits(value, {"maximum": (1 << bits) - 1, "minimum": -1 << bits, **expected}, "imum", where, "", found)
     return value
+
+
+def _int_or_string(value: Any, expected: Schema, where: str, found: list[Problem]) -> Any:
+    """A quantity, if there is a pattern; else a number or a text."""
+    text = "" if isinstance(value, bool) or not isinstance(value, int | float | str) else str(value)
+    if "pattern" in expected and quantity_value(text) is None:
+        shown = f"{text!r} is not {A_QUANTITY}" if text else must_be(A_QUANTITY, value)[0]
+        found.append(Problem(where, shown, quantity_to_write(text)))
+    elif not text:
+        found.append(Problem(where, *must_be("a number or text", value)))
+    return value
+
+
+def _items(value: Sequence[Any], expected: Schema, where: str, found: list[Problem], *, exact: bool) -> list[Any]:
+    ends = [_entry(each, i) for i, each in enumerate(value)]
+    items = [
+        read(each, expected["items"], where + end, found, exact=exact) for end, each in zip(ends, value, strict=True)
+    ]
+    _limits(len(items), expected, "Items", where, "entries", found)
+    seen: set[tuple[str, ...]] = set()
+    for i, item in enumerate(items):
+        key = tuple(str(mapping(item).get(name)) for name in expected.get("x-kubernetes-list-map-keys", ()))
+        if key and key in seen:
+            found.append(Problem(f"{where}[{i}]", f"{', '.join(key)} is given twice"))
+        seen.add(key)
+    return items
 
 
 def _entry(value: object, index: int) -> str:
@@ -153,27 +178,35 @@ def _fields(
 ) -> dict[str, Any]:
     fields, others = expected.get("properties"), expected.get("additionalProperties")
     sent: dict[str, Any] = {}
+    given: dict[str, str] = {}
     missing = set(expected.get("required", ()))
-    for given, part in value.items():
-        name = str(given)
+    for name, part in ((str(name), part) for name, part in value.items()):
         at = f"{where}.{name}" if where else name
         if fields is None:
             sent[name] = part if others is None else read(part, others, at, found, exact=exact)
             continue
         known = name if name in fields or exact else camel(name)
+        if part is None and (known in missing or known not in fields):
+            continue  # as if it was left out
         if known not in fields:
-            similar = near(name, [*fields], exact=exact)
+            similar = near(name, [*fields], exact=exact) if len(found) < _EXPLAINED else ""
             missing.discard(camel(similar))
-            hint = f"did you mean {similar}?" if similar else _elsewhere(known) or _fields_are(fields)
+            hint = f"did you mean {similar}?" if similar else _elsewhere(known) or _fields_are(fields, found)
             found.append(Problem(at, "no such field", hint))
-        elif known in sent:
-            found.append(Problem(at, "is given twice", f"remove {given} or {known}"))
+        elif known in given:
+            found.append(Problem(at, "is given twice", f"remove {given[known]} or {name}"))
         else:
             missing.discard(known)
-            if part is not None:
+            given[known] = name
+            if part is not None and not (not exact and _says_nothing(part, fields[known])):
                 sent[known] = read(part, fields[known], at, found, exact=exact)
     found += [Problem(f"{where}.{name}" if where else name, "is missing") for name in sorted(missing)]
     return sent
+
+
+def _says_nothing(value: object, expected: Schema) -> bool:
+    """Whether a part is an empty list or mapping of names, as models of the ``kubernetes`` package have them."""
+    return not value and isinstance(value, list | tuple | Mapping) and "properties" not in expected
 
 
 def camel(name: str) -> str:
@@ -190,28 +223,34 @@ def near(name: str, names: list[str], *, exact: bool = False) -> str:
 
 
 def _elsewhere(name: str) -> str:
-    """Where in a spec a field of this name stands; empty if there is no such field or several places."""
-    places = _places(schema())
-    return f"it is a field of {places[name]}" if places.get(name) else ""
+    """Where in a spec a field of this name stands; empty if there are no such places, or more than two."""
+    pod = f"spec.{'.'.join(POD)}.spec."
+    places = [each.replace(pod, "a pod's ") for each in _places(schema_file()).get(name, ())]
+    return f"it is a field of {' or '.join(places)}" if len(places) in (1, 2) else ""
 
 
-def _fields_are(fields: Schema) -> str:
-    listed = f"fields: {', '.join(fields)}; " if len(fields) <= _MOST_LISTED else ""
-    return f"{listed}for a Trainer other than 2.1 to 2.3, {_VARIABLE} names the file of its schema"
+def _fields_are(fields: Schema, found: Sequence[Problem]) -> str:
+    listed = f"fields: {', '.join(fields)}" if len(fields) <= _MOST_LISTED else ""
+    other = f"for a Trainer other than 2.1 to 2.3, {_VARIABLE} names the file of its schema"
+    return "; ".join(filter(None, (listed, "" if any(_VARIABLE in each.instead for each in found) else other)))
 
 
-def _places(expected: Schema) -> dict[str, str]:
-    """Name of a field -> the first of the shortest paths of an object that has it."""
-    found: dict[str, str] = {}
-    level: list[tuple[str, Schema]] = [("spec", expected)]
+@lru_cache(maxsize=2)
+def _places(file: str) -> dict[str, list[str]]:
+    """Name of a field -> the shortest paths of the objects that have it, of those at one depth all."""
+    places: dict[str, list[str]] = {}
+    level: list[tuple[str, Schema]] = [("spec", _spec_schema(file))]
     while level:
         below: list[tuple[str, Schema]] = []
+        here: dict[str, list[str]] = {}
         for path, each in level:
             for name, part in properties(each):
-                found.setdefault(name, path)
-                below.append((f"{path}.{name}", part))
+                here.setdefault(name, []).append(path)
+                if name != "podTemplateOverrides":  # of 2.1, and a copy of what `runtimePatches` has
+                    below.append((f"{path}.{name}", part))
+        places = {**here, **places}
         level = below
-    return found
+    return places
 
 
 def properties(expected: Schema) -> Iterator[tuple[str, Schema]]:

@@ -28,7 +28,7 @@ from trainjob._spec.initializers import Initializer
 from trainjob._spec.manifest import authored, manifest_problems
 from trainjob._spec.on_retry import OnRetry
 from trainjob._spec.parts import Count, Env, OwnerReference, Resources, RuntimeRef, env_api, resource_problems
-from trainjob._spec.pods import WRITTEN_AS, PodTemplate, RuntimePatches, patch_problems, template_problems
+from trainjob._spec.pods import WRITTEN_AS, PodTemplate, RuntimePatches, patch_problems, template_problems, volumes_of
 from trainjob._spec.reading import check_limits, load_spec, plain_models
 from trainjob._spec.torchtune import TorchTuneConfig
 from trainjob._spec.validation import Validation
@@ -324,11 +324,12 @@ class TrainJobSpec(Part):
             yield from torchtune.problems(self.runtime.name, trainer, args, paths)
 
     def _pod_problems(self) -> Iterator[Problem]:
-        runtime = self.runtime.name if self.runtime is not None else ""
+        shipped = self.runtime is not None and self.runtime.kind == "ClusterTrainingRuntime"
+        runtime = self.runtime.name if self.runtime is not None and shipped else ""
         yield from patch_problems(self.runtime_patches, "runtime_patches", runtime)
-        if self.pod is not None:
-            yield from template_problems(self.pod, "pod", runtime, self.runtime_patches)
-        for field in ("pod", "runtime_patches"):
-            for path in secret_texts(getattr(self, field), field):
-                if ".env[" not in path:  # checked by name above
-                    yield Problem(path, "is a literal secret", "use a secretKeyRef")
+        pod = self.pod or {}
+        yield from template_problems(pod, "pod", runtime, volumes_of(self.runtime_patches, [pod]))
+        for value, where in ((pod.get("spec"), "pod"), (self.runtime_patches, "runtime_patches")):
+            for path in secret_texts(value, where):
+                if ".env" not in path and ".metadata." not in path:  # checked by name above
+                    yield Problem(path, "is a literal secret", "refer to a Secret of the namespace")

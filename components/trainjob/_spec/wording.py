@@ -32,8 +32,6 @@ _MUST_BE = {
 }
 """First part of the type of an error of pydantic (``int_parsing``) -> what the value must be."""
 
-A_QUANTITY = "a Kubernetes quantity such as 4, 500m or 16Gi"
-
 SCHEMA_KINDS: Mapping[str, str] = {
     "object": "a mapping",
     "array": "a list",
@@ -44,7 +42,7 @@ SCHEMA_KINDS: Mapping[str, str] = {
 """Type in an OpenAPI schema -> what the value must be."""
 
 _LIMIT = re.compile(r"(greater|less) than or equal to datetime\.timedelta\((days|seconds)=(\d+)\)")
-_LITERAL = re.compile(r"-?\d+|true|false")
+_LITERAL = re.compile(r"0|-?[1-9][0-9]*|true|false")
 _LONGEST = 40  # characters of a text that a message repeats
 
 
@@ -73,12 +71,6 @@ def must_be(named: str, value: object) -> tuple[str, str]:
     repeats = named in (_MUST_BE["int"], _MUST_BE["float"], _MUST_BE["bool"])  # of others, the value may be a secret
     write = f"write {value}" if repeats and isinstance(value, str) and _LITERAL.fullmatch(value) else ""
     return f"must be {named}, not {_shown(value, repeats=repeats)}", write
-
-
-def quantity_to_write(text: str) -> str:
-    """What to write in place of an amount that people write, such as ``64GB``, ``64gb`` and ``4 cores``."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgtp])i?b?|cores?|cpus?|gpus?)\s*", text, re.IGNORECASE)
-    return f"write {found[1]}{f'{found[2].upper()}i'.replace('KI', 'Ki') if found[2] else ''}" if found else ""
 
 
 def text_problem(path: str, value: object) -> Problem:

@@ -174,7 +174,7 @@ def _parts(value: object) -> Iterable[object] | None:
     if isinstance(value, _LISTS):
         return value
     if names := api_names(value):
-        return (getattr(value, name) for name in names)
+        return (getattr(value, name, None) for name in names)
     # pydantic's models: this module does not import pydantic, so that a DAG file does not need it.
     return vars(value).values() if hasattr(type(value), "model_fields") else None
 
