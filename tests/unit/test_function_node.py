@@ -21,7 +21,7 @@ from tests.unit.wheels import write_wheel
 from trainjob._manifest import node
 
 WHEEL = {"is_direct": False, "download_info": {"url": "https://x/y.whl"}, "metadata": {"name": "a", "version": "1"}}
-RETURNED = "def watch(): pass\ndef report(name, value): print(name, value)\n"
+MESSAGE = "def watch(): pass\ndef report_returned(name, value): print(name, value)\n"
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,7 @@ def test_any_users_install_packages_without_home(home: dict[str, str], shared: P
     """As on OpenShift: arbitrary users of group root, who share ``/tmp``."""
     python = debian.program("/usr/bin/python3", "python3")
     options = {"name": "train", "args": {}, "packages": ["--no-index", f"--find-links={shared}", "second"]}
-    words = [python, "-c", inspect.getsource(node), RETURNED, inspect.getsource(train)]
+    words = [python, "-c", inspect.getsource(node), MESSAGE, inspect.getsource(train)]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(shared / "lib"), **home}
     for uid in ("1000650000", "1000660000"):
         user = ["setpriv", f"--reuid={uid}", "--regid=0", "--clear-groups"]
