@@ -71,6 +71,9 @@ SERVERS: list[tuple[dict[str, Any], str]] = [
     ({"host": "https://a.test/k8s/1", "port": 6443}, "https://a.test:6443/k8s/1"),
     ({"host": "a.test", "port": 80, "schema": "http"}, "http://a.test:80"),
     ({"host": "[::1]", "port": 6443}, "https://[::1]:6443"),
+    ({"host": "::1", "port": 6443}, "https://[::1]:6443"),
+    ({"host": "fe80::1", "port": 6443}, "https://[fe80::1]:6443"),
+    ({"host": "fe80::1"}, "https://[fe80::1]"),
 ]
 
 
@@ -122,6 +125,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"host": "https://a.test:1", "port": 2}, "port is 2, but host has 1; remove one of them"),
     ({"host": "https://a.test", "schema": "http"}, "schema is 'http'; remove it, or set it to the scheme of host"),
     ({"port": 6443}, "port and schema need host"),
+    ({"host": "h:abc", "port": 1}, "host is not the host or URL of an API server"),
+    ({"host": "https://[::1"}, "host is not the host or URL of an API server"),
+    ({"host": "https://h:99999"}, "host is not the host or URL of an API server"),
+    ({"host": " h"}, "host is not the host or URL of an API server"),
     ({"extra": {"backend": "local", "name_space": "team"}}, "no field 'name_space': did you mean namespace?"),
     ({"extra": {"backend": "cloud"}}, "backend is 'cloud'; set it to kubernetes or local"),
     ({"extra": {"backend": "local", "namespace": "My Team"}}, "namespace: 'My Team' is not a namespace"),

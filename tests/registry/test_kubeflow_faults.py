@@ -22,6 +22,7 @@ from tests.registry.conftest import at_once
 
 from trainjob.errors import ConfigurationError, RegistryUnavailable
 from trainjob.registry import ModelVersion, connect
+from trainjob.registry.rest import Endpoint, Session
 
 T = TypeVar("T")
 
@@ -271,6 +272,14 @@ def test_no_error_contains_the_token(fake: FakeRegistry, monkeypatch: pytest.Mon
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("proxy", ["socks4://h:1", "http://u:hunter2#x@h:1", " http://h:1"])
+def test_a_proxy_that_httpx_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    with pytest.raises(ConfigurationError, match=r"HTTP_PROXY\) is not a URL with scheme http") as caught:
+        Session(Endpoint("https://registry.test")).__enter__()
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [
@@ -279,6 +288,8 @@ def test_no_error_contains_the_token(fake: FakeRegistry, monkeypatch: pytest.Mon
         ("https://host#hunter2", "credentials"),
         ("https://", "no host"),
         ("https://host:99999", "an invalid port"),
+        ("https://a..b", "is not a URL with scheme"),
+        ("https://a b", "is not a URL with scheme"),
     ],
 )
 def test_addresses(url: str, words: str) -> None:
@@ -296,8 +307,6 @@ def test_addresses(url: str, words: str) -> None:
     ],
 )
 def test_ports_are_those_of_the_official_client(given: str, used: str) -> None:
-    from trainjob.registry.rest import Endpoint
-
     assert Endpoint(given).url == used
 
 

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import ssl
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
 from tests.certificates import Authority
 from tests.endpoints import Endpoint, ask, kubeconfig, proxy, write
 
 from trainjob import JobRef
-from trainjob._backends.credentials import Credentials
+from trainjob._backends.credentials import _TOKEN, Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
+from trainjob._backends.kubernetes.errors import Unreachable
 from trainjob.errors import ConfigurationError
+
+UNUSABLE = [
+    "ftp://h:1",
+    "socks4://h:1",
+    " http://h:1",
+    "http://h:1\n",
+    "http://[::1",
+    "http://u:hunter2#x@h:1",
+    "http://a..b",
+]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +104,7 @@ def test_a_proxy_of_the_kubeconfig(tmp_path: Path, server: Endpoint, authority: 
 
 
 def test_socks_needs_a_package(tmp_path: Path, server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob._backends.credentials.find_spec", lambda _: None)
+    monkeypatch.setattr("trainjob._support.proxies.find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match=r"needs the package socksio, .*: pip install 'httpx\[socks\]'"):
         named(tmp_path, server, proxy_url="socks5://127.0.0.1:1080").load()
 
@@ -106,7 +121,7 @@ def test_a_loopback_server_is_reached_without_the_proxy_of_the_environment(
     assert server.sent("Authorization") == [["Bearer t"]]
 
 
-@pytest.mark.parametrize("proxy", ["ftp://proxy", "http://[::1", "http://u:hunter2@proxy:port", "://"])
+@pytest.mark.parametrize("proxy", [*UNUSABLE, "http://u:hunter2@proxy:port", "://"])
 def test_a_proxy_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     with pytest.raises(ConfigurationError, match=r"HTTP_PROXY\) is not a URL with scheme http") as caught:
@@ -115,12 +130,31 @@ def test_a_proxy_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "host", ["api.example:6443", "ftp://api.example", "https://[::1", "https://", "https://u:hunter2@h:x"]
+    "host", [*UNUSABLE, "api.example:6443", "https://", "https://u:hunter2@h:x", "https://bü..cher:1"]
 )
 def test_a_host_that_is_no_url_is_refused(host: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a URL: write https://host:6443") as caught:
         Credentials(host=host).load()
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("login", ["hunter2@", "hunter2:@", "u:hunter2@", ":hunter2@"])
+def test_a_login_in_a_url_that_would_replace_the_token_is_refused(tmp_path: Path, login: str) -> None:
+    url, by_name = (
+        f"https://{login}h:1",
+        r"^(.*: )?the (host|server of cluster 'c').* has a user or password in its URL",
+    )
+    file = write(tmp_path / "kubeconfig", kubeconfig({"token": "t"}, {"server": url}))
+    for given in (Credentials(host=url, token="t"), Credentials(kubeconfig=file)):
+        with pytest.raises(ConfigurationError, match=by_name) as caught:
+            given.load()
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("server", UNUSABLE)
+def test_a_server_that_no_client_can_use_is_refused(tmp_path: Path, server: str) -> None:
+    with pytest.raises(ConfigurationError, match="cluster 'c' has no server, the URL of an API server"):
+        Credentials(kubeconfig=write(tmp_path / "kubeconfig", kubeconfig({}, {"server": server}))).load()
 
 
 def test_a_proxy_that_would_read_the_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +201,37 @@ def test_requests_are_those_of_the_impersonated_user(tmp_path: Path) -> None:
         ("Impersonate-Extra-acme.com%2FGr%C3%B6%C3%9Fe%25", "1"),
     ]
     assert server.sent("Accept-Encoding") == [["identity"]]
+
+
+@pytest.mark.parametrize(
+    "token", ["s3cret ", " s3cret", " ", "s3cret\t", "s3\ncret", "s3cret\x7f", "s3crét", "s3cret\0"]
+)
+def test_a_token_that_no_header_can_have_is_refused_without_it(token: str) -> None:
+    for given in (
+        Credentials(host="http://127.0.0.1:1", token=token),
+        Credentials(kubeconfig_text=json.dumps(kubeconfig({"token": token}, {}))),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=r"the token of the .* contains characters that no token"
+        ) as caught:
+            asyncio.run(ask(given))
+        assert "s3" not in str(caught.value)
+
+
+def test_h11_sends_every_token_that_is_accepted() -> None:
+    edges = [f"{before}{chr(place)}{after}" for place in range(256) for before in ("", "a") for after in ("", "b")]
+    sent = [token for token in edges if _TOKEN.fullmatch(token)]
+    assert "a b" in sent
+    for token in sent:
+        h11.Request(method="GET", target="/", headers=[("Host", "h"), ("Authorization", f"Bearer {token}")])
+
+
+def test_no_error_of_a_client_quotes_a_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob._backends.credentials._TOKEN", re.compile(".*"))
+    token = "".join(("s3", "cret "))  # the traceback shows this line
+    with Endpoint() as server, pytest.raises(Unreachable, match=r"no reply .* \(LocalProtocolError\)") as caught:
+        asyncio.run(ask(Credentials(host=server.url, token=token)))
+    assert token not in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_token_file_is_read_again_when_it_is_replaced(tmp_path: Path) -> None:

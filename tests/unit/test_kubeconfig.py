@@ -164,7 +164,13 @@ USERS: dict[str, tuple[dict[str, Any], str]] = {
     "groups": ({"token": "s3cret", "as-groups": ["g"]}, "without as: set as"),
     "uid": ({"token": "s3cret", "as-uid": "1"}, "without as: set as"),
     "extra": ({"token": "s3cret", "as-user-extra": {"a": ["b"]}}, "without as: set as"),
-    "control characters": ({"token": "s3cret", "as": "a\r\nImpersonate-Group: b"}, "has a control character in 'User'"),
+    "control characters": (
+        {"token": "s3cret", "as": "s3cret\r\nImpersonate-Group: b"},
+        "has a control character, or a space at the start or end, in 'User'",
+    ),
+    "a space after the user": ({"as": "s3cret "}, "a space at the start or end, in 'User'"),
+    "a space before the group": ({"as": "a", "as-groups": ["b", " s3cret"]}, "a space at the start or end, in 'Group'"),
+    "an extra that is a space": ({"as": "a", "as-user-extra": {"k": [" "]}}, "at the start or end, in 'Extra-k'"),
     "a number": ({"token": "s3cret", "as": 5}, "user 'c', field as is not text"),
     "text": (
         {"token": "s3cret", "as-groups": "g"},

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import httpx
 import pytest
 
-from trainjob._support.proxies import proxy_for
+from trainjob._support.proxies import proxy_for, why_unusable
 
 # golang.org/x/net at 0ca694d2a5ad (2026-07-01), http/httpproxy/proxy_test.go: `noProxy`, and the hosts of
 # `UseProxyTests` on port 80.
@@ -105,6 +106,35 @@ def test_variables_in_lower_case_apply_where_the_others_are_empty(
 def test_a_proxy_is_a_url_or_a_host(environment: pytest.MonkeyPatch, value: str, proxy: str | None) -> None:
     environment.setenv("HTTPS_PROXY", value)
     assert proxy_for("https://secure.tld") == proxy
+
+
+PARTS = (
+    *(
+        "h",
+        "u:hunter2@h",
+        "u:pw#x@h",
+        "a..b",
+        "bü.example",
+        "bü..cher",
+        "☃.test",
+        "1.2.3.4",
+        "1.2.3.999",
+        "[::1]",
+        "::1",
+    ),
+    *("[::1", "[fe80::1%25eth0]", "h h", "h\t", "h\n", "\xa0h", "h\x85", f"{'a' * 64}.test", "a_b", "", "h\\x", "h%zz"),
+)
+
+
+USABLE = {"h", "u:hunter2@h", "bü.example", "1.2.3.4", "[::1]", "[fe80::1%25eth0]", "a_b", "h\\x", "h%zz"}
+
+
+@pytest.mark.parametrize("host", PARTS)
+def test_every_url_that_passes_is_one_for_httpx(host: str) -> None:
+    for url in (f"{scheme}://{host}{end}" for scheme in ("http", "socks5") for end in ("", ":1", ":99999", ":x", "/p")):
+        if not why_unusable(url):
+            assert httpx.URL(url).host, url
+    assert (not why_unusable(f"http://{host}:1")) is (host in USABLE)
 
 
 def test_a_cgi_program_does_not_trust_the_proxy_of_a_request(environment: pytest.MonkeyPatch) -> None:

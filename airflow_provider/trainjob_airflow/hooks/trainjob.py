@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -297,14 +297,21 @@ def _server(connection: Connection) -> str | None:
     Raises:
         ConfigurationError: host, port and schema exclude each other.
     """
+    from ipaddress import IPv6Address
     from urllib.parse import urlsplit
 
     from trainjob import ConfigurationError
+    from trainjob._support.urls import is_url
 
     host, port, schema = connection.host or "", connection.port, connection.schema or ""
     scheme, _, place = host.rpartition("://")
-    given = urlsplit(f"//{place}")
+    with suppress(ValueError):
+        place = f"[{IPv6Address(place)}]"  # the host of a URI, which Airflow stores without its brackets
     wrong = ""
+    if host and not is_url(f"https://{place}", "https"):
+        problem = "host is not the host or URL of an API server: write https://host:6443"
+        raise ConfigurationError(f"connection {connection.conn_id}: {problem}")
+    given = urlsplit(f"//{place}")
     if not host and (port or schema):
         wrong = "port and schema need host"
     elif schema and (schema not in ("http", "https") or scheme not in ("", schema)):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -18,14 +17,15 @@ from urllib.parse import quote, urlsplit
 from trainjob._backends import exec_plugin, kubeconfig, tls
 from trainjob._backends.exec_plugin import Issued
 from trainjob._backends.kubeconfig import Cluster, KubeConfig, User
-from trainjob._support.proxies import proxy_for
+from trainjob._support.proxies import proxy_for, why_unusable
+from trainjob._support.urls import is_url
 from trainjob.errors import ConfigurationError
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _ATTEMPTS = 5
 _PLUGIN_SETTINGS = "client.authentication.k8s.io/exec"
 """The extension of a cluster with settings of exec plugins (client-go, ``pkg/apis/clientauthentication/v1``)."""
-_TOKEN = re.compile(r"[ -~]+")  # what a header can have; RFC 6750 allows less
+_TOKEN = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what h11, which quotes it otherwise, sends; RFC 6750 allows less
 _UNESCAPED = "!#$&'*+-.^_`|~"  # characters of a header's name (RFC 9110, 5.6.2), without "%"
 
 _T = TypeVar("_T")
@@ -133,8 +133,9 @@ class Credentials:
 
     def _load(self, refused: Issued | None) -> Access:
         if self.host:
-            if not kubeconfig.is_url(self.host, "https", "http"):
+            if not is_url(self.host, "https", "http"):
                 raise ConfigurationError("the host of the API server is not a URL: write https://host:6443")
+            kubeconfig.check_no_login(self.host, "the host of the API server")
             name = f"the CA certificates of {_shown(self.host)}"
             authority = _content(self.ca_file, name) if self.ca_file else None
             found = _Found(f"the connection to {_shown(self.host)}", self.host, self.token or "", authority)
@@ -290,8 +291,9 @@ def _impersonation(user: User) -> Iterator[tuple[str, str]]:
     for key, values in user.as_user_extra.items():
         headers += [(f"Extra-{quote(key, safe=_UNESCAPED)}", value) for value in values]
     for name, value in headers:
-        if not value.isprintable():
-            raise ConfigurationError(f"the user that the kubeconfig impersonates has a control character in {name!r}")
+        if not value.isprintable() or value != value.strip():
+            problem = f"has a control character, or a space at the start or end, in {name!r}"
+            raise ConfigurationError(f"the user that the kubeconfig impersonates {problem}")
         if value:
             yield f"Impersonate-{name}", value
 
@@ -329,7 +331,9 @@ def _access(found: _Found, verify: bool) -> Access:
                 f"the client certificate of {found.name} expired on {end:%Y-%m-%d %H:%M} UTC: log in again, or renew it"
             )
     if found.token and not _TOKEN.fullmatch(found.token):
-        raise ConfigurationError(f"the token of {found.name} contains characters that no token can have")
+        raise ConfigurationError(
+            f"the token of {found.name} contains characters that no token can have, or a space at the start or end"
+        )
     proxy = _proxy(found)
 
     def is_current() -> bool:
@@ -361,10 +365,8 @@ def _proxy(found: _Found) -> str | None:
     if proxy is None:
         return None
     where = f"the proxy for {_shown(found.host)} ({'proxy-url' if found.proxy else 'HTTPS_PROXY or HTTP_PROXY'})"
-    if not kubeconfig.is_url(proxy, "http", "https", "socks5", "socks5h"):
-        raise ConfigurationError(f"{where} is not a URL with scheme http, https or socks5: write http://host:port")
-    if proxy.startswith("socks5") and find_spec("socksio") is None:
-        raise ConfigurationError(f"{where} needs the package socksio, not installed here: pip install 'httpx[socks]'")
+    if why := why_unusable(proxy):
+        raise ConfigurationError(f"{where} {why}")
     if found.token and found.host.startswith("http:"):
         raise ConfigurationError(f"{where} would read the token, since the server has no TLS: list it in NO_PROXY")
     return proxy

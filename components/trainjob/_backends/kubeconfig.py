@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from trainjob._support.foreign import LIMITS, Unreadable
 from trainjob._support.foreign_yaml import yaml_of
+from trainjob._support.urls import is_url
 from trainjob.errors import ConfigurationError
 
 _LIMITS = replace(LIMITS, of="a kubeconfig")  # one with 100 clusters has 300 KB
@@ -206,6 +207,7 @@ class KubeConfig:
             raise ConfigurationError(
                 f"cluster {context.cluster!r} has no server, the URL of an API server such as https://host:6443"
             )
+        check_no_login(found.server, f"the server of cluster {context.cluster!r}")
         if found.insecure_skip_tls_verify and (found.certificate_authority or found.certificate_authority_data):
             raise ConfigurationError(
                 f"cluster {context.cluster!r} has a certificate-authority and insecure-skip-tls-verify: remove one"
@@ -281,13 +283,14 @@ def _entry(kind: type[_T], entries: Mapping[str, Any], name: str, what: str) -> 
     return found
 
 
-def is_url(text: str, *schemes: str) -> bool:
-    """Whether `text` is a URL with a host and one of the schemes."""
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no number as port, half an IPv6 address
-        return False
+def check_no_login(url: str, name: str) -> None:
+    """Refuse a URL with a user or password: httpx would send them instead of the token.
+
+    Raises:
+        ConfigurationError: With `name`, and without the URL.
+    """
+    if "@" in urlsplit(url).netloc:
+        raise ConfigurationError(f"{name} has a user or password in its URL, but {_BASIC}")
 
 
 def paths(given: str | None) -> list[Path]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+from importlib.util import find_spec
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
+
+from trainjob._support.urls import is_url
 
 _PORTS = {"http": 80, "https": 443}
 _CIDR = re.compile(r"[^/]+/\d+")
@@ -35,6 +38,15 @@ def proxy_for(url: str) -> str | None:
     if not proxy or _is_excepted(parts):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def why_unusable(proxy: str) -> str:
+    """Why httpx cannot use the URL of a proxy, as a predicate without the URL, which may have a password; or empty."""
+    if not is_url(proxy, "http", "https", "socks5", "socks5h"):
+        return "is not a URL with scheme http, https or socks5: write http://host:port"
+    if proxy.startswith("socks5") and find_spec("socksio") is None:
+        return "needs the package socksio, not installed here: pip install 'httpx[socks]'"
+    return ""
 
 
 def _setting(name: str) -> str:

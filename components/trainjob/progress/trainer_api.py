@@ -120,6 +120,8 @@ def _post(status: bytes) -> None:
     # Both files are read each time: kubelet renews the token, and the controller the certificate.
     with open(token_file, encoding="utf-8") as file:
         token = file.read().strip()
+    if not (token.isascii() and token.isprintable()):  # http.client would quote it in its error
+        raise _RejectedError(f"the token in {token_file} contains characters that no token can have")
     context = create_default_context(cafile=ca_file)
     context.verify_flags &= ~VERIFY_X509_STRICT  # cluster CAs often lack the key usage that Python 3.13 requires
     # http.client, not urllib.request: the token must not reach a proxy or a redirect.

@@ -22,7 +22,8 @@ import httpx
 
 from trainjob._support import retrying
 from trainjob._support.foreign import LARGE, Unreadable, json_of, mapping_of
-from trainjob._support.proxies import proxy_for
+from trainjob._support.proxies import proxy_for, why_unusable
+from trainjob._support.urls import is_url
 from trainjob.errors import ConfigurationError, RegistryError, RegistryUnavailable
 from trainjob.version import __version__
 
@@ -67,6 +68,8 @@ class Endpoint:
             port = 0
         if not parts.hostname or not port:
             raise ConfigurationError(f"the registry's URL {url!a} has no host or an invalid port")
+        if not is_url(url, "http", "https"):
+            raise ConfigurationError(f"the registry's URL {url!a} is not a URL with scheme http or https")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self.url = f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
         self.secure = parts.scheme == "https"
@@ -123,10 +126,13 @@ class Session:
         self._endpoint = endpoint
 
     def __enter__(self) -> Self:
+        proxy = proxy_for(self._endpoint.url)
+        if proxy is not None and (why := why_unusable(proxy)):
+            raise ConfigurationError(f"the proxy for {self._endpoint.url} (HTTPS_PROXY or HTTP_PROXY) {why}")
         self._http = httpx.Client(
             timeout=httpx.Timeout(_TIMEOUT, connect=5.0),
             verify=self._endpoint.trust(),
-            proxy=proxy_for(self._endpoint.url),
+            proxy=proxy,
             trust_env=False,  # httpx would let NO_PROXY except no networks, and send requests to loopback by a proxy
             headers={
                 "Accept": "application/json",
@@ -203,7 +209,8 @@ class Session:
                         f"the certificate of {self._endpoint.url} is not trusted; set KUBEFLOW_REGISTRY_CA_FILE to a"
                         " file with the certificate of its CA"
                     ) from None
-                problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                text = "" if isinstance(error, httpx.LocalProtocolError) else str(error)  # h11 quotes a header
+                problem = f"{type(error).__name__}: {text}" if text else type(error).__name__
             else:
                 if answer.status_code == 401 and self._endpoint.token() != token:  # the token was just replaced
                     problem = _message(answer, token)

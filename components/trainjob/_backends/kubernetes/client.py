@@ -274,6 +274,8 @@ class ApiClient:
         )
         try:
             response = await connecting.send(http, built)
+        except httpx.LocalProtocolError as error:  # h11 quotes the header that it refuses
+            raise _unreachable(request, error) from None
         except _CONNECTION_ERRORS as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise ConfigurationError(
@@ -390,7 +392,8 @@ async def _error(response: httpx.Response) -> ApiError:
 
 
 def _unreachable(request: Request, error: Exception) -> Unreachable:
-    what = str(error) or type(error).__name__
+    quoted = "" if isinstance(error, httpx.LocalProtocolError) else str(error)
+    what = quoted or type(error).__name__
     kind = (
         NoConnection if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) or _is_dead(error) else Unreachable
     )

@@ -275,7 +275,8 @@ class Client:
                     f"the certificate of {self.host} is not trusted; set SSL_CERT_FILE to a file with the certificate"
                     " of its CA"
                 ) from None
-            raise Interrupted(f"{type(error).__name__} {self._access.scrub(str(error))[:200]}".strip()) from None
+            text = "" if isinstance(error, httpx.LocalProtocolError) else str(error)  # h11 quotes a header, in escapes
+            raise Interrupted(f"{type(error).__name__} {self._access.scrub(text)[:200]}".strip()) from None
         except redirects.Refused as refused:
             raise ConfigurationError(f"{self.host} {refused.reason}") from None
         except httpx.InvalidURL:
