@@ -27,6 +27,7 @@ class Counter:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # as in `Reporter`
+        self.creating = False  # this process creates its reporter
         self.unwatched = True  # no watchdog was started, and `watch` has not found that there must be none
         self.count = 0  # calls of `step` and `report`
         self.steps = 0  # calls of `step` without a number

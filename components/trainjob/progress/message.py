@@ -45,6 +45,7 @@ MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off t
 MAX_METRICS = 256  # these three: validation of TrainJob.status.trainerStatus in Trainer's CRD
 MAX_NAME = 64
 MAX_VALUE = 64  # also digits of a whole number, which all stores, and a float, can hold
+_LONG = 10**MAX_VALUE  # a minus counts as a digit: the text of a metric in Trainer's API has as many characters
 MAX_SECONDS = 2**31 - 1  # int32 in Trainer's API
 MAX_STEPS = 2**53  # exact in all JSON readers
 MAX_POINTS = 256  # of the history, of all metrics together: 8 KB as JSON in a result
@@ -94,7 +95,7 @@ def is_output(value: object) -> TypeGuard[Value]:
     """Whether a value may be an output: a bool, text or a finite number."""
     if isinstance(value, float):
         return math.isfinite(value)
-    return isinstance(value, (bool, str)) or (isinstance(value, int) and abs(value) < 10**MAX_VALUE)
+    return isinstance(value, (bool, str)) or (isinstance(value, int) and -_LONG // 10 < value < _LONG)
 
 
 def scalar(value: Any) -> Value:
@@ -261,9 +262,11 @@ def write(path: str, message: bytes) -> None:
 
 def warn(text: str) -> None:
     """Write a line to stderr, whatever has become of it."""
+    if sys.stderr is None:
+        return  # print would write to stdout
     try:
         print(f"trainjob.progress: {text}", file=sys.stderr, flush=True)
-    except Exception:  # noqa: BLE001 - it is closed, or None, or the script's own; a signal has interrupted a write
+    except Exception:  # noqa: BLE001 - it is closed, or the script's own; a signal has interrupted a write
         return
 
 

@@ -68,7 +68,12 @@ def report(
         call.metrics = call.values("metrics", metrics, calls.metric)
         call.outputs = call.values("outputs", outputs, calls.output)
         counter.reported = counter.reported if call.step is None else call.step
-        _made().report(call)
+        reporter = _made()
+        if reporter is None:
+            _waiting.append(call)
+        else:
+            reporter.report(call)
+            _send_waiting(reporter)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end a training
         call.refuse("report", "failed: ", detail=described(error))
     call.end()
@@ -134,8 +139,10 @@ def flush() -> None:
     unreachable. `flush` and `report` may be called in a signal handler.
     """
     try:
-        if _reporter is not None:
-            _reporter.flush()
+        reporter = _made() if _waiting else _reporter
+        if reporter is not None:
+            _send_waiting(reporter)
+            reporter.flush()
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end a training
         warn_once("flush", f"flush failed: {described(error)}")
 
@@ -146,23 +153,39 @@ def merge(field: str, value: object) -> None:
     Raises:
         ValueError: The value does not fit beside the outputs. Nothing was changed.
     """
-    _made().merge(field, value)
+    reporter = _made()
+    if reporter is None:
+        raise ValueError("called by a signal handler that interrupts the first report")
+    reporter.merge(field, value)
 
 
-def _made() -> Reporter:
-    """The reporter of this process. The first report creates it, so that the import of this package stays fast."""
+def _made() -> Reporter | None:
+    """The reporter of this process. The first report creates it, so that the import of this package stays fast.
+
+    Returns:
+        None in a signal handler that interrupts the creation: the module is imported in part only.
+    """
     global _reporter  # noqa: PLW0603 - the state of the process
-    if _reporter is None:
-        from .reporter import Reporter
+    counter = _counter
+    with counter.lock:
+        if _reporter is None and not counter.creating:
+            counter.creating = True
+            try:
+                from .reporter import Reporter
 
-        with _counter.lock:
-            made = Reporter(warn_once)
-            if _reporter is None:  # neither another thread nor a signal handler was faster
-                _reporter = made
-    return _reporter
+                _reporter = Reporter(warn_once)
+            finally:
+                counter.creating = False
+        return _reporter
+
+
+def _send_waiting(reporter: Reporter) -> None:
+    while _waiting:
+        reporter.report(_waiting.pop(0))
 
 
 _reporter: Reporter | None = None
+_waiting: list[Call] = []  # of signal handlers that have interrupted the creation of the reporter
 _counter = Counter()
 
 
@@ -170,6 +193,7 @@ def _after_fork() -> None:
     # A lock held by another thread would stay locked in the child forever, and the parent posts the pending status.
     global _reporter, _counter
     _reporter, _counter = None, Counter()
+    _waiting.clear()
     calls.warned.clear()
 
 

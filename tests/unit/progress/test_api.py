@@ -211,6 +211,43 @@ def test_a_signal_handler_may_report_in_the_middle_of_a_report(
     assert server.progress[-1] == percentage
 
 
+IMPORTING = """
+import signal
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name.endswith("{module}"):
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGTERM)
+
+def handle(number, frame):
+    progress.report(outputs={{"saved": "s3://x"}}, progress=20)
+    {end}
+
+signal.signal(signal.SIGTERM, handle)
+sys.meta_path.insert(0, Interrupting())
+progress.report(progress=10, metrics={{"loss": 0.5}})
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("module", ["reporter", "trainer_api"])
+@pytest.mark.parametrize(("end", "code"), [("", 3), ("progress.flush()", 3), ("sys.exit(143)", 143)])
+def test_a_report_of_a_signal_handler_during_the_first_report_is_kept(
+    log: Path, module: str, end: str, code: int
+) -> None:
+    done = ran(IMPORTING.format(module=module, end=end))
+    assert (done.returncode, done.stderr) == (code, "")
+    content = json.loads(log.read_text())
+    assert content["outputs"] == {"saved": "s3://x"}
+    assert content["progressPercentage"] == 20
+
+
+def test_without_stderr_a_warning_is_not_written_to_stdout() -> None:
+    done = ran("sys.stderr = None\nprogress.report(progress=[])")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_a_rejected_post_is_not_retried(
     server: Trainer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,7 +58,7 @@ NUMBERS: list[tuple[Any, object]] = [
     *((number, 3) for number in (np.int8(3), np.array([3]), jnp.array(3), np.uint64(3))),
     *((flag, True) for flag in (np.bool_(True), np.array([True]), jnp.array(True))),
     (Text("adam"), "adam"),
-    (10**63, 10**63),
+    *((number, number) for number in (10**63, 10**64 - 1, 1 - 10**63)),
     ("x\x00\udce9\x1b", "x\ufffd\ufffd\ufffd"),
 ]
 
@@ -73,7 +73,21 @@ def test_scalars_of_all_libraries_are_reported(log: Path, capsys: pytest.Capture
 
 
 UNREPORTABLE: list[Any] = [
-    *(None, [1, 2], [], {1}, b"x", 1j, object, Hostile(), Path("/x"), (each for each in "ab"), memoryview(b""), 10**64),
+    *(
+        None,
+        [1, 2],
+        [],
+        {1},
+        b"x",
+        1j,
+        object,
+        Hostile(),
+        Path("/x"),
+        (each for each in "ab"),
+        memoryview(b""),
+        10**64,
+        -(10**63),
+    ),
     *(np.array([1.0, 2.0]), np.array([]), jnp.zeros((2, 2)), 10**5000, Whole(10**70), np.complex64(1), {"a": {"b": 1}}),
 ]
 
