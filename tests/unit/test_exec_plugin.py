@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.certificates import Authority
 from tests.endpoints import Endpoint, ask, kubeconfig, write
 
@@ -206,14 +207,14 @@ def test_a_plugin_gets_its_arguments_environment_and_cluster(tmp_path: Path) -> 
     settings = {"args": ["a b"], "env": [{"name": "NAME", "value": "v"}], "provideClusterInfo": True}
     credentials = plugin(tmp_path, script, "http://127.0.0.1:1", **settings)
     config = json.loads((tmp_path / "kubeconfig").read_text())
-    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a", 1: [{True: None}]}}
     config["clusters"][0]["cluster"]["extensions"] = [{"name": "other", "extension": 1}, extension]
-    write(tmp_path / "kubeconfig", config)
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
     assert credentials.load().authorization == "Bearer a b-v"
     assert json.loads((tmp_path / "info").read_text())["spec"]["cluster"] == {
         "server": "http://127.0.0.1:1",
         "certificate-authority-data": "YXV0aG9yaXR5",
-        "config": {"audience": "a"},
+        "config": {"audience": "a", "1": [{"true": None}]},
     }
 
 

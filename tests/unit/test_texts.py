@@ -102,6 +102,8 @@ PARTS: list[tuple[str, Any]] = [
     ("[" * 100_000, None),
     ('{"a": ' + "9" * 400 + "}", None),
     ("[" + "0," * 60_000 + "]", None),
+    *((text, None) for text in ('{"a": 1, "a": 2}', "{'a': 1, 'a': 2}", "{'b': {'a': 1, 'a': 2}}", "a: 1\na: 2")),
+    *((text, None) for text in ('{"a": 1e999}', "{'a': 1e999}", '{"a": NaN}', "[-1e999]", "a: .inf")),
 ]
 
 

@@ -165,7 +165,9 @@ def test_certificates_and_keys_that_cannot_be_used_are_refused(
         "has a client certificate, but no client key": {"client-certificate-data": one["client-certificate-data"]},
         "has a client key, but no client certificate": {"client-key-data": one["client-key-data"]},
         "cannot be read: .*KEY_VALUES_MISMATCH": one | {"client-key-data": two["client-key-data"]},
-        "the client key has a password": issued(authority, NOW + timedelta(hours=1), password=b"hunter2"),
+        "the client key is encrypted: store it without a passphrase, as kubectl requires": issued(
+            authority, NOW + timedelta(hours=1), password=b"hunter2"
+        ),
     }
     for message, user in wrong.items():
         with pytest.raises(ConfigurationError, match=message):

@@ -72,13 +72,20 @@ def issue(plugin: Exec, cluster: Mapping[str, Any], refused: Issued | None = Non
     Raises:
         ConfigurationError: The plugin failed, is missing, hangs, or printed no credentials.
     """
-    spec = {"cluster": cluster} if plugin.provide_cluster_info else {}
+    spec = {"cluster": _with_names(cluster)} if plugin.provide_cluster_info else {}
     slot = _slot(json.dumps([asdict(plugin), spec], sort_keys=True))
     with slot.lock:
         if slot.issued is None or slot.issued is refused or not slot.issued.is_current():
             slot.issued = None
             slot.issued = _run(plugin, spec)
         return slot.issued
+
+
+def _with_names(value: Any) -> Any:
+    """A value of YAML as JSON has it: all keys are text, which can be sorted."""
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else json.dumps(key): _with_names(part) for key, part in value.items()}
+    return [_with_names(part) for part in value] if isinstance(value, list) else value
 
 
 def _run(plugin: Exec, spec: dict[str, Any]) -> Issued:

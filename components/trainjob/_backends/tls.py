@@ -120,7 +120,7 @@ def load_pair(made: ssl.SSLContext, certificate: bytes, key: bytes, name: str) -
 
 def _refuse_password() -> str:
     """Prevents OpenSSL from asking for the password on the terminal."""
-    raise ConfigurationError("the client key has a password: store it without one, as kubectl requires, too")
+    raise ConfigurationError("the client key is encrypted: store it without a passphrase, as kubectl requires, too")
 
 
 def _not_after(certificate: bytes) -> datetime:

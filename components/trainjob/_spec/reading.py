@@ -9,6 +9,7 @@ import ast
 import os
 import stat
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -30,6 +31,7 @@ MAX_VALUES = 50_000
 most 128 KiB (Linux, ``MAX_ARG_STRLEN``)."""
 
 _LIMITS = Limits(MAX_BYTES, MAX_DEPTH, MAX_VALUES, finite=False, of="a spec")  # its fields refuse NaN and infinities
+_FINITE = replace(_LIMITS, finite=True)
 _MOST = " (1 MiB), since a cluster stores objects of at most 1.5 MiB"
 _INSTEAD = "put data into a file and list it in inputs; put code into the image"
 _ADVICE = {"size": _INSTEAD, "values": _INSTEAD, "number": "write it as text"}
@@ -90,19 +92,35 @@ def read_part(text: str) -> dict[Any, Any] | list[Any] | None:
     """
     if len(text) > MAX_BYTES:
         return None
-    readers: list[Callable[[str], Any]] = [lambda text: foreign.json_of(text, "", _LIMITS), ast.literal_eval]
+    try:
+        found = foreign.json_of(text, "", _FINITE)
+        return found if isinstance(found, dict | list) else None
+    except Unreadable as error:
+        if not error.why.startswith("is not valid JSON"):
+            return None  # Python and YAML would take one of two values of a key, and read 1e999 as an infinity
+    readers: list[Callable[[str], Any]] = [_literal]
     # A Python object that is not a literal, such as datetime(2026, 3, 1), would be other values in YAML's flow style.
     if not text.lstrip().startswith(("{", "[", "(")):
-        readers.append(lambda text: yaml_of(text, "", _LIMITS))
+        readers.append(lambda text: yaml_of(text, "", _FINITE))
     for read in readers:
         try:
             found = read(text)
-            check_limits(found)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, InvalidSpec):
+            foreign.check(found, "", _FINITE)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
         if isinstance(found, dict | list | tuple):
             return found if isinstance(found, dict) else [*found]
     return None
+
+
+def _literal(text: str) -> Any:
+    """The value of a Python literal. Raises ValueError for a key that occurs twice."""
+    tree = ast.parse(text.lstrip(), mode="eval")
+    for node in ast.walk(tree):
+        keys = [ast.literal_eval(key) for key in node.keys if key] if isinstance(node, ast.Dict) else []
+        if len(set(keys)) < len(keys):
+            raise ValueError("a key occurs twice")
+    return ast.literal_eval(tree)
 
 
 def check_limits(value: object, name: str = "") -> None:
