@@ -91,6 +91,8 @@ def mapped_sources(task: Any, names: Collection[str], context: Any) -> dict[str,
 def finished(field: str, value: Any, sources: Sources) -> Any:
     """A rendered field with text where text is due, and read from text where a mapping or a list is due.
 
+    An empty text or None in place of a mapping is None: the field is not set.
+
     Raises:
         TrainJobFatal: A task has returned nothing, or the text is neither a mapping nor a list.
     """
@@ -102,6 +104,9 @@ def finished(field: str, value: Any, sources: Sources) -> Any:
         _check_results(field, value, sources)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | list | tuple):  # of a mapped task, lazy
         value = [*value]
+    is_blank = value is None or (isinstance(value, str) and value.strip() in ("", "None"))  # as Jinja writes None
+    if () in sources and field in _MAPPINGS and is_blank:
+        return None
     if () in sources and isinstance(value, str):
         value = _read(field, value, sources[()])
     if () in sources and field in _TEXTS and not isinstance(value, Mapping | list | tuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -38,6 +39,10 @@ class Sample(str):
             return super().__getattribute__(name)
         if name in ("unsafe_callable", "alters_data"):  # Jinja's sandbox reads these before it calls an object
             return False
+        if name == "encode":  # its callers accept nothing but bytes
+            return str(self).encode
+        if name in ("startswith", "endswith"):  # as in comparisons; the C code of some callers takes bools only
+            return self._compared
         return vars(self).get(name, Sample(f"{self._path}.{name}"))
 
     def __getitem__(self, key: object) -> Sample:
@@ -74,8 +79,8 @@ class Sample(str):
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _computed
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __neg__ = __pos__ = __abs__ = __round__ = _computed
 
-    def _compared(self, other: object) -> bool:
-        del other
+    def _compared(self, *others: object) -> bool:
+        del others
         return True
 
     __lt__ = __le__ = __gt__ = __ge__ = _compared
@@ -147,13 +152,18 @@ def sample_context(task: BaseOperator) -> Context:
         "data_interval_end": now,
         "run_id": run_id,
         "params": {name: _parameter(name, param) for name, param in _params(task).items()},
-        "macros": macros,
+        "macros": SimpleNamespace(**{**vars(macros), "json": SimpleNamespace(**{**vars(json), "loads": _loaded})}),
         "task": task,
         "ti": ti,
         "task_instance": ti,
         "try_number": 1,
     }
     return cast("Context", made)  # a TypedDict of all keys that a context can have
+
+
+def _loaded(text: Any, **options: Any) -> Any:
+    """``json.loads`` of a template; a text that only a run knows has a value that only a run knows."""
+    return Sample("macros.json.loads(…)") if is_open(text) else json.loads(text, **options)
 
 
 def _params(task: BaseOperator) -> dict[str, Any]:

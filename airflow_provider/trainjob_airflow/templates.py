@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SAMPLE = "⟨"
 """Begins the placeholder of a value that only a run knows, see `trainjob_airflow.sample`."""
 
-_SAMPLES = (SAMPLE, r"\u27e8")  # as text, and in JSON
+_SAMPLES = (SAMPLE, r"\u27e8", "%E2%9F%A8")  # as text, in JSON and in a URL
 _MASK = "***"
 _SHORTEST = 8
 """Length from which a masked text counts as a secret: passwords of development setups are words like "admin"."""

@@ -199,13 +199,17 @@ def test_templates_can_use_samples_like_values(airflow_home: Path) -> None:
                 "{{ var.json.x.rate | round(2) }}",
                 "{{ 'n=%s' | format(ti.xcom_pull('a')) }}",
                 "{{ ti.xcom_pull('a').split('/')[-1] | upper }}",
+                "{{ ti.xcom_pull('a') | urlencode }}",
+                "{{ macros.json.loads(ti.xcom_pull('a')).rate }}",
+                "{{ macros.json.loads(ti.xcom_pull('a') ~ '') }}",
+                "{{ 'x' if ti.xcom_pull('a').startswith('s3://') and var.value.x.endswith('/') else 'y' }}",
             ],
         )
         wrong = TrainJobOperator(task_id="wrong", runtime="x", args=["{{ paramz.x }}"])
         sensor = TrainJobSensor(task_id="s", job="{{ ti.xcom_pull('a') }}", phases=["Running"])
     spec, unknown = one.sample_spec()
     assert spec is not None
-    assert {f"args[{number}]" for number in range(9, 15)} <= {*unknown}
+    assert {f"args[{number}]" for number in range(9, 18)} <= {*unknown}
     assert sensor.sample_spec() == (None, ["job"])
     with pytest.raises(TrainJobFatal, match="'paramz' is undefined"):
         wrong.sample_spec()

@@ -8,6 +8,8 @@ import pytest
 from airflow.sdk import DAG, task
 from tests.airflow.conftest import Run
 
+from trainjob import InvalidSpec
+
 
 def test_a_function_runs_as_the_training(run: Run) -> None:
     with DAG("decorated") as dag:
@@ -40,6 +42,17 @@ def test_a_function_runs_as_the_training(run: Run) -> None:
         outputs = ran.xcoms[name]["outputs"]
         assert outputs["ds"] == outputs["when"][:10] != "None"
         assert outputs["scale"] == "decorated"
+
+
+def test_a_value_of_outside_is_given_by_an_argument_of_the_call(airflow_home: object) -> None:
+    rate = 0.5
+    with DAG("closure"), pytest.raises(InvalidSpec, match="inside the function, or pass it as an argument$"):
+
+        @task.trainjob(runtime="jax-distributed")
+        def train() -> None:
+            print(rate)
+
+        train()
 
 
 @pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])

@@ -111,6 +111,16 @@ def test_one_template_is_read_as_a_mapping_or_a_list(run: Run, template: str, na
     assert spec["resources_per_node"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_nothing_in_place_of_a_mapping_leaves_the_field_out(run: Run, native: bool) -> None:
+    written = {"pod": "{{ params.none }}", "env": "{{ params.none or '' }}", "labels": "{{ params.none }}"}
+    written |= {"annotations": "{{ params.empty }}", "resources_per_node": "{{ params.none or '' }}"}
+    params = {"none": None, "empty": " "}
+    with DAG(f"given_nothing_{native}", params=params, render_template_as_native_obj=native) as dag:
+        shown(**written)
+    assert written.keys().isdisjoint(run(dag).xcoms["shown"])
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "word": (
         {"command": "{{ params.text }}"},

@@ -41,7 +41,7 @@ class Function(Part):
         cls,
         function: Callable[..., object],
         *,
-        arguments: str = ", or pass it in func_args",
+        arguments: str = ", or pass it as an argument",
         known: Collection[str] = (),
     ) -> Self:
         """Read the source of `function`, and check that it runs without its module.
