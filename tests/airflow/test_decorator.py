@@ -46,12 +46,12 @@ def test_a_function_runs_as_the_training(run: Run) -> None:
 
 def test_a_value_of_outside_is_given_by_an_argument_of_the_call(airflow_home: object) -> None:
     rate = 0.5
-    with DAG("closure"), pytest.raises(InvalidSpec, match="inside the function, or pass it as an argument$"):
 
-        @task.trainjob(runtime="jax-distributed")
-        def train() -> None:
-            print(rate)
+    @task.trainjob(runtime="jax-distributed")
+    def train() -> None:
+        print(rate)
 
+    with DAG("closure"), pytest.raises(InvalidSpec, match=r"inside the function, or pass it as an argument$"):
         train()
 
 
