@@ -304,14 +304,14 @@ def test_a_server_that_is_not_an_api_server_is_a_failure(tmp_path: Path, monkeyp
 def test_an_unreachable_server_is_an_infrastructure_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        url = f"https://user:s3cret@127.0.0.1:{closed.getsockname()[1]}"
+        url = f"https://127.0.0.1:{closed.getsockname()[1]}"
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", url, token="t0ken")))
         result = run()
     assert result.return_value == 3
     assert f"kubeconfig {tmp_path / 'config'}, context here" in result.stdout
     assert "no reply from the API server" in result.stdout
     assert "network, VPN, proxy" in result.stdout
-    assert not {"s3cret", "t0ken"} & set(re.findall(r"\w+", result.stdout + result.stderr))
+    assert "t0ken" not in result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(

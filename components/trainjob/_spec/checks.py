@@ -96,7 +96,7 @@ def env_problems(
         env: The variables.
         where: Their path.
         reserved: Whether the names that runtimes set on nodes are refused.
-        fields: Whether those are, too, that a spec sets from its fields, which a whole manifest does not have.
+        fields: Whether those of inputs and outputs are, too, which a whole manifest has no fields for.
     """
     if len(env) > 128:
         yield Problem(where, f"has {len(env)} variables; the API accepts 128")
@@ -105,7 +105,8 @@ def env_problems(
         path = f"{where}.{name}"
         if not _ENV_NAME.fullmatch(name):
             yield Problem(path, "is not a name of an environment variable")
-        if name.startswith(("TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_", "TRAINJOB_CHECKPOINT")) and reserved and fields:
+        from_fields = ("TRAINJOB_CHECKPOINT", *(("TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_") if fields else ()))
+        if name.startswith(from_fields) and reserved:
             yield Problem(path, "is set from inputs and outputs or checkpoints", "set those fields")
         if name == STALL_TIMEOUT and reserved:
             yield Problem(path, "is set from stall_timeout", "set that field")
