@@ -178,7 +178,7 @@ class TrainJobOperator(TrainJobTask):
         from trainjob._spec.pods import WRITTEN_AS
         from trainjob._spec.reading import check_limits, plain_models
 
-        for name in kwargs.keys() & WRITTEN_AS.keys() - {"resources"}:  # `resources` is an argument of BaseOperator
+        for name in kwargs.keys() & WRITTEN_AS.keys() - {"resources", "queue"}:  # arguments of BaseOperator
             raise ValueError(f"TrainJobOperator has no argument {name}: {WRITTEN_AS[name]}")
         check_limits(
             [None if isinstance(spec, str) else spec, pod, env, resources_per_node, initializer, runtime_patches]
