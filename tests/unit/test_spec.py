@@ -447,20 +447,3 @@ def test_the_error_suggests_a_secret_key_ref() -> None:
     found = problems(TRAIN, command=["sh", "-c", "PASSWORD=hunter2 run"], annotations={"password": "hunter2"})
     assert "secretKeyRef and write $(NAME)" in found["command[2]"]
     assert "hunter2" not in str(found)
-
-
-# ---------------------------------------------------------------- complete manifests
-
-
-def test_a_complete_manifest_is_sent_unchanged() -> None:
-    complete = {
-        **MANIFEST,
-        "metadata": {"name": "mine", "labels": {"team": "a"}, "annotations": {"note": "b"}},
-        "spec": {**MANIFEST["spec"], "podTemplateOverrides": [{"targetJobs": [{"name": "node"}]}]},
-    }
-    rendered = render(TrainJobSpec.parse(complete), "key", 1, "ns")
-    assert rendered["spec"] == complete["spec"]
-    assert rendered["metadata"]["name"] != "mine"
-    assert rendered["metadata"]["labels"]["team"] == "a"
-    assert rendered["metadata"]["annotations"]["note"] == "b"
-    assert TrainJobSpec.parse(yaml.safe_dump(complete)) == TrainJobSpec.parse({"manifest": complete})

@@ -153,6 +153,20 @@ def test_a_namespaced_runtime_may_have_a_name_that_trainer_ships() -> None:
     }
 
 
+def test_a_complete_manifest_is_sent_unchanged() -> None:
+    complete = {
+        **manifest(),
+        "metadata": {"name": "mine", "labels": {"team": "a"}, "annotations": {"note": "b"}},
+        "spec": {**manifest()["spec"], "podTemplateOverrides": [{"targetJobs": [{"name": "node"}]}]},
+    }
+    rendered = render(TrainJobSpec.parse(complete), "key", 1, "ns")
+    assert rendered["spec"] == complete["spec"]
+    assert rendered["metadata"]["name"] != "mine"
+    assert rendered["metadata"]["labels"]["team"] == "a"
+    assert rendered["metadata"]["annotations"]["note"] == "b"
+    assert TrainJobSpec.parse(yaml.safe_dump(complete)) == TrainJobSpec.parse({"manifest": complete})
+
+
 # ---------------------------------------------------------------- from a cluster
 
 LEFT_OUT = ("status", "metadata.uid", "spec.suspend", "spec.runtimePatches of kueue.x-k8s.io/manager")
