@@ -32,7 +32,7 @@ def server() -> Iterator[Endpoint]:
 
 @pytest.fixture(autouse=True)
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither standard input nor standard error is a terminal, whoever runs the tests."""
+    """Neither standard input nor standard error is a terminal, regardless of who runs the tests."""
     monkeypatch.setattr("os.isatty", lambda _: False)
 
 

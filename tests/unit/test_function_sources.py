@@ -187,7 +187,7 @@ ACCEPTED = {
         "        def __init__(self): super().__init__()\n    return B().x"
     ),
     "module of the same name": "def json():\n    import json\n    return json.loads('7')\ntrain = json",
-    "default of its own": "def train(x=[7], y=dict(a=1)): return x[0]",
+    "mutable default": "def train(x=[7], y=dict(a=1)): return x[0]",
 }
 
 

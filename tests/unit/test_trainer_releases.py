@@ -206,7 +206,7 @@ def test_a_queue_without_runtime_patches_is_rejected(
 
 @pytest.mark.parametrize("release", SCHEMAS)
 def test_pvc_volumes_of_a_queued_job_fit_all_releases(release: str) -> None:
-    """Kueue adds a patch of its own: since 0.17 to `runtimePatches`, before to the `podTemplateOverrides` of 2.1."""
+    """Kueue adds a patch: since 0.17 to `runtimePatches`, before to the `podTemplateOverrides` of 2.1."""
     given = {"checkpoints": "pvc://c/x", "inputs": {"data": "pvc://d/y"}, "labels": {"kueue.x-k8s.io/queue-name": "q"}}
     found = adapted(release, render(TrainJobSpec.parse({"runtime": "r", "command": ["x"], **given}), "key", 1, "ns"))
     patches = found.get("runtimePatches", [])
