@@ -41,7 +41,7 @@ from trainjob._backends.local.store import JobFiles, job_names, now, read_json
 from trainjob._jobs import launching, records, waiting
 from trainjob._jobs.cancellation import cancel_key
 from trainjob.errors import BackendUnavailable
-from trainjob.job import KEY
+from trainjob.job import KEY, labels_of
 from trainjob.status import Phase, observe
 
 NAMESPACE = "default"
@@ -72,7 +72,7 @@ class Call:
     """A launch or cancel of a key.
 
     Attributes:
-        kind: ``launch``, ``run``, ``cancel`` or ``suspend``.
+        kind: ``launch``, ``run``, ``cancel``, ``suspend`` or ``read``.
         key: The key.
         stage: ``launch`` or ``wait``.
         began: Number of steps of all processes before its first one; None if it has made none.
@@ -165,6 +165,8 @@ class Local(World):
 
     async def _caller(self, call: Call) -> Any:
         backend = LocalBackend(self.home, {})
+        if call.kind == "read":
+            return await backend.find(NAMESPACE, labels_of(call.key))
         if call.kind in ("cancel", "suspend"):
             action: Any = "cancel" if call.kind == "cancel" else "suspend"
             return await cancel_key(backend, call.key, namespace=NAMESPACE, action=action)
@@ -284,6 +286,10 @@ class Local(World):
     def drain(self) -> None:
         """End all calls, then launch each key once more."""
         self._settle(_GRACE)
+        if any(process.killed for process in self.machine.processes if process.name.startswith("guard")):
+            for key in self.keys:  # with its supervisor: then the next process that reads the job ends it
+                self._call("read", key)
+            self._settle(_GRACE)
         self._check_cancels()
         again = {key: self._call("run", key) for key in self.keys}
         for _ in range(30):

@@ -54,6 +54,12 @@ FOUND = {
         662744000236,
         "cancel b; run b; end run0; step supervisor0 3; kill run0; step cancel0 8; kill supervisor0",
     ),
+    # Who waits for the end of a cancelled job is often the only one left that can end it.
+    "a cancel that waits ends the job whose supervisor and guard are killed": (
+        549750000037,
+        "launch a; launch a; end launch0; end launch1; suspend a; step supervisor1 20; kill launch0; cancel a; "
+        "end launch1; step cancel0 8; step cancel0 2; step cancel0 8; end suspend0; kill supervisor1; kill guard1",
+    ),
 }
 """Schedules that once broke a property: the seed of their world, and their actions."""
 

@@ -226,10 +226,10 @@ class LocalBackend:
 
     async def state(self, ref: JobRef) -> Evidence:
         """See `Backend.state`."""
-        files = self._files(ref.namespace, ref.name)
-        trainjob = files.read()
+        trainjob = await self.get(ref.namespace, ref.name)
         if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
             return Evidence(None)
+        files = self._files(ref.namespace, ref.name)
         return Evidence(trainjob, files.pods(), events=supervision.abandoned(files), reported=files.reported())
 
     async def states(self, namespace: str, labels: Mapping[str, str]) -> list[Evidence]:
@@ -272,7 +272,7 @@ class LocalBackend:
         files = self._files(ref.namespace, ref.name)
         readers: dict[str, LogReader] = {}
         while True:
-            over = files.finished() or files.read() is None
+            over = await self.get(ref.namespace, ref.name) is None or files.finished()
             fresh: list[Iterable[LogLine]] = []
             for name, rank in files.logged().items():
                 if ranks and rank not in ranks:
@@ -340,9 +340,8 @@ class LocalBackend:
 
     async def stopped(self, ref: JobRef) -> bool:
         """See `Backend.stopped`."""
-        files = self._files(ref.namespace, ref.name)
-        trainjob = files.read()
-        if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or files.finished():
+        trainjob = await self.get(ref.namespace, ref.name)  # it ends a job without a supervisor
+        if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or self._files(ref.namespace, ref.name).finished():
             return True
         if "deletionTimestamp" in trainjob["metadata"]:
             return False
