@@ -341,7 +341,11 @@ class LocalBackend:
     async def stopped(self, ref: JobRef) -> bool:
         """See `Backend.stopped`."""
         trainjob = await self.get(ref.namespace, ref.name)  # it ends a job without a supervisor
-        if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or self._files(ref.namespace, ref.name).finished():
+        if (
+            trainjob is None
+            or trainjob["metadata"]["uid"] != ref.uid
+            or self._files(ref.namespace, ref.name).finished()
+        ):
             return True
         if "deletionTimestamp" in trainjob["metadata"]:
             return False
