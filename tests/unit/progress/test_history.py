@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import zlib
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,11 @@ def test_history_has_step_and_time_of_each_value(log: Path, monkeypatch: pytest.
     assert {round(moment) for points in history.values() for _, moment, _ in points} == {round(now)}
 
 
-def test_a_long_training_keeps_first_last_lowest_and_highest_within_the_message(log: Path) -> None:
+def test_a_long_training_keeps_first_last_lowest_and_highest_within_the_message(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = count(1_800_000_000)  # steps of the same length: the points are chosen by time
+    monkeypatch.setattr("trainjob.progress.reporter.time.time", lambda: float(next(moments)))
     values = [2 / (1 + i / 150) + 0.01 * math.sin(i * 7919) for i in range(6_000)]
     values[2_001], values[4_003] = 9.5, -1.5
     for step, value in enumerate(values):
