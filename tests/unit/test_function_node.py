@@ -156,14 +156,18 @@ def train() -> int:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("home", [{"HOME": "/"}, {}], ids=["home that is not writable", "no home"])
-def test_any_users_install_packages_without_home(home: dict[str, str], shared: Path) -> None:
+@pytest.mark.parametrize(
+    ("home", "uids"),
+    [({"HOME": "/"}, ("1000650000", "1000660000")), ({}, ("1000670000", "1000680000"))],
+    ids=["home that is not writable", "no home"],
+)
+def test_any_users_install_packages_without_home(home: dict[str, str], uids: tuple[str, str], shared: Path) -> None:
     """As on OpenShift: arbitrary users of group root, who share ``/tmp``."""
     python = debian.program("/usr/bin/python3", "python3")
     options = {"name": "train", "args": {}, "packages": ["--no-index", f"--find-links={shared}", "second"]}
     words = [python, "-c", inspect.getsource(node), MESSAGE, inspect.getsource(train)]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(shared / "lib"), **home}
-    for uid in ("1000650000", "1000660000"):
+    for uid in uids:
         user = ["setpriv", f"--reuid={uid}", "--regid=0", "--clear-groups"]
         ended = subprocess.run(
             [*user, *words, json.dumps(options)], env=environment, cwd="/", capture_output=True, text=True, check=False
