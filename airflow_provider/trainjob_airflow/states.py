@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainjob import Backend, JobRef, Observation
+    from trainjob import Backend, Diagnosis, JobRef, Observation
     from trainjob._backends.base import TrainJob
 
 _RECORDS = 3  # of a wait by short processes, in the time after which an unattended job is ended
@@ -159,6 +160,24 @@ class Wait:
         if self._attended:
             self._attended = False
             self._backend.leave(self.ref, ended=self._latest is not None and self._latest.phase.terminal)
+
+
+async def diagnosis_of_end(backend: Backend, ref: JobRef, final: Observation | None) -> Diagnosis | None:
+    """Why a job has failed; None if it has not, or cannot be read any more.
+
+    Args:
+        backend: Backend of the job.
+        ref: The job.
+        final: Its last observation.
+    """
+    from trainjob import Phase, TrainJobError
+    from trainjob._diagnosis import diagnosis_of
+
+    if final is None or final.phase is not Phase.FAILED:
+        return None
+    with suppress(TrainJobError):
+        return replace(diagnosis_of(await backend.evidence(ref), final), job=str(ref))
+    return None
 
 
 def wanted(

@@ -27,7 +27,9 @@ from trainjob_airflow.states import Wait, Wanted
 HANGS = "import time; from trainjob import progress; progress.step(); progress.step(); time.sleep(600)"
 
 
-@pytest.mark.parametrize(("code", "text"), [("raise SystemExit(1)", "is Failed"), (HANGS, "no rank has made progress")])
+@pytest.mark.parametrize(
+    ("code", "text"), [("raise SystemExit(1)", "node-0 exited with code 1"), (HANGS, "no rank has made progress")]
+)
 def test_a_soft_failure_is_a_skip(run: Run, code: str, text: str) -> None:
     ref = launched(code, stall_timeout=1)
     with DAG("soft") as dag:
@@ -40,6 +42,17 @@ def test_a_soft_failure_is_a_skip(run: Run, code: str, text: str) -> None:
     assert text in ran.log
     with TrainJobClient() as client:
         client.cancel(ref)
+
+
+@both
+def test_a_failed_job_fails_a_sensor_with_its_diagnosis(run: Run, deferrable: bool) -> None:
+    ref = launched("raise SystemExit(3)")
+    with DAG("failed") as dag:
+        TrainJobSensor(task_id="wait", job=ref.name, poke_interval=0.2, deferrable=deferrable)
+    error = run(dag).errors["wait"]
+    assert isinstance(error, TrainJobFatal)
+    assert error.diagnosis is not None
+    assert (error.diagnosis.rank, error.diagnosis.exit_code) == ("node-0", 3)
 
 
 @both

@@ -20,7 +20,7 @@ from trainjob._diagnosis.stragglers import Straggler, annotation
 from trainjob._jobs.following import follow
 from trainjob._jobs.launching import launch
 from trainjob._jobs.stalls import _Limit
-from trainjob._jobs.waiting import until_hung, wait
+from trainjob._jobs.waiting import wait
 from trainjob._spec import TrainJobSpec
 from trainjob._support.log_lines import LogLine
 from trainjob.errors import Category, Rejected
@@ -399,7 +399,7 @@ def test_all_jobs_of_a_process_share_the_reads_that_compare_ranks(monkeypatch: p
 
 async def followed(job: Training) -> None:
     try:
-        async with aclosing(until_hung(job.backend, job.ref, follow(job.backend, job.ref), lambda *_: None)) as changes:
+        async with aclosing(follow(job.backend, job.ref)) as changes:
             async for _ in changes:
                 pass
     except JobHung as error:
@@ -422,7 +422,7 @@ async def test_many_waits_cost_nothing_while_their_jobs_make_progress(backend: C
             for number in range(1000):
                 reports(jobs[0], number)
                 await anyio.sleep(TIMEOUT / 8)
-                tasks |= {task.get_name() for task in asyncio.all_tasks() if "StallWatch.run" in repr(task)}
+                tasks |= {task.get_name() for task in asyncio.all_tasks() if "StallWatch._run" in repr(task)}
     assert backend.reads == 0
     assert len(tasks) == 1
 

@@ -18,7 +18,7 @@ from trainjob_airflow.arguments import check_place, check_switches, check_texts,
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, airflow_error
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.running import airflow_errors, connected
-from trainjob_airflow.states import Wait, Wanted, wanted
+from trainjob_airflow.states import Wait, Wanted, diagnosis_of_end, wanted
 from trainjob_airflow.templates import StrictTemplates, is_open
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         if event["status"] == "hung":
             self._fail_hung(unpack_diagnosis(event["diagnosis"]))
         if event["status"] != "reached":
-            self._fail(event["message"])
+            self._fail(event["message"], unpack_diagnosis(event["diagnosis"]) if "diagnosis" in event else None)
         self.log.info("%s", event["message"])
         return self._result(event["namespace"], event["job"]) if "job" in event else None
 
@@ -166,7 +166,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
             try:
                 trainjob, observation = client.call(lambda: self._look(client, sought))
             except TrainJobFailed as error:  # another process has given up the job
-                self._fail(str(error))
+                self._fail(str(error), error.diagnosis)
             if trainjob is not None and observation is not None and sought.is_end:
                 self._check_progress(client, trainjob, observation)
         if self._wait is None or observation is None:
@@ -177,7 +177,9 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         if sought.reached(trainjob, observation):
             return PokeReturnValue(is_done=True, xcom_value=self._result(namespace, name))
         if observation.phase.terminal:
-            self._fail(f"TrainJob {name} is {observation.phase}; it can no longer {sought.state}")
+            ref = self._wait.ref
+            why = client.call(lambda: diagnosis_of_end(client.backend, ref, observation))
+            self._fail(f"TrainJob {name} is {observation.phase}; it can no longer {sought.state}", why)
         return PokeReturnValue(is_done=False)
 
     async def _look(self, client: TrainJobClient, sought: Wanted) -> tuple[TrainJob | None, Observation | None]:
@@ -291,10 +293,20 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
             raise AirflowSkipException(str(error))
         raise airflow_error(error)
 
-    def _fail(self, message: str) -> NoReturn:
+    def _fail(self, message: str, diagnosis: Diagnosis | None = None) -> NoReturn:
+        """Fail or skip the task; `diagnosis` is that of a job that has failed."""
+        from trainjob import TrainJobFailed
+
+        if diagnosis is None:
+            text, verdict = message, None
+        else:
+            failed = TrainJobFailed(diagnosis)
+            text, verdict = str(failed), failed.retry
+            for line in text.splitlines():
+                self.log.error("%s", line)
         if self.soft_fail:
-            raise AirflowSkipException(message)
-        raise TrainJobFatal(message)
+            raise AirflowSkipException(text)
+        raise TrainJobFatal(text, verdict, diagnosis)
 
     def _wanted(self) -> Wanted:
         try:

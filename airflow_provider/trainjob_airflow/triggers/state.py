@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TriggerEvent
 
 from trainjob_airflow.hooks.trainjob import TrainJobHook
-from trainjob_airflow.states import Wait, Wanted
+from trainjob_airflow.states import Wait, Wanted, diagnosis_of_end
 from trainjob_airflow.tasklog import progress_logger
 from trainjob_airflow.triggers.base import Trigger, event_of, load
 
 if TYPE_CHECKING:
-    from trainjob import Backend, Observation
-    from trainjob._backends.base import Snapshot
+    from trainjob import Backend, JobRef, Observation
+    from trainjob._jobs.progress_log import ProgressLogger
 
 
 class TrainJobStateTrigger(Trigger):
@@ -26,7 +25,7 @@ class TrainJobStateTrigger(Trigger):
     If the job is gone or was given up, and another attempt of its key counts, the trigger waits for that one.
 
     The event's payload is ``{"status": "reached" | "ended" | "hung" | "error", "message": …, "retryable": …}``. With
-    ``hung``, by the ``stall_timeout`` of the job, it has a ``diagnosis``.
+    ``hung``, by the ``stall_timeout`` of the job, and with the ``ended`` of a failed job it has a ``diagnosis``.
 
     Args:
         trainjob_conn_id: Connection, which the triggerer looks up if `target` is left out.
@@ -80,10 +79,9 @@ class TrainJobStateTrigger(Trigger):
             async with hook.shared_backend() as backend:
                 namespace = self.namespace or await hook.namespace() or backend.default_namespace
                 return await self._wait(backend, namespace)
-        except JobHung as error:
-            return event_of("hung", str(error)) | {"diagnosis": pack_diagnosis(error.diagnosis)}
-        except TrainJobFailed as error:  # another process has given up the job
-            return event_of("ended", str(error))
+        except TrainJobFailed as error:  # it hangs, or another process has given it up
+            status = "hung" if isinstance(error, JobHung) else "ended"
+            return event_of(status, str(error)) | {"diagnosis": pack_diagnosis(error.diagnosis)}
         except TrainJobError as error:
             return event_of("error", str(error), retryable=error.retry.retryable)
         except Exception as error:
@@ -113,30 +111,44 @@ class TrainJobStateTrigger(Trigger):
 
         Raises:
             JobReplaced: Another attempt of the key counts.
+            JobHung: Only the end of the job is waited for, and no rank made progress for its `stall_timeout`.
         """
-        from trainjob._jobs.waiting import until_hung
-
         ref, progress, latest = wait.ref, progress_logger(self.log), None
-
-        async def observations() -> AsyncGenerator[tuple[Observation, Snapshot]]:
-            async with aclosing(backend.watch(ref)) as snapshots:
-                async for snapshot in snapshots:
-                    observation, notice = await wait.observe(snapshot.trainjob, snapshot.blocker)
-                    yield observation, replace(snapshot, notice=notice or snapshot.notice)
-
-        name = f"TrainJob {ref}"
-        watched = observations()
-        if sought.is_end:
-            watched = until_hung(backend, ref, watched, progress.change)
-        async with aclosing(watched) as changes:
-            async for observation, snapshot in changes:
-                if observation != latest or snapshot.notice:
-                    progress.change(observation, snapshot.notice)
+        async with aclosing(self._observed(backend, wait, sought, progress)) as changes:
+            async for observation, notice, trainjob in changes:
+                if observation != latest or notice:
+                    progress.change(observation, notice)
                 latest = observation
-                if sought.reached(snapshot.trainjob, observation):
+                if sought.reached(trainjob, observation):
                     job = {"namespace": ref.namespace, "job": ref.name}
-                    return event_of("reached", f"{name} is {observation.phase}") | job
+                    return event_of("reached", f"TrainJob {ref} is {observation.phase}") | job
                 if observation.phase.terminal:
                     break
+        return await self._missed(backend, ref, latest, sought)
+
+    async def _observed(
+        self, backend: Backend, wait: Wait, sought: Wanted, progress: ProgressLogger
+    ) -> AsyncGenerator[tuple[Observation, str, Mapping[str, Any] | None]]:
+        """Observations of a job with notices, and with the object unless only its end is waited for."""
+        from trainjob._jobs.following import follow
+
+        if sought.is_end:
+            async with aclosing(follow(backend, wait.ref, notify=progress.change)) as changes:
+                async for observation, notice in changes:
+                    yield observation, notice, None
+            return
+        async with aclosing(backend.watch(wait.ref)) as snapshots:
+            async for snapshot in snapshots:
+                observation, notice = await wait.observe(snapshot.trainjob, snapshot.blocker)
+                yield observation, notice or snapshot.notice, snapshot.trainjob
+
+    async def _missed(
+        self, backend: Backend, ref: JobRef, latest: Observation | None, sought: Wanted
+    ) -> dict[str, Any]:
+        """The event of a job that has ended before it was in the state."""
+        from trainjob._diagnosis.serialization import pack_diagnosis
+
         ended = f"is {latest.phase}" if latest is not None else "was deleted"
-        return event_of("ended", f"{name} {ended}; it can no longer {sought.state}")
+        event = event_of("ended", f"TrainJob {ref} {ended}; it can no longer {sought.state}")
+        diagnosis = await diagnosis_of_end(backend, ref, latest)
+        return event if diagnosis is None else event | {"diagnosis": pack_diagnosis(diagnosis)}

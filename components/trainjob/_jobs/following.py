@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from trainjob._backends.base import Backend, Snapshot, TrainJob
 from trainjob._diagnosis import with_change
 from trainjob._jobs.records import record_failure
+from trainjob._jobs.stalls import StallWatch
 from trainjob._jobs.successors import check_given_up, check_verdict, last_observation, resume_if_stale
 from trainjob._manifest import retry_notice, unattended
 from trainjob._manifest.attempts import NOT_STARTED
@@ -34,13 +36,26 @@ _DELETION_SECONDS = 90.0  # Kubernetes' default grace period and 60 s: then a no
 
 
 async def follow(
-    backend: Backend, ref: JobRef, options: WaitOptions | None = None
+    backend: Backend,
+    ref: JobRef,
+    options: WaitOptions | None = None,
+    *,
+    notify: Callable[[Observation, str], None] | None = None,
+    compares: bool = False,
 ) -> AsyncGenerator[tuple[Observation, str]]:
     """Watch a job until it ends. Yields each new observation with a notice for people, which may be empty.
 
     The last observation is final. An outage yields notices only, until the backend gives up.
 
+    Args:
+        backend: Backend that runs the job.
+        ref: The job.
+        options: When to stop waiting before the job has ended; never if left out.
+        notify: Called with the latest observation and each notice about the progress of a job with a `stall_timeout`.
+        compares: Whether to compare the ranks of such a job, too, and to record stragglers on it.
+
     Raises:
+        JobHung: no rank made progress for the job's `stall_timeout`; the job keeps running.
         QueueTimeout, StartTimeout, RunTimeout: the timeout expired; the job keeps running.
         Stuck: the job is blocked by something that cannot resolve itself, and `fail_fast` is set.
         BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
@@ -50,8 +65,9 @@ async def follow(
     options = options or WaitOptions()
     observation: Observation | None = None
     trainjob: TrainJob | None = None
+    checks = partial(StallWatch, backend, ref, notify or (lambda *_: None), compares=compares)
     while True:
-        async with aclosing(_changes(backend, ref, options, observation)) as changes:
+        async with aclosing(_changes(backend, ref, options, observation, checks)) as changes:
             try:
                 async for observation, notice, present in changes:
                     trainjob = present
@@ -82,15 +98,20 @@ async def _record_timeout(
 
 
 async def _changes(
-    backend: Backend, ref: JobRef, options: WaitOptions, observation: Observation | None
+    backend: Backend,
+    ref: JobRef,
+    options: WaitOptions,
+    observation: Observation | None,
+    checks: Callable[[], StallWatch],
 ) -> AsyncGenerator[tuple[Observation, str, TrainJob | None]]:
     """Watch a job as `follow` does, starting from its latest `observation`. Yields the object, too."""
     attended, resumed = False, ""
     trainjob: TrainJob | None = None
+    stalls: StallWatch | None = None  # a job without a `stall_timeout` costs nothing
     try:
         async with aclosing(backend.watch(ref)) as snapshots:
             while True:
-                snapshot = await _next(ref, snapshots, observation, options, trainjob)
+                snapshot = await _next(ref, snapshots, observation, options, trainjob, stalls)
                 notice = snapshot.notice
                 if snapshot.trainjob is None:
                     observation = await last_observation(backend, ref, observation, trainjob)
@@ -108,6 +129,7 @@ async def _changes(
                 await check_verdict(backend, ref, latest)
                 changed = latest != observation
                 observation = latest
+                stalls = _observed(stalls, observation, checks)
                 if changed or notice:
                     yield observation, notice, snapshot.trainjob
                 if observation.phase.terminal:
@@ -118,8 +140,22 @@ async def _changes(
                         f"TrainJob {ref} is {observation.phase} and cannot proceed: {observation.message}{advice}"
                     )
     finally:
+        if stalls is not None:
+            await stalls.aclose()
         if attended:
             backend.leave(ref, ended=observation is not None and observation.phase.terminal)
+
+
+def _observed(
+    stalls: StallWatch | None, observation: Observation, checks: Callable[[], StallWatch]
+) -> StallWatch | None:
+    """The checks of a job with a `stall_timeout`, which have got the observation."""
+    if stalls is None and observation.stall_timeout is not None:
+        stalls = checks()
+    if stalls is not None:
+        stalls.observe(observation)
+        stalls.schedule()
+    return stalls
 
 
 async def _next(
@@ -128,10 +164,12 @@ async def _next(
     observation: Observation | None,
     options: WaitOptions,
     trainjob: TrainJob | None,
+    stalls: StallWatch | None,
 ) -> Snapshot:
     """The next snapshot. A job whose deletion does not end counts as gone.
 
     Raises:
+        JobHung: `stalls` has found that the job hangs.
         QueueTimeout, StartTimeout, RunTimeout: the timeout of the latest observation expired.
         BackendUnavailable: the watch ended.
     """
@@ -139,8 +177,11 @@ async def _next(
     try:
         # The timeout covers one snapshot. A cancel scope of anyio would cost each waiter 2 KB.
         async with asyncio.timeout(_seconds_until(expiry)) as clock:
-            snapshot = await anext(snapshots, None)
+            with stalls.within(clock) if stalls is not None else nullcontext():
+                snapshot = await anext(snapshots, None)
     except TimeoutError:
+        if stalls is not None:
+            stalls.raise_failure()
         if observation is None or expiry is None or not clock.expired():
             raise
         if expiry[1] != "deletion":

@@ -11,11 +11,12 @@ Readings are compared with each other, never with a clock: the clocks of nodes d
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,6 +171,8 @@ def _readers() -> anyio.CapacityLimiter:
 class StallWatch:
     """Watches one job for its `stall_timeout`, and warns about ranks that are slower than the others.
 
+    With `schedule` and `within`, a hang ends the wait of its waiter as a timeout does.
+
     Args:
         backend: Backend that runs the job; may be replaced by another one of the same kind.
         ref: The job.
@@ -197,6 +200,9 @@ class StallWatch:
         self._uncounted = 0  # readings in a row that could not compare ranks
         self._compared = math.inf  # when the ranks are compared next
         self._logs = 1  # number of logs in the latest reading
+        self._checking: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self._wait: asyncio.Timeout | None = None
         self._restart()
 
     def _restart(self) -> None:
@@ -221,20 +227,61 @@ class StallWatch:
             self._show(_BY_WATCH)
             self._restart()
 
-    async def run(self) -> None:
-        """Watch until the job hangs.
+    def schedule(self) -> None:
+        """Check in a task as long as the job runs, by the latest observation."""
+        if self._latest.phase is not Phase.RUNNING or self._latest.stall_timeout is None:
+            self._end()
+        elif self._checking is None:
+            self._checking = asyncio.create_task(self._run())
+
+    @contextmanager
+    def within(self, wait: asyncio.Timeout) -> Iterator[None]:
+        """Let `wait` expire at once if the job hangs in this context.
+
+        Raises:
+            JobHung: The job has been found to hang before.
+        """
+        self._wait = wait
+        try:
+            self.raise_failure()
+            yield
+        finally:
+            self._wait = None
+
+    def raise_failure(self) -> None:
+        """Raise what the checks have found.
 
         Raises:
             JobHung: No rank has made progress for the timeout; before the second step, for twice the timeout.
         """
-        while True:
-            await anyio.sleep(await self.check())
+        if self._failure is not None:
+            raise self._failure
+
+    async def aclose(self) -> None:
+        """End the checks."""
+        if (checking := self._end()) is not None:
+            await asyncio.wait({checking})
+
+    def _end(self) -> asyncio.Task[None] | None:
+        checking, self._checking = self._checking, None
+        if checking is not None:
+            checking.cancel()
+        return checking
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await anyio.sleep(await self.check())
+        except Exception as failure:  # noqa: BLE001 - the waiter raises it
+            self._failure = failure
+            if self._wait is not None:
+                self._wait.reschedule(asyncio.get_running_loop().time())
 
     async def check(self) -> float:
         """Check once, if a check is due; returns the seconds until the next one is.
 
         Raises:
-            JobHung: as `run`.
+            JobHung: No rank has made progress for the timeout.
         """
         timeout = self._latest.stall_timeout
         if timeout is None or self._latest.phase is not Phase.RUNNING:

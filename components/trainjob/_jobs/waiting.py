@@ -5,14 +5,12 @@ A waiter keeps no state: after a restart it reads everything from the job and co
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, TypeVar
 
 import anyio
 
@@ -22,7 +20,6 @@ from trainjob._diagnosis.evidence import Evidence
 from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.following import follow
 from trainjob._jobs.results import TrainJobResult, conclude, spent_so_far
-from trainjob._jobs.stalls import StallWatch
 from trainjob._jobs.successors import JobReplaced
 from trainjob._support.log_lines import STATE_SECONDS, LogLine, Throttle
 from trainjob.errors import Category, Diagnosis, JobHung, RankCrashed, TimedOut, TrainJobError
@@ -32,7 +29,6 @@ from trainjob.status import Observation, Phase
 from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _CRASHES = 32  # crashes whose evidence is kept
 # Of a job whose training keeps no history itself, for its result. A process that waits for 1,000 jobs has 58 MB, and
@@ -173,8 +169,7 @@ async def _attend(
             fatal = options is not None and options.fail_on_first_crash
             tasks.start_soon(_watch_crashes, backend, ref, crashed, on_crash, fatal)
             notify = on_change or (lambda *_: None)
-            followed = follow(backend, ref, options)
-            async with aclosing(until_hung(backend, ref, followed, notify, compares=True)) as changes:
+            async with aclosing(follow(backend, ref, options, notify=notify, compares=True)) as changes:
                 async for final, notice in changes:
                     notify(final, notice)
             with anyio.move_on_after(_LAST_LINES_SECONDS):
@@ -183,73 +178,6 @@ async def _attend(
     except ExceptionGroup as group:  # a task group wraps every exception
         raise group.exceptions[0] from None
     return final, crashed[0].with_earlier(*crashed[1:]) if crashed else None
-
-
-async def until_hung(
-    backend: Backend,
-    ref: JobRef,
-    changes: AsyncGenerator[tuple[Observation, T]],
-    notify: Callable[[Observation, str], None],
-    *,
-    first: tuple[Observation, T] | None = None,
-    compares: bool = False,
-) -> AsyncGenerator[tuple[Observation, T]]:
-    """Pass on observations of a job, and check its `stall_timeout` while it runs. A job without one costs nothing.
-
-    Args:
-        backend: Backend that runs the job.
-        ref: The job.
-        changes: Each observation, with anything else.
-        notify: Called with each notice about what measures progress, and the latest observation.
-        first: What the caller has taken from `changes`; it is passed on, too.
-        compares: Whether to compare the ranks, too, and to record stragglers on the job.
-
-    Raises:
-        JobHung: no rank made progress for the timeout; the job keeps running.
-    """
-    stalls: StallWatch | None = None
-    checking: asyncio.Task[None] | None = None
-    async with aclosing(changes):
-        found = first
-        try:
-            while True:
-                if found is None:
-                    following = anext(changes, None)
-                    found = await (following if checking is None else _before(checking, following))
-                if found is None:
-                    return
-                observation = found[0]
-                if observation.stall_timeout is not None:
-                    stalls = stalls or StallWatch(backend, ref, notify, compares=compares)
-                    stalls.observe(observation)
-                    if observation.phase is not Phase.RUNNING:
-                        await _end(checking)
-                        checking = None
-                    elif checking is None:
-                        checking = asyncio.create_task(stalls.run())
-                yield found
-                found = None
-        finally:
-            await _end(checking)
-
-
-async def _before(checking: asyncio.Task[None], following: Awaitable[T]) -> T:
-    """The result of `following`, or the error of `checking` if that ends before."""
-    step = asyncio.ensure_future(following)
-    try:
-        await asyncio.wait({step, checking}, return_when=asyncio.FIRST_COMPLETED)
-        if not step.done():
-            await checking
-        return await step
-    finally:
-        await _end(step)
-
-
-async def _end(task: asyncio.Future[Any] | None) -> None:
-    """Cancel a task unless it is done, and wait until it is. Its error is not needed any more."""
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None], state_seconds: float) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from trainjob import names
 from trainjob._jobs.following import follow
 from trainjob._jobs.successors import JobReplaced
-from trainjob._jobs.waiting import until_hung
 from trainjob.cli.exits import NOT_FOUND, TIMEOUT, USAGE, USER
 from trainjob.cli.output import OutputClosed
 from trainjob.cli.session import Interrupts, Session, now
@@ -125,15 +124,9 @@ class _Waits:
                 return self._bad(USER, str(error))
 
     async def _wait_for(self, ref: JobRef, name: str) -> None:
-        backend = self._session.backend
-        async with aclosing(follow(backend, ref, self._options)) as changes:
-            async for each in changes:
-                if each[0].stall_timeout is not None:  # a check takes 1 KB, which the other jobs do not have
-                    async with aclosing(until_hung(backend, ref, changes, _ignore, first=each)) as checked:
-                        async for observed, notice in checked:
-                            self._take(ref, name, observed, notice)
-                    return
-                self._take(ref, name, *each)
+        async with aclosing(follow(self._session.backend, ref, self._options)) as changes:
+            async for observed, notice in changes:
+                self._take(ref, name, observed, notice)
 
     def _take(self, ref: JobRef, name: str, observed: Observation, notice: str) -> None:
         if observed.phase.terminal:
@@ -158,8 +151,3 @@ class _Waits:
     def _say(self, text: str) -> None:
         time = now()
         self._session.event("notice", f"{time} {text}", err=True, time=time, message=text)
-
-
-def _ignore(observation: Observation, notice: str) -> None:
-    """What measures the progress of each of many jobs is not shown."""
-    del observation, notice
