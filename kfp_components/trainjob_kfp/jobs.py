@@ -33,14 +33,13 @@ from trainjob import (
     connect as connect_backend,
 )
 from trainjob._goodput.history import MetricHistory
-from trainjob._jobs.cancellation import give_up
 from trainjob._jobs.progress_log import (
     PROGRESS_SECONDS,
     LogSink,
     ProgressLogger,
 )
 from trainjob._jobs.results import spent_text
-from trainjob._jobs.telemetry import record_goodput
+from trainjob._jobs.steps import KEEP, StepPolicy, finish
 from trainjob._manifest.unattended import SUSPEND
 from trainjob._pages.live import take_document
 from trainjob._pages.page import page_html
@@ -116,26 +115,11 @@ def run_job(
             write_job(client, ref, adopted=bool(adopted))
             _log_deadline()
 
-            def follow(job: JobRef) -> None:
-                nonlocal ref
-                ref = job
-                stop.follow(job)
-
-            try:
-                # Never marked as delivered: the execution has one result, also for a pod that is restarted after it.
-                return wait_and_report(client, ref, options, report, add, on_follow=follow)
-            except RankCrashed as error:
-                why, action = error.diagnosis, parameters.get("on_crash_action", "suspend")
-                crashed = ref
-                write_line(f"TrainJob {client.call(lambda: give_up(client.backend, crashed, why, action))}")
-                if action != "keep":
-                    record_goodput(ref, error.spent)
-                raise
-            except TimedOut as error:
-                if parameters["cancel_on_timeout"]:
-                    client.cancel(ref)
-                    record_goodput(ref, error.spent)
-                raise
+            # Never marked as delivered: the execution has one result, also for a pod that is restarted after it.
+            policy = StepPolicy(
+                parameters.get("on_crash_action", "suspend"), cancel_on_timeout=parameters["cancel_on_timeout"]
+            )
+            return finish_and_report(client, ref, options, report, add, policy=policy, on_follow=stop.follow)
 
 
 def write_job(client: TrainJobClient, ref: JobRef, *, adopted: bool = False) -> None:
@@ -164,13 +148,14 @@ def offered_report(client: TrainJobClient, *, crash_deletes: bool = False) -> It
         raise
 
 
-def wait_and_report(
+def finish_and_report(
     client: TrainJobClient,
     ref: JobRef,
     options: WaitOptions,
     report: Path | None,
     add: AddToDocument = unchanged,
     *,
+    policy: StepPolicy = KEEP,
     on_follow: Callable[[JobRef], None] | None = None,
 ) -> TrainJobResult:
     """Wait for a job, log its progress, and write an HTML page about it once it is complete.
@@ -181,6 +166,7 @@ def wait_and_report(
         options: When to stop waiting before the job has ended.
         report: Path of the page.
         add: Adds to the document of the page.
+        policy: What becomes of the job if the step fails before the job has ended.
         on_follow: Called with the attempt that is waited for from now on, on the event loop of the client.
 
     Raises:
@@ -210,13 +196,17 @@ def wait_and_report(
             on_follow(job)
 
     try:
-        result = client.wait(
-            ref,
-            options,
-            on_change=change,
-            on_log=line,
-            on_crash=crash,
-            on_follow=follow,
+        result = client.call(
+            lambda: finish(
+                client.backend,
+                ref,
+                options,
+                policy,
+                on_change=change,
+                on_log=line,
+                on_crash=crash,
+                on_follow=follow,
+            )
         )
     except (TrainJobFailed, TimedOut) as error:
         if spent := spent_text(error.goodput):  # KFP (2.17) drops the outputs of failed steps, metrics included

@@ -41,10 +41,10 @@ from trainjob_kfp.jobs import (
     AddToDocument,
     address_of,
     connect,
+    finish_and_report,
     offered_report,
     run_job,
     unchanged,
-    wait_and_report,
     wait_options_of,
     write_job,
 )
@@ -114,7 +114,7 @@ def run_wait(given: Parameters) -> dict[str, Any]:
             ref = client.find(parameters["job"])
             write_job(client, ref)
             with offered_report(client):
-                result = wait_and_report(client, ref, options, Path(given["report"].path)).as_dict()
+                result = finish_and_report(client, ref, options, Path(given["report"].path)).as_dict()
         _log_metrics(given["metrics"], result)
         _log_goodput(given["metrics"], result)
     return result

@@ -11,6 +11,7 @@ import pytest
 from tests.kfp.step_backend import StepBackend
 
 from trainjob import JobRef, LogLine, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec
+from trainjob._jobs import telemetry
 from trainjob._manifest.attempts import given_up
 from trainjob.errors import RankCrashed
 from trainjob.job import KEY, TRY
@@ -83,11 +84,11 @@ def test_the_first_crash_fails_the_step(
     left: list[Phase],
 ) -> None:
     recorded: list[object] = []
-    monkeypatch.setattr(jobs, "record_goodput", lambda _, spent: recorded.append(spent))
+    monkeypatch.setattr(telemetry, "record_goodput", lambda _, spent: recorded.append(spent))
     replaced_at_the_first_watch(backend, lambda ref: backend.crash(ref, 1, 3, "ValueError: no"))
     with pytest.raises(RankCrashed, match="exited with code 3") as raised:
         jobs.run_job(EXECUTION, SPEC, {**TRAIN, "on_crash_action": action})
-    assert bool(getattr(raised.value, "__notes__", ())) is bool(left), "a deleted job has no page"
+    assert ("report: " in "".join(raised.value.__notes__)) is bool(left), "a deleted job has no page"
     assert re.search(r"goodput \d+\.\d%: training ", capsys.readouterr().out)
     assert recorded == ([] if action == "keep" else [raised.value.spent]), "a later wait records a job that runs"
     found = [backend.job(ref) for ref in attempts(backend)]

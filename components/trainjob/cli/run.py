@@ -6,14 +6,16 @@ import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import IO, Any, Literal
 
 import click
 
-from trainjob._jobs import cancellation, launching, telemetry, waiting
+from trainjob._jobs import launching
 from trainjob._jobs.cancellation import CrashAction
 from trainjob._jobs.records import mark_delivered
 from trainjob._jobs.results import TrainJobResult
+from trainjob._jobs.steps import KEEP, finish
 from trainjob._manifest import unattended
 from trainjob._manifest.render import render as manifest_of
 from trainjob.cli import completion, texts
@@ -27,7 +29,7 @@ from trainjob.cli.session import Interrupts, Session
 from trainjob.cli.shown import Shown
 from trainjob.cli.spec_files import fields_of, parse_spec, slug_of
 from trainjob.cli.stop import LAUNCH_SECONDS, stop_job, stop_key
-from trainjob.errors import RankCrashed, TrainJobError, TrainJobFailed
+from trainjob.errors import RankCrashed, TimedOut, TrainJobError, TrainJobFailed
 from trainjob.job import JobRef
 from trainjob.wait_options import WaitOptions, option_names
 
@@ -208,7 +210,7 @@ class _Waited:
         shown: Shows its changes.
         ref: The job.
         options: When to stop waiting.
-        on_crash: What becomes of a job that crashed or hangs.
+        on_crash: What becomes of a job that crashed or hangs. One that times out keeps running.
         logs: Whether its log lines are shown.
 
     Attributes:
@@ -217,10 +219,11 @@ class _Waited:
 
     def __init__(self, shown: Shown, ref: JobRef, options: WaitOptions, on_crash: CrashAction, *, logs: bool) -> None:
         self.ref = ref
-        self._shown, self._options, self._on_crash, self._logs = shown, options, on_crash, logs
+        self._shown, self._options, self._logs = shown, options, logs
+        self._policy = replace(KEEP, on_crash=on_crash)
 
     async def result(self) -> TrainJobResult:
-        """Wait; the errors of `trainjob._jobs.waiting.wait` have a note for each command that shows more."""
+        """Wait; the errors of `trainjob._jobs.steps.finish` have a note for each command that shows more."""
         session = self._shown.session
 
         def follow(job: JobRef) -> None:
@@ -228,24 +231,25 @@ class _Waited:
             self.ref = job
 
         try:
-            return await waiting.wait(
+            return await finish(
                 session.backend,
                 self.ref,
                 self._options,
+                self._policy,
                 on_change=self._shown.change,
                 on_log=self._shown.log if self._logs else None,
                 on_crash=self._shown.crash,
                 on_follow=follow,
                 state_seconds=self._shown.state_seconds,
             )
+        except TimedOut as error:
+            vars(error).pop("__notes__", None)  # it keeps running, as the exit code says
+            raise
         except TrainJobFailed as error:
-            if isinstance(error, RankCrashed):
-                done = await cancellation.give_up(session.backend, self.ref, error.diagnosis, self._on_crash)
+            for done in vars(error).pop("__notes__", ()):
                 self._shown.notice(done)
-                if self._on_crash != "keep":
-                    telemetry.record_goodput(self.ref, error.spent)
             if not session.as_json:
-                for line in await _after_failure(session, self.ref, error, self._on_crash):
+                for line in await _after_failure(session, self.ref, error, self._policy.on_crash):
                     error.add_note(line)  # printed after the error
             raise
 
