@@ -17,9 +17,10 @@ from trainjob import JobRef, Phase, TrainJobClient, TrainJobFailed, TrainJobSpec
 from trainjob._backends.local.backend import LocalBackend
 from trainjob.job import key_hash
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
-from trainjob_airflow.identity import RUN_START
+from trainjob_airflow.identity import RUN_START, labels_of_instance, labels_of_run
 from trainjob_airflow.operators.cancel import TrainJobCancelOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.operators.tuning import TrainJobTuningOperator
 
 pytestmark = pytest.mark.usefixtures("no_job_is_left")
 SLEEP = "import time; time.sleep(600)"
@@ -104,6 +105,29 @@ def test_a_launch_on_its_way_obeys_although_no_job_exists(run: Run, home: Path) 
 
     with TrainJobClient("local") as client, pytest.raises(TrainJobFailed, match="cancelled while it was launched"):
         client.call(lambda: late(client))
+    assert [*phases().values()] == [Phase.CANCELLED]
+
+
+def test_the_trials_of_a_search_with_a_key_of_its_author(run: Run) -> None:
+    """Their keys do not name the run; their labels do."""
+    template: dict[str, Any] = {"runtime": "trainjob-step", "command": python(SLEEP)}
+    study = {"space": {"x": {"type": "float", "low": 1, "high": 3}}, "metric": "loss", "direction": "minimize"}
+
+    with DAG("searched") as dag:
+
+        @task
+        def trial(**context: Any) -> None:
+            labels = labels_of_instance(context["ti"], "search", -1) | labels_of_run(context)  # type: ignore[arg-type]  # Context
+            spec = TrainJobSpec.parse(template)
+            with TrainJobClient("local") as client:
+                client.call(lambda: launch(client.backend, spec, "weekly/0", namespace="default", origin=labels))
+
+        search = TrainJobTuningOperator(
+            task_id="search", study={**study, "max_trials": 1}, key="weekly", trigger_rule="all_skipped", **template
+        )
+        trial() >> search >> TrainJobCancelOperator(task_id="cancel", launched_by="search", trigger_rule="all_done")
+    ran = run(dag)
+    assert len(ran.xcoms["cancel"]) == 1, ran.log[-3000:]
     assert [*phases().values()] == [Phase.CANCELLED]
 
 

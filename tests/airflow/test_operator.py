@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import Mock
 
 import pytest
@@ -15,15 +17,19 @@ import yaml
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from tests import objects
 from tests.airflow.conftest import Run, jobs, python
-from tests.airflow.tasks import REPORT, SLEEP, both, step
+from tests.airflow.tasks import REPORT, SLEEP, both, phases, step
 from tests.airflow.versions import since
 from tests.processes import wait_until
 
-from trainjob import JobRef, TrainJobClient, TrainJobSpec
-from trainjob.errors import BackendUnavailable, Category
+from trainjob import Evidence, JobRef, Phase, TrainJobClient, TrainJobSpec
+from trainjob._backends.local.backend import LocalBackend
+from trainjob.errors import BackendUnavailable, Category, ConfigurationError
+from trainjob.status import observe
 from trainjob_airflow.compat import TaskDeferralError
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
+from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.running import RunningJob
@@ -230,6 +236,22 @@ def test_an_exit_code_can_skip_the_task(run: Run, deferrable: bool) -> None:
     assert ran.states == {"ends_4": "skipped", "ends_5": "skipped", "ends_6": "failed"}
 
 
+@pytest.mark.usefixtures("no_job_is_left")
+@both
+def test_a_skipped_crash_ends_its_job(run: Run, monkeypatch: pytest.MonkeyPatch, deferrable: bool) -> None:
+    async def crashes(backend: LocalBackend, ref: JobRef) -> AsyncGenerator[Evidence]:
+        while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.RUNNING:
+            await asyncio.sleep(0.02)
+        yield Evidence(None, [objects.pod(1, last=objects.ended(3))])
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(LocalBackend, "crashes", crashes)
+    with DAG("skips_a_crash") as dag:
+        step("train", SLEEP, fail_on_first_crash=True, skip_on_exit_code=3, deferrable=deferrable)
+    assert run(dag).states == {"train": "skipped"}
+    assert [*phases().values()] == [Phase.SUSPENDED]
+
+
 @both
 def test_a_task_that_only_launches(run: Run, home: Path, deferrable: bool) -> None:
     code = f"import time; time.sleep(1)\n{REPORT}"
@@ -261,6 +283,25 @@ def test_after_a_failure_of_the_triggerer_the_worker_waits(run: Run, home: Path)
     ran = run(dag)
     assert ran.state == "success"
     assert "waiting in this worker instead" in ran.log
+    assert len(jobs(home)) == 1
+
+
+def test_the_worker_waits_where_the_triggerer_cannot_connect(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its image may lack a package, a file or a permission that the worker has."""
+
+    @asynccontextmanager
+    async def refused(_: TrainJobHook) -> AsyncIterator[NoReturn]:
+        raise ConfigurationError("the triggerer has no kubeconfig")
+        yield
+
+    monkeypatch.setattr(TrainJobHook, "shared_backend", refused)
+    with DAG("unconnected") as dag:
+        step("train", f"import time; time.sleep(3)\n{REPORT}", deferrable=True)
+    ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    assert "the triggerer has no kubeconfig); waiting in this worker instead" in ran.log
     assert len(jobs(home)) == 1
 
 

@@ -9,11 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from airflow.providers.common.compat.sdk import (
-    AirflowSkipException,
-    AirflowTaskTimeout,
-    conf,
-)
+from airflow.providers.common.compat.sdk import AirflowSkipException, AirflowTaskTimeout, conf
 
 from trainjob_airflow import assets, links
 from trainjob_airflow.arguments import Seconds, check_place, check_switches, check_texts, is_mapped_element
@@ -141,6 +137,11 @@ class TrainJobTask(ReportingTask):
         from trainjob._jobs.results import conclude
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
+        if event["status"] == "error" and not event["retryable"]:  # the triggerer lacks a package, a file, a permission
+            self.log.warning(
+                "the triggerer could not watch TrainJob %s (%s); waiting in this worker instead", ref, event["message"]
+            )
+            return self._run(context, defer=False)
         with self._connected(context, ref.namespace, event["key"], ref) as running:
             if event.get("followed"):
                 self._publish(context, running, ref)
@@ -294,10 +295,11 @@ class TrainJobTask(ReportingTask):
                 except TrainJobError as error:
                     self._log_failure(error)
                     self._store_end(running, error.diagnosis if isinstance(error, TrainJobFailed) else None)
+                    failure: Exception = airflow_error(error, user_errors=self.retry_user_errors)
                     if isinstance(error, TrainJobFailed) and error.diagnosis.exit_code in self.skip_on_exit_code:
-                        raise AirflowSkipException(str(error)) from None
-                    failure = airflow_error(error, user_errors=self.retry_user_errors)
-                    stats().incr("trainjob.failed", tags=tags_of(context["ti"]) | {"retry": str(error.retry)})
+                        failure = AirflowSkipException(str(error))
+                    else:
+                        stats().incr("trainjob.failed", tags=tags_of(context["ti"]) | {"retry": str(error.retry)})
                     if isinstance(error, RankCrashed) and running.ref is not None:
                         spent = running.measure(hangs=error.diagnosis.category == "hang")
                         self._log_error(running.give_up(running.ref, error.diagnosis, self.on_crash_action))
@@ -349,8 +351,6 @@ class TrainJobTask(ReportingTask):
         from trainjob import TrainJobError
 
         message = f"TrainJob {ref} could not be watched: {event['message']}"
-        if not event["retryable"]:
-            raise TrainJobFatal(message)
         if event["resumed"] >= MAX_RESUMED:
             raise TrainJobFailure(message)
         self.log.warning("%s", message)
@@ -387,7 +387,7 @@ class TrainJobTask(ReportingTask):
         raise TrainJobFailure(message) from None
 
     def _time_out(self, context: Context, running: RunningJob, message: str, *, retryable: bool = True) -> NoReturn:
-        """Cancel the job after a timeout or a permanent blocker, unless it is to be kept, and fail this try."""
+        """Cancel the job after a timeout or a blocker, unless it is to be kept, and fail this try."""
         spent = None
         if retryable and has_retry(context) and running.is_replaced():
             self._store_end(running)
