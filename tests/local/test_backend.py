@@ -23,7 +23,6 @@ from tests.processes import eventually
 
 from trainjob import TrainJobFailed
 from trainjob._backends.local.backend import LocalBackend
-from trainjob._backends.local.ranks import MARKER, _kill_by_psutil
 from trainjob._backends.local.store import JobFiles, _tombstone
 from trainjob.errors import Category, LaunchError
 from trainjob.status import QUEUE_LABEL, observe
@@ -160,14 +159,6 @@ def test_no_process_of_a_job_survives_its_end(jobs: Jobs, tmp_path: Path, end: s
     else:
         eventually(lambda: jobs.phase(ref).terminal)
     assert marked(ref.uid) == {}
-
-
-def test_leftover_processes_are_found_without_proc(jobs: Jobs, tmp_path: Path) -> None:
-    ref = jobs.launch(f"{DAEMON.format(tmp_path)} echo on; sleep 60")
-    jobs.starts(ref)
-    assert _kill_by_psutil(ref.uid)
-    assert os.environ.get(MARKER) is None
-    eventually(lambda: marked(ref.uid) == {})
 
 
 def test_a_rank_that_launches_a_job_does_not_own_it(jobs: Jobs) -> None:

@@ -6,13 +6,13 @@ Retries, errors, paging, decoding and watches above it are the product's own cod
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 from tests.fakes.kube.replies import Reply
 from tests.fakes.kube.server import parsed
 
@@ -104,7 +104,7 @@ class Watch:
                 raise httpx.ReadError("the connection broke")
             if self._seen < self._server.compacted:
                 status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
-                yield msgspec.json.encode({"type": "ERROR", "object": status}) + b"\n"
+                yield json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
                 return
             upto = self._upto
             for line in self._server.events(self.plural, self._seen, upto, self._labels, self._fields):
@@ -134,7 +134,7 @@ class Connection:
         """The request, decoded."""
         del headers, extensions
         path = urlsplit(url).path
-        body = msgspec.json.decode(content) if content else None
+        body = json.loads(content) if content else None
         sent = Sent(self._process, method, path, params, body)
         plural, _, _, sub = parsed(path)
         sent.kind = f"{'WATCH' if 'watch' in params else method} {sub or plural}"

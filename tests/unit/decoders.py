@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("components/trainjob", "airflow_provider/trainjob_airflow", "kfp_components/trainjob_kfp")
 
 _DECODERS = re.compile(
-    r"json\.(loads?|JSONDecoder)|msgspec\.\w+\.(decode|Decoder)|yaml\.(\w*load\w*|parse|scan|compose\w*)|tomllib\.\w+"
+    r"json\.(loads?|JSONDecoder)|yaml\.(\w*load\w*|parse|scan|compose\w*)|tomllib\.\w+"
     r"|(pickle|marshal|plistlib)\.(loads?|_?Unpickler)|(bz2|lzma|gzip)\.(open|decompress|\w+File)|zlib\.decompress\w*"
     r"|(shelve|configparser|csv|xml[\w.]*)\.\w+"
     r"|binascii\.a2b_\w+|base64\.\w*decode\w*|ast\.literal_eval|zipfile\.ZipFile|tarfile\.(open|TarInfo\.frombuf)"
@@ -34,9 +34,9 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         "a literal of Python that Jinja wrote, of limited length",
         {"ast.literal_eval"},
     ),
-    "components/trainjob/_backends/kubernetes/client.py": (SERVER, {"msgspec.json.decode", "msgspec.json.Decoder"}),
+    "components/trainjob/_backends/kubernetes/client.py": (SERVER, {"json.loads"}),
     "components/trainjob/_backends/kubernetes/job_informer.py": ("copies what it has just written", {"json.loads"}),
-    "components/trainjob/_backends/kubernetes/reflector.py": (SERVER, {"msgspec.json.decode"}),
+    "components/trainjob/_backends/kubernetes/reflector.py": (SERVER, {"json.loads"}),
     "components/trainjob/_install/__init__.py": (OWN, {"yaml.safe_load_all"}),
     "components/trainjob/_spec/torchtune.py": ("asks how torchtune reads a value of the author", {"yaml.safe_load"}),
     "components/trainjob/data/formats/pickled.py": (MODEL, {"pickle._Unpickler"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -97,7 +98,7 @@ def at(name: str, read: Callable[[Path], object]) -> Read:
 def lease(data: bytes, _: Path) -> object:
     metadata = {"name": "x", "namespace": "ns", "annotations": {leases.JOBS: text(data)}}
     now = datetime.now(UTC)
-    return leases._waiter({"metadata": metadata, "spec": {"renewTime": now.isoformat()}}, now, {})
+    return leases._waiter({"metadata": metadata, "spec": {"renewTime": now.isoformat()}}, now)
 
 
 def diagnosed(job: dict[str, Any]) -> object:
@@ -196,6 +197,16 @@ def watched(data: bytes, _: Path) -> object:
     return Reflector(cast(Any, SimpleNamespace(timings=client.Timings())), "/x", {})._parse(data)
 
 
+def page(data: bytes, _: Path) -> object:
+    """As `send` and `items` read it."""
+    request = client.Request("GET", "/x")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return client.parts_of(request, found) if isinstance(found, dict) else None
+
+
 def ended(data: bytes, _: Path) -> object:
     try:
         found = foreign.mapping_of(data, "it")
@@ -254,7 +265,7 @@ READERS: dict[str, Reader] = {
     "line of a watch": Reader(
         watched, {"type": "ADDED", "object": {"metadata": {"resourceVersion": "1"}}}, (ApiError,)
     ),
-    "list": Reader(lambda data, _: client.decode_list(data), POD, (ValueError, RecursionError)),  # as `send` expects
+    "list": Reader(page, {"metadata": {"continue": ""}, "items": [POD]}, (ApiError,)),
     "pod of a step": Reader(lambda data, _: pods.disruption_of(data), POD),
     "object.json": Reader(at("object.json", on_disk), OBJECT, (ConfigurationError,)),
     "status.json": Reader(at("status.json", status_on_disk), STATUS, (ConfigurationError,)),

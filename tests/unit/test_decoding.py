@@ -1,52 +1,59 @@
-"""Decoding of an API server's replies."""
+"""Pages of lists, whose decoding blocks the event loop."""
 
 from __future__ import annotations
 
-import gc
-import json
+import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
-from trainjob._backends.kubernetes.client import decode_list
+from trainjob._backends.credentials import Credentials
+from trainjob._backends.kubernetes.client import PAGE, ApiClient, Request, parts_of
+from trainjob._backends.kubernetes.errors import ServerError
+from trainjob._backends.kubernetes.reflector import Reflector
 
-META: dict[str, Any] = {
-    "name": "a",
-    "generateName": "a-",
-    "namespace": "b",
-    "uid": "c",
-    "resourceVersion": "1",
-    "generation": 2,
-    "creationTimestamp": None,
-    "deletionTimestamp": "2026-11-21T10:00:00Z",
-    "deletionGracePeriodSeconds": 30,
-    "labels": {"d": "e"},
-    "annotations": {"f": '"managedFields":[]'},
-    "ownerReferences": [{"uid": "g", "controller": True}],
-    "finalizers": ["h"],
-}
-REST = {
-    "spec": {"i": [1, 2.5, None, {"metadata": {"managedFields": [1]}}]},
-    "status": {},
-    "involvedObject": {"name": "j"},
-}
+LIST = Request("GET", "/x")
 
 
-def test_managed_fields_of_items_are_removed() -> None:
-    item = {"metadata": META | {"managedFields": [{"manager": "k"}]}, **REST}
-    reply = {"kind": "PodList", "metadata": {"continue": "m", "resourceVersion": "9"}, "items": [item]}
-    found = decode_list(json.dumps(reply).encode())
-    assert found == {"metadata": reply["metadata"], "items": [{"metadata": META, **REST}]}
+class Collection(ApiClient):
+    """A collection of so many objects, which a server sends in pages of the requested size."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(Credentials(host="https://unused"))
+        self.size = size
+        self.limits: list[str] = []
+
+    async def send(self, request: Request) -> dict[str, Any]:
+        self.limits.append(request.params["limit"])
+        begin = int(request.params.get("continue", 0))
+        end = min(begin + int(request.params["limit"]), self.size)
+        items = [{"metadata": {"uid": str(number)}} for number in range(begin, end)]
+        return {"items": items, "metadata": {"continue": str(end) if end < self.size else "", "resourceVersion": "7"}}
 
 
-@pytest.mark.parametrize("reply", [b"{}", b'{"items": null, "metadata": null}', b'{"items": []}'])
-def test_empty_lists_are_decoded(reply: bytes) -> None:
-    assert decode_list(reply) == {"metadata": {}, "items": []}
+async def listed(client: ApiClient) -> list[Any]:
+    return await client.items("/x", {})
 
 
-@pytest.mark.parametrize("reply", [b"", b"[]", b'{"items": [{"metadata"', b'{"items": [1]}', b'{"items": {}}'])
-def test_invalid_replies_are_rejected_and_garbage_collection_stays_enabled(reply: bytes) -> None:
-    with pytest.raises(msgspec.DecodeError):
-        decode_list(reply)
-    assert gc.isenabled()
+async def reflected(client: ApiClient) -> list[Any]:
+    return [item async for item in Reflector(client, "/x", {})._list()]
+
+
+@pytest.mark.parametrize("size", [0, 1, PAGE, PAGE + 1, 10 * PAGE])
+@pytest.mark.parametrize("read", [listed, reflected])
+def test_a_list_of_any_size_is_read_in_small_pages(read: Any, size: int) -> None:
+    client = Collection(size)
+    found = asyncio.run(read(client))
+    assert [each["metadata"]["uid"] for each in found] == [str(number) for number in range(size)]
+    assert client.limits == ["250"] * max(1, -(-size // 250))
+
+
+@pytest.mark.parametrize("page", [{}, {"items": None, "metadata": None}, {"items": []}])
+def test_a_page_may_be_empty(page: dict[str, Any]) -> None:
+    assert parts_of(LIST, page) == ([], {})
+
+
+@pytest.mark.parametrize("page", [{"items": [1]}, {"items": {"a": 1}}, {"items": [{}, None]}, {"metadata": "x"}])
+def test_a_reply_that_is_no_page_counts_as_a_failed_request(page: dict[str, Any]) -> None:
+    with pytest.raises(ServerError, match="GET /x: the reply is not a list of objects"):
+        parts_of(LIST, page)

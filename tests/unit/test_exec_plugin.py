@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -126,13 +127,21 @@ def test_a_plugin_without_credentials_is_an_error_before_any_request(
     assert runs(tmp_path) == 1
 
 
+IN_THREAD = 'import subprocess, threading; threading.Thread(target=subprocess.run, args=(["sleep", "1000"],)).start()'
+
+
+@pytest.mark.parametrize(
+    "child",
+    ["sleep 1000", "sh -c 'sleep 1000; true'", "setsid sh -c 'sleep 1000; true'", f"{sys.executable} -c '{IN_THREAD}'"],
+    ids=["a child", "a grandchild", "of another session", "of a thread"],
+)
 def test_a_plugin_that_hangs_is_killed_with_its_children(
-    tmp_path: Path, server: Endpoint, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: Endpoint, monkeypatch: pytest.MonkeyPatch, child: str
 ) -> None:
     monkeypatch.setattr("trainjob._backends.exec_plugin._SECONDS", 0.5)
     os.mkfifo(tmp_path / "alive")
     reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
-    script = f"echo waiting for a browser >&2\nsleep 1000 > {tmp_path}/alive &\nwait"
+    script = f"echo waiting for a browser >&2\n{child} > {tmp_path}/alive &\nwait"
     with pytest.raises(ConfigurationError, match=r"has not finished after 0\.5 s: waiting for a browser"):
         asyncio.run(ask(plugin(tmp_path, script, server.url)))
     assert server.headers == []

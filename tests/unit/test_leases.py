@@ -97,10 +97,7 @@ class Server:
         return found
 
     async def items(self, path: str, params: Mapping[str, str]) -> list[dict[str, Any]]:
-        found = (await self.send(Request("GET", path, params)))["items"]
-        for each in found:
-            each["metadata"].pop("managedFields", None)
-        return [*found]
+        return [*(await self.send(Request("GET", path, params)))["items"]]
 
     def put(self, name: str, spec: Mapping[str, Any], jobs: str) -> None:
         """Another process stores a Lease."""
@@ -333,9 +330,6 @@ async def test_a_renewal_in_the_future_counts_from_its_arrival() -> None:
     dead = await one_waiter(reader)
     assert dead.jobs.keys() == {job(1).uid, job(2).uid}
     assert all(died - timedelta(seconds=RENEW) <= at <= died for at in dead.jobs.values())
-    reader.requests.clear()
-    await one_waiter(reader)
-    assert len(reader.requests) == 2, "one list, and one with the times of arrival"
 
 
 @pytest.mark.parametrize("seconds", [59, 61])
@@ -349,7 +343,6 @@ async def test_a_renewal_in_the_future_without_a_time_of_arrival_counts_as_now(s
     found = await one_waiter(server)
     assert found.jobs == {"a": found.renewed, "b": found.renewed, "c": BEGIN - timedelta(hours=1)}
     assert server.present - found.renewed < timedelta(seconds=1)
-    assert len(server.requests) == (1 if seconds < 60 else 2)
 
 
 @pytest.mark.parametrize("text", ["[" * 20_000, "null", "[]", '{"a": 1, "b": "soon"}', '{"a": {}}', "{", '"\\ud800"'])

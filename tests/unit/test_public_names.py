@@ -88,8 +88,7 @@ WAITER = "trainjob._jobs.waiting, trainjob._backends.kubernetes.backend, trainjo
 """What a process that waits imports. It reads no spec: pydantic would take 11 MB."""
 
 
-HEAVY = {"rich", "pygments", "kubernetes", "jinja2", "mlflow", "obstore", "huggingface_hub", "requests"}
-HEAVY |= {"pydantic_settings"}
+HEAVY = {"kubernetes", "jinja2", "mlflow", "obstore", "huggingface_hub", "requests", "pydantic_settings"}
 """Packages of megabytes, which every waiter for cluster jobs would load."""
 
 
@@ -114,17 +113,6 @@ def new_modules(imported: str) -> set[str]:
 )
 def test_what_an_import_leaves_out(imported: str, without: set[str]) -> None:
     assert new_modules(imported) & without == set()
-
-
-HTTPX = "import trainjob._backends.kubernetes.client, httpx; httpx.Client().close(); import httpx._main; print('yes')"
-BEFORE = "import httpx; main = httpx.main; from trainjob._backends.kubernetes.lean_httpx import httpx as ours; "
-
-
-@pytest.mark.parametrize(
-    ("program", "output"), [(HTTPX, "yes"), (BEFORE + "print(ours is httpx and httpx.main is main)", "True")]
-)
-def test_httpx_works_whether_it_was_imported_before_or_not(program: str, output: str) -> None:
-    assert printed(program) == [output]
 
 
 def test_a_supervisor_imports_the_standard_library_only() -> None:

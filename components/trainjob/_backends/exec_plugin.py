@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -154,13 +155,21 @@ def _output(plugin: Exec, process: subprocess.Popen[bytes], seconds: float) -> b
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the plugin and what it has started, such as the command that a shell script waits for."""
-    import psutil  # noqa: PLC0415 - for plugins that hang only
+    for pid in (*_started_by(process.pid), process.pid):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-    process.kill()
+
+def _started_by(pid: int) -> list[int]:
+    """The descendants of a process; none where there is no /proc.
+
+    Not a process group, which would have neither the terminal nor its Ctrl-C.
+    """
+    children: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            children += map(int, listed.read_text().split())
+    return [*children, *(each for child in children for each in _started_by(child))]
 
 
 def _issued(plugin: Exec, printed: bytes) -> Issued:

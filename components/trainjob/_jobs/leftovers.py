@@ -149,7 +149,7 @@ async def remove_leftovers(
     candidates = [JobRef.of(job) for job in jobs if leftover(job, waiters, backend.now(), keep_for) is not None]
     removed = []
     for ref in candidates:
-        latest = await backend.get(ref.namespace, ref.name)  # with `managedFields`, which lists leave out
+        latest = await backend.get(ref.namespace, ref.name)
         if latest is None or latest["metadata"]["uid"] != ref.uid:
             continue
         found = leftover(latest, await backend.waiters(namespace), backend.now(), keep_for)

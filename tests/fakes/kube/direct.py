@@ -15,7 +15,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from tests import objects
 from tests.fakes.kube.objects import JOBSET, Object, merged, with_condition
 from tests.fakes.kube.replies import Reply
@@ -269,7 +268,7 @@ class _Connection:
         self._backend = backend
 
     def build_request(self, method: str, url: str, *, params: Any, content: bytes | None, **_: Any) -> tuple[Any, ...]:
-        return method, urlsplit(url).path, params, msgspec.json.decode(content) if content else None
+        return method, urlsplit(url).path, params, json.loads(content) if content else None
 
     async def send(self, request: tuple[Any, ...], *, stream: bool) -> Reply:
         del stream

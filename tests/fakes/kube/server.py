@@ -16,13 +16,13 @@ As a real server does, it
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal
 
-import msgspec
 from tests.fakes.kube.objects import (
     NAMESPACE,
     Object,
@@ -45,7 +45,9 @@ Webhooks = Literal["answer", "refuse", "hang"]
 WEBHOOK_SECONDS = 10.0
 """Kubernetes' default timeout of a webhook, after which the API server answers 500."""
 
-_encode = msgspec.json.encode
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 class Refused(Exception):

@@ -306,21 +306,10 @@ async def waiters(client: ApiClient, namespace: str) -> list[Waiter]:
         ApiError: The Leases cannot be listed.
         ConfigurationError: A newer trainjob wrote one of them: its jobs must not count as unattended.
     """
-    path, selector = _path(namespace), {"labelSelector": f"{MANAGED_BY}=trainjob"}
-    listed = await client.items(path, selector)
+    listed = await client.items(_path(namespace), {"labelSelector": f"{MANAGED_BY}=trainjob"})
     now = client.now()
-    arrivals: dict[str, datetime] = {}
-    if any((_renewed(lease) or now) - now > _AHEAD for lease in listed):
-        raw = await client.send(Request("GET", path, selector))  # `items` leaves out `managedFields`
-        arrivals = {
-            str(mapping(lease, "metadata").get("name")): _arrival(lease, now) for lease in mappings(raw, "items")
-        }
-    found = (_waiter(lease, now, arrivals) for lease in listed)
+    found = (_waiter(lease, now) for lease in listed)
     return [waiter for waiter in found if waiter is not None]
-
-
-def _renewed(lease: Mapping[str, Any]) -> datetime | None:
-    return parse_time(mapping(lease, "spec").get("renewTime"))
 
 
 def _arrival(lease: Mapping[str, Any], now: datetime) -> datetime:
@@ -329,12 +318,12 @@ def _arrival(lease: Mapping[str, Any], now: datetime) -> datetime:
     return min(now, max((each for each in times if each is not None), default=now))
 
 
-def _waiter(lease: Mapping[str, Any], now: datetime, arrivals: Mapping[str, datetime]) -> Waiter | None:
-    renewed, metadata = _renewed(lease), mapping(lease, "metadata")
+def _waiter(lease: Mapping[str, Any], now: datetime) -> Waiter | None:
+    renewed, metadata = parse_time(mapping(lease, "spec").get("renewTime")), mapping(lease, "metadata")
     name = str(metadata.get("name"))
     where = f"Lease {metadata.get('namespace', '')}/{name}"
     if renewed is not None and renewed > now:
-        renewed = arrivals.get(name, now) if renewed - now > _AHEAD else now
+        renewed = _arrival(lease, now) if renewed - now > _AHEAD else now
     annotations = mapping(metadata, "annotations")
     written = str(annotations.get(FORMAT, _FORMAT))
     # One that nobody has renewed for so long attends no job, whatever it says.

@@ -6,6 +6,7 @@ events are kept for at least 75 s, a resumed watch costs the server as much as o
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -14,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import msgspec
 
-from trainjob._backends.kubernetes.client import PAGE, ApiClient, Request, decode_list
+from trainjob._backends.kubernetes.client import PAGE, ApiClient, Request, parts_of
 from trainjob._backends.kubernetes.errors import (
     ApiError,
     Expired,
@@ -140,11 +140,12 @@ class Reflector:
         token = ""
         while True:
             params = {**self._selector, "limit": str(PAGE), **({"continue": token} if token else {})}
-            answer = await self._client.send(Request("GET", self._path, params), decode_list)
+            request = Request("GET", self._path, params)
+            items, metadata = parts_of(request, await self._client.send(request))
             self.last_reply = time.monotonic()
-            for item in answer.pop("items"):
+            for item in items:
                 yield item
-            metadata = answer["metadata"]
+            del items
             self._version = metadata.get("resourceVersion", "")
             token = metadata.get("continue") or ""
             if not token:
@@ -204,7 +205,7 @@ class Reflector:
         """The change in a line of a watch; None for a bookmark."""
         self.last_reply = time.monotonic()
         try:
-            event = msgspec.json.decode(line)
+            event = json.loads(line)
             kind, item = event["type"], event["object"]
             version = (item.get("metadata") or {}).get("resourceVersion")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

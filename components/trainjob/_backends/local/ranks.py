@@ -279,15 +279,17 @@ def _nanoseconds(clock: int) -> str:
 
 
 def sweep(uid: str) -> None:
-    """Kill every process of job `uid`, also those that left their group, until none is found."""
-    kill_marked = _kill_by_proc if Path("/proc/self/environ").exists() else _kill_by_psutil
+    """Kill every process of job `uid`, also those that left their group, until none is found.
+
+    Does nothing where there is no /proc: there, only the process groups of the ranks are killed, by `Rank.signal`.
+    """
     deadline = time.monotonic() + 5
-    while kill_marked(uid) and time.monotonic() < deadline:
+    while Path("/proc/self/environ").exists() and _kill_marked(uid) and time.monotonic() < deadline:
         time.sleep(0.002)
 
 
-def _kill_by_proc(uid: str) -> bool:
-    """Kill once, on Linux; True if a process was found. Takes 30 us per process; psutil takes 1 ms and its import."""
+def _kill_marked(uid: str) -> bool:
+    """Kill once; True if a process was found. Takes 30 us per process."""
     marker = f"\0{MARKER}={uid}\0".encode()
     found = False
     for entry in os.scandir("/proc"):
@@ -322,15 +324,3 @@ def _remove(path: Path) -> None:
 def _opened(log: Path) -> IO[bytes]:
     """A log file, to append to."""
     return open(log, "ab", opener=permissions.opener)
-
-
-def _kill_by_psutil(uid: str) -> bool:
-    import psutil  # noqa: PLC0415 - a supervisor on Linux never needs it
-
-    found = False
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(MARKER) == uid:
-                found = found or process.status() != psutil.STATUS_ZOMBIE
-                process.kill()
-    return found
