@@ -248,7 +248,7 @@ class RunningJob:
         def on_change(observation: Observation, notice: str) -> None:
             progress.change(observation, notice)
             if self.training is not None:
-                self.training.observe(observation)
+                self.training.observe(observation, backend.now())
                 changes.put(None)
 
         def on_follow(job: JobRef) -> None:
@@ -363,7 +363,7 @@ class RunningJob:
         evidence, history = self.read_evidence(), self.training.history if self.training is not None else None
         if self.ref is None or evidence is None:
             return None
-        return measured(self.ref, evidence, history, hangs=hangs)
+        return measured(self.ref, evidence, history, self.client.backend.now(), hangs=hangs)
 
     def start_measuring(self) -> Future[Goodput] | None:
         """The same in the background, while the job is being cancelled."""

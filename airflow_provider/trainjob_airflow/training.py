@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -68,7 +68,19 @@ class Training:
         phase: Phase in the document that is stored already; empty if it is unknown.
     """
 
-    __slots__ = ("_since", "_stored", "due", "history", "key", "observation", "phase", "ref", "stores_metrics", "task")
+    __slots__ = (
+        "_now",
+        "_since",
+        "_stored",
+        "due",
+        "history",
+        "key",
+        "observation",
+        "phase",
+        "ref",
+        "stores_metrics",
+        "task",
+    )
 
     def __init__(self, ref: JobRef, task: Task, key: str = "", phase: str = "") -> None:
         from trainjob._goodput.history import MetricHistory
@@ -83,10 +95,10 @@ class Training:
         self.due: float | None = None  # monotonic time
         self._since = self._stored = time.monotonic()
 
-    def observe(self, observation: Observation) -> None:
-        """Note an observation of the waiter."""
-        before, self.observation = self.observation, observation
-        changed = self.history.observe(observation, time.time())
+    def observe(self, observation: Observation, now: datetime) -> None:
+        """Note an observation of the waiter, made at `now`, by `Backend.now`."""
+        before, self.observation, self._now = self.observation, observation, now
+        changed = self.history.observe(observation, now.timestamp())
         phase = str(observation.phase)
         if observation.phase.terminal or not (self.stores_metrics or phase != self.phase):
             self.due = None  # the end is stored by the worker, with ranks and diagnosis
@@ -109,7 +121,7 @@ class Training:
     def _interval(self, observation: Observation) -> float:
         age = time.monotonic() - self._since
         if observation.created is not None:
-            age = max(age, (datetime.now(UTC) - observation.created).total_seconds())
+            age = max(age, (self._now - observation.created).total_seconds())
         return interval(age)
 
     def take(self) -> dict[str, Any] | None:
@@ -120,7 +132,9 @@ class Training:
         if observation is None:
             return None
         self._stored, self.phase = time.monotonic(), str(observation.phase)
-        return observed_document(self.ref, observation, key=self.key, history=self.history, task=self.task.task_id)
+        return observed_document(
+            self.ref, observation, self._now, key=self.key, history=self.history, task=self.task.task_id
+        )
 
     def complete(self, stored: object, document: dict[str, Any]) -> dict[str, Any]:
         """What to store: `document`, with what only the stored document has."""
@@ -176,12 +190,12 @@ class TaskTraining(Training):
         self.stores_metrics = self._state is not None
         self._document: Mapping[str, Any] = {}
 
-    def begin(self, evidence: Evidence) -> None:
+    def begin(self, evidence: Evidence, now: datetime) -> None:
         """Store the first document of a try, from the TrainJob alone."""
         with self._xcom.logged():
             earlier = self._state.get(_ATTEMPTS) if self._state is not None else None
             self._document = earlier if isinstance(earlier, Mapping) else {}
-        self._store_evidence(evidence)
+        self._store_evidence(evidence, now)
 
     def resume(self, points: object = None, phases: object = None) -> None:
         """Continue with what is stored, after the trigger's event.
@@ -209,6 +223,7 @@ class TaskTraining(Training):
     def end(
         self,
         evidence: Evidence | None,
+        now: datetime,
         diagnosis: Diagnosis | None = None,
         attempts: Sequence[Evidence] | None = (),
     ) -> None:
@@ -216,13 +231,14 @@ class TaskTraining(Training):
 
         Args:
             evidence: Of the job; None if it cannot be read.
+            now: The current time, by `Backend.now`.
             diagnosis: Why the job failed; None if it did not.
             attempts: The attempts of the key that still exist; None if they cannot be read.
         """
         if evidence is None:
             self.store()
         else:
-            self._store_evidence(evidence, diagnosis, attempts or (), self._unread(attempts))
+            self._store_evidence(evidence, now, diagnosis, attempts or (), self._unread(attempts))
         if self._state is not None and self._document:
             with self._xcom.logged():
                 self._state.set(_ATTEMPTS, _compact(self._document))
@@ -230,6 +246,7 @@ class TaskTraining(Training):
     def _store_evidence(
         self,
         evidence: Evidence,
+        now: datetime,
         diagnosis: Diagnosis | None = None,
         attempts: Sequence[Evidence] = (),
         notes: Sequence[str] = (),
@@ -239,12 +256,12 @@ class TaskTraining(Training):
         from trainjob.status import observe
 
         with self._xcom.logged():
-            report = examine(self.ref, evidence, datetime.now(UTC))
+            report = examine(self.ref, evidence, now)
             if self.observation is not None:  # what a waiter knows of a job that was deleted
                 report = replace(report, observation=observe(evidence.trainjob, self.observation))
             if diagnosis is not None:
                 report = replace(report, diagnosis=diagnosis)
-            self.observation = report.observation
+            self.observation, self._now = report.observation, now
             self.due, self._stored, self.phase = None, time.monotonic(), str(report.observation.phase)
             kept = {each["uid"]: each for each in self._document.get("attempts") or ()}
             document = training_document(

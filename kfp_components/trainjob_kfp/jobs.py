@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,7 +178,7 @@ def finish_and_report(
     log, history = logger_of(ref), MetricHistory()
 
     def change(observation: Observation, notice: str) -> None:
-        history.observe(observation, time.time())
+        history.observe(observation, client.backend.now().timestamp())
         log.change(observation, notice)
 
     def line(written: LogLine) -> None:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -376,7 +376,7 @@ def test_a_changed_xcom_shows_no_job_of_another_task(
     assert document["key"] != theirs["key"]
 
 
-DOCUMENT = observed_document(JobRef("ns", "job", "uid"), Observation(Phase.RUNNING))
+DOCUMENT = observed_document(JobRef("ns", "job", "uid"), Observation(Phase.RUNNING), datetime(2026, 11, 29, tzinfo=UTC))
 UNREADABLE: list[tuple[Any, str]] = [
     *((value, "") for value in ({"kind": "training"}, {"kind": "training", "attempts": 7}, "text", 7, None, [1])),
     (b"[" * 4000 + b"]" * 4000, "is not readable: it is nested 65 lists and mappings deep"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ def loss(value: float) -> Observation:
 
 
 QUEUED = Observation(Phase.QUEUED)
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_a_phase_change_is_due_at_once(clock: Clock, stored: str, observed: list
     training = Training(REF, TASK, phase=stored)
     for observation in observed:
         clock.now += 60
-        training.observe(observation)
+        training.observe(observation, NOW)
     assert training.due == (clock.now if due else None)
     if due:
         document = training.take()
@@ -89,19 +90,19 @@ def test_a_phase_change_is_due_at_once(clock: Clock, stored: str, observed: list
 def test_metrics_are_due_less_often_for_older_jobs(clock: Clock, age: float, pause: float) -> None:
     training = Training(REF, TASK, phase="Running")
     clock.now += age
-    training.observe(loss(1.0))
+    training.observe(loss(1.0), NOW)
     training.take()
     begun = clock.now
     for number in range(100):
         clock.now += 0.5
-        training.observe(loss(1 / (number + 2)))
+        training.observe(loss(1 / (number + 2)), NOW)
     assert training.due == pytest.approx(begun + pause, abs=0.1)
     assert training.history.points()["loss"][0][2] == 1.0
 
 
 def due(number: int) -> Training:
     training = Training(replace(REF, name=f"train-{number}"), TASK._replace(run_id=f"run-{number}"), phase="Queued")
-    training.observe(loss(number))
+    training.observe(loss(number), NOW)
     return training
 
 
@@ -154,7 +155,7 @@ def test_a_thousand_triggers_call_airflow_once_a_pause(api: Airflow, monkeypatch
 
 
 def test_a_trigger_completes_what_another_process_has_stored(api: Airflow) -> None:
-    earlier = observed_document(due(7).ref, loss(9))
+    earlier = observed_document(due(7).ref, loss(9), NOW)
     earlier["history"] = {"loss": [[1, 1769860800.0, 9.0]]}
     earlier["spec"] = {"runtime": "torch-distributed"}
     api.values["run-7"] = earlier
@@ -197,7 +198,7 @@ def rank(number: int, *, culprit: bool = False) -> dict[str, Any]:
 
 
 def test_a_document_is_at_most_100_kb() -> None:
-    document = observed_document(REF, RUNNING)
+    document = observed_document(REF, RUNNING, NOW)
     series = [[i, 1769860800.0 + i, i / 7] for i in range(2000)]
     document["history"] = {f"metric-{i}": series for i in range(50)}
     document["logs"] = [{"rank": "node-0", "time": "", "text": "x" * 100}] * 500

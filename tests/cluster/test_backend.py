@@ -304,7 +304,7 @@ async def test_lists_of_several_pages_are_complete(
         monkeypatch.setattr(f"trainjob._backends.kubernetes.{module}.PAGE", 2)
     refs = [await launch(backend, spec(suspend=True), f"page-{number}", namespace=namespace) for number in range(5)]
     client = ApiClient(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    assert len(await client.items(cluster.api.path(TRAINER, "TrainJob", namespace), {}, page=2)) == 5
+    assert len(await client.items(cluster.api.path(TRAINER, "TrainJob", namespace), {})) == 5
     await client.aclose()
     names = {ref.name for ref in refs}
     assert (await backend.refs(namespace, names))[0].keys() == names

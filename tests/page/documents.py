@@ -147,7 +147,7 @@ def restarting() -> Document:
         Phase.RESTARTING, "CrashLoopBackOff", message, progress=40, details={"estimate": "speed"},
         remaining_seconds=4200,
     )  # fmt: skip
-    return merge_documents(made, observed_document(ref, now)) | {"taken": iso(TAKEN), "seconds": made["seconds"]}
+    return merge_documents(made, observed_document(ref, now, TAKEN)) | {"taken": iso(TAKEN), "seconds": made["seconds"]}
 
 
 TRACEBACK = (
@@ -324,7 +324,7 @@ def listed() -> Document:
         job(7, "Complete", key="", workflow="", finished=ago(2000), progress=100),
         job(8, "Complete", name=HOSTILE[0], href=HOSTILE[3], message=HOSTILE[4], finished=ago(1500)),
     ]
-    return list_document([], "team-a") | {"taken": iso(TAKEN), "jobs": jobs}
+    return list_document([], "team-a", TAKEN) | {"taken": iso(TAKEN), "jobs": jobs}
 
 
 def workflow() -> Document:

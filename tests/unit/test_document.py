@@ -76,7 +76,11 @@ QUEUED = trainjob(SUSPENDED, spec={"suspend": True})
 
 
 def test_every_key_is_documented() -> None:
-    found = {*list_document([], "ns"), *workflow_document("t", []), *list_document([trainjob()], "ns")["jobs"][0]}
+    found = {
+        *list_document([], "ns", NOW),
+        *workflow_document("t", []),
+        *list_document([trainjob()], "ns", NOW)["jobs"][0],
+    }
     for name, make in documents.ALL.items():
         if name not in ("list", "workflow") and "hostile" not in name:
             found |= {path for path in keys(make()) if not path.startswith(FREE)}
@@ -93,8 +97,8 @@ def test_every_document_has_the_same_keys() -> None:
         of(trainjob(FAILED)),
         of(QUEUED),
         training_document(examine(REF, Evidence(None), NOW)),
-        observed_document(REF, Observation(Phase.RUNNING)),
-        merge_documents(of(), observed_document(REF, Observation(Phase.RUNNING))),
+        observed_document(REF, Observation(Phase.RUNNING), NOW),
+        merge_documents(of(), observed_document(REF, Observation(Phase.RUNNING), NOW)),
         documents.complete(),
     ]
     assert len({frozenset(document) for document in made}) == 1
@@ -119,8 +123,8 @@ def test_since_and_blocker_of_a_queued_job() -> None:
 )
 def test_the_estimate_names_its_source(details: dict[str, Any], estimate: str) -> None:
     observation = Observation(Phase.RUNNING, progress=50, remaining_seconds=10, details=details)
-    assert observed_document(REF, observation)["estimate"] == estimate
-    assert not observed_document(REF, Observation(Phase.RUNNING, progress=50))["estimate"]
+    assert observed_document(REF, observation, NOW)["estimate"] == estimate
+    assert not observed_document(REF, Observation(Phase.RUNNING, progress=50), NOW)["estimate"]
 
 
 def test_texts_are_masked_and_plain() -> None:
@@ -142,7 +146,7 @@ def test_attempts_of_a_key_are_in_order_and_with_their_causes() -> None:
     assert [(each["attempt"], each["phase"]) for each in document["attempts"]] == [(1, "Failed"), (2, "NotStarted")]
     assert document["attempts"][0]["summary"]
     assert not document["attempts"][1]["summary"]
-    (running,) = observed_document(REF, Observation(Phase.RUNNING))["attempts"]
+    (running,) = observed_document(REF, Observation(Phase.RUNNING), NOW)["attempts"]
     assert not running["summary"], "a waiter knows nothing to explain"
 
 
@@ -167,7 +171,7 @@ def test_restarts_and_checkpoints_of_an_attempt() -> None:
 
 def test_the_kept_document_of_an_attempt_completes_a_newer_one() -> None:
     kept = with_evaluation(training_document(failed(["boom"]), history=history(5, 4), source="kept"), evaluation())
-    newer = observed_document(REF, Observation(Phase.RUNNING), history=history(4, 3, start=1001.0))
+    newer = observed_document(REF, Observation(Phase.RUNNING), NOW, history=history(4, 3, start=1001.0))
     merged = merge_documents(kept, newer)
     assert merged["phase"] == "Running"
     assert merged["spec"] == kept["spec"]
@@ -178,7 +182,7 @@ def test_the_kept_document_of_an_attempt_completes_a_newer_one() -> None:
 
 def test_the_kept_document_of_an_earlier_attempt_becomes_an_attempt() -> None:
     kept = with_evaluation(training_document(failed(["boom"]), history=history(5, 4), source="kept"), evaluation())
-    newer = observed_document(replace(REF, name="x-3", uid="uid-3", attempt=3), Observation(Phase.RUNNING))
+    newer = observed_document(replace(REF, name="x-3", uid="uid-3", attempt=3), Observation(Phase.RUNNING), NOW)
     merged = merge_documents(kept, newer)
     assert [each["attempt"] for each in merged["attempts"]] == [2, 3]
     assert [value for _, _, value in merged["attempts"][0]["history"]["loss"]] == [5.0, 4.0]
@@ -236,7 +240,7 @@ def test_used_and_requested_resources() -> None:
 def test_a_list_has_the_newest_job_first() -> None:
     created = [{"creationTimestamp": f"2026-11-21T0{number}:00:00Z"} for number in range(3)]
     jobs = [trainjob(name=f"x-{number}", metadata=each) for number, each in enumerate(created)]
-    assert [each["name"] for each in list_document(jobs, "ns")["jobs"]] == ["x-2", "x-1", "x-0"]
+    assert [each["name"] for each in list_document(jobs, "ns", NOW)["jobs"]] == ["x-2", "x-1", "x-0"]
 
 
 def test_a_diagnosis_has_its_outlook() -> None:
@@ -318,14 +322,13 @@ def test_the_goodput_of_an_ended_attempt_is_kept_if_more_was_known() -> None:
 
 
 def test_what_a_waiter_observes_is_enough_for_the_goodput() -> None:
-    now = datetime.now(UTC)
-    observation = Observation(Phase.RUNNING, created=now - timedelta(minutes=10))
+    observation = Observation(Phase.RUNNING, created=NOW - timedelta(minutes=10))
     collected = MetricHistory()
-    collected.merge_phases([(now.timestamp() - 600, "Starting"), (now.timestamp() - 240, "Running")])
-    document = observed_document(REF, observation, history=collected)
-    assert spent(document["goodput"]) == {"starting": pytest.approx(360, abs=5), "training": pytest.approx(240, abs=5)}
+    collected.merge_phases([(NOW.timestamp() - 600, "Starting"), (NOW.timestamp() - 240, "Running")])
+    document = observed_document(REF, observation, NOW, history=collected)
+    assert spent(document["goodput"]) == {"starting": 360, "training": 240}
     assert document["goodput"]["gpu_hours"] is None
-    assert observed_document(REF, Observation(Phase.RUNNING))["goodput"] is None
+    assert observed_document(REF, Observation(Phase.RUNNING), NOW)["goodput"] is None
 
 
 def test_segments_are_bounded_without_gaps() -> None:

@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -151,10 +150,10 @@ async def test_a_deleted_job_has_the_goodput_that_its_waiter_observed(
         elif observation.phase is Phase.RUNNING:
             backend.store.delete_job(backend.job(ref), "")
 
-    def now() -> float:
-        return [*times.values()][len(seen)].timestamp()
+    def now() -> datetime:
+        return [*times.values()][min(len(seen), len(times) - 1)]
 
-    monkeypatch.setattr(waiting, "time", SimpleNamespace(time=now))
+    monkeypatch.setattr(backend, "now", now)
     with pytest.raises(TrainJobFailed) as caught:
         await waiting.wait(backend, ref, on_change=change)
     assert seen == [*times]
@@ -204,7 +203,9 @@ def test_the_time_of_a_deleted_job_sums_to_its_wall_time(
     final = Observation(ended, created=created)
     if ended is not Phase.DELETED:
         final = replace(final, finished=created + timedelta(seconds=finished))
-    spent = results.measured(JobRef("ns", "x", "uid", 3), Evidence(None), history, final)
+    spent = results.measured(
+        JobRef("ns", "x", "uid", 3), Evidence(None), history, created + timedelta(seconds=2e5), final
+    )
     assert all(segment.seconds > 0 for segment in spent.segments)
     assert {segment.attempt for segment in spent.segments} <= {3}
     if phases:

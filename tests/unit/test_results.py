@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 from tests.objects import COMPLETE, Object, ended, pod, trainjob
@@ -39,6 +39,9 @@ def result(*pods: Object, seen: MetricHistory | None = None, **status: float) ->
         async def evidence(self, ref: JobRef) -> Evidence:
             del ref
             return Evidence(job, pods)
+
+        def now(self) -> datetime:
+            return datetime(2026, 11, 21, 10, 2, tzinfo=UTC)
 
     return asyncio.run(conclude(FinishedBackend(), JobRef("ns", "job", "u"), history=seen))  # type: ignore[arg-type]
 
@@ -95,7 +98,7 @@ def test_phases_of_a_waiter_divide_the_time_of_a_job_without_pods() -> None:
 
 def test_a_result_without_known_times_has_no_goodput() -> None:
     ref, gone = JobRef("ns", "job", "u"), Evidence(None)
-    deleted = result_of(ref, gone, Observation(Phase.COMPLETE))
+    deleted = result_of(ref, gone, Observation(Phase.COMPLETE), datetime.now(UTC))
     assert "goodput" not in deleted.as_dict()
     running = Evidence({"metadata": {"creationTimestamp": "2026-11-21T10:00:00Z"}})
-    assert "goodput" not in result_of(ref, running, Observation(Phase.RUNNING)).as_dict()
+    assert "goodput" not in result_of(ref, running, Observation(Phase.RUNNING), datetime.now(UTC)).as_dict()

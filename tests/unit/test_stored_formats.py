@@ -57,7 +57,7 @@ def job_on_disk(home: Path, file: str) -> Callable[[], object]:
 def study_on_disk(folder: Path) -> tuple[str, SearchState]:
     with open_journal(str(folder)) as journal:
         state = SearchState(study(), TrainJobSpec.parse({"runtime": "a"}), "k", journal, "ns")
-        anyio.run(state.load)
+        anyio.run(state.load, datetime.now(UTC))
         return str(folder), state
 
 

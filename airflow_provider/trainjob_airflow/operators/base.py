@@ -159,7 +159,7 @@ class TrainJobTask(ReportingTask):
             # The trigger's observation counts: the job may be deleted by now (ttlSecondsAfterFinished, a person).
             final, crash = unpack(event.get("final")), unpack_evidence(event.get("crash"))
             if training is not None and final is not None:
-                training.observe(final)
+                training.observe(final, client.backend.now())
             history = MetricHistory.of(event.get("history"))
             history.merge_phases(event.get("phases"))
             result = client.call(
@@ -211,7 +211,7 @@ class TrainJobTask(ReportingTask):
             self._publish(context, running, ref)
             trainjob = running.look()
             if training := self._training(context, running, ref):
-                training.begin(Evidence(trainjob))
+                training.begin(Evidence(trainjob), running.client.backend.now())
             # Airflow (3.3.2) can treat a task whose trigger fires at once as lost ("state mismatch"): each try of a
             # task whose job has already ended would fail.
             if defer and self.wait_for_completion and not has_ended(trainjob):

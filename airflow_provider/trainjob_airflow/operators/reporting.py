@@ -80,7 +80,9 @@ class ReportingTask(StrictTemplates):
     def _store_end(self, running: RunningJob, diagnosis: Diagnosis | None = None) -> None:
         """Store the last state of the job, before its pods or the job itself are deleted."""
         if running.training is not None:
-            running.training.end(running.read_evidence(), diagnosis, running.read_attempts())
+            evidence = running.read_evidence()
+            now = running.client.backend.now()
+            running.training.end(evidence, now, diagnosis, running.read_attempts())
 
     def _follow(self, context: Context, running: RunningJob, ref: JobRef) -> None:
         """Publish another attempt that counts during the wait."""

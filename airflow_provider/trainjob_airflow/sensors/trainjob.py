@@ -278,7 +278,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
             if trainjob is None:
                 return None
             ref = JobRef.of(trainjob)
-            return result_of(ref, await client.backend.evidence(ref), observe(trainjob)).as_dict()
+            evidence = await client.backend.evidence(ref)
+            return result_of(ref, evidence, observe(trainjob), client.backend.now()).as_dict()
 
         with connected(self.trainjob_conn_id, namespace) as client:
             return client.call(lambda: reported(client))

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.triggers import BaseEventTrigger
 from airflow.triggers.base import TriggerEvent
 
 from trainjob_airflow.hooks.trainjob import TrainJobHook
+
+if TYPE_CHECKING:
+    from trainjob._backends.base import TrainJob
 
 _STATE = "trainjob_seen"
 _PAUSE = 60.0  # seconds after a failed poll
@@ -118,16 +121,21 @@ class TrainJobEventTrigger(_Watcher):
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def _start_position(self) -> str:
-        return datetime.now(UTC).isoformat()
+        _, now = await self._jobs()  # by the clock that writes when a job ended, which a reply brings
+        return now.isoformat()
+
+    async def _jobs(self) -> tuple[list[TrainJob], datetime]:
+        """The jobs with the labels, and the current time."""
+        hook = TrainJobHook(self.trainjob_conn_id)
+        async with hook.shared_backend() as backend:
+            namespace = self.namespace or await hook.namespace() or backend.default_namespace
+            return await backend.find(namespace, self.labels or {}), backend.now()
 
     async def _poll(self, seen: str) -> tuple[list[dict[str, Any]], str]:
         from trainjob import JobRef
         from trainjob.status import observe
 
-        hook = TrainJobHook(self.trainjob_conn_id)
-        async with hook.shared_backend() as backend:
-            namespace = self.namespace or await hook.namespace() or backend.default_namespace
-            jobs = await backend.find(namespace, self.labels or {})
+        jobs, _ = await self._jobs()
         timestamp, *reported = seen.split()
         since = datetime.fromisoformat(timestamp)
         ended = [(latest.finished, JobRef.of(job), latest.phase.value) for job in jobs if (latest := observe(job))]

@@ -167,7 +167,7 @@ class TrainJobTrigger(TaskTrigger):
         def on_change(observation: Observation, notice: str) -> None:
             progress.change(observation, notice)
             if training is not None:
-                training.observe(observation)
+                training.observe(observation, backend.now())
                 WRITER.add(training)
 
         def on_follow(job: JobRef) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, TypeGuard
@@ -263,7 +263,7 @@ def _empty_study() -> dict[str, Any]:
 @cache
 def _empty() -> dict[str, Any]:
     """A document with all keys: a stored one may lack those that were added within its version."""
-    return observed_document(JobRef("", "", ""), Observation(Phase.NOT_STARTED))
+    return observed_document(JobRef("", "", ""), Observation(Phase.NOT_STARTED), datetime.fromtimestamp(0, UTC))
 
 
 def _may_call_backend() -> bool:

@@ -115,6 +115,13 @@ class Backend(Protocol):
     def cluster(self) -> Cluster | None:
         """This backend with the methods that only a cluster has; None if jobs run on this machine."""
 
+    def now(self) -> datetime:
+        """The current time by the clock that writes the times of jobs: the API server's; on one machine, its own.
+
+        Only this time may be compared with times of jobs, Leases and other objects of the backend: the clock of this
+        process may be wrong. Before the first reply of an API server it is the clock of this process.
+        """
+
     async def runtimes(self) -> list[str]:
         """Names of the runtimes that a job can name. One request, not retried."""
 
@@ -287,9 +294,6 @@ class Cluster(Backend, Protocol):
 
     async def has_own_jobset(self, ref: JobRef) -> bool | None:
         """Whether the JobSet of that name belongs to this job; None if it is gone, has no owner or cannot be read."""
-
-    def now(self) -> datetime:
-        """The present time by the clock of the API server."""
 
     async def prepared_request(self, ref: JobRef, patch: Mapping[str, Any] | None) -> PreparedRequest | None:
         """A `patch` of the job, or its deletion if None, that can be sent within milliseconds; None if it cannot be."""

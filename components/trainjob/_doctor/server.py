@@ -90,7 +90,7 @@ async def clock(client: ApiClient) -> list[Finding]:
         return [Finding("clock", Level.OK, f"this machine and the server agree within {max(1, abs(skew)):.0f} s")]
     which = "behind" if skew > 0 else "ahead of"
     message = (
-        f"this machine is {abs(skew):.0f} s {which} the server: --queue-timeout, --start-timeout and --run-timeout "
-        "compare its clock with the job's timestamps"
+        f"this machine is {abs(skew):.0f} s {which} the server: certificates and tokens may count as expired or not "
+        "yet valid, and its log lines have other times; timeouts of jobs count by the server's clock"
     )
     return [Finding("clock", Level.WARNING, message, "synchronize both clocks by NTP (chrony, systemd-timesyncd)")]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from trainjob._backends.base import Backend, Snapshot, TrainJob
@@ -111,7 +111,7 @@ async def _changes(
     try:
         async with aclosing(backend.watch(ref)) as snapshots:
             while True:
-                snapshot = await _next(ref, snapshots, observation, options, trainjob, stalls)
+                snapshot = await _next(backend, ref, snapshots, observation, options, trainjob, stalls)
                 notice = snapshot.notice
                 if snapshot.trainjob is None:
                     observation = await last_observation(backend, ref, observation, trainjob)
@@ -159,6 +159,7 @@ def _observed(
 
 
 async def _next(
+    backend: Backend,
     ref: JobRef,
     snapshots: AsyncGenerator[Snapshot],
     observation: Observation | None,
@@ -176,7 +177,7 @@ async def _next(
     expiry = None if observation is None else _first_expiry(observation, options, trainjob)
     try:
         # The timeout covers one snapshot. A cancel scope of anyio would cost each waiter 2 KB.
-        async with asyncio.timeout(_seconds_until(expiry)) as clock:
+        async with asyncio.timeout(_seconds_until(expiry, backend.now())) as clock:
             with stalls.within(clock) if stalls is not None else nullcontext():
                 snapshot = await anext(snapshots, None)
     except TimeoutError:
@@ -210,8 +211,8 @@ def _first_expiry(
     return min(expiries, default=None)
 
 
-def _seconds_until(expiry: tuple[datetime, str] | None) -> float | None:
-    return (expiry[0] - datetime.now(UTC)).total_seconds() if expiry else None
+def _seconds_until(expiry: tuple[datetime, str] | None, now: datetime) -> float | None:
+    return (expiry[0] - now).total_seconds() if expiry else None
 
 
 def _timeout(ref: JobRef, observation: Observation, options: WaitOptions, name: str) -> Exception:

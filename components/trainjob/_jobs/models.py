@@ -88,7 +88,7 @@ async def find(backend: Backend, ref: JobRef, output: str = "model", *, source: 
     if evidence.trainjob is None or observation.phase is not Phase.COMPLETE:
         raise TrainJobFailed(replace(diagnosis_of(evidence), job=str(ref)))
     check_report(ref, evidence)
-    result = result_of(ref, evidence, observation)
+    result = result_of(ref, evidence, observation, backend.now())
     outputs = {**_locations(evidence.trainjob, _OUTPUT), **result.outputs}
     home = backend.home
     return TrainedModel(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from trainjob._backends.base import Backend, TrainJob
@@ -122,15 +122,14 @@ class Report:
         }
 
 
-def seconds_of(observation: Observation, now: datetime | None = None) -> dict[str, float]:
+def seconds_of(observation: Observation, now: datetime) -> dict[str, float]:
     """``age``, ``queued`` (from creation to admission) and ``active`` (from admission to the end), as far as known."""
-    now = now or datetime.now(UTC)
     created, admitted, end = observation.created, observation.admitted, observation.finished or now
     spans = {"age": (created, now), "queued": (created, admitted), "active": (admitted, end)}
     return {name: max(0.0, (b - a).total_seconds()) for name, (a, b) in spans.items() if a and b}
 
 
-def facts(ref: JobRef, key: str, observation: Observation, now: datetime | None = None) -> dict[str, Any]:
+def facts(ref: JobRef, key: str, observation: Observation, now: datetime) -> dict[str, Any]:
     """The state of a TrainJob from its object alone, as JSON values."""
     times = {name: iso(getattr(observation, name)) for name in ("created", "admitted", "finished")}
     return {
@@ -161,7 +160,7 @@ async def diagnose(backend: Backend, namespace: str, name: str) -> Report:
     evidence = await backend.evidence(ref)
     if trainjob is None and not (evidence.pods or evidence.events):
         raise NotFound(f"there is no TrainJob {namespace}/{name}")
-    return examine(ref, evidence, datetime.now(UTC))
+    return examine(ref, evidence, backend.now())
 
 
 def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
@@ -172,7 +171,7 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
     observation = observe(evidence.trainjob, None, blocker)
     given_up_for = given_up(trainjob) if trainjob else None
     diagnosis = replace(given_up_for or diagnosis_of(evidence), job=str(ref), phase=observation.phase)
-    result = result_of(ref, evidence, observation)
+    result = result_of(ref, evidence, observation, now)
     return Report(
         ref,
         observation,

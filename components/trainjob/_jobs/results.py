@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import anyio
@@ -132,7 +132,8 @@ async def conclude(
         evidence = evidence.with_earlier(earlier)
     if on_evidence is not None:
         on_evidence(evidence)
-    spent = measured(ref, evidence, history, observation)
+    now = backend.now()
+    spent = measured(ref, evidence, history, now, observation)
     telemetry.record_goodput(ref, spent)
     if observation.phase is not Phase.COMPLETE:
         diagnosis = replace(diagnosis_of(evidence, final), job=str(ref))
@@ -140,13 +141,14 @@ async def conclude(
             await record_failure(backend, ref, diagnosis)
         raise TrainJobFailed(diagnosis, spent.summary())
     check_report(ref, evidence)
-    return result_of(ref, evidence, observation, history, spent)
+    return result_of(ref, evidence, observation, now, history, spent)
 
 
 def result_of(
     ref: JobRef,
     evidence: Evidence,
     observation: Observation,
+    now: datetime,
     collected: MetricHistory | None = None,
     spent: Goodput | None = None,
 ) -> TrainJobResult:
@@ -156,11 +158,12 @@ def result_of(
         ref: The job.
         evidence: Evidence of the job.
         observation: Its state.
+        now: The current time, as `Backend.now` has it.
         collected: Completes what the training and its pods have kept.
         spent: How its time was spent; measured if left out.
     """
     if spent is None and observation.phase.terminal:
-        spent = measured(ref, evidence, collected, observation)
+        spent = measured(ref, evidence, collected, now, observation)
     report = _report(evidence)
     history = {name: points for name, points in report.history.items() if not name.startswith(RESERVED)}
     if collected:
@@ -202,31 +205,32 @@ async def spent_so_far(
     """
     try:
         with anyio.move_on_after(_MEASURE_SECONDS):
-            return measured(ref, await backend.state(ref), history, hangs=hangs)
+            return measured(ref, await backend.state(ref), history, backend.now(), hangs=hangs)
     except Exception as error:  # noqa: BLE001 - of any backend: the reason why the wait has ended is more important
         _log.warning("the goodput of TrainJob %s cannot be measured: %s: %s", ref, type(error).__name__, error)
-    return measure([], datetime.now(UTC))
+    return measure([], backend.now())
 
 
 def measured(
     ref: JobRef,
     evidence: Evidence,
     collected: MetricHistory | None,
+    now: datetime,
     final: Observation | None = None,
     *,
     hangs: bool = False,
 ) -> Goodput:
-    """How the time of an attempt was spent; of a deleted job, by the phases that its waiter has observed."""
+    """How the time of an attempt was spent until now; of a deleted job, by the phases that its waiter has observed."""
     collected = collected if collected is not None else MetricHistory()
     if evidence.trainjob is not None or final is None or final.created is None or not collected.phases:
-        return measure([Attempt(evidence, collected.phases, collected.points(), hangs)], datetime.now(UTC))
+        return measure([Attempt(evidence, collected.phases, collected.points(), hangs)], now)
     metadata = {
         "namespace": ref.namespace,
         "name": ref.name,
         "labels": {ATTEMPT: str(ref.attempt)},
         "creationTimestamp": final.created.isoformat(),
     }
-    end = datetime.now(UTC) if final.finished is None else final.finished
+    end = now if final.finished is None else final.finished
     seen = Evidence({"metadata": metadata}, evidence.pods, reported=evidence.reported)
     return replace(measure([Attempt(seen, collected.phases, collected.points())], end), phase=final.phase)
 

@@ -6,7 +6,6 @@ A waiter keeps no state: after a restart it reads everything from the job and co
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -78,7 +77,7 @@ async def wait(
     history = MetricHistory(_HISTORY_POINTS)
 
     def change(observation: Observation, notice: str) -> None:
-        history.observe(observation, time.time())
+        history.observe(observation, backend.now().timestamp())
         if on_change is not None:
             on_change(observation, notice)
 

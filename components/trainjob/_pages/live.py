@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 
 import anyio
@@ -110,6 +110,7 @@ class _Job:
     previous: Mapping[str, Any] | None = None
     siblings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     history: MetricHistory = field(default_factory=MetricHistory)
+    taken: datetime = field(init=False)
     read_at: float = -math.inf
     full_at: float = -math.inf
     used_at: float = -math.inf
@@ -136,7 +137,8 @@ class _Job:
         if full:
             await self._read_all(backend)
         await self._read_cluster(backend)
-        self.history.observe(observe(self.evidence.trainjob), time.time())
+        self.taken = backend.now()
+        self.history.observe(observe(self.evidence.trainjob), self.taken.timestamp())
         self.read_at = began  # a slow read is as old as its beginning
         self.documents.clear()
 
@@ -198,7 +200,7 @@ class _Job:
                 collected.merge(each.points())
                 collected.merge_phases(each.phases)
         document = training_document(
-            examine(self.ref, self.evidence, datetime.now(UTC)),
+            examine(self.ref, self.evidence, self.taken),
             history=collected,
             attempts=self.attempts,
             logs=lines,
@@ -225,7 +227,7 @@ async def _result(backend: Backend, trainjob: TrainJob) -> Mapping[str, Any]:
     """The result of a complete job, as far as its pods still report it."""
     ref = JobRef.of(trainjob)
     evidence = await backend.state(ref)
-    return result_of(ref, evidence, observe(evidence.trainjob)).as_dict()
+    return result_of(ref, evidence, observe(evidence.trainjob), backend.now()).as_dict()
 
 
 class LiveReader:
@@ -243,6 +245,10 @@ class LiveReader:
         self._logs: OrderedDict[tuple[str, str, str], tuple[float, list[dict[str, str]]]] = OrderedDict()
         self._lists: dict[str, tuple[float, list[TrainJob]]] = {}
         self._reading: dict[object, asyncio.Task[Any]] = {}
+
+    def now(self) -> datetime:
+        """See `Backend.now`."""
+        return self._backend.now()
 
     async def document(
         self,
@@ -310,7 +316,7 @@ class LiveReader:
         Raises:
             TrainJobError: The backend cannot be read.
         """
-        return list_document(await self.jobs(namespace), namespace)
+        return list_document(await self.jobs(namespace), namespace, self.now())
 
     async def _lines(self, job: _Job, rank: str, tail: int) -> tuple[float, list[dict[str, str]]]:
         """The last lines, and when they were read."""

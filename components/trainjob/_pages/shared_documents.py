@@ -75,7 +75,7 @@ class Documents:
 
         async def all_jobs() -> dict[str, Any]:
             jobs = await self._jobs()
-            document = list_document(jobs, self._namespace)
+            document = list_document(jobs, self._namespace, self._reader.now())
             runs = {name: study for study in studies(jobs) for name in study.names}
             for job in document["jobs"]:
                 job["href"] = f"jobs/{job['name']}/"
@@ -88,7 +88,7 @@ class Documents:
         except ConfigurationError:
             raise
         except TrainJobError as error:  # the page stays open until the jobs can be read
-            return list_document([], self._namespace, [note_of(error)])
+            return list_document([], self._namespace, self._reader.now(), [note_of(error)])
 
     async def training(self, name: str, rank: str = "", *, tail: int = LINES) -> dict[str, Any]:
         """The document of one job.
@@ -161,7 +161,7 @@ class Documents:
 
     async def _jobs(self) -> list[TrainJob]:
         jobs = await self._reader.jobs(self._namespace)
-        now = time.time()
+        now = self._reader.now().timestamp()
         for each in jobs:
             name, uid, observation = each["metadata"]["name"], each["metadata"]["uid"], observe(each)
             kept, history = self._histories.get(name, (uid, MetricHistory(_POINTS)))

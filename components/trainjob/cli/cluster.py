@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -301,19 +300,19 @@ async def gc(session: Session, *, older_than: timedelta, dry_run: bool) -> int:
     in a queue, that a process waits for, and jobs that trainjob did not launch.
     """
     done = "would remove" if dry_run else "removed"
-    limit, old = short(older_than), time.time() - older_than.total_seconds()
+    limit, now = short(older_than), session.backend.now()
     removed: list[TrainJob] = []
     left: list[Path] = []
     if (home := session.backend.home) is not None:
         for trainjob in await session.backend.find(session.namespace, {}):
-            ref, now = JobRef.of(trainjob), observe(trainjob)
-            if not (now.phase.terminal and now.finished and now.finished.timestamp() < old):
+            ref, latest = JobRef.of(trainjob), observe(trainjob)
+            if not (latest.phase.terminal and latest.finished and now - latest.finished > older_than):
                 continue
             if not dry_run:
                 await session.backend.delete(ref)
             removed.append(trainjob)
-            _print(session, f"{done} {ref}: {now.phase}, ended {short(time.time() - now.finished.timestamp())} ago")
-        left = leftovers(home, session.namespace, old)
+            _print(session, f"{done} {ref}: {latest.phase}, ended {short(now - latest.finished)} ago")
+        left = leftovers(home, session.namespace, (now - older_than).timestamp())
         for path in left:
             if not dry_run:
                 shutil.rmtree(path, ignore_errors=True)
@@ -330,7 +329,7 @@ async def gc(session: Session, *, older_than: timedelta, dry_run: bool) -> int:
     else:
         raise click.UsageError("gc removes jobs of this machine (--backend local) or of a cluster")
     if session.as_json:
-        jobs = [texts.describe(each) for each in removed]
+        jobs = [texts.describe(each, session.backend.now()) for each in removed]
         session.answer({"dry_run": dry_run, "removed": jobs, "leftovers": [str(path) for path in left]}, "")
     elif not removed and not left:
         session.say(nothing)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 import click
 
@@ -68,7 +67,7 @@ async def goodput(
     jobs, uid = await _read(session, name, key, labels)
     for unseen in dict.fromkeys(text for job in jobs for text in job.unseen):
         echo(f"less is known without the {unseen}", err=True)
-    now = session.backend.cluster.now() if session.backend.cluster is not None else datetime.now(UTC)
+    now = session.backend.now()
     pieces = pieces_of_work(jobs)
     if name is not None:
         pieces = [piece for piece in pieces if any(_uid(job) == uid for job in piece)]

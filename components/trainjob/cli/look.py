@@ -46,7 +46,7 @@ _RANKS = 20
 async def list_(session: Session, *, phases: Sequence[str], key: str | None) -> int:
     """List the jobs of the namespace that trainjob launched, the newest first."""
     found = await session.backend.find(session.namespace, labels_of(key) if key else {MANAGED_BY: "trainjob"})
-    jobs = [texts.describe(trainjob) for trainjob in found]
+    jobs = [texts.describe(trainjob, session.backend.now()) for trainjob in found]
     jobs = [job for job in jobs if not phases or job["phase"] in phases]
     jobs.sort(key=lambda job: job["created"] or "", reverse=True)
     if jobs or session.as_json:

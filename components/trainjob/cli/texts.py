@@ -37,10 +37,10 @@ PHASE_COLORS = {
 _RANK_COLORS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
-def describe(trainjob: TrainJob) -> dict[str, Any]:
+def describe(trainjob: TrainJob, now: datetime) -> dict[str, Any]:
     """The fields of a job in `list`, for JSON: those that its TrainJob object has."""
     key = (trainjob["metadata"].get("annotations") or {}).get(KEY, "")
-    return facts(JobRef.of(trainjob), key, observe(trainjob))
+    return facts(JobRef.of(trainjob), key, observe(trainjob), now)
 
 
 def phase_styled(phase: Phase | str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from trainjob.tuning.study import Study
@@ -17,18 +16,17 @@ NO_METRIC = "the trial reported no metric"
 _SILENT = 3  # trials without the metric after which a study is given up
 
 
-def reason_to_end(study: Study, trials: Sequence[Trial], began: float) -> str:
+def reason_to_end(study: Study, trials: Sequence[Trial], seconds: float) -> str:
     """Why no trial is launched any more; empty if one may be.
 
     Args:
         study: The study.
         trials: Its trials.
-        began: Unix time at which it began.
+        seconds: Since it began.
     """
     failed = [each for each in trials if each.state == "failed"]
     silent = [each for each in failed if each.reason.startswith(NO_METRIC)]
     ended = [each for each in trials if each.ended]
-    seconds = time.time() - began
     reasons = {
         REACHED: any(_reaches(study, each) for each in trials),
         f"the first {len(silent)} trials reported no metric {study.metric!r}": len(silent) >= _SILENT

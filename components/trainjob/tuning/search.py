@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from trainjob._backends.base import Backend, TrainJob
@@ -87,12 +87,11 @@ class _Watched:
     values: list[tuple[int, float]] = field(default_factory=list)
     latest: Observation | None = None
 
-    @property
-    def seconds(self) -> float:
+    def seconds(self, now: datetime) -> float:
         """From its admission to its end, or until now."""
         if self.latest is None or self.latest.admitted is None:
             return 0.0
-        return max(0.0, ((self.latest.finished or datetime.now(UTC)) - self.latest.admitted).total_seconds())
+        return max(0.0, ((self.latest.finished or now) - self.latest.admitted).total_seconds())
 
 
 @dataclass
@@ -113,9 +112,10 @@ class _Search:
         self.error: TrainJobError | None = None
 
     async def run(self) -> StudyResult:
-        await self.state.load()
-        if self.state.trials:
-            await self._take_present()
+        # Before the journal, which records when the study began: a reply brings the time of the cluster.
+        jobs = await find_trials(self.backend, self.key, namespace=self.namespace)
+        await self.state.load(self.backend.now())
+        await self._take_present(jobs)
         try:
             reason = await self._loop()
         finally:
@@ -137,9 +137,9 @@ class _Search:
         importances = await self.state.importances()
         return StudyResult(self.key, self.study.metric, self.study.direction, best, trials, importances, reason)
 
-    async def _take_present(self) -> None:
+    async def _take_present(self, jobs: Sequence[TrainJob]) -> None:
         """Cancel jobs that a launcher could not cancel before it was killed; keep the others for `_run_trial`."""
-        for job in await find_trials(self.backend, self.key, namespace=self.namespace):
+        for job in jobs:
             number = str(job["metadata"]["labels"].get(TRIAL, ""))
             trial = self.state.trials.get(int(number)) if number.isdecimal() else None
             if trial is None:
@@ -212,7 +212,8 @@ class _Search:
         """Why no trial is launched any more; empty if one may be."""
         if self.error is not None:
             return f"an error: {self.error}"
-        return reason_to_end(self.study, list(self.state.trials.values()), self.state.began)
+        seconds = self.backend.now().timestamp() - self.state.began
+        return reason_to_end(self.study, list(self.state.trials.values()), seconds)
 
     # --- one trial
 
@@ -347,7 +348,7 @@ class _Search:
         trial, watched = self.state.trials[number], self.watched.get(number) or _Watched()
         if trial.ended:
             return
-        values, seconds = thinned_values(watched.values, _VALUES), round(watched.seconds, 3)
+        values, seconds = thinned_values(watched.values, _VALUES), round(watched.seconds(self.backend.now()), 3)
         made = Trial(
             number, trial.parameters, state, value, reason[:_REASON], trial.job, values=values, seconds=seconds, **more
         )

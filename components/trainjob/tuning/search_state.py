@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, TypeVar
 
 from trainjob._manifest.render import differences
@@ -79,12 +80,16 @@ class SearchState:
 
     # --- the journal
 
-    async def load(self) -> None:
-        """Read the journal, and compare the study with what it was when it began."""
+    async def load(self, now: datetime) -> None:
+        """Read the journal, and compare the study with what it was when it began.
+
+        Args:
+            now: The current time, at which a new study begins.
+        """
         await self._sampled(lambda: self._rebuild([]))  # before the journal: Optuna may refuse an option
         identity = {"study": self.study.identity(), "template": self._template()}
         where = {"key": self.key, "namespace": self.namespace}
-        made = {"format": FORMAT, **identity, **where, "began": time.time()}
+        made = {"format": FORMAT, **identity, **where, "began": now.timestamp()}
         header = check_format(self.journal, await asyncio.to_thread(self.journal.create, "study", made))
         if present := {name: header.get(name) for name in where if header.get(name) != where[name]}:
             found = ", ".join(f"{name} {value}" for name, value in present.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import make_dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainjob.registry.base import check_metrics, storable_metrics
 from trainjob.status import observe
 
 REF = JobRef("ns", "job", "uid")
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
 TEXT = st.text(st.characters() | st.sampled_from("\x00\x1b\x7f\x9b\n\ud83d\ude00\udce9\u2028$"), max_size=90)
 KEYS = TEXT | st.sampled_from(["__classname__", "__id__", "__type", "trainjob.step", "loss"])
 JSON = st.recursive(
@@ -65,7 +67,7 @@ def result(text: str) -> dict[str, Any]:
     """The result of a complete job with this termination message of rank 0."""
     evidence = Evidence(None, [], reported=text)
     check_report(REF, evidence)
-    return result_of(REF, evidence, Observation(Phase.COMPLETE)).as_dict()
+    return result_of(REF, evidence, Observation(Phase.COMPLETE), NOW).as_dict()
 
 
 @STRICT
@@ -102,7 +104,7 @@ def test_what_another_writer_puts_into_the_message_can_be_stored(fields: dict[st
 @given(entries=JSON | st.lists(st.fixed_dictionaries({"name": JSON, "value": JSON}), max_size=4))
 def test_what_another_program_posts_to_trainers_api_can_be_stored(entries: Any) -> None:
     found = observe({"metadata": {}, "status": {"trainerStatus": {"metrics": entries}}})
-    assert unstorable(result_of(REF, Evidence(None), found).as_dict()) == []
+    assert unstorable(result_of(REF, Evidence(None), found, NOW).as_dict()) == []
 
 
 @STRICT

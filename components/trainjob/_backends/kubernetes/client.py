@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -134,18 +134,26 @@ class ApiClient:
         self._http: httpx.AsyncClient | None = None
         self._failed_at = -_AFTER_OUTAGE_SECONDS
         self._lock = anyio.Lock()
-        self._server_date: tuple[str, float] | None = None  # with the monotonic time of its arrival
+        self._ahead: float | None = None  # of the monotonic clock, what the API server's is at least
 
     def now(self) -> datetime:
-        """The current time by the API server's clock, to the second; by the local clock before the first reply."""
-        local = datetime.now(UTC)
-        if self._server_date is None:
-            return local
-        date, at = self._server_date
+        """The current time by the API server's clock, less up to a second; by the local clock before the first reply.
+
+        It goes back only if the server's clock was set back.
+        """
+        if self._ahead is None:
+            return datetime.now(UTC)
+        return datetime.fromtimestamp(time.monotonic() + self._ahead, UTC)
+
+    def _hear(self, date: str, sent: float) -> None:
+        """Take the server's time from the header ``Date``, which has whole seconds: the latest time proven counts."""
         try:
-            return parsedate_to_datetime(date).astimezone(UTC) + timedelta(seconds=time.monotonic() - at)
-        except ValueError:
-            return local
+            seconds = parsedate_to_datetime(date).timestamp()
+        except (ValueError, OverflowError):
+            return
+        ahead = seconds - time.monotonic()
+        if self._ahead is None or ahead > self._ahead or self._ahead > seconds + 1 - sent:
+            self._ahead = ahead
 
     async def send(self, request: Request) -> dict[str, Any]:
         """The JSON object of the reply.
@@ -165,10 +173,8 @@ class ApiClient:
                 raise ServerError(0, "", f"{request.method} {request.path}: the reply is not a JSON object")
             return loaded
 
-    async def items(
-        self, path: str, params: Mapping[str, str], *, page: int = PAGE, last: bool = False
-    ) -> list[dict[str, Any]]:
-        """All objects of a collection, requested `page` at a time; `last` as in `Request`.
+    async def items(self, path: str, params: Mapping[str, str], *, last: bool = False) -> list[dict[str, Any]]:
+        """All objects of a collection, requested `PAGE` at a time; `last` as in `Request`.
 
         Raises:
             ApiError: A request failed.
@@ -177,7 +183,7 @@ class ApiClient:
         token = ""
         while True:
             more = {"continue": token} if token else {}
-            request = Request("GET", path, {**params, "limit": str(page), **more}, last=last)
+            request = Request("GET", path, {**params, "limit": str(PAGE), **more}, last=last)
             page_items, metadata = parts_of(request, await self.send(request))
             found += page_items
             if not (token := metadata.get("continue") or ""):
@@ -259,7 +265,7 @@ class ApiClient:
             content = json.dumps(request.body).encode()
             headers.append(("Content-Type", request.content_type))
         timeout = httpx.Timeout(self.timings.connect, read=request.read_seconds or self.timings.read)
-        connecting = _Connecting()
+        connecting, sent = _Connecting(), time.monotonic()
         extensions: dict[str, Any] = {"timeout": timeout.as_dict(), "trace": connecting.trace}
         built = http.build_request(
             request.method,
@@ -281,7 +287,7 @@ class ApiClient:
             self._failed_at = time.monotonic()
             raise _unreachable(request, error) from error
         if date := response.headers.get("date"):
-            self._server_date = (date, time.monotonic())
+            self._hear(date, sent)
         if response.status_code >= 500:
             self._failed_at = time.monotonic()
         return response, access

@@ -36,7 +36,6 @@ JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 MAX_TAILS = 64
 """Largest number of log tails read for one diagnosis: thousands more would add nothing."""
 
-_PODS = 5000  # pods per page, 5 KB each
 _TAIL_SECONDS = 5.0  # for retries of a log that a busy node does not return: the log is half of the explanation
 _EMPTY_SECONDS, _EMPTY_AGAIN = 1.0, 2  # until an empty log of a run is read again, and how often
 _REMOVED_SECONDS = 30.0  # the same if a busy kubelet has removed a run and has not noticed the next one's end yet
@@ -56,14 +55,14 @@ def collection(namespace: str, kind: str) -> str:
 async def list_pods(client: ApiClient, ref: JobRef) -> list[dict[str, Any]]:
     """The job's pods, by the JobSet's label: the labels of the TrainJob are not copied to pods."""
     selector = {"labelSelector": f"{JOBSET_NAME}={ref.name}"}
-    return await client.items(collection(ref.namespace, "pods"), selector, page=_PODS)
+    return await client.items(collection(ref.namespace, "pods"), selector)
 
 
 async def list_all(client: ApiClient, namespace: str, job: str = "") -> dict[str, list[dict[str, Any]]]:
     """The pods of the JobSets of a namespace, or of one, by the name of the JobSet."""
     selector = {"labelSelector": f"{JOBSET_NAME}={job}" if job else JOBSET_NAME}
     found: dict[str, list[dict[str, Any]]] = {}
-    for pod in await client.items(collection(namespace, "pods"), selector, page=_PODS):
+    for pod in await client.items(collection(namespace, "pods"), selector):
         found.setdefault(pod["metadata"]["labels"][JOBSET_NAME], []).append(pod)
     return found
 
@@ -71,7 +70,7 @@ async def list_all(client: ApiClient, namespace: str, job: str = "") -> dict[str
 async def list_named(client: ApiClient, namespace: str, jobs: Sequence[str]) -> list[dict[str, Any]]:
     """The pods of the JobSets of those names."""
     selector = {"labelSelector": f"{JOBSET_NAME} in ({','.join(jobs)})"}
-    return await client.items(collection(namespace, "pods"), selector, page=_PODS)
+    return await client.items(collection(namespace, "pods"), selector)
 
 
 _NAMES = ("name", "namespace", "uid", "deletionTimestamp")

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,10 @@ class LocalBackend:
         self.home = (home or settings.home).expanduser().absolute()
         self.environments = settings.local_environments if environments is None else environments
         self._waiting: dict[JobRef, list[int]] = {}
+
+    def now(self) -> datetime:
+        """See `Backend.now`."""
+        return datetime.now(UTC)
 
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         """See `Backend.create`. Rejects a job that this machine cannot run."""

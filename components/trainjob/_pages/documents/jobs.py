@@ -18,13 +18,15 @@ from trainjob.job import KEY, JobRef
 from trainjob.status import observe
 
 
-def list_document(jobs: Iterable[TrainJob], namespace: str, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The document of the jobs of a namespace, the newest first."""
+def list_document(
+    jobs: Iterable[TrainJob], namespace: str, taken: datetime, notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The document of the jobs of a namespace, the newest first, as they were at `taken`, by `Backend.now`."""
     shown = [listed(each) for each in jobs]
     return {
         "version": VERSION,
         "kind": "list",
-        "taken": iso(datetime.now(UTC)),
+        "taken": iso(taken),
         "notes": list(notes),
         "namespace": namespace,
         "jobs": sorted(shown, key=lambda job: job["created"] or "", reverse=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from trainjob._backends.base import TrainJob, Usage
@@ -96,9 +96,15 @@ def training_document(
 
 
 def observed_document(
-    ref: JobRef, observation: Observation, *, key: str = "", history: MetricHistory | None = None, task: str = ""
+    ref: JobRef,
+    observation: Observation,
+    taken: datetime,
+    *,
+    key: str = "",
+    history: MetricHistory | None = None,
+    task: str = "",
 ) -> dict[str, Any]:
-    """What a waiter knows of a job without a request: for a document that is kept while the job runs."""
+    """What a waiter knew of a job at `taken`, by `Backend.now`: for a document that is kept while the job runs."""
     phase = observation.phase
     nothing = Diagnosis(Category.NONE, RetryVerdict.INFRASTRUCTURE, f"the job is {phase}", phase=phase)
     metrics = {name: short_text(each) if isinstance(each, str) else each for name, each in observation.metrics.items()}
@@ -110,7 +116,6 @@ def observed_document(
         "creationTimestamp": iso(observation.created),
     }
     evidence = Evidence({"metadata": metadata})
-    taken = datetime.now(UTC)
     report = Report(ref, observation, nothing, taken, short_text(key), metrics=metrics, evidence=evidence)
     return training_document(report, history=history, source="kept", task=task)
 

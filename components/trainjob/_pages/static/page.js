@@ -1473,7 +1473,7 @@ class WorkflowPage {
       h("th", { scope: "row" }, h("p.name", null, swatch(lines[index]), link(each.href, named(each.task || each.name))), each.task && h("p.dim.key", null, named(each.name)),
         each.diagnosis?.summary && h("p.bad.why", null, bdi(each.diagnosis.summary))),
       h("td", null, pill(each.phase)),
-      h("td", null, duration(each, taken)),
+      h("td", null, duration(each, each.taken)),
       advancing && h("td", null, each.progress != null && `${value(each.progress)} %`),
       metrics.map(name => h("td.number", null, own(each.metrics, name) === undefined ? "" : bdi(value(own(each.metrics, name)))))))), trainings.length > 0);
     this.curves.update(lines);
