@@ -21,7 +21,8 @@ _TIMEOUTS = ("queue_timeout", "start_timeout", "run_timeout")
 class WaitOptions:
     """When a waiter stops waiting before the job has ended.
 
-    Timeouts are counted from the job's own timestamps, so a waiter that is restarted does not begin again.
+    Timeouts are counted from the job's own timestamps, by the clock that wrote them, on a cluster the API server's. So
+    a waiter that is restarted does not begin again, and its own clock does not matter.
 
     Attributes:
         queue_timeout: Longest time that the job waits for admission (Kueue). It counts from the creation, or from a

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.airflow.conftest import python
+from tests.fakes.kube.direct import DirectBackend
+from tests.unit.launches import launch
 
 from trainjob import TrainJobClient
 from trainjob.registry import connect
+from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.triggers.assets import ModelVersionEventTrigger, TrainJobEventTrigger
 
 pytestmark = pytest.mark.usefixtures("no_connection")
@@ -108,3 +113,27 @@ def test_versions_and_aliases_of_a_model() -> None:
     champion = ModelVersionEventTrigger(name="digits", alias="champion", registry=uri, poll_interval=0.1)
     found = asyncio.run(events(champion, 1, lambda: register(3)))
     assert [(each["name"], each["version"], each["digest"]) for each in found] == [("digits", "3", "sha256:3")]
+
+
+@pytest.mark.parametrize("ahead", [-600, 600])
+def test_a_triggerer_with_a_wrong_clock_misses_no_job(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+    """One job ends before the asset is watched, and one after that, by the server's clock."""
+    backend = DirectBackend()
+    backend.store.ahead = timedelta(seconds=ahead)
+
+    @asynccontextmanager
+    async def shared(_: TrainJobHook) -> AsyncIterator[DirectBackend]:
+        yield backend
+
+    async def scenario() -> None:
+        early, late = [await launch(backend, key) for key in ("early", "late")]
+        backend.condition(early, "Complete", "AllJobsCompleted", time=backend.ago(60))
+        trigger = TrainJobEventTrigger(namespace="ns")
+        start = await trigger._start_position()
+        backend.store.ahead += timedelta(seconds=2)  # timestamps are whole seconds
+        backend.end(late)
+        found, _ = await trigger._poll(start)
+        assert [each["name"] for each in found] == [late.name]
+
+    monkeypatch.setattr(TrainJobHook, "shared_backend", shared)
+    asyncio.run(scenario())
