@@ -22,7 +22,7 @@ from trainjob._jobs.results import spent_so_far
 from trainjob._jobs.waiting import wait
 from trainjob._pages.live import LiveReader
 from trainjob.errors import QueueTimeout, RunTimeout, StartTimeout, TimedOut
-from trainjob.status import QUEUE_LABEL, Observation
+from trainjob.status import QUEUE_LABEL, Observation, observe
 
 pytestmark = pytest.mark.timeout(60)  # of a clock that is behind, a timeout never expires
 
@@ -79,7 +79,7 @@ def test_a_timeout_expires_by_the_servers_clock(kind: str, ahead: int, limit: fl
 
         def seen(observation: Observation, _: str) -> None:
             if not observation.phase.terminal:
-                backend.end(ref)
+                backend.condition(ref, "Complete", "AllJobsCompleted")  # without a rank that has run
 
         options = WaitOptions.parse({waits.option: limit})
         if limit < AGE:
@@ -189,3 +189,14 @@ def test_the_time_of_a_study_is_by_the_servers_clock(ahead: int) -> None:
             assert len((await world.tune(max_trials=2, max_seconds=60)).trials) == 1
 
     asyncio.run(scenario())
+
+
+@given(written=st.datetimes(), seen=st.datetimes())
+def test_the_time_of_a_rank_in_its_report_shows_no_progress(written: datetime, seen: datetime) -> None:
+    """Progress is a change of what is reported: the clocks of ranks, server and waiter are not compared for it."""
+
+    def reported(at: datetime) -> Observation:
+        status = {"progressPercentage": 5, "lastUpdatedTime": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
+        return observe({"metadata": {"creationTimestamp": "2026-11-30T10:00:00Z"}, "status": {"trainerStatus": status}})
+
+    assert reported(written) == reported(seen)
