@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,6 @@ from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import Timings
 from trainjob._jobs.cancellation import cancel
-from trainjob._jobs.following import follow
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._support.retrying import REQUEST
@@ -162,25 +160,6 @@ async def test_a_wait_survives_a_fault_of_its_watch_or_list(
         assert 1 <= len(proxy.injected) <= times
 
     await wires.each({**BEFORE, **REFUSED, **AFTER, **GONE, **more}, check, shared=shared)
-
-
-async def test_a_server_that_does_not_answer_is_reported_before_its_watch_ends(wires: Wires) -> None:
-    """The watch of a running job is silent for a minute even without a fault. `connect` sets 8 s for terminals."""
-    async with wires.open(Timings(probe=2)) as (backend, proxy):
-        ref = await launch(backend, LONG, "a", namespace=wires.namespace)
-        await until_phase(backend, ref, Phase.RUNNING)
-        notices: list[str] = []
-        with anyio.fail_after(30):
-            async with aclosing(follow(backend, ref)) as changes:
-                async for observation, notice in changes:
-                    if notice:
-                        notices.append(notice)
-                        proxy.thaw()
-                    elif observation.phase is Phase.RUNNING:
-                        proxy.freeze()
-                    if "answers again" in notice:
-                        break
-        assert notices[0].startswith("the API server does not answer; still waiting")
 
 
 async def test_a_first_request_that_is_not_answered_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -202,7 +202,7 @@ def steps(tmp_path: Path) -> Iterator[Steps]:
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> StepBackend:
     """A cluster in this process."""
-    monkeypatch.setattr("trainjob._backends.kubernetes.pod_informer._GROUP_SECONDS", 0.01)
+    monkeypatch.setattr("trainjob._backends.kubernetes.pod_watch._GROUP_SECONDS", 0.01)
     return StepBackend()
 
 

@@ -38,7 +38,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crashes are reported one by one, and a log without lines is complete at once."""
-    monkeypatch.setattr("trainjob._backends.kubernetes.pod_informer._GROUP_SECONDS", 0.01)
+    monkeypatch.setattr("trainjob._backends.kubernetes.pod_watch._GROUP_SECONDS", 0.01)
     monkeypatch.setattr("trainjob._backends.kubernetes.pods._EMPTY_SECONDS", 0.01)
 
 

@@ -20,7 +20,7 @@ from tests.objects import COMPLETE, SUSPENDED, counts
 from trainjob import JobRef, TrainJobSpec
 from trainjob._backends.kubernetes.blockers import PRIORITY_LABEL, needed
 from trainjob._backends.kubernetes.client import Timings
-from trainjob._backends.kubernetes.job_informer import projection
+from trainjob._backends.kubernetes.job_watch import projection
 from trainjob._manifest.attempts import Cancel
 from trainjob._manifest.render import render
 from trainjob._support import retrying

@@ -12,15 +12,18 @@ from contextlib import aclosing
 import anyio
 import pytest
 from tests import objects
+from tests.fakes.kube.direct import DirectBackend
 from tests.fakes.scripted import Answer, Asked, ScriptedServer, as_json
 from tests.objects import Object, ended, pod
 from tests.serving import serving
 
 from trainjob import JobRef, LogLine
+from trainjob._backends.base import Snapshot
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Forbidden, ServerError, Unreachable
 from trainjob._backends.kubernetes.logs import RankLogs
+from trainjob._backends.kubernetes.pod_watch import PodWatch
 from trainjob._backends.kubernetes.pods import gather, list_pods, tails_of
 from trainjob._diagnosis import diagnosis_of
 from trainjob._support.retrying import Backoff
@@ -28,6 +31,7 @@ from trainjob.status import Observation, Phase
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.anyio]
 
+REF = JobRef("ns", "x", "uid")
 FIRST = "2026-11-21T10:00:00.000000001Z"
 SECOND = "2026-11-21T10:00:02.000000001Z"
 
@@ -47,6 +51,8 @@ class Kubelet(ScriptedServer):
     def reply(self, asked: Asked) -> Answer:
         if f"/{self.refused}/log?" in asked.path:
             return as_json({}, 403)
+        if "watch=true" in asked.path:
+            return as_json({}, 503)
         if "/log?" not in asked.path:
             return as_json({"metadata": {}, "items": self.pods})
         chunks = self.replies.pop(0) if self.replies else []
@@ -77,16 +83,22 @@ async def client(kubelet: Kubelet) -> AsyncIterator[ApiClient]:
 
 async def followed(kubelet: Kubelet, client: ApiClient) -> list[LogLine]:
     """Follow the log until `done`; open the server's gate when a state arrives."""
-    logs = RankLogs(client, JobRef("ns", "x", "uid"), (), "", None)
+    ended, pods = anyio.Event(), PodWatch(client, "ns")
+
+    async def job() -> AsyncGenerator[Snapshot]:
+        await ended.wait()
+        yield Snapshot(objects.trainjob(objects.COMPLETE))
+
     lines: list[LogLine] = []
     with anyio.fail_after(30):
-        async with aclosing(logs.follow()) as following:
+        async with aclosing(RankLogs(client, REF, (), "", None).follow(pods, job())) as following:
             async for line in following:
                 lines.append(line)
                 if line.transient and len(kubelet.replies) == 0:
                     kubelet.stalled.set()
                 if line.text == "done":
-                    logs.finish()
+                    ended.set()
+    await pods.aclose()
     return lines
 
 
@@ -110,8 +122,59 @@ async def test_a_bar_is_completed_after_a_broken_connection(kubelet: Kubelet, cl
 
 async def test_stored_lines_have_the_last_state(kubelet: Kubelet, client: ApiClient) -> None:
     kubelet.replies = [[f"{FIRST} 1%\r2%\r".encode(), b"3%\r", b"4%\r\n", f"{SECOND} done\r\n".encode()]]
-    lines = await RankLogs(client, JobRef("ns", "x", "uid"), (), "", None).stored()
+    lines = [line async for line in RankLogs(client, REF, (), "", None).stored(kubelet.pods)]
     assert [line.text for line in lines] == ["4%", "done"]
+
+
+class LongLogs:
+    """Pods that have each written a line every second; counts those that were sent, and the open connections."""
+
+    def __init__(self, lines: int) -> None:
+        self.lines = lines
+        self.sent = self.open = 0
+
+    async def pieces(self, request: Request) -> AsyncGenerator[tuple[bytes, bool]]:
+        rank = request.path.split("/")[-2][-1]
+        self.open += 1
+        try:
+            for second in range(self.lines):
+                self.sent += 1
+                time = f"2026-11-21T{10 + second // 3600}:{second // 60 % 60:02}:{second % 60:02}.{rank}Z"
+                yield f"{time} {second}".encode(), True
+        finally:
+            self.open -= 1
+
+    def stored(self, ranks: int, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LogLine]:
+        """The lines of a job whose ranks have these logs."""
+        backend = DirectBackend()
+        monkeypatch.setattr(backend._client, "pieces", self.pieces)
+        for rank in range(ranks):
+            backend.pod(REF, rank)
+        return backend.logs(REF)
+
+
+@pytest.mark.parametrize(("ranks", "lines"), [(3, 5000), (5, 199), (1, 1), (4, 0)])
+async def test_stored_lines_are_shown_by_time_without_holding_all_of_them(
+    ranks: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = LongLogs(lines)
+    shown, most = [], 0
+    async with aclosing(logs.stored(ranks, monkeypatch)) as stored:
+        async for line in stored:
+            shown.append(line.time)
+            most = max(most, logs.sent - len(shown))
+    assert shown == sorted(shown)
+    assert len(shown) == ranks * lines
+    assert most <= 201 * ranks
+    assert logs.open == 0
+
+
+async def test_connections_of_short_logs_are_closed_before_the_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job can have more ranks than a process may have open files."""
+    logs = LongLogs(10)
+    async with aclosing(logs.stored(9, monkeypatch)) as stored:
+        await anext(stored)
+        assert (logs.sent, logs.open) == (90, 0)
 
 
 async def test_tails_cost_one_list_and_one_bounded_request_for_each_pod(kubelet: Kubelet, client: ApiClient) -> None:
@@ -121,7 +184,7 @@ async def test_tails_cost_one_list_and_one_bounded_request_for_each_pod(kubelet:
     ]
     kubelet.refused = "x-node-0-7"
     kubelet.replies = [[f"{FIRST} a line\n".encode()] for _ in range(11)]
-    async with aclosing(tails_of(client, await list_pods(client, JobRef("ns", "x", "uid")), 5)) as tails:
+    async with aclosing(tails_of(client, await list_pods(client, REF), 5)) as tails:
         found = [(each["metadata"]["name"], [line.text for line in lines]) async for each, lines in tails]
     assert [name for name, _ in found] == [f"x-node-0-{number}" for number in range(11, -1, -1)], "the oldest first"
     assert dict(found) == {f"x-node-0-{number}": [] if number == 7 else ["a line"] for number in range(12)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainjob._backends.kubernetes.job_informer import projection
+from trainjob._backends.kubernetes.job_watch import projection
 from trainjob._manifest.render import render
 from trainjob._spec import TrainJobSpec
 from trainjob.errors import InvalidSpec

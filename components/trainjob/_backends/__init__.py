@@ -17,14 +17,11 @@ if TYPE_CHECKING:
 
 BACKENDS = ("kubernetes", "local")
 
-_PROBE_SECONDS = 8.0
-
 
 def connect(
     backend: str | None = None,
     *,
     shared: bool = False,
-    attended: bool = False,
     credentials: Credentials | None = None,
 ) -> Backend:
     """Return a backend. Makes no request: a missing cluster configuration is reported by the first call.
@@ -32,9 +29,7 @@ def connect(
     Args:
         backend: Name of the backend; if None, ``TRAINJOB_BACKEND``, else ``kubernetes``. The local backend is never a
             default: training on the machine that runs the workflow has to be requested.
-        shared: Share one watch among many waiting calls (cluster only).
-        attended: For terminals: report an API server that does not answer within ten seconds, at the cost of a small
-            request every four seconds.
+        shared: Watch all jobs of a namespace, for many waiting calls, in place of one job (cluster only).
         credentials: Credentials of the cluster; those of the kubeconfig or of this pod if None.
 
     Raises:
@@ -47,13 +42,12 @@ def connect(
         return LocalBackend()
     if name == "kubernetes":
         try:
-            from trainjob._backends.kubernetes import backend as cluster, client  # noqa: PLC0415 - needs httpx, an extra
+            from trainjob._backends.kubernetes import backend as cluster  # noqa: PLC0415 - needs httpx, an extra
         except ImportError as error:
             needed = missing(
                 "a cluster (TRAINJOB_BACKEND=kubernetes, the default)", error.name or "httpx", "kubernetes"
             )
             raise ConfigurationError(f"{needed}; to run jobs on this machine: export TRAINJOB_BACKEND=local") from error
-        timings = client.Timings(probe=_PROBE_SECONDS) if attended else None
-        return cluster.KubernetesBackend(credentials, shared=shared, timings=timings)
+        return cluster.KubernetesBackend(credentials, shared=shared)
     where = "" if backend else "TRAINJOB_BACKEND: "
     raise ConfigurationError(f"{where}unknown backend {name!r}; use one of: {', '.join(BACKENDS)}")

@@ -40,7 +40,7 @@ class Session:
         as_json: Whether the output is JSON.
 
     Attributes:
-        shared: Whether all waits share one watch; set it before the first use of `backend`.
+        shared: Whether all jobs of a namespace are watched; set it before the first use of `backend`.
         closed: Whether the reader of stdout has closed it (``| head``). A command that waits continues.
     """
 
@@ -73,7 +73,7 @@ class Session:
     @cached_property
     def backend(self) -> Backend:
         """The backend, opened at the first use. Makes no request."""
-        return connect(self.given_backend, shared=self.shared, attended=True)
+        return connect(self.given_backend, shared=self.shared)
 
     @cached_property
     def namespace(self) -> str:

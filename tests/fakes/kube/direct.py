@@ -81,6 +81,7 @@ class DirectBackend(KubernetesBackend):
 
     Args:
         store: The objects, if another backend has them already.
+        shared: As of `KubernetesBackend`.
 
     Attributes:
         store: The objects.
@@ -91,8 +92,8 @@ class DirectBackend(KubernetesBackend):
         after: The same after the request was served: an error is a lost reply.
     """
 
-    def __init__(self, store: Store | None = None) -> None:
-        super().__init__(Credentials(host="http://fake"), timings=Timings(settle=0.0))
+    def __init__(self, store: Store | None = None, *, shared: bool = False) -> None:
+        super().__init__(Credentials(host="http://fake"), shared=shared, timings=Timings(settle=0.0))
         self.store = store or Store()
         self.requests: list[str] = []
         self.turn: Callable[[str], Awaitable[object]] | None = None

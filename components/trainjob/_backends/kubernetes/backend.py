@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from trainjob._backends.base import Snapshot, TrainJob, Usage, Waiter
 from trainjob._backends.credentials import Credentials
@@ -19,13 +17,14 @@ from trainjob._backends.kubernetes.errors import (
     Forbidden,
     ObjectNotFound,
 )
-from trainjob._backends.kubernetes.job_informer import JobInformer
+from trainjob._backends.kubernetes.job_watch import JobWatch
 from trainjob._backends.kubernetes.leases import Attendance
 from trainjob._backends.kubernetes.logs import RankLogs
-from trainjob._backends.kubernetes.objects import TrainJobObjects, collection, deleting, patching
+from trainjob._backends.kubernetes.objects import TrainJobObjects, deleting, patching
 from trainjob._backends.kubernetes.optional_apis import OptionalApis
-from trainjob._backends.kubernetes.pod_informer import PodInformer
+from trainjob._backends.kubernetes.pod_watch import PodWatch
 from trainjob._backends.kubernetes.prepared import PreparedRequest
+from trainjob._backends.kubernetes.shared_watch import SharedWatch
 from trainjob._diagnosis.evidence import Evidence
 from trainjob._manifest.attempts import work_of
 from trainjob._manifest.unattended import LABEL as UNATTENDED
@@ -34,14 +33,16 @@ from trainjob._support.log_lines import LogLine
 from trainjob.job import API_VERSION, JobRef
 from trainjob.status import QUEUE_LABEL, observe
 
+W = TypeVar("W", bound=SharedWatch)
+
 
 class KubernetesBackend(TrainJobObjects):
     """TrainJobs of one cluster.
 
     Args:
         credentials: Source of the credentials; kubeconfig or service account by default.
-        shared: Share one watch of jobs and one of pods among all waiters of a namespace (`JobInformer`, `PodInformer`).
-            Without it the requests name the single job, and so can its Role.
+        shared: Watch all jobs and pods of a namespace, for many waiters. Otherwise the requests name the single job,
+            and so can its Role. In both cases waiting for a job, its blockers, crashes and logs share two watches.
         timings: Timeouts and intervals.
     """
 
@@ -52,8 +53,8 @@ class KubernetesBackend(TrainJobObjects):
         super().__init__(ApiClient(self.credentials, timings))
         self._optional = OptionalApis(self._client)
         self._shared = shared
-        self._job_informers: dict[str, JobInformer] = {}
-        self._pod_informers: dict[str, PodInformer] = {}
+        self._job_watches: dict[tuple[str, str], JobWatch] = {}  # by namespace and job; the latter is empty if shared
+        self._pod_watches: dict[tuple[str, str], PodWatch] = {}
         self._attendances: dict[str, Attendance] = {}
 
     @property
@@ -84,33 +85,28 @@ class KubernetesBackend(TrainJobObjects):
     async def refs(self, namespace: str, names: Collection[str]) -> tuple[dict[str, JobRef], set[str]]:
         """See `Backend.refs`. A shared watch has all jobs, so 10,000 names are not 10,000 requests."""
         if self._shared:
-            found = await self._job_informer(namespace).refs()
+            found = await self._job_watch(namespace).refs()
         else:
             found = [JobRef.of(trainjob) for trainjob in await self.find(namespace, {})]
         return {ref.name: ref for ref in found if ref.name in names}, {work_of(ref.name) for ref in found} - {""}
 
     def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """Yield the job now and after each change, until it is gone."""
-        return self._job_informer(ref.namespace).subscribe(ref) if self._shared else self._watch_alone(ref)
+        return self._job_watch(ref.namespace, ref.name).snapshots(ref)
 
-    async def _watch_alone(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
-        informer = self._new_job_informer(ref.namespace, f"metadata.name={ref.name}")
-        try:
-            async with aclosing(informer.subscribe(ref)) as snapshots:
-                async for snapshot in snapshots:
-                    yield snapshot
-        finally:
-            await informer.aclose()
+    def _job_watch(self, namespace: str, job: str = "") -> JobWatch:
+        key = (namespace, "" if self._shared else job)
+        if key not in self._job_watches:
+            _drop_idle(self._job_watches)
+            self._job_watches[key] = JobWatch(self._client, *key, self._confirm)
+        return self._job_watches[key]
 
-    def _job_informer(self, namespace: str) -> JobInformer:
-        if namespace not in self._job_informers:
-            self._job_informers[namespace] = self._new_job_informer(namespace)
-        return self._job_informers[namespace]
-
-    def _new_job_informer(self, namespace: str, fields: str = "") -> JobInformer:
-        selector = {"fieldSelector": fields} if fields else {}
-        related = RelatedObjects(self._client, namespace)
-        return JobInformer(self._client, collection(namespace), selector, self._confirm, related)
+    def _pod_watch(self, ref: JobRef) -> PodWatch:
+        key = (ref.namespace, "" if self._shared else ref.name)
+        if key not in self._pod_watches:
+            _drop_idle(self._pod_watches)
+            self._pod_watches[key] = PodWatch(self._client, *key)
+        return self._pod_watches[key]
 
     async def _confirm(self, ref: JobRef) -> TrainJob | None:
         found = await self.get(ref.namespace, ref.name)
@@ -192,15 +188,8 @@ class KubernetesBackend(TrainJobObjects):
         return replace(seen, unseen=unseen, pods_visible=visible)
 
     def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
-        """Yield crashes as they occur. Opens a watch of the job's pods, or shares one of the namespace's pods."""
-        if not self._shared:
-            return PodInformer(self._client, ref.namespace, ref.name).subscribe(ref)
-        return self._pod_informer(ref.namespace).subscribe(ref)
-
-    def _pod_informer(self, namespace: str) -> PodInformer:
-        if namespace not in self._pod_informers:
-            self._pod_informers[namespace] = PodInformer(self._client, namespace)
-        return self._pod_informers[namespace]
+        """Yield crashes as they occur."""
+        return self._pod_watch(ref).crashes(ref)
 
     async def logs(
         self,
@@ -213,21 +202,13 @@ class KubernetesBackend(TrainJobObjects):
     ) -> AsyncGenerator[LogLine]:
         """Yield the lines of the ranks, oldest first; with `follow` until the job has ended."""
         reader = RankLogs(self._client, ref, ranks, since, tail)
-        if not follow:
-            for line in await self.retry(reader.stored):
+        if follow:
+            found = reader.follow(self._pod_watch(ref), self.watch(ref))
+        else:
+            found = reader.stored(await self.retry(lambda: pods.list_pods(self._client, ref)))
+        async with aclosing(found) as lines:
+            async for line in lines:
                 yield line
-            return
-        listen = partial(self._pod_informer(ref.namespace).listening, ref) if self._shared else None
-        # No task group: a consumer that stops early would get an ExceptionGroup of GeneratorExit.
-        watching = asyncio.create_task(self._until_finished(ref, reader.finish))
-        try:
-            async with aclosing(reader.follow(listen)) as lines:
-                async for line in lines:
-                    yield line
-            await watching
-        finally:
-            watching.cancel()
-            await asyncio.wait({watching})
 
     async def tails(self, ref: JobRef, count: int) -> AsyncGenerator[tuple[Mapping[str, Any], list[LogLine]]]:
         """Yield each pod with the last lines of its training container: one list, and one request for each log."""
@@ -236,15 +217,6 @@ class KubernetesBackend(TrainJobObjects):
             async for tail in tails:
                 yield tail
 
-    async def _until_finished(self, ref: JobRef, finish: Callable[[], None]) -> None:
-        try:
-            async with aclosing(self.watch(ref)) as snapshots:
-                async for snapshot in snapshots:
-                    if observe(snapshot.trainjob).phase.terminal:
-                        return
-        finally:
-            finish()
-
     def attend(self, ref: JobRef) -> None:
         """Record that this process waits for the job: one Lease for 2,000 jobs of a namespace."""
         if ref.namespace not in self._attendances:
@@ -252,8 +224,9 @@ class KubernetesBackend(TrainJobObjects):
         self._attendances[ref.namespace].attend(ref)
 
     def leave(self, ref: JobRef, *, ended: bool) -> None:
-        """Take one `attend` back."""
-        self._attendances[ref.namespace].leave(ref, ended=ended)
+        """Take one `attend` back; nothing is left of it once the backend is closed."""
+        if ref.namespace in self._attendances:
+            self._attendances[ref.namespace].leave(ref, ended=ended)
 
     async def _opt_out(self, ref: JobRef) -> None:
         """Remove the label by which a job without waiters is ended."""
@@ -296,17 +269,16 @@ class KubernetesBackend(TrainJobObjects):
         return [owner for pod in found for owner in pod["metadata"].get("ownerReferences") or []]
 
     async def aclose(self) -> None:
-        """Close all watches and connections; jobs are not touched."""
-        kept: list[JobInformer | PodInformer | Attendance] = [
-            *self._job_informers.values(),
-            *self._pod_informers.values(),
-        ]
-        for each in [*kept, *self._attendances.values()]:
-            await each.aclose()
-        self._job_informers.clear()
-        self._pod_informers.clear()
-        self._attendances.clear()
+        """Close all watches and connections; jobs are not touched. Whatever still waits gets `BackendUnavailable`."""
+        for kept in (self._job_watches, self._pod_watches, self._attendances):
+            while kept:
+                await kept.popitem()[1].aclose()
         await self._client.aclose()
+
+
+def _drop_idle(watches: dict[tuple[str, str], W]) -> None:
+    for key in [key for key, watch in watches.items() if watch.idle]:
+        del watches[key]
 
 
 def _named(name: str) -> dict[str, str]:

@@ -71,8 +71,6 @@ class Timings:
             idle connections after a minute or less.
         relist: Interval at which a watched collection is listed again, plus or minus 20 % (kopf #585: silent streams).
         poll: Shortest and longest pause between two lists where watches are forbidden.
-        probe: Time within which an unresponsive server is detected while a watch is silent, by small requests; 0 sends
-            none. Costs a second connection, so it is meant for terminals.
         settle: Time for which a suspended or deleted job without pods may still get some: a controller that has not
             seen the change yet may be creating them.
         renew: Interval at which a process records that it still waits for its jobs; a third of it after a failure.
@@ -86,7 +84,6 @@ class Timings:
     healthy_after: float = 5.0
     relist: float = 600.0
     poll: tuple[float, float] = (10.0, 30.0)
-    probe: float = 0.0
     settle: float = 3.0
     renew: float = 30.0
     watch_backoff: Preset = retrying.PATIENT

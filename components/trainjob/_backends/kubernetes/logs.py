@@ -3,35 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
-import math
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
-from typing import Any
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, closing, suppress
+from dataclasses import dataclass
 
 import anyio
 
+from trainjob._backends.base import Snapshot
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import ApiError, Transient
-from trainjob._backends.kubernetes.pod_informer import Listener, Pod
+from trainjob._backends.kubernetes.pod_watch import Pod, PodWatch
 from trainjob._backends.kubernetes.pods import KubeletLines, collection, list_pods
+from trainjob._backends.kubernetes.shared_watch import Listener
 from trainjob._support import retrying
 from trainjob._support.kube_objects import name_of, rank_of, training_container
 from trainjob._support.log_lines import LogLine, Splitter, latest
 from trainjob._support.retrying import Backoff
 from trainjob.job import JobRef
+from trainjob.status import observe
 
 _log = logging.getLogger(__name__)
 
 _LOG_READ_SECONDS = 300.0  # a rank may be silent; after so long the connection is taken for dead
-_POLL_SECONDS = 2.0  # interval of looking for new pods, and pause before a log that has ended is requested again
+_RESTART_SECONDS = 2.0  # pause before a log that has ended is requested again: its container may be restarted
 _DRAIN_SECONDS = 5.0  # silence after the end of a job: all logs are complete by then, or a node is lost
+_LINES = 1000  # of followed logs that wait for their consumer
+_STORED_LINES = 200  # of each stored log that wait for those of the others
 
-Listening = AbstractAsyncContextManager[Listener]
+
+@dataclass(eq=False)
+class _Log:
+    """The log of one pod.
+
+    Attributes:
+        pod: The pod's latest state.
+        reader: Reads the log, if it is followed.
+        last: Time of the last line that was read.
+        answered: Whether the latest request has brought anything.
+        deleted: Whether the pod was deleted.
+    """
+
+    pod: Pod
+    reader: asyncio.Task[None] | None = None
+    last: str = ""
+    answered: bool = True
+    deleted: bool = False
 
 
 class RankLogs:
-    """Follows the logs of all pods of a job at the same time, including new and restarted ones.
+    """The logs of all pods of a job.
 
     Args:
         client: The connection.
@@ -47,147 +70,177 @@ class RankLogs:
         self._ranks = ranks
         self._since = since
         self._tail = tail
-        self._last: dict[str, str] = {}
-        self._readers: dict[str, asyncio.Task[None]] = {}
-        self._unanswered: dict[str, str] = {}  # pod -> rank, of logs that were requested and have sent nothing
-        # Bounded: readers wait for the consumer, so memory does not grow with the logs. None wakes the consumer to look
-        # for pods. Created when the first rank runs, since it takes as much memory as the rest of a waiting job.
+        self._logs: dict[str, _Log] = {}  # by the UID of the pod
+        # Bounded: readers wait for the consumer, so memory does not grow with the logs. None is the end. Created when
+        # the first rank runs, since it takes as much memory as the rest of a waiting job.
         self._queue: asyncio.Queue[LogLine | None] | None = None
-        self._idle: asyncio.Future[None] | None = None
-        self._woken = self._finished = False
-        self._with_output: dict[str, Pod] = {}
+        self._begun = asyncio.get_running_loop().create_future()
+        self._error: Exception | None = None
+        self._heard = 0.0  # when the latest line came, or the job ended
 
-    async def stored(self) -> list[LogLine]:
-        """The existing lines, ordered by time; at most 4 MiB of each rank."""
-        lines: list[LogLine] = []
-        for pod in await self._pods():
-            backoff = retrying.REQUEST(failures=3, seconds=0)  # the logs of the other pods wait
-            async with aclosing(self._resumed(pod, backoff, follow=False)) as read:
-                lines += latest([line async for line in read])
-        return sorted(lines, key=lambda line: line.time)
+    async def stored(self, pods: Sequence[Pod]) -> AsyncGenerator[LogLine]:
+        """The existing lines of the pods by time; at most the first 4 MiB of each rank.
 
-    def finish(self) -> None:
-        """Report that the job has ended: `follow` ends after the last line."""
-        self._finished = True
-        self._wake()
+        Each log is read further when its lines in memory are used up: at most `_STORED_LINES` and what TCP buffers.
+        """
+        readers = [self._stored(_Log(pod)) for pod in pods if self._is_wanted(pod)]
+        held: list[tuple[str, int, deque[LogLine]]] = []
+        try:
+            for number, reader in enumerate(readers):
+                lines: deque[LogLine] = await anext(reader, deque())
+                if lines:
+                    heapq.heappush(held, (lines[0].time, number, lines))
+            while held:
+                _, number, lines = held[0]
+                yield lines.popleft()
+                lines = lines or await anext(readers[number], deque())
+                if lines:
+                    heapq.heapreplace(held, (lines[0].time, number, lines))
+                else:
+                    heapq.heappop(held)
+        finally:
+            for reader in readers:
+                await reader.aclose()
 
-    async def follow(self, listen: Callable[[Callable[[], None]], Listening] | None = None) -> AsyncGenerator[LogLine]:
-        """Lines as they are written, until `finish` was called and all lines were read.
+    async def _stored(self, log: _Log) -> AsyncGenerator[deque[LogLine]]:
+        """The existing lines of one pod, some at a time, without the states that a later line replaces."""
+        held: deque[LogLine] = deque()
+        backoff = retrying.REQUEST(failures=3, seconds=0)  # the logs of the other pods wait
+        async with aclosing(self._resumed(log, backoff, follow=False)) as lines:
+            async for line in lines:
+                if held and held[-1].transient:
+                    held.pop()
+                elif len(held) >= _STORED_LINES:
+                    yield held
+                    held = deque()
+                held.append(line)
+        if held:  # the connection is closed: most logs are short, and a job may have more ranks than a process files
+            yield held
+
+    async def follow(self, pods: PodWatch, job: AsyncGenerator[Snapshot]) -> AsyncGenerator[LogLine]:
+        """Lines of all pods as they are written, including new and restarted ones, until the job's last line.
 
         Args:
-            listen: Registers a callback for changes of the job's pods (`PodInformer.listening`).
-                Without it the pods are listed every 2 s, which is too often for many jobs.
+            pods: The watch of the job's pods.
+            job: The job's states.
 
         Raises:
-            TrainJobError: The listener failed.
+            TrainJobError: Pods may not be listed, or an outage used up the retries of a watch.
         """
-        try:
-            async with listen(self._wake) if listen else nullcontext() as listener:
-                while True:
-                    self._woken, over = False, self._finished
-                    informed = listener if listener is not None and (listener.current or not over) else None
-                    for pod in self._pods_with_output(informed) if informed is not None else await self._pods_or_none():
-                        reader = self._readers.get(name_of(pod))
-                        if _has_output(pod) and (reader is None or (reader.done() and _may_restart(pod))):
-                            self._start_reader(pod)
-                    seconds = _DRAIN_SECONDS if over else _POLL_SECONDS if listener is None else math.inf
-                    async with aclosing(self._drain(seconds, over)) as lines:
-                        async for line in lines:
-                            yield line
-                    if over:
-                        if missing := self._missing():
-                            yield LogLine("", "trainjob", f"the last lines of {missing} could not be read")
-                        return
-                    if listener is not None and listener.error is not None:
-                        raise listener.error
-        finally:
-            for reader in self._readers.values():
-                reader.cancel()
-
-    def _missing(self) -> str:
-        """The ranks whose log sent nothing, for a message; empty if there are none."""
-        reading = [name for name, task in self._readers.items() if not task.done()]
-        ranks = sorted({self._unanswered[name] for name in reading if name in self._unanswered})
-        return ", ".join(ranks[:8]) + (" and more" if len(ranks) > 8 else "")
-
-    def _pods_with_output(self, listener: Listener) -> list[Pod]:
-        """All pods with output, after the changes that `listener` has received."""
-        for uid, pod in listener.take().items():
-            if _has_output(pod) and (not self._ranks or rank_of(pod) in self._ranks):
-                self._with_output[uid] = pod
-        return [*self._with_output.values()]
-
-    def _start_reader(self, pod: Pod) -> None:
-        loop = asyncio.get_running_loop()
-        self._queue = self._queue or asyncio.Queue(maxsize=1000)
-        reader = self._readers[name_of(pod)] = asyncio.create_task(self._read(pod, self._queue))
-        # A restarted container has a new log. The end of a container may be reported after the end of its log.
-        reader.add_done_callback(lambda _: loop.call_later(_POLL_SECONDS, self._wake))
-
-    def _wake(self) -> None:
-        self._woken = True
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
-        if self._queue is not None:
-            with suppress(asyncio.QueueFull):  # the consumer is awake already
-                self._queue.put_nowait(None)
-
-    async def _drain(self, seconds: float, over: bool) -> AsyncGenerator[LogLine]:
-        """Lines until it is time to look for pods, for at most `seconds`; all that remain once the job is over."""
-        loop = asyncio.get_running_loop()
-        if self._queue is None:
-            self._idle = loop.create_future()
-            if not self._woken and not over:
-                await asyncio.wait({self._idle}, timeout=None if seconds == math.inf else seconds)
-            return
-        end = loop.time() + seconds
-        while True:
-            while not self._queue.empty():  # without a timer per line, which takes as long as the rest
-                if (line := self._queue.get_nowait()) is not None:
-                    yield line
-            reading = any(not reader.done() for reader in self._readers.values())
-            left = end - loop.time()
-            if (over and not reading) or left <= 0 or (self._woken and not over):
-                return
-            timeout = max(0.05, min(left, 0.25)) if over else None if left == math.inf else left
+        # No task group: a consumer that stops early would get an ExceptionGroup of GeneratorExit.
+        with closing(pods.listen(self._ref.name)) as listener:
+            ending = asyncio.create_task(self._end(pods, job))
             try:
-                line = await asyncio.wait_for(self._queue.get(), timeout)
-            except TimeoutError:
-                continue
-            if line is None:
-                continue
-            yield line
-            if over:
-                end = loop.time() + seconds
+                self._look(pods, listener)
+                await self._begun
+                queue = self._lines()
+                while (self._error is None or not queue.empty()) and (line := await queue.get()) is not None:
+                    yield line
+                if self._error is not None:
+                    raise self._error
+            finally:
+                tasks = [ending, *(log.reader for log in self._logs.values() if log.reader is not None)]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
 
-    async def _pods(self) -> list[dict[str, Any]]:
-        pods = await list_pods(self._client, self._ref)
-        wanted = [pod for pod in pods if not self._ranks or rank_of(pod) in self._ranks]
-        return sorted(wanted, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    def _lines(self) -> asyncio.Queue[LogLine | None]:
+        """The lines for the consumer, who waits for the first call."""
+        self._queue = self._queue or asyncio.Queue(_LINES)
+        if not self._begun.done():
+            self._begun.set_result(None)
+        return self._queue
 
-    async def _pods_or_none(self) -> list[dict[str, Any]]:
-        try:
-            return await self._pods()
-        except ApiError:
-            return []
+    def _look(self, pods: PodWatch, listener: Listener) -> None:
+        """Start readers, now and after each change of the pods."""
+        if listener.error is not None:
+            self._fail(listener.error)
+            return
+        known = pods.known.get(self._ref.name, {})
+        for uid, pod in listener.take().changed.items():
+            if uid in known:
+                self._add(uid, pod)
+            elif uid in self._logs:
+                self._logs[uid].deleted = True
+        self._logs = {uid: log for uid, log in self._logs.items() if not log.deleted or _is_read(log)}
+        listener.news().add_done_callback(lambda _: self._look(pods, listener))
 
-    async def _read(self, pod: Pod, queue: asyncio.Queue[LogLine | None]) -> None:
-        """Put one pod's lines into the queue."""
-        async with aclosing(self._resumed(pod, retrying.REQUEST(), follow=True)) as lines:
+    def _add(self, uid: str, pod: Pod) -> None:
+        """Read the log of a pod that is new or has changed."""
+        if self._is_wanted(pod) and _has_output(pod):
+            log = self._logs.setdefault(uid, _Log(pod))
+            log.pod = pod
+            self._read_on(log)
+
+    def _read_on(self, log: _Log) -> None:
+        """Read a log unless it is being read, or was read and its container is not restarted any more."""
+        if log.reader is None or (log.reader.done() and not log.deleted and _may_restart(log.pod)):
+            loop = asyncio.get_running_loop()
+            log.reader = asyncio.create_task(self._read(log))
+            # A restarted container has a new log. The end of a container may be reported after the end of its log.
+            log.reader.add_done_callback(lambda _: loop.call_later(_RESTART_SECONDS, self._read_on, log))
+
+    async def _read(self, log: _Log) -> None:
+        queue = self._lines()
+        async with aclosing(self._resumed(log, retrying.REQUEST(), follow=True)) as lines:
             async for line in lines:
                 await queue.put(line)
+                self._heard = asyncio.get_running_loop().time()
 
-    async def _resumed(self, pod: Pod, backoff: Backoff, *, follow: bool) -> AsyncGenerator[LogLine]:
+    def _fail(self, error: Exception) -> None:
+        """End the lines with an error."""
+        self._error = error
+        for log in self._logs.values():
+            if log.reader is not None:
+                log.reader.cancel()
+        with suppress(asyncio.QueueFull):  # the consumer is awake then
+            self._lines().put_nowait(None)
+
+    async def _end(self, pods: PodWatch, job: AsyncGenerator[Snapshot]) -> None:
+        """Wait for the end of the job and for its last lines, and end the lines."""
+        try:
+            async with aclosing(job) as snapshots:
+                async for snapshot in snapshots:
+                    if observe(snapshot.trainjob).phase.terminal:
+                        break
+            if not pods.current:
+                with suppress(ApiError):
+                    for pod in await list_pods(self._client, self._ref):
+                        self._add(pod["metadata"]["uid"], pod)
+            for log in self._logs.values():
+                self._read_on(log)
+            await self._drain(self._lines())
+        except Exception as error:  # noqa: BLE001 - after any error, no consumer may wait for ever
+            self._fail(error)
+
+    async def _drain(self, queue: asyncio.Queue[LogLine | None]) -> None:
+        """Wait until all logs are read, or silent."""
+        loop = asyncio.get_running_loop()
+        self._heard = loop.time()
+        while reading := {log.reader: log for log in self._logs.values() if log.reader and _is_read(log)}:
+            left = self._heard + _DRAIN_SECONDS - loop.time()
+            if left <= 0 and not queue.full():
+                break
+            await asyncio.wait(reading, timeout=max(left, 0.25))
+        if ranks := sorted({rank_of(log.pod) for log in reading.values() if not log.answered}):
+            missing = ", ".join(ranks[:8]) + (" and more" if len(ranks) > 8 else "")
+            await queue.put(LogLine("", "trainjob", f"the last lines of {missing} could not be read"))
+        await queue.put(None)
+
+    def _is_wanted(self, pod: Pod) -> bool:
+        return not self._ranks or rank_of(pod) in self._ranks
+
+    async def _resumed(self, log: _Log, backoff: Backoff, *, follow: bool) -> AsyncGenerator[LogLine]:
         """One pod's lines, resumed after the last one when a connection breaks."""
         while True:
             try:
-                async with aclosing(self._stream(pod, follow=follow)) as lines:
+                async with aclosing(self._stream(log, follow=follow)) as lines:
                     async for line in lines:
                         backoff.success()
                         yield line
             except Transient as error:
                 if backoff.failure():
-                    _log.warning("the log of pod %s cannot be read completely: %s", name_of(pod), error)
+                    _log.warning("the log of pod %s cannot be read completely: %s", name_of(log.pod), error)
                     return
                 await anyio.sleep(backoff.pause(error.retry_after))
             except ApiError:  # pod gone, or container not started: decided when the pods are next looked at
@@ -195,11 +248,10 @@ class RankLogs:
             else:
                 return
 
-    async def _stream(self, pod: Pod, *, follow: bool) -> AsyncGenerator[LogLine]:
-        metadata = pod["metadata"]
-        rank, uid = rank_of(pod), metadata["uid"]
+    async def _stream(self, log: _Log, *, follow: bool) -> AsyncGenerator[LogLine]:
+        pod, metadata = log.pod, log.pod["metadata"]
         params = {"container": training_container(pod), "timestamps": "true"}
-        last = max(self._last.get(uid, ""), self._since)
+        last = max(log.last, self._since)
         if last:  # whole seconds only; duplicates are dropped below
             params["sinceTime"] = last[:19] + "Z"
         elif self._tail is not None:
@@ -210,16 +262,20 @@ class RankLogs:
             params["follow"] = "true"
         path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
         request = Request("GET", path, params, read_seconds=_LOG_READ_SECONDS)
-        self._unanswered[name_of(pod)] = rank
-        kubelet = KubeletLines(Splitter(rank))
+        log.answered = False
+        kubelet = KubeletLines(Splitter(rank_of(pod)))
         async with aclosing(self._client.pieces(request)) as pieces:
             async for piece, ended in pieces:
-                self._unanswered.pop(name_of(pod), None)
+                log.answered = True
                 for line in latest(kubelet.take(piece, ended=ended)):
                     if line.time > last:
                         if not line.transient:  # a line cut by a broken connection is requested again
-                            self._last[uid] = line.time
+                            log.last = line.time
                         yield line
+
+
+def _is_read(log: _Log) -> bool:
+    return log.reader is not None and not log.reader.done()
 
 
 def _has_output(pod: Pod) -> bool:

@@ -74,7 +74,6 @@ class Reflector:
 
     Attributes:
         watching: Whether a watch is open, so that what is known is newer than the latest list.
-        last_reply: Monotonic time of the latest reply.
     """
 
     def __init__(self, client: ApiClient, path: str, selector: Mapping[str, str]) -> None:
@@ -86,7 +85,6 @@ class Reflector:
         self._refusals = client.timings.request_backoff()
         self._version = ""
         self.watching = False
-        self.last_reply = time.monotonic()
 
     async def events(self) -> AsyncGenerator[Change | Synced | Outage]:
         """All changes, without end.
@@ -142,7 +140,6 @@ class Reflector:
             params = {**self._selector, "limit": str(PAGE), **({"continue": token} if token else {})}
             request = Request("GET", self._path, params)
             items, metadata = parts_of(request, await self._client.send(request))
-            self.last_reply = time.monotonic()
             for item in items:
                 yield item
             del items
@@ -203,7 +200,6 @@ class Reflector:
 
     def _parse(self, line: bytes) -> Change | None:
         """The change in a line of a watch; None for a bookmark."""
-        self.last_reply = time.monotonic()
         try:
             event = json.loads(line)
             kind, item = event["type"], event["object"]
