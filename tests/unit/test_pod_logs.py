@@ -91,7 +91,7 @@ async def followed(kubelet: Kubelet, client: ApiClient) -> list[LogLine]:
 
     lines: list[LogLine] = []
     with anyio.fail_after(30):
-        async with aclosing(RankLogs(client, REF, (), "", None).follow(pods, job())) as following:
+        async with aclosing(RankLogs(pods, REF, (), "", None).follow(job())) as following:
             async for line in following:
                 lines.append(line)
                 if line.transient and len(kubelet.replies) == 0:
@@ -122,7 +122,7 @@ async def test_a_bar_is_completed_after_a_broken_connection(kubelet: Kubelet, cl
 
 async def test_stored_lines_have_the_last_state(kubelet: Kubelet, client: ApiClient) -> None:
     kubelet.replies = [[f"{FIRST} 1%\r2%\r".encode(), b"3%\r", b"4%\r\n", f"{SECOND} done\r\n".encode()]]
-    lines = [line async for line in RankLogs(client, REF, (), "", None).stored(kubelet.pods)]
+    lines = [line async for line in RankLogs(PodWatch(client, "ns"), REF, (), "", None).stored(kubelet.pods)]
     assert [line.text for line in lines] == ["4%", "done"]
 
 

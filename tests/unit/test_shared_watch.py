@@ -89,7 +89,9 @@ async def test_a_waiter_cancelled_as_its_job_is_deleted_leaves_nothing_running(
         await asyncio.sleep(0)
     reading.cancel()
     await asyncio.sleep(LINGER + 1)
-    assert running() == set()
+    backend.requests.clear()
+    await asyncio.sleep(LINGER)
+    assert (running(), backend.requests) == (set(), [])
 
 
 @each_reader

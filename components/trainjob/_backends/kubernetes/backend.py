@@ -201,9 +201,9 @@ class KubernetesBackend(TrainJobObjects):
         tail: int | None = None,
     ) -> AsyncGenerator[LogLine]:
         """Yield the lines of the ranks, oldest first; with `follow` until the job has ended."""
-        reader = RankLogs(self._client, ref, ranks, since, tail)
+        reader = RankLogs(self._pod_watch(ref), ref, ranks, since, tail)
         if follow:
-            found = reader.follow(self._pod_watch(ref), self.watch(ref))
+            found = reader.follow(self.watch(ref))
         else:
             found = reader.stored(await self.retry(lambda: pods.list_pods(self._client, ref)))
         async with aclosing(found) as lines:

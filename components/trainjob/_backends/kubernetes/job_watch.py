@@ -10,7 +10,6 @@ import json
 import logging
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import closing
 from functools import lru_cache
 from typing import Any
 
@@ -109,13 +108,14 @@ class JobWatch(SharedWatch):
             TrainJobError: Jobs may not be listed, an outage used up its retries, or the backend was closed.
         """
         latest: TrainJob | None = None
-        with closing(self.listen(ref.uid)) as listener:
+        with self.listen(ref.uid) as listener:
             while True:
                 await listener.news()
-                changed, notice, gone = listener.take()
-                latest = changed.get(ref.uid, latest)
+                states, notice, gone = listener.take()
                 # Its last state first: a job deleted as soon as it ended is reported as ended, not as missing.
-                if latest is not None and (changed or notice):
+                latest, changed = states.get(ref.uid, latest), bool(states or notice)
+                del states  # 0.2 KB for as long as this generator waits
+                if latest is not None and changed:
                     yield self._snapshot(latest, notice)
                 if not gone:
                     continue
@@ -136,7 +136,7 @@ class JobWatch(SharedWatch):
         Raises:
             TrainJobError: As `snapshots`.
         """
-        with closing(self.listen("")) as listener:  # no job has this UID, which shows as soon as all are known
+        with self.listen("") as listener:  # no job has this UID, which shows as soon as all are known
             while not self.synced:
                 await listener.news()
                 listener.take()

@@ -7,13 +7,13 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 import anyio
 
 from trainjob._backends.base import Snapshot
-from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.client import Request
 from trainjob._backends.kubernetes.errors import ApiError, Transient
 from trainjob._backends.kubernetes.pod_watch import Pod, PodWatch
 from trainjob._backends.kubernetes.pods import KubeletLines, collection, list_pods
@@ -43,29 +43,27 @@ class _Log:
         reader: Reads the log, if it is followed.
         last: Time of the last line that was read.
         answered: Whether the latest request has brought anything.
-        deleted: Whether the pod was deleted.
     """
 
     pod: Pod
     reader: asyncio.Task[None] | None = None
     last: str = ""
     answered: bool = True
-    deleted: bool = False
 
 
 class RankLogs:
     """The logs of all pods of a job.
 
     Args:
-        client: The connection.
+        watch: The watch of the job's pods; only `follow` opens it.
         ref: The job.
         ranks: Ranks to read; all if empty.
         since: Time of the last line that was read before.
         tail: Number of existing lines of each rank to begin with; all if None.
     """
 
-    def __init__(self, client: ApiClient, ref: JobRef, ranks: Sequence[str], since: str, tail: int | None) -> None:
-        self._client = client
+    def __init__(self, watch: PodWatch, ref: JobRef, ranks: Sequence[str], since: str, tail: int | None) -> None:
+        self._watch = watch
         self._ref = ref
         self._ranks = ranks
         self._since = since
@@ -73,10 +71,10 @@ class RankLogs:
         self._logs: dict[str, _Log] = {}  # by the UID of the pod
         # Bounded: readers wait for the consumer, so memory does not grow with the logs. None is the end. Created when
         # the first rank runs, since it takes as much memory as the rest of a waiting job.
-        self._queue: asyncio.Queue[LogLine | None] | None = None
-        self._begun = asyncio.get_running_loop().create_future()
+        self._queue: asyncio.Future[asyncio.Queue[LogLine | None]] = asyncio.get_running_loop().create_future()
         self._error: Exception | None = None
         self._heard = 0.0  # when the latest line came, or the job ended
+        self._over = False  # the consumer has left
 
     async def stored(self, pods: Sequence[Pod]) -> AsyncGenerator[LogLine]:
         """The existing lines of the pods by time; at most the first 4 MiB of each rank.
@@ -117,68 +115,64 @@ class RankLogs:
         if held:  # the connection is closed: most logs are short, and a job may have more ranks than a process files
             yield held
 
-    async def follow(self, pods: PodWatch, job: AsyncGenerator[Snapshot]) -> AsyncGenerator[LogLine]:
-        """Lines of all pods as they are written, including new and restarted ones, until the job's last line.
-
-        Args:
-            pods: The watch of the job's pods.
-            job: The job's states.
+    async def follow(self, job: AsyncGenerator[Snapshot]) -> AsyncGenerator[LogLine]:
+        """Lines of all pods as they are written, including new and restarted ones, until the last line of the `job`.
 
         Raises:
-            TrainJobError: Pods may not be listed, or an outage used up the retries of a watch.
+            TrainJobError: Jobs or pods may not be listed, or an outage used up the retries of a watch.
         """
         # No task group: a consumer that stops early would get an ExceptionGroup of GeneratorExit.
-        with closing(pods.listen(self._ref.name)) as listener:
-            ending = asyncio.create_task(self._end(pods, job))
+        with self._watch.listen(self._ref.name) as listener:
+            ending = asyncio.create_task(self._end(job))
             try:
-                self._look(pods, listener)
-                await self._begun
-                queue = self._lines()
+                self._look(listener)
+                queue = await self._queue
                 while (self._error is None or not queue.empty()) and (line := await queue.get()) is not None:
                     yield line
                 if self._error is not None:
                     raise self._error
             finally:
+                self._over = True
                 tasks = [ending, *(log.reader for log in self._logs.values() if log.reader is not None)]
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
 
     def _lines(self) -> asyncio.Queue[LogLine | None]:
-        """The lines for the consumer, who waits for the first call."""
-        self._queue = self._queue or asyncio.Queue(_LINES)
-        if not self._begun.done():
-            self._begun.set_result(None)
-        return self._queue
+        if not self._queue.done():
+            self._queue.set_result(asyncio.Queue(_LINES))
+        return self._queue.result()
 
-    def _look(self, pods: PodWatch, listener: Listener) -> None:
+    def _look(self, listener: Listener) -> None:
         """Start readers, now and after each change of the pods."""
+        if self._over:
+            return
         if listener.error is not None:
             self._fail(listener.error)
             return
-        known = pods.known.get(self._ref.name, {})
         for uid, pod in listener.take().changed.items():
-            if uid in known:
-                self._add(uid, pod)
-            elif uid in self._logs:
-                self._logs[uid].deleted = True
-        self._logs = {uid: log for uid, log in self._logs.items() if not log.deleted or _is_read(log)}
-        listener.news().add_done_callback(lambda _: self._look(pods, listener))
+            self._add(uid, pod)
+        self._logs = {uid: log for uid, log in self._logs.items() if _is_read(log) or self._exists(uid)}
+        listener.news().add_done_callback(lambda _: self._look(listener))
+
+    def _exists(self, uid: str) -> bool:
+        return uid in self._watch.known.get(self._ref.name, {})
 
     def _add(self, uid: str, pod: Pod) -> None:
         """Read the log of a pod that is new or has changed."""
         if self._is_wanted(pod) and _has_output(pod):
             log = self._logs.setdefault(uid, _Log(pod))
             log.pod = pod
-            self._read_on(log)
+            self._read_on(uid, log)
 
-    def _read_on(self, log: _Log) -> None:
-        """Read a log unless it is being read, or was read and its container is not restarted any more."""
-        if log.reader is None or (log.reader.done() and not log.deleted and _may_restart(log.pod)):
+    def _read_on(self, uid: str, log: _Log) -> None:
+        """Read a log, unless it is being read, or was read and its container is not restarted any more."""
+        restarts = not _is_read(log) and _may_restart(log.pod) and self._exists(uid)
+        if (log.reader is None or restarts) and not self._over:
             loop = asyncio.get_running_loop()
             log.reader = asyncio.create_task(self._read(log))
             # A restarted container has a new log. The end of a container may be reported after the end of its log.
-            log.reader.add_done_callback(lambda _: loop.call_later(_RESTART_SECONDS, self._read_on, log))
+            log.reader.add_done_callback(lambda _: loop.call_later(_RESTART_SECONDS, self._read_on, uid, log))
 
     async def _read(self, log: _Log) -> None:
         queue = self._lines()
@@ -190,25 +184,22 @@ class RankLogs:
     def _fail(self, error: Exception) -> None:
         """End the lines with an error."""
         self._error = error
-        for log in self._logs.values():
-            if log.reader is not None:
-                log.reader.cancel()
         with suppress(asyncio.QueueFull):  # the consumer is awake then
             self._lines().put_nowait(None)
 
-    async def _end(self, pods: PodWatch, job: AsyncGenerator[Snapshot]) -> None:
+    async def _end(self, job: AsyncGenerator[Snapshot]) -> None:
         """Wait for the end of the job and for its last lines, and end the lines."""
         try:
             async with aclosing(job) as snapshots:
                 async for snapshot in snapshots:
                     if observe(snapshot.trainjob).phase.terminal:
                         break
-            if not pods.current:
+            if not self._watch.current:
                 with suppress(ApiError):
-                    for pod in await list_pods(self._client, self._ref):
+                    for pod in await list_pods(self._watch.client, self._ref):
                         self._add(pod["metadata"]["uid"], pod)
-            for log in self._logs.values():
-                self._read_on(log)
+            for uid, log in self._logs.items():
+                self._read_on(uid, log)
             await self._drain(self._lines())
         except Exception as error:  # noqa: BLE001 - after any error, no consumer may wait for ever
             self._fail(error)
@@ -264,7 +255,7 @@ class RankLogs:
         request = Request("GET", path, params, read_seconds=_LOG_READ_SECONDS)
         log.answered = False
         kubelet = KubeletLines(Splitter(rank_of(pod)))
-        async with aclosing(self._client.pieces(request)) as pieces:
+        async with aclosing(self._watch.client.pieces(request)) as pieces:
             async for piece, ended in pieces:
                 log.answered = True
                 for line in latest(kubelet.take(piece, ended=ended)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +57,7 @@ class PodWatch(SharedWatch):
         """
         seen: dict[str, set[tuple[str, str]]] = {}
         # Only pods with a crash: of a pod that is deleted soon, a later state shows none any more.
-        with closing(self.listen(ref.name, crashes_of)) as listener:
+        with self.listen(ref.name, crashes_of) as listener:
             while True:
                 await listener.news()
                 found = listener.take().changed

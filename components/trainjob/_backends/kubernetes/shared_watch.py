@@ -45,7 +45,7 @@ _NO_CHANGES: Mapping[str, Object] = {}
 
 
 class Listener:
-    """Collects the changes of the objects of one key. `close` it.
+    """Collects the changes of the objects of one key until the end of its ``with`` block.
 
     Attributes:
         key: The key.
@@ -107,7 +107,11 @@ class Listener:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
-    def close(self) -> None:
+    def __enter__(self) -> Listener:
+        """The listener."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Stop listening."""
         self._watch.remove(self)
 
