@@ -225,6 +225,19 @@ async def test_a_refused_request_is_rejected(backend: Backend, ref: JobRef) -> N
         await backend.find("ns", {})
 
 
+@pytest.mark.parametrize("stop", ["delete", "suspend"])
+async def test_stops_that_have_settled_are_forgotten(backend: Backend, stop: str) -> None:
+    """A triggerer stops jobs for months."""
+    backend._client.timings = Timings(settle=0)
+    for attempt in range(1, 20):
+        ref = JobRef.of(await backend.create(render(SPEC, "key", attempt, "ns")))
+        await (backend.delete(ref) if stop == "delete" else backend.patch(ref, SUSPEND))
+        assert ref.uid in backend._stop_requested
+    backend._client.timings = Timings(settle=60)
+    assert not await backend.stopped(ref)
+    assert len(backend._stop_requested) < 3
+
+
 # ---------------------------------------------------------------- records of cancels
 
 

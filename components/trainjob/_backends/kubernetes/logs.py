@@ -150,7 +150,8 @@ class RankLogs:
         if listener.error is not None:
             self._fail(listener.error)
             return
-        for uid, pod in listener.take().changed.items():
+        changed, _, _ = listener.take()
+        for uid, pod in changed.items():
             self._add(uid, pod)
         self._logs = {uid: log for uid, log in self._logs.items() if _is_read(log) or self._exists(uid)}
         listener.news().add_done_callback(lambda _: self._look(listener))

@@ -149,7 +149,7 @@ class TrainJobObjects:
                 raise NotFound(f"TrainJob {ref} (uid {ref.uid}) is gone{changed}") from error
             raise Rejected(f"TrainJob {ref} could not be changed: {error.message}") from error
         if patch.get("spec", {}).get("suspend"):
-            self._stop_requested[ref.uid] = time.monotonic()
+            self._note_stop(ref)
 
     async def cancel(self, ref: JobRef) -> None:
         """Delete the job: nothing else ends a TrainJob. Its pods and their logs are deleted with it."""
@@ -163,7 +163,13 @@ class TrainJobObjects:
             return
         except ApiError as error:
             raise Rejected(f"TrainJob {ref} could not be deleted: {error.message}") from error
-        self._stop_requested[ref.uid] = time.monotonic()
+        self._note_stop(ref)
+
+    def _note_stop(self, ref: JobRef) -> None:
+        """Record that the job was stopped now. Earlier stops have settled, and are forgotten."""
+        now, settle = time.monotonic(), self._client.timings.settle
+        recent = {uid: at for uid, at in self._stop_requested.items() if now - at < settle}
+        self._stop_requested = {**recent, ref.uid: now}
 
     async def stopped(self, ref: JobRef) -> bool:
         """Whether no pod of the job is running or pending, and none can appear any more."""

@@ -60,11 +60,12 @@ class PodWatch(SharedWatch):
         with self.listen(ref.name, crashes_of) as listener:
             while True:
                 await listener.news()
-                found = listener.take().changed
+                found, _, _ = listener.take()
                 if not any(crashes_of(pod) - seen.get(uid, set()) for uid, pod in found.items()):
                     continue
                 await asyncio.sleep(_GROUP_SECONDS)
-                found = {**found, **listener.take().changed}
+                if listener.error is None:
+                    found = {**found, **listener.take()[0]}
                 crashed = [pod for uid, pod in found.items() if crashes_of(pod) - seen.get(uid, set())]
                 present = self.known.get(ref.name, {})
                 seen = {uid: crashes for uid, crashes in seen.items() if uid in present}

@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainjob._backends.kubernetes.client import ApiClient
 from trainjob._backends.kubernetes.errors import Forbidden
@@ -25,20 +25,6 @@ SLICE = 100
 """Events handled and listeners woken in one turn of the event loop, at 0.1 ms each."""
 
 Object = Mapping[str, Any]
-
-
-class News(NamedTuple):
-    """What a listener has not read yet.
-
-    Attributes:
-        changed: The latest state of each object that changed, by UID; the last state of one that was deleted.
-        notice: A message for people about an outage; empty if there is none.
-        gone: An object was deleted, or the collection has none of this key.
-    """
-
-    changed: Mapping[str, Object]
-    notice: str
-    gone: bool
 
 
 _NO_CHANGES: Mapping[str, Object] = {}
@@ -76,15 +62,19 @@ class Listener:
             self._woken.set_result(None)
         return self._woken
 
-    def take(self) -> News:
+    def take(self) -> tuple[Mapping[str, Object], str, bool]:
         """What has changed since the last call.
+
+        Returns:
+            The latest state of each object that changed, by UID, which is the last one of an object that was deleted;
+            a notice for people about an outage, or nothing; whether an object was deleted, or none of this key exists.
 
         Raises:
             TrainJobError: The watch has failed or was closed.
         """
         if self.error is not None:
-            raise self.error
-        taken = News(self._changed or _NO_CHANGES, self._notice, self._gone)
+            raise self.error.with_traceback(None)  # all listeners have this error, and each would add its frames
+        taken = self._changed or _NO_CHANGES, self._notice, self._gone
         self._changed, self._notice, self._gone = None, "", False
         return taken
 
@@ -100,7 +90,7 @@ class Listener:
         """Add what is about no state."""
         self._notice = notice or self._notice
         self._gone = self._gone or gone
-        self.error = error
+        self.error = error or self.error
         self._wake()
 
     def _wake(self) -> None:
