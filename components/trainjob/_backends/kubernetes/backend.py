@@ -270,9 +270,11 @@ class KubernetesBackend(TrainJobObjects):
 
     async def aclose(self) -> None:
         """Close all watches and connections; jobs are not touched. Whatever still waits gets `BackendUnavailable`."""
-        for kept in (self._job_watches, self._pod_watches, self._attendances):
-            while kept:
-                await kept.popitem()[1].aclose()
+        watches: list[SharedWatch | Attendance] = [*self._job_watches.values(), *self._pod_watches.values()]
+        kept = [*watches, *self._attendances.values()]
+        self._job_watches, self._pod_watches, self._attendances = {}, {}, {}
+        for each in kept:
+            await each.aclose()
         await self._client.aclose()
 
 
