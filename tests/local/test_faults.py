@@ -15,8 +15,10 @@ from tests.local.conftest import Jobs, kill
 from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient
+from trainjob._backends.local import supervision
 from trainjob._backends.local.backend import LocalBackend
-from trainjob.errors import Rejected, TrainJobFailed
+from trainjob._backends.local.store import JobFiles
+from trainjob.errors import BackendUnavailable, Rejected, TrainJobFailed
 from trainjob.status import observe
 
 SLEEP = "echo on; sleep 60"
@@ -61,12 +63,10 @@ def test_a_full_disk_refuses_a_launch(on_tiny: Jobs, tiny: Path) -> None:
     assert on_tiny.run("true").attempt == 1
 
 
-def running_on_a_full_disk(jobs: Jobs, script: str, *, spare: bool = True, **fields: Any) -> tuple[JobRef, Path]:
-    """A job that runs, and the file that fills the disk; without `spare`, the space that the supervisor reserves."""
+def running_on_a_full_disk(jobs: Jobs, script: str, **fields: Any) -> tuple[JobRef, Path]:
+    """A job that runs, and the file that fills the disk."""
     ref = jobs.launch(script, **fields)
     jobs.starts(ref)  # its status has been written: a later write would free space on the full disk
-    if not spare:
-        (jobs.directory(ref) / "spare").unlink()
     return ref, fill(jobs.home)
 
 
@@ -91,29 +91,25 @@ def test_the_disk_fills_while_a_job_runs(on_tiny: Jobs, tiny: Path) -> None:
     assert (on_tiny.directory(ref) / "supervisor.log").exists()
 
 
-@pytest.mark.parametrize("spare", [True, False])
-def test_the_last_status_is_written_to_a_full_disk_or_later(on_tiny: Jobs, tiny: Path, spare: bool) -> None:
+def test_the_last_status_is_written_when_the_disk_has_space(on_tiny: Jobs, tiny: Path) -> None:
     go = tiny.parent / "go"
-    ref, filler = running_on_a_full_disk(on_tiny, f"echo on; while ! [ -e {go} ]; do sleep 0.05; done", spare=spare)
+    ref, filler = running_on_a_full_disk(on_tiny, f"echo on; while ! [ -e {go} ]; do sleep 0.05; done")
     go.touch()
-    if not spare:
-        wait_until_gone(on_tiny, ref)
-        filler.unlink()
+    wait_until_gone(on_tiny, ref)
+    filler.unlink()
     assert on_tiny.client.wait(ref).attempt == 1
-    assert not (on_tiny.directory(ref) / "spare").exists()
 
 
 def test_an_exceeded_deadline_stays_the_reason(on_tiny: Jobs) -> None:
     """The ranks of a job that has exceeded its deadline fail as well, before its status can be written."""
-    ref, filler = running_on_a_full_disk(on_tiny, SLEEP, spare=False, active_deadline_seconds=2)
+    ref, filler = running_on_a_full_disk(on_tiny, SLEEP, active_deadline_seconds=2)
     wait_until_gone(on_tiny, ref)
     filler.unlink()
     eventually(lambda: on_tiny.phase(ref).terminal)
     assert observe(on_tiny.client.get(ref)).reason == "DeadlineExceeded"
 
 
-@pytest.mark.parametrize("spare", [True, False])
-def test_a_script_that_fills_the_disk(on_tiny: Jobs, tiny: Path, spare: bool) -> None:
+def test_a_script_that_fills_the_disk(on_tiny: Jobs, tiny: Path) -> None:
     """Its temporary files are deleted at its end, so that its status can be written; log lines may be lost.
 
     Reports on the full disk are lost and do not block the script.
@@ -124,8 +120,6 @@ def test_a_script_that_fills_the_disk(on_tiny: Jobs, tiny: Path, spare: bool) ->
         f'head -c 2000000 /dev/zero > "$TMPDIR/checkpoint"; {progress % 2}; sleep 0.5; exit 7'
     )
     on_tiny.starts(ref)
-    if not spare:
-        (on_tiny.directory(ref) / "spare").unlink()
     (tiny.parent / "go").touch()
     with pytest.raises(TrainJobFailed) as caught:
         on_tiny.client.wait(ref)
@@ -133,28 +127,42 @@ def test_a_script_that_fills_the_disk(on_tiny: Jobs, tiny: Path, spare: bool) ->
     assert [path.name for path in tiny.rglob("checkpoint")] == []
 
 
-@pytest.mark.parametrize("spare", [True, False])
-def test_a_cancel_on_a_full_disk_needs_the_reserved_space(on_tiny: Jobs, spare: bool) -> None:
-    """Without that space the error names the cause, and the cancel works when the disk has space."""
-    ref, filler = running_on_a_full_disk(on_tiny, SLEEP, spare=spare)
-    if not spare:
-        with pytest.raises(Rejected, match=r"cannot be changed in .*tiny/.*: No space left on device"):
-            on_tiny.client.cancel(ref)
-        filler.unlink()
+def test_a_cancel_needs_space(on_tiny: Jobs) -> None:
+    """The error names the cause, and the cancel works when the disk has space."""
+    ref, filler = running_on_a_full_disk(on_tiny, SLEEP)
+    with pytest.raises(Rejected, match=r"cannot be changed in .*tiny/.*: No space left on device"):
+        on_tiny.client.cancel(ref)
+    filler.unlink()
     assert on_tiny.client.cancel(ref)
     assert marked(ref.uid) == {}
 
 
-@pytest.mark.parametrize("spare", [True, False])
-def test_the_supervisor_is_killed_and_the_disk_is_full(on_tiny: Jobs, spare: bool) -> None:
-    """A client is not blocked, and the ranks are stopped. On a full disk the status is written when there is space."""
-    ref, filler = running_on_a_full_disk(on_tiny, SLEEP, spare=spare)
+def test_the_supervisor_is_killed_and_the_disk_is_full(on_tiny: Jobs) -> None:
+    """A client is not blocked, and the ranks are stopped. The status is written at a read when there is space."""
+    ref, filler = running_on_a_full_disk(on_tiny, SLEEP)
     for process in reversed(on_tiny.supervisors(ref)):
         kill(process)
-    assert on_tiny.phase(ref).terminal == spare
+    assert not on_tiny.phase(ref).terminal
     assert marked(ref.uid) == {}
     filler.unlink()
     assert observe(on_tiny.client.get(ref)).reason == "SupervisorLost"
+
+
+def test_a_disk_that_fills_before_the_first_status_ends_the_launch(
+    on_tiny: Jobs, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = supervision.start
+
+    def on_full(files: JobFiles) -> None:
+        fill(tiny)
+        start(files)
+
+    with monkeypatch.context() as full:
+        full.setattr(supervision, "start", on_full)
+        with pytest.raises(BackendUnavailable, match="its supervisor ended 3 times before the job began"):
+            on_tiny.launch("true")
+    (tiny / "filler").unlink()
+    assert on_tiny.run("true").attempt == 1
 
 
 def test_files_that_are_no_jobs_are_not_listed(jobs: Jobs, home: Path) -> None:

@@ -229,7 +229,7 @@ class Local(World):
 
     def _supervisor(self, process: Process, directory: Path) -> None:
         """`trainjob._backends.local.supervisor.main` without its forks."""
-        files = JobFiles.opened(directory)
+        files = JobFiles(directory)
         lock = supervising._locked(files)
         trainjob = files.read()
         if lock is None or trainjob is None or files.finished():
@@ -237,7 +237,7 @@ class Local(World):
         if trainjob["status"]:
             supervising.record_loss(files)
             return
-        supervising._write_until_done(files, {"jobsStatus": []}, [])
+        supervising.write_status(files, {"jobsStatus": []}, [])
         self.announced.add(process)  # here it has forked its guard, which does nothing before the supervisor ends
         supervising.Supervisor(files, trainjob, read_json(files.start) or {}).run()
 
@@ -258,7 +258,7 @@ class Local(World):
 
     def _jobs(self) -> list[tuple[JobFiles, dict[str, Any]]]:
         found = []
-        for name in job_names(self.home, NAMESPACE):
+        for name in job_names(self.home / "jobs" / NAMESPACE):
             files = JobFiles(self.home / "jobs" / NAMESPACE / name)
             if (trainjob := files.read()) is not None:
                 found.append((files, trainjob))

@@ -47,7 +47,7 @@ def _home(home: Path) -> Finding:
     advice = "set TRAINJOB_HOME to a directory that you can write to"
     if not existing.is_dir():
         return Finding("home", Level.FAILURE, f"{home}: {existing} is not a directory", advice)
-    if problem := permissions.refusal(home, link=True):
+    if problem := permissions.refusal(home):
         return Finding("home", Level.FAILURE, problem)
     try:
         with tempfile.TemporaryFile(dir=existing):

@@ -21,7 +21,7 @@ import anyio.to_thread
 
 from trainjob import names
 from trainjob._backends.base import Snapshot, TrainJob
-from trainjob._backends.local import cancels, runtimes, supervision
+from trainjob._backends.local import cancels, permissions, runtimes, supervision
 from trainjob._backends.local.logs import LogReader
 from trainjob._backends.local.store import JobFiles, OtherFormat, cancel_metadata, job_names, now
 from trainjob._diagnosis import READ_LINES, blockers
@@ -122,9 +122,9 @@ class LocalBackend:
         """The files of a job, which need not exist.
 
         Raises:
-            ConfigurationError: The names are invalid, or another user can have written the files.
+            ConfigurationError: The names are invalid, or other users can write to the home.
         """
-        return JobFiles.opened(self._directory(namespace) / names.job(name))
+        return JobFiles(self._directory(namespace) / names.job(name))
 
     async def recover(self, ref: JobRef) -> None:
         """See `Backend.recover`. Starts the supervisor, if the launching process ended before it did.
@@ -151,7 +151,7 @@ class LocalBackend:
     async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
         """See `Backend.find`."""
         found, work = [], labels.get(KEY)
-        for name in job_names(self.home, names.namespace(namespace)):
+        for name in self._names(namespace):
             if work is not None and work_of(name) != work:
                 continue
             try:
@@ -169,7 +169,7 @@ class LocalBackend:
         """See `Backend.refs`."""
         found = [await self.get(namespace, name) for name in names]
         refs = {ref.name: ref for ref in (JobRef.of(trainjob) for trainjob in found if trainjob is not None)}
-        return refs, {work_of(name) for name in job_names(self.home, namespace)} - {""}
+        return refs, {work_of(name) for name in self._names(namespace)} - {""}
 
     async def is_free(self, namespace: str, name: str) -> bool:
         """See `Backend.is_free`. `create` itself refuses the name of a deleted job."""
@@ -179,7 +179,7 @@ class LocalBackend:
     async def remaining_pods(self, namespace: str, names: Sequence[str]) -> list[Mapping[str, Any]]:
         """See `Backend.remaining_pods`: the ranks of a job that is being cancelled may ignore SIGTERM for seconds."""
         found: list[Mapping[str, Any]] = []
-        for name in sorted({*names}.intersection(job_names(self.home, namespace))):
+        for name in sorted({*names}.intersection(self._names(namespace))):
             job = await self.get(namespace, name)  # it ends a job without a supervisor
             files = self._files(namespace, name)
             if job is None or files.finished():
@@ -199,7 +199,12 @@ class LocalBackend:
         return await anyio.to_thread.run_sync(cancels.read, self._directory(namespace), work)
 
     def _directory(self, namespace: str) -> Path:
+        permissions.check(self.home)
         return self.home / "jobs" / names.namespace(namespace)
+
+    def _names(self, namespace: str) -> list[str]:
+        """The names of the jobs of a namespace."""
+        return job_names(self._directory(namespace))
 
     async def runtimes(self) -> list[str]:
         """See `Backend.runtimes`."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob._backends.local import permissions
-from trainjob._backends.local.store import FULL_DISK, OtherFormat, read_json, write_json
+from trainjob._backends.local.store import FULL_DISK, OtherFormat, make_namespace, read_json, write_json
 from trainjob._manifest.attempts import CANCEL_KEPT, Cancel, recent, stops_by
 from trainjob._support.kube_objects import parse_time
 from trainjob.errors import Rejected
@@ -103,8 +103,9 @@ def _number(found: Mapping[str, Any]) -> int:
 def _locked(directory: Path) -> Iterator[Path]:
     """Exclude other writers of the records of a namespace."""
     records = directory / ".cancelled"
-    for level in (directory.parents[1], directory.parent, directory, records):
-        permissions.make(level, link=level == directory.parents[1])
+    permissions.make(directory.parents[1])
+    make_namespace(directory)
+    records.mkdir(mode=0o700, exist_ok=True)
     with open(records / "lock", "ab", opener=permissions.opener) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield records

@@ -10,12 +10,11 @@
         termination/    a termination message per rank
         tmp/            TMPDIR of the ranks, while they run
         waiters.lock    shared by the processes that wait for the job
-        spare           reserved space for the last status, or to cancel the job, when the disk is full
     <home>/jobs/<namespace>/.deleted/<name>     the name was used and is not used again
 
 Each JSON file has the number of the format in `format`; a newer one is refused.
 
-Directories have mode 0700 and files 0600, and all must belong to the user of this process (`private`).
+Directories have mode 0700 and files 0600; the home is checked at each access (`permissions`).
 
 Every file is replaced atomically, so a reader sees the old or the new state. It is on the disk before anything relies
 on it: a power failure loses neither a job nor the record that it has begun. The kernel releases a lock when its holder
@@ -41,7 +40,7 @@ from trainjob import names
 from trainjob._backends.local import permissions
 from trainjob._support import durable
 from trainjob._support.display import iso
-from trainjob._support.foreign import Limits, Unreadable, mapping_of, read_regular
+from trainjob._support.foreign import Absent, Limits, Unreadable, mapping_of, read_regular
 from trainjob._support.formats import wrong_format
 from trainjob._support.kube_objects import mapping, mappings, name_of, rank_of
 from trainjob.errors import ConfigurationError
@@ -56,7 +55,6 @@ FORMAT = 1
 """Number of the format of all JSON files in the home."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _LIMITS = Limits(64 << 20, depth=128, values=2_000_000, finite=False, of="a file of a job")
-_SPARE = 64 * 1024  # bytes: the status of a dozen ranks with termination messages as long as they may be
 
 Stamp = tuple[int, int, int]
 
@@ -75,11 +73,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
     Raises:
         OtherFormat: A newer trainjob has written it, or it is not readable.
-        ConfigurationError: Another user can have written it.
     """
     try:
-        loaded = mapping_of(permissions.read_private(path, _LIMITS.size), str(path), _LIMITS)
-    except FileNotFoundError:
+        loaded = mapping_of(read_regular(path, _LIMITS.size), str(path), _LIMITS)
+    except Absent:
         return None
     except Unreadable as error:
         raise _damaged(error, path) from None
@@ -111,17 +108,7 @@ class JobFiles:
         self.object = directory / "object.json"
         self.start = directory / "start.json"
         self.status = directory / "status.json"
-        self._spare = directory / "spare"
-
-    @classmethod
-    def opened(cls, directory: Path) -> JobFiles:
-        """The files of a job, which need not exist.
-
-        Raises:
-            ConfigurationError: Other users can access the home, the job, or a directory between them.
-        """
-        check_levels(directory)
-        return cls(directory)
+        self.home = directory.parents[2]
 
     @classmethod
     def create(cls, directory: Path, trainjob: Mapping[str, Any], start: Mapping[str, Any]) -> JobFiles:
@@ -130,18 +117,16 @@ class JobFiles:
         Raises:
             FileExistsError: The name is or was in use.
             OSError: The disk is full, read-only, …
-            ConfigurationError: Other users can access the directories above.
+            ConfigurationError: Other users can write to the home.
         """
-        for level in _levels(directory)[:-1]:
-            permissions.make(level, link=level == _home(directory))
+        permissions.make(directory.parents[2])
+        make_namespace(directory.parent)
         draft = cls(directory.with_name(f".new-{uuid.uuid4().hex}"))
         try:
             for part in (".", "logs", "termination", "tmp"):
                 (draft.directory / part).mkdir(mode=0o700)
             write_json(draft.object, trainjob)
             write_json(draft.start, start)
-            with open(draft._spare, "wb", opener=permissions.opener) as spare:
-                spare.write(os.urandom(_SPARE))  # random: file systems may compress other content
             if _tombstone(directory).exists():
                 raise FileExistsError(directory)
             draft.directory.rename(directory)  # fails on a directory with content, as required
@@ -207,26 +192,12 @@ class JobFiles:
         return _final(mapping(read_json(self.status), "status"))
 
     def write_status(self, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
-        """Replace the status. The last one uses the reserved space if the disk is full."""
-        value = {"status": dict(status), "pods": pods}
-        if not _final(status):
-            write_json(self.status, value)
-            return
-        self._write_with_spare(self.status, value)
-        self._spare.unlink(missing_ok=True)
+        """Replace the status."""
+        write_json(self.status, {"status": dict(status), "pods": pods})
 
     def write_object(self, trainjob: Mapping[str, Any]) -> None:
-        """Replace metadata and spec. Uses the reserved space as well: it may cancel the job that fills the disk."""
-        self._write_with_spare(self.object, trainjob)
-
-    def _write_with_spare(self, path: Path, value: Mapping[str, Any]) -> None:
-        try:
-            write_json(path, value)
-        except OSError as error:
-            if error.errno not in FULL_DISK or not self._spare.exists():
-                raise
-            self._spare.unlink(missing_ok=True)
-            write_json(path, value)
+        """Replace metadata and spec."""
+        write_json(self.object, trainjob)
 
     @contextmanager
     def editing(self) -> Iterator[None]:
@@ -237,9 +208,8 @@ class JobFiles:
 
     def remove(self) -> None:
         """Delete the job; its name cannot be used again."""
-        self._spare.unlink(missing_ok=True)  # the file that records the used name needs space as well
         tombstone = _tombstone(self.directory)
-        permissions.make(tombstone.parent)
+        tombstone.parent.mkdir(mode=0o700, exist_ok=True)
         tombstone.touch(0o600)
         durable.sync(tombstone.parent)
         removed = tombstone.with_name(f".{self.directory.name}.{uuid.uuid4().hex}")
@@ -308,14 +278,8 @@ def cancel_requested(trainjob: Mapping[str, Any]) -> bool:
     return KEEP in (trainjob["metadata"].get("finalizers") or ())
 
 
-def job_names(home: Path, namespace: str) -> list[str]:
-    """The names of the jobs of a namespace; other files are left out.
-
-    Raises:
-        ConfigurationError: Other users can access a directory down to the namespace.
-    """
-    directory = home / "jobs" / namespace
-    check_levels(directory / DELETED)
+def job_names(directory: Path) -> list[str]:
+    """The names of the jobs of a namespace, by its directory; other files are left out."""
     try:
         with os.scandir(directory) as found:
             return sorted(each.name for each in found if names.JOB.fullmatch(each.name) and not each.is_file())
@@ -324,35 +288,18 @@ def job_names(home: Path, namespace: str) -> list[str]:
 
 
 def leftovers(home: Path, namespace: str, before: float) -> list[Path]:
-    """Directories of interrupted launches and deletions, last changed before that Unix time.
-
-    Raises:
-        ConfigurationError: Other users can access a directory down to the namespace.
-    """
+    """Directories of interrupted launches and deletions, last changed before that Unix time."""
     directory = home / "jobs" / namespace
-    check_levels(directory / DELETED)
     found = [*directory.glob(".new-*"), *(directory / DELETED).glob(".*")]
     return sorted(path for path in found if path.lstat().st_mtime < before)
 
 
-def check_levels(directory: Path) -> None:
-    """Check the directory of a job and those above it up to the home, if they exist.
-
-    Raises:
-        ConfigurationError: Other users can access one of them.
-    """
-    for level in _levels(directory):
-        if not permissions.check(level, link=level == _home(directory)):
-            return
-
-
-def _home(directory: Path) -> Path:
-    return directory.parents[2]
-
-
-def _levels(directory: Path) -> list[Path]:
-    """The directories of the home, ``jobs``, the namespace and the job."""
-    return [*reversed(directory.parents[:3]), directory]
+def make_namespace(directory: Path) -> None:
+    """Create the directory of the jobs of a namespace, and the one above it, in a home that exists."""
+    for level in (directory.parent, directory):
+        if not level.exists():
+            level.mkdir(mode=0o700, exist_ok=True)
+            durable.sync(level.parent)
 
 
 def _tombstone(directory: Path) -> Path:

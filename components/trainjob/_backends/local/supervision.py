@@ -62,13 +62,13 @@ def end(files: JobFiles) -> None:
     """Finish a job without a supervisor: by its requested cancellation or deletion, else as failed."""
     lock = files.supervise()
     if lock is not None:
-        record_loss(files, wait_for_space=False)
+        record_loss(files)
         os.close(lock)
 
 
 def remove(files: JobFiles) -> None:
     """Remove the files of a job without a supervisor, whose lock the caller holds; its ranks are ended first."""
-    record_loss(files, wait_for_space=False)
+    record_loss(files)
     files.remove()
 
 

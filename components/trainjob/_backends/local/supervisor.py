@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import progress
-from trainjob._backends.local import runtimes
+from trainjob._backends.local import permissions, runtimes
 from trainjob._backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
 from trainjob._backends.local.store import (
     FINAL,
@@ -336,13 +336,6 @@ def write_status(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str
     return None
 
 
-def _write_until_done(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
-    """Write the status, and retry while the disk is full: a job without its final status would never finish."""
-    while error := write_status(files, status, pods):
-        _log_failed_write(error)
-        time.sleep(_RETRY_SECONDS)
-
-
 def _log_failed_write(error: OSError) -> None:
     with suppress(OSError):  # the log is on the same disk
         sys.stderr.write(f"the status cannot be written and is retried: {error}\n")
@@ -365,24 +358,23 @@ def _free_port() -> int:
         return port
 
 
-def record_loss(files: JobFiles, *, wait_for_space: bool = True) -> None:
+def record_loss(files: JobFiles) -> None:
     """Finish a job without a supervisor: kill its ranks and write a condition with the reason. The caller has the lock.
 
-    Args:
-        files: The files of the job.
-        wait_for_space: Retry while the disk is full. Clients do not: they have other work, and the next read retries.
+    Writes nothing on a full disk: the next read of the job retries.
     """
     trainjob = files.read()
     if trainjob is None or files.finished():
         return
     sweep(trainjob["metadata"]["uid"])
     if _removed(trainjob):
-        files.remove()
+        with suppress(OSError):
+            files.remove()
         return
     jobs = [{**job, "active": 0, "ready": 0, "failed": 1} for job in trainjob["status"].get("jobsStatus") or []]
     ended = _conditions(trainjob["status"], _cancelled(trainjob) if cancel_requested(trainjob) else LOST)
     status = {**trainjob["status"], "jobsStatus": jobs, "conditions": ended}
-    (_write_until_done if wait_for_space else write_status)(files, status, files.pods())
+    write_status(files, status, files.pods())
 
 
 def _guard(files: JobFiles, uid: str, lifeline: int) -> None:
@@ -409,7 +401,8 @@ def _locked(files: JobFiles) -> int | None:
 
 def main(directory: str) -> None:
     """Detach, take the lock of the job in `directory` and run it to its end."""
-    files = JobFiles.opened(Path(directory))
+    files = JobFiles(Path(directory))
+    permissions.check(files.home)
     announce, announced = os.pipe()
     if os.fork():  # the child of the launcher: returns once a supervisor has the lock
         os.close(announced)
@@ -423,7 +416,8 @@ def main(directory: str) -> None:
     if trainjob["status"]:  # another supervisor began and died
         record_loss(files)
         os._exit(0)
-    _write_until_done(files, {"jobsStatus": []}, [])
+    if (error := write_status(files, {"jobsStatus": []}, [])) is not None:
+        sys.exit(f"the job was not started: its status cannot be written: {error}")
     guarded, lifeline = os.pipe()
     if os.fork() == 0:
         os.close(lock)
