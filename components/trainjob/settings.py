@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,13 @@ def _environments() -> dict[str, Path]:
             wrong = "is blank" if isinstance(environment, str) else "is no path"
             raise ConfigurationError(f"{variable}: {runtime!r}: {environment!r} {wrong}; {_FORM}")
     return {runtime: Path(environment) for runtime, environment in found.items()}
+
+
+def _count(name: str) -> int | None:
+    text = _value(name)
+    if text is not None and not re.fullmatch("[0-9]{1,4}", text):
+        raise ConfigurationError(f"TRAINJOB_{name.upper()}: {text!r} is not a count; write a number such as 2")
+    return None if text is None else int(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +91,10 @@ class Settings:
     local_environments: Mapping[str, Path] = field(default_factory=_environments)
     """Runtime name -> virtual environment whose ``bin`` comes first on the PATH of that runtime's ranks, in place of
     the image of a cluster. JSON, e.g. ``{"torch-distributed": "/venvs/torch"}`` (``TRAINJOB_LOCAL_ENVIRONMENTS``)."""
+
+    local_gpus: int | None = field(default_factory=lambda: _count("local_gpus"))
+    """How many GPUs the jobs of this machine share (``TRAINJOB_LOCAL_GPUS``), whatever else uses them; more than there
+    are lets several jobs use one. If unset, each GPU that no other process uses is for one job."""
 
     oci_plain_http: str = field(default_factory=lambda: _value("oci_plain_http") or "")
     """Registries that ``oci://`` reaches without TLS, as ``host:port`` separated by commas

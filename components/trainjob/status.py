@@ -27,6 +27,9 @@ GIVEN_UP = "trainjob.dev/given-up"
 """Annotation with the diagnosis as JSON: the job was suspended because its step failed at the first crash. It counts as
 failed while it is suspended: launching the same key again starts the next attempt."""
 
+WAITING, ADMITTED = "WaitingInQueue", "Admitted"
+"""Reasons of the condition ``Suspended`` of a job in the queue of this machine for GPUs, and after it."""
+
 STALL_TIMEOUT = "trainjob.dev/stall-timeout"
 """Annotation: ``stall_timeout`` of the spec in seconds, which waiters read."""
 
@@ -37,7 +40,7 @@ class Phase(StrEnum):
     NOT_STARTED = "NotStarted"
     """Accepted, but without a JobSet yet. If its creation is refused, only Events report it."""
     QUEUED = "Queued"
-    """Suspended by Kueue until capacity is available."""
+    """Suspended by Kueue until capacity is available; on the local backend until GPUs are free."""
     INITIALIZING = "Initializing"
     """A dataset or model initializer is running."""
     STARTING = "Starting"
@@ -175,7 +178,7 @@ def _observed(trainjob: Mapping[str, Any] | None, previous: Observation | None, 
                 finished=parse_time(condition.get("lastTransitionTime")),
                 **common,
             )
-    if mapping(trainjob, "spec").get("suspend"):
+    if mapping(trainjob, "spec").get("suspend") or _waits_here(mapping(conditions, "Suspended")):
         observation = _suspended(trainjob, mapping(conditions, "Suspended"), common)
     else:
         found = _progressing(mappings(trainjob, "status", "jobsStatus"), previous, blocker, has_run=has_run)
@@ -196,17 +199,24 @@ def _of_steps(message: str, name: object) -> str:
     return re.sub(rf"first failed job: {re.escape(str(name))}-(\S+)-\d+\)", r"first failed step: \1)", message)
 
 
+def _waits_here(condition: Mapping[str, Any]) -> bool:
+    """Whether a job of this machine waits for GPUs."""
+    return condition.get("reason") == WAITING and condition.get("status") == "True"
+
+
 def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common: dict[str, Any]) -> Observation:
     if not condition:
         common |= {"waiting_since": common["created"]}
     elif condition.get("status") == "True":  # else it is 10-70 ms old, from the latest resume
         common |= {"waiting_since": parse_time(condition.get("lastTransitionTime"))}
+    if _waits_here(condition) and not mapping(trainjob, "spec").get("suspend"):
+        return Observation(Phase.QUEUED, WAITING, _text(condition, "message"), **common)
     labels = mapping(trainjob, "metadata", "labels")
     given_up = GIVEN_UP in mapping(trainjob, "metadata", "annotations")
     # In a queue only jobs that have failed are marked. Kueue does not admit one again whose failure Trainer takes back.
     if QUEUE_LABEL in labels and not common["cancelled"] and not given_up:
         state = "preempted, waiting again" if common["has_run"] else "waiting for admission"
-        return Observation(Phase.QUEUED, "WaitingInQueue", f"{state} in queue {labels[QUEUE_LABEL]}", **common)
+        return Observation(Phase.QUEUED, WAITING, f"{state} in queue {labels[QUEUE_LABEL]}", **common)
     by_trainjob = ""
     if common["cancelled"]:
         unattended = mapping(trainjob, "metadata", "annotations")[CANCELLED] == "unattended"

@@ -222,9 +222,9 @@ def test_variables_of_the_spec_reach_the_ranks(jobs: Jobs, home: Path, monkeypat
 
 
 NVIDIA_SMI = """
-# The output of driver 550 on a machine with four GPUs for: nvidia-smi --query-gpu=index --format=csv,noheader
-[ "$*" = "--query-gpu=index --format=csv,noheader" ] || exit 2
-printf '0\\n1\\n2\\n3\\n'
+# The output of driver 550 on a machine with four GPUs for: nvidia-smi --query-gpu=index,uuid --format=csv,noheader
+[ "$*" = "--query-gpu=index,uuid --format=csv,noheader" ] || exit 2
+printf '0, GPU-a\\n1, GPU-b\\n2, GPU-c\\n3, GPU-d\\n'
 """
 
 

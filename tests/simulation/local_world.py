@@ -10,6 +10,7 @@ Properties, from the files and the ranks alone:
 * ``overlap``: ranks of two attempts of a key run at once.
 * ``supervisors``: a job has two supervisors, or ranks that were started twice without a suspension in between.
 * ``running``: a cancel of a key was the last word about it, and a job of the key runs.
+* ``gpu``: two ranks have the same GPU, of which there is one.
 * ``waits``: a launch, wait or cancel does not end.
 * ``not started``: a launch of a key ends, and its job does not run to its end.
 * ``error``: an error that is not documented.
@@ -34,8 +35,9 @@ import pytest
 from tests.simulation.local_processes import Machine, Process, World, run_async
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
-from trainjob._backends.local import backend as local, supervision, supervisor as supervising
+from trainjob._backends.local import backend as local, conditions, supervision, supervisor as supervising
 from trainjob._backends.local.backend import LocalBackend
+from trainjob._backends.local.gpus import GpuQueue
 from trainjob._backends.local.ranks import MARKER, Rank
 from trainjob._backends.local.store import JobFiles, job_names, now, read_json
 from trainjob._jobs import launching, records, waiting
@@ -46,6 +48,7 @@ from trainjob.status import Phase, observe
 
 NAMESPACE = "default"
 SPEC = TrainJobSpec.model_validate({"runtime": "trainjob-step", "command": ["train"]})
+ON_GPU = TrainJobSpec.model_validate(SPEC.model_dump(exclude_unset=True) | {"resources_per_node": {"gpu": 1}})
 _MOST_STEPS = 20_000  # of one process
 _GRACE = 40.0  # seconds in which everything ends that was asked to
 
@@ -58,12 +61,14 @@ class Running:
         uid: Its job.
         key: The key of that job.
         stubborn: Whether it ends only by SIGKILL.
+        gpu: Its GPU; empty if it needs none.
         code: Its exit code; None while it runs.
     """
 
     uid: str
     key: str
     stubborn: bool
+    gpu: str = ""
     code: int | None = None
 
 
@@ -111,6 +116,9 @@ class Local(World):
         self.keys = ["a", "b"][: chance.choice((1, 1, 2))]
         self.stubborn = chance.random() < 0.3
         self._quiet = False
+        self.spec = SPEC
+        if random.Random(f"gpu {self.seed}").random() < 0.5:
+            self.spec, self.keys = ON_GPU, ["a", "b"]
 
     # --- actions
 
@@ -170,7 +178,7 @@ class Local(World):
         if call.kind in ("cancel", "suspend"):
             action: Any = "cancel" if call.kind == "cancel" else "suspend"
             return await cancel_key(backend, call.key, namespace=NAMESPACE, action=action)
-        ref = await launching.launch(backend, SPEC, call.key, namespace=NAMESPACE)
+        ref = await launching.launch(backend, self.spec, call.key, namespace=NAMESPACE)
         call.stage = "wait"
         if call.kind == "launch":
             return ref
@@ -235,17 +243,19 @@ class Local(World):
         if lock is None or trainjob is None or files.finished():
             return
         if trainjob["status"]:
-            supervising.record_loss(files)
+            conditions.record_loss(files)
             return
-        supervising.write_status(files, {"jobsStatus": []}, [])
+        conditions.write_status(files, {"jobsStatus": []}, [])
+        queue = GpuQueue(files, trainjob)
+        queue.enter()
         self.announced.add(process)  # here it has forked its guard, which does nothing before the supervisor ends
-        supervising.Supervisor(files, trainjob, read_json(files.start) or {}).run()
+        supervising.Supervisor(files, trainjob, read_json(files.start) or {}, queue).run()
 
     def _guard(self, directory: str) -> None:
         """`trainjob._backends.local.supervisor._guard`, after the end of the supervisor."""
         files = JobFiles(Path(directory))
-        if not files.finished() and files.supervise(wait_seconds=5) is not None:
-            supervising.record_loss(files)
+        if not files.finished() and (trainjob := files.read()) is not None:
+            conditions.end_lost(files, trainjob["metadata"]["uid"], wait_seconds=5)
 
     def sweep(self, uid: str) -> None:
         """Kill the ranks of a job."""
@@ -272,6 +282,9 @@ class Local(World):
         for uid, number in Counter(rank.uid for rank in self.ranks if rank.code is None).items():
             if number > 1:
                 self.found("supervisors", f"job {uid} has {number} ranks that run, in place of one")
+        for gpu, number in Counter(rank.gpu for rank in self.ranks if rank.gpu and rank.code is None).items():
+            if number > 1:
+                self.found("gpu", f"GPU {gpu} has {number} ranks")
         alive = Counter(of for each, of in self.supervisors.items() if each in self.announced and not each.done)
         for directory, number in alive.items():
             if number > 1:
@@ -369,7 +382,7 @@ class _Rank(Rank):
         self.started = now()
         uid = environment[MARKER]
         key = next((_key(job) for _, job in self.world._jobs() if job["metadata"]["uid"] == uid), "")
-        self._running = Running(uid, key, self.world.stubborn)
+        self._running = Running(uid, key, self.world.stubborn, environment.get("CUDA_VISIBLE_DEVICES", ""))
         self.world.ranks.append(self._running)
 
     def poll(self) -> bool:
@@ -427,7 +440,8 @@ def world(seed: int, directory: Path) -> Iterator[Local]:
         patch.setattr(anyio.to_thread, "run_sync", _inline)
         patch.setattr(supervision, "subprocess", SimpleNamespace(run=made.supervise, DEVNULL=-3))
         patch.setattr(supervising, "Rank", type("_WorldRank", (_Rank,), {"world": made}))
-        patch.setattr(supervising, "sweep", made.sweep)
+        for module in (conditions, supervising):
+            patch.setattr(module, "sweep", made.sweep)
         patch.setattr(supervising, "_free_port", lambda: 29_500)
         patch.setattr(supervising, "_child_exits", lambda: 0)
         patch.setattr("trainjob._backends.local.supervisor.selectors.DefaultSelector", _NoOutput)
@@ -435,6 +449,8 @@ def world(seed: int, directory: Path) -> Iterator[Local]:
         # A twentieth of the looks, which are the same: a second is as long for all of them.
         for module, name in ((supervising, "_TICK"), (local, "_POLL"), (local, "_CHECK")):
             patch.setattr(module, name, 0.5)
+        patch.setenv("TRAINJOB_LOCAL_GPUS", "1")
+        patch.setattr("trainjob._backends.local.gpus.shutil.which", lambda _: None)
         os.environ.setdefault("PATH", os.defpath)
         stack.enter_context(made.machine.installed(patch))
         yield made

@@ -20,7 +20,7 @@ from trainjob import checkpoints
 from trainjob._backends.kubernetes import client, leases, pods
 from trainjob._backends.kubernetes.errors import ApiError
 from trainjob._backends.kubernetes.reflector import Reflector
-from trainjob._backends.local import cancels
+from trainjob._backends.local import cancels, gpus
 from trainjob._backends.local.store import JobFiles, write_json
 from trainjob._diagnosis import markers, output, stragglers, termination_messages, verdict
 from trainjob._diagnosis.evidence import Evidence
@@ -272,6 +272,11 @@ READERS: dict[str, Reader] = {
     "record of a cancel": Reader(
         at("x/.cancelled/k-1.json", lambda file: cancels.read(file.parents[1], "k")),
         {"format": 1, "version": 1, "tried": 1, "uid": "", "action": "cancel", "at": "2026-11-28T11:00:00Z"},
+        (ConfigurationError,),
+    ),
+    "place in the queue for GPUs": Reader(
+        at("00000001-u.json", lambda file: gpus.places(file.parent)),
+        {"format": 1, "job": "ns/x-1", "gpus": ["0"]},
         (ConfigurationError,),
     ),
     "checkpoint": Reader(at(".trainjob.json", checkpoint), {"format": 1, "files": {"a": 1}}, (ValueError,)),

@@ -90,8 +90,15 @@ def test_invalid_local_environments_are_rejected(program: Program, monkeypatch: 
     assert "TRAINJOB_LOCAL_ENVIRONMENTS" in out
 
 
+@pytest.mark.parametrize("value", ["two", "-1", "1.5", "9" * 5000])
+def test_an_invalid_number_of_gpus_is_rejected(program: Program, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("TRAINJOB_LOCAL_GPUS", value)
+    code, _, err = program("list")
+    assert (code, err.splitlines()[0][:29]) == (2, "error: TRAINJOB_LOCAL_GPUS: '")
+
+
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BACKEND", "NAMESPACE", "HOME", "LOCAL_ENVIRONMENTS", "REGISTRY"):
+    for name in ("BACKEND", "NAMESPACE", "HOME", "LOCAL_ENVIRONMENTS", "LOCAL_GPUS", "REGISTRY"):
         monkeypatch.setenv(f"TRAINJOB_{name}", "")
     settings = Settings()
     assert (settings.backend, settings.namespace, settings.registry) == ("kubernetes", None, None)

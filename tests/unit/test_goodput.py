@@ -299,6 +299,18 @@ def test_a_suspended_job_is_stopped_and_one_that_was_given_up_has_ended() -> Non
     assert measure([Attempt(Evidence(job))], at(BEGIN + 100)).wall_seconds == 60
 
 
+@pytest.mark.parametrize(("status", "reason"), [("True", "WaitingInQueue"), ("False", "Admitted")])
+def test_a_job_of_this_machine_that_waits_for_gpus_is_queued(status: str, reason: str) -> None:
+    job = trainjob(BEGIN)
+    condition = {
+        "reason": reason,
+        "status": status,
+        "lastTransitionTime": text(BEGIN + (0 if status == "True" else 60)),
+    }
+    job["status"]["conditions"] = [SUSPENDED | condition]
+    assert spent(measure([Attempt(Evidence(job))], at(BEGIN + 100)))["queued"] == (100 if status == "True" else 60)
+
+
 # ---------------------------------------------------------------- jobs that Kueue preempted
 
 

@@ -72,6 +72,7 @@ FIRST_FAILED = condition("Failed", "FailedJobs", message="one or more jobs faile
         (job(suspend=True), "Suspended", "the TrainJob is suspended"),
         (job(suspend=True, conditions=[condition("Suspended", "ByHand", message="until Monday")]), "ByHand",
          "until Monday"),
+        (job(conditions=[condition("Suspended", "WaitingInQueue", message="for GPUs")]), "WaitingInQueue", "for GPUs"),
         (job(conditions=[FIRST_FAILED]), "FailedJobs", "one or more jobs failed (first failed step: node)"),
     ],
 )  # fmt: skip

@@ -38,7 +38,7 @@ def examine(backend: LocalBackend, wanted: Sequence[str] = (), queue: str = "") 
     for runtime in wanted:
         yield from _runtime(backend, runtime)
     if queue:
-        yield Finding("queue", Level.SKIPPED, f"this machine has no queues: a job for {queue} starts at once")
+        yield Finding("queue", Level.SKIPPED, f"this machine has no LocalQueues: a job for {queue} waits only for GPUs")
 
 
 def _home(home: Path) -> Finding:

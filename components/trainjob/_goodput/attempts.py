@@ -25,7 +25,7 @@ from trainjob._support.numbers import count_of
 from trainjob.errors import Category
 from trainjob.goodput import Activity, Source
 from trainjob.job import ATTEMPT
-from trainjob.status import GIVEN_UP, QUEUE_LABEL, Phase, observe
+from trainjob.status import ADMITTED, GIVEN_UP, QUEUE_LABEL, WAITING, Phase, observe
 
 _AT_ONCE_SECONDS = 2.0  # Trainer writes the condition some 10 ms after the creation; times are whole seconds
 _LEAST_QUEUED_SECONDS = 1.0  # times are whole seconds
@@ -135,7 +135,9 @@ def by_conditions(attempt: Attempt, start: float, end: float) -> list[Span]:
     """What the conditions of the TrainJob tell of the time from `start` to `end`, all of it."""
     trainjob = attempt.evidence.trainjob
     observation = observe(trainjob)
-    waiting = Activity.QUEUED if QUEUE_LABEL in mapping(trainjob, "metadata", "labels") else Activity.STOPPED
+    reasons = {each.get("reason") for each in mappings(trainjob, "status", "conditions")}
+    in_queue = QUEUE_LABEL in mapping(trainjob, "metadata", "labels") or not reasons.isdisjoint((WAITING, ADMITTED))
+    waiting = Activity.QUEUED if in_queue else Activity.STOPPED
     active = Span(start, end, Activity.TRAINING, Source.ASSUMED)
     first = min(attempt.phases, key=lambda each: each[0])[1] if attempt.phases else observation.phase
     if _OF_PHASE.get(first) is Activity.STARTING:  # no rank has run until then

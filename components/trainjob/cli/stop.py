@@ -192,7 +192,7 @@ async def _resume(session: Session, trainjob: TrainJob) -> tuple[bool, str]:
         if now.phase.terminal:
             raise click.UsageError(f"{ref} is {now.phase}; launch it again under its key instead")
         if now.phase is Phase.QUEUED:
-            raise click.UsageError(f"{ref} is Queued: {now.message}; Kueue resumes it when there is room")
+            raise click.UsageError(f"{ref} is Queued: {now.message}; it starts by itself when there is room")
         if now.phase is not Phase.SUSPENDED:
             return False, f"{ref} is not suspended: {now.phase}"
         if (other := await _counts_instead(session.backend, trainjob)) is not None:

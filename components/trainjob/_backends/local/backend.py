@@ -21,7 +21,7 @@ import anyio.to_thread
 
 from trainjob import names
 from trainjob._backends.base import Snapshot, TrainJob
-from trainjob._backends.local import cancels, permissions, runtimes, supervision
+from trainjob._backends.local import cancels, gpus, permissions, runtimes, supervision
 from trainjob._backends.local.logs import LogReader
 from trainjob._backends.local.store import JobFiles, OtherFormat, cancel_metadata, job_names, now
 from trainjob._diagnosis import READ_LINES, blockers
@@ -74,7 +74,8 @@ class LocalBackend:
             known = ", ".join(sorted(runtimes.FRAMEWORKS))
             raise RuntimeNotFound(f"runtime {runtime!r} does not exist on this machine; use one of: {known}")
         start = self._start(runtime)
-        if why := await anyio.to_thread.run_sync(runtimes.refusal, trainjob, start["path"]):
+        why = await anyio.to_thread.run_sync(runtimes.refusal, trainjob, start["path"])
+        if why := why or await anyio.to_thread.run_sync(gpus.refusal, trainjob):
             raise Rejected(f"TrainJob {trainjob['metadata']['name']}: {why}")
         metadata = {
             **trainjob["metadata"],
@@ -361,7 +362,7 @@ class LocalBackend:
             return False
         # The condition is written after the last rank has ended; the spec alone is only the request.
         conditions = trainjob["status"].get("conditions") or []
-        suspended = any(c["type"] == "Suspended" and c["status"] == "True" for c in conditions)
+        suspended = any(c["type"] == "Suspended" and c["reason"] == "Suspended" for c in conditions)
         return suspended and bool(trainjob["spec"].get("suspend"))
 
     async def aclose(self) -> None:

@@ -7,9 +7,7 @@ address instead of the headless service.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,8 +33,6 @@ MODULES = {
     "mlx-distributed": ("mlx",),
 }
 """Runtime -> Python modules of its image that a training uses."""
-
-GPU = "nvidia.com/gpu"
 
 
 def framework_of(trainjob: Mapping[str, Any]) -> str:
@@ -96,28 +92,6 @@ def write_hostfile(trainjob: Mapping[str, Any], directory: Path) -> None:
         file.write(f"localhost slots={num_nodes(trainjob) * processes}\n")
 
 
-def gpus_per_node(trainjob: Mapping[str, Any]) -> int:
-    """Number of GPUs that each node requests."""
-    resources = (trainjob["spec"].get("trainer") or {}).get("resourcesPerNode") or {}
-    asked = [int((resources.get(kind) or {}).get(GPU, 0)) for kind in ("limits", "requests")]
-    return max(asked)
-
-
-def gpus_present() -> list[str]:
-    """Indices of the NVIDIA GPUs that ``nvidia-smi`` lists and that ``CUDA_VISIBLE_DEVICES`` does not hide."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    present = [line.strip() for line in answer.splitlines() if line.strip()]
-    return present if visible is None else [index for index in visible.split(",") if index in present]
-
-
 _VOLUME_PATCHES = {"trainjob.dev/checkpoints": "checkpoints are", "trainjob.dev/claims": "its locations are"}
 """Manager of the patch that mounts PersistentVolumeClaims -> their use."""
 
@@ -146,15 +120,4 @@ def refusal(trainjob: Mapping[str, Any], path: str) -> str:
             return f"{named} in a PersistentVolumeClaim (pvc://), which this machine does not have: use file:///path"
     if framework_of(trainjob) == "mpi" and shutil.which("mpirun", path=path) is None:
         return f"runtime {runtime} needs mpirun, which is not installed here (Debian: apt install openmpi-bin)"
-    return _lacking_gpus(trainjob)
-
-
-def _lacking_gpus(trainjob: Mapping[str, Any]) -> str:
-    wanted = gpus_per_node(trainjob) * num_nodes(trainjob)
-    present = len(gpus_present()) if wanted else 0
-    if wanted <= present:
-        return ""
-    return (
-        f"cannot be scheduled on this machine: it requests {num_nodes(trainjob)} node(s) x {gpus_per_node(trainjob)} "
-        f"{GPU}, and this machine has {present}; request fewer in resources_per_node, or run it on a cluster"
-    )
+    return ""

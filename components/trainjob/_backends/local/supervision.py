@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from trainjob._backends.local import permissions
+from trainjob._backends.local.conditions import record_loss
 from trainjob._backends.local.ranks import MARKER
 from trainjob._backends.local.store import JobFiles
-from trainjob._backends.local.supervisor import record_loss
 from trainjob._support.kube_objects import mapping
 from trainjob.errors import BackendUnavailable
 

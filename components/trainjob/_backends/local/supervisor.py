@@ -27,6 +27,20 @@ from typing import Any
 
 from trainjob import progress
 from trainjob._backends.local import permissions, runtimes
+from trainjob._backends.local.conditions import (
+    BOOKED,
+    COMPLETE,
+    DEADLINE,
+    RESUMED,
+    SUSPENDED,
+    cancelled,
+    end_lost,
+    is_removed,
+    record_loss,
+    with_condition,
+    write_status,
+)
+from trainjob._backends.local.gpus import GpuQueue
 from trainjob._backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
 from trainjob._backends.local.store import (
     FINAL,
@@ -35,12 +49,11 @@ from trainjob._backends.local.store import (
     Stamp,
     cancel_metadata,
     cancel_requested,
-    now,
     read_json,
 )
 from trainjob._manifest import unattended
 from trainjob.progress.message import RESERVED, text_of
-from trainjob.status import CANCELLED
+from trainjob.status import CANCELLED, WAITING
 
 GRACE_SECONDS = 5.0
 """Seconds from SIGTERM to SIGKILL when a job is suspended, deleted or exceeds its deadline. (A pod has 30 s by default;
@@ -50,20 +63,13 @@ _TICK = 0.05  # seconds between two checks of the object and of the termination 
 _RETRY_SECONDS = 1.0  # between two attempts to write a status
 _WAITER_CHECK_SECONDS = 1.0  # between two checks whether a process waits for the job
 
-SUSPENDED = ("Suspended", "True", "Suspended", "TrainJob is suspended")
-RESUMED = ("Suspended", "False", "Resumed", "TrainJob is resumed")
-COMPLETE = ("Complete", "True", "AllJobsCompleted", "jobset completed successfully")
-DEADLINE = ("Failed", "True", "DeadlineExceeded", "TrainJob exceeded its active deadline")
-CANCEL = ("Cancelled", "True", "Cancelled", "the job was cancelled with trainjob")
-UNATTENDED = ("Cancelled", "True", "Unattended", "the job was cancelled because nobody waited for it")
-LOST = ("Failed", "True", "SupervisorLost", "the local supervisor of this job was killed; its ranks were stopped")
-
 
 class Supervisor:
     """Runs one job."""
 
-    def __init__(self, files: JobFiles, trainjob: dict[str, Any], start: Mapping[str, Any]) -> None:
+    def __init__(self, files: JobFiles, trainjob: dict[str, Any], start: Mapping[str, Any], queue: GpuQueue) -> None:
         self.files = files
+        self.queue = queue
         self.trainjob = trainjob
         self.start = start
         self.home = Path(start["home"])
@@ -72,7 +78,6 @@ class Supervisor:
         self.active_since = time.time()
         self._stamp: Stamp | None = None  # `trainjob` may be outdated: it is read again at once
         self._reported = ""
-        self._suspended = False  # now or earlier
         self._over = False  # the job has finished; the final status may not be written yet
         self._unwritten = False
         self._next_try = 0.0
@@ -91,7 +96,7 @@ class Supervisor:
                 self._save()
             if not self._over and cancel_requested(self.trainjob):
                 self._stop()
-                self._write(_cancelled(self.trainjob))
+                self._write(cancelled(self.trainjob))
             elif not self._over:
                 self._apply_suspend()
             self._wait(_TICK)
@@ -115,21 +120,29 @@ class Supervisor:
             if latest is None:
                 return True
             self.trainjob = {**latest, "status": self.status}
-        return _removed(self.trainjob)
+        return is_removed(self.trainjob)
 
     def _apply_suspend(self) -> None:
         """Start the ranks or suspend the job, according to the object."""
-        suspend = bool(self.trainjob["spec"].get("suspend"))
-        if suspend and (self.ranks or not self._suspended):
+        suspend, waits = bool(self.trainjob["spec"].get("suspend")), self._waits()
+        if suspend and (self.ranks or waits != SUSPENDED[2]):
             self._stop()
             self.ranks = []
             self._write(SUSPENDED)
-            self._suspended = True
         elif not suspend and not self.ranks:
+            if why := self.queue.book():
+                if why != self._waits("message"):
+                    self._write(("Suspended", "True", WAITING, why))
+                return
             self.active_since = time.time()
-            if self._suspended:
-                self._write(RESUMED)
+            if waits:
+                self._write(BOOKED if waits == WAITING else RESUMED)
             self._launch()
+
+    def _waits(self, field: str = "reason") -> str:
+        """Why the job is suspended or in the queue, from its status; empty if it is neither."""
+        conditions = self.status.get("conditions") or []
+        return next((c[field] for c in conditions if c["type"] == "Suspended" and c["status"] == "True"), "")
 
     def _launch(self) -> None:
         self._launched = time.monotonic()
@@ -138,25 +151,24 @@ class Supervisor:
             runtimes.write_hostfile(self.trainjob, directory)
         (directory / "tmp").mkdir(mode=0o700, exist_ok=True)
         port = _free_port()
-        gpus = runtimes.gpus_present() if runtimes.gpus_per_node(self.trainjob) else []
         for replicated_job, count in runtimes.replicated_jobs(self.trainjob).items():
             for index in range(count):
                 rank = Rank(self.trainjob, replicated_job, index, directory)
                 self.ranks.append(rank)
-                self._launch_rank(rank, port, gpus)
+                self._launch_rank(rank, port)
         self._write()
 
-    def _launch_rank(self, rank: Rank, port: int, gpus: list[str]) -> None:
+    def _launch_rank(self, rank: Rank, port: int) -> None:
         trainer = self.trainjob["spec"]["trainer"]
-        per_node = runtimes.gpus_per_node(self.trainjob)
         injected = runtimes.environment(self.trainjob, rank.index, port, self.files.directory)
         injected |= {
             "TRAINJOB_TERMINATION_LOG": str(rank.termination_log),
             "TMPDIR": str(self.files.directory / "tmp"),
             MARKER: self.trainjob["metadata"]["uid"],
         }
-        if per_node:
-            injected["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[rank.index * per_node : (rank.index + 1) * per_node])
+        if self.queue.gpus:  # by default CUDA counts the fastest GPU first, and nvidia-smi by the PCI bus
+            visible = ",".join(self.queue.gpus[rank.index])
+            injected |= {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         try:
             own = author_environment(trainer.get("env") or [], self.trainjob, rank.name, self.home, injected)
         except LookupError as error:
@@ -277,6 +289,7 @@ class Supervisor:
     def _clean_up(self) -> None:
         """Kill remaining processes and remove temporary files, which may fill the disk that the status needs."""
         sweep(self.trainjob["metadata"]["uid"])
+        self.queue.leave()
         shutil.rmtree(self.files.directory / "tmp", ignore_errors=True)
 
     def _write(self, condition: tuple[str, str, str, str] | None = None) -> None:
@@ -285,7 +298,7 @@ class Supervisor:
             self._trainer_status()
         self.status["jobsStatus"] = self._jobs_status()
         if condition is not None:
-            self.status["conditions"] = _conditions(self.status, condition)
+            self.status["conditions"] = with_condition(self.status, condition)
             self._over = condition[0] in FINAL
         self._save()
 
@@ -310,32 +323,6 @@ class Supervisor:
         return [{"name": name, **counts} for name in names]
 
 
-def _removed(trainjob: Mapping[str, Any]) -> bool:
-    return "deletionTimestamp" in trainjob["metadata"] and not cancel_requested(trainjob)
-
-
-def _cancelled(trainjob: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    return UNATTENDED if unattended.marked(trainjob) else CANCEL
-
-
-def _conditions(status: Mapping[str, Any], condition: tuple[str, str, str, str]) -> list[dict[str, Any]]:
-    """The conditions of `status` with `condition` (type, status, reason, message) set now."""
-    others = [c for c in status.get("conditions") or [] if c["type"] != condition[0]]
-    fields = dict(zip(("type", "status", "reason", "message"), condition, strict=True))
-    return [*others, {**fields, "lastTransitionTime": now()}]
-
-
-def write_status(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> OSError | None:
-    """Write the status; return the error that prevents it, such as a full disk. Does nothing for a deleted job."""
-    try:
-        files.write_status(status, pods)
-    except FileNotFoundError:  # the job was deleted in the meantime
-        return None
-    except OSError as error:
-        return error
-    return None
-
-
 def _log_failed_write(error: OSError) -> None:
     with suppress(OSError):  # the log is on the same disk
         sys.stderr.write(f"the status cannot be written and is retried: {error}\n")
@@ -358,25 +345,6 @@ def _free_port() -> int:
         return port
 
 
-def record_loss(files: JobFiles) -> None:
-    """Finish a job without a supervisor: kill its ranks and write a condition with the reason. The caller has the lock.
-
-    Writes nothing on a full disk: the next read of the job retries.
-    """
-    trainjob = files.read()
-    if trainjob is None or files.finished():
-        return
-    sweep(trainjob["metadata"]["uid"])
-    if _removed(trainjob):
-        with suppress(OSError):
-            files.remove()
-        return
-    jobs = [{**job, "active": 0, "ready": 0, "failed": 1} for job in trainjob["status"].get("jobsStatus") or []]
-    ended = _conditions(trainjob["status"], _cancelled(trainjob) if cancel_requested(trainjob) else LOST)
-    status = {**trainjob["status"], "jobsStatus": jobs, "conditions": ended}
-    write_status(files, status, files.pods())
-
-
 def _guard(files: JobFiles, uid: str, lifeline: int) -> None:
     """Wait for the end of the supervisor, then kill what is left of its job, also if its files cannot be read."""
     os.setsid()
@@ -386,9 +354,7 @@ def _guard(files: JobFiles, uid: str, lifeline: int) -> None:
     with suppress(OtherFormat):
         if files.finished():
             return
-    if files.supervise(wait_seconds=5) is not None:
-        sweep(uid)
-        record_loss(files)
+    end_lost(files, uid, wait_seconds=5)
 
 
 def _locked(files: JobFiles) -> int | None:
@@ -418,6 +384,9 @@ def main(directory: str) -> None:
         os._exit(0)
     if (error := write_status(files, {"jobsStatus": []}, [])) is not None:
         sys.exit(f"the job was not started: its status cannot be written: {error}")
+    queue = GpuQueue(files, trainjob)
+    with suppress(OSError, OtherFormat):  # the supervisor retries
+        queue.enter()  # before the launch ends, so that the jobs of one launcher start in its order
     guarded, lifeline = os.pipe()
     if os.fork() == 0:
         os.close(lock)
@@ -428,7 +397,7 @@ def main(directory: str) -> None:
     os.close(guarded)
     os.close(announced)
     os.chdir("/")
-    Supervisor(files, trainjob, read_json(files.start) or {}).run()
+    Supervisor(files, trainjob, read_json(files.start) or {}, queue).run()
     os._exit(0)
 
 
