@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 from tests.contract.processes import marked
 from tests.local.conftest import Jobs
@@ -146,19 +147,25 @@ def test_a_deletion_during_a_creation_reserves_the_name(home: Path, monkeypatch:
 
 
 DAEMON = "setsid sh -c 'trap \"\" TERM HUP; echo $$$$ > {0}/daemon; while :; do sleep 0.1; done' >/dev/null 2>&1 &"
+# As a process that exits: it has no environment. And no signal to the group of the rank reaches it.
+WITHOUT_ENVIRONMENT = (
+    f"env -i {sys.executable} -c 'import os, time; os.setpgid(0, 0);"
+    ' open("{0}/daemon", "w").write(str(os.getpid())); time.sleep(60)\' >/dev/null 2>&1 &'
+)
 
 
+@pytest.mark.parametrize("daemon", [DAEMON, WITHOUT_ENVIRONMENT], ids=["session", "no environment"])
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$$$", "sleep 60"])
-def test_no_process_of_a_job_survives_its_end(jobs: Jobs, tmp_path: Path, end: str) -> None:
-    ref = jobs.launch(f"{DAEMON.format(tmp_path)} while ! [ -s {tmp_path}/daemon ]; do sleep 0.02; done; {end}")
+def test_no_process_of_a_job_survives_its_end(jobs: Jobs, tmp_path: Path, end: str, daemon: str) -> None:
+    ref = jobs.launch(f"{daemon.format(tmp_path)} while ! [ -s {tmp_path}/daemon ]; do sleep 0.02; done; {end}")
     eventually(lambda: (tmp_path / "daemon").exists() and (tmp_path / "daemon").read_text())
-    daemon = int((tmp_path / "daemon").read_text())
+    process = psutil.Process(int((tmp_path / "daemon").read_text()))
     if end == "sleep 60":
-        assert daemon in marked(ref.uid)
         assert jobs.client.cancel(ref)
     else:
         eventually(lambda: jobs.phase(ref).terminal)
     assert marked(ref.uid) == {}
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_rank_that_launches_a_job_does_not_own_it(jobs: Jobs) -> None:

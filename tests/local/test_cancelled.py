@@ -21,11 +21,11 @@ from tests.unit.program import exit_of
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.store import read_json, write_json
-from trainjob._jobs.cancellation import cancel_key, request_cancel
+from trainjob._jobs.cancellation import cancel_key, give_up, request_cancel
 from trainjob._jobs.launching import launch
 from trainjob._jobs.waiting import wait
 from trainjob._manifest.unattended import AFTER
-from trainjob.errors import Category, RanksRemain
+from trainjob.errors import Category, Diagnosis, RanksRemain, RetryVerdict
 from trainjob.status import CANCELLED, observe
 
 REPORTING = (
@@ -232,6 +232,22 @@ def test_the_command_line_shows_a_cancelled_job(jobs: Jobs, capsys: pytest.Captu
     ):
         found, out, err = exit_of(capsys, command, ref.name)
         assert (found, text in out + err) == (code, True), (command, out, err)
+
+
+@pytest.mark.parametrize("stop", ["cancel", "suspend", "give up: cancel", "give up: suspend"])
+def test_a_stop_keeps_the_job_and_its_log(jobs: Jobs, stop: str) -> None:
+    """Only `delete` and `gc` remove it."""
+    ref = jobs.launch(SLEEP)
+    jobs.starts(ref)
+    why = Diagnosis(Category.HANG, RetryVerdict.USER, "no rank made progress")
+    action: Any = stop.removeprefix("give up: ")
+    if action == stop:
+        jobs.client.cancel(ref, action)
+    else:
+        jobs.client.call(lambda: give_up(jobs.client.backend, ref, why, action))
+    becomes(jobs, ref, Phase.CANCELLED if action == "cancel" else Phase.SUSPENDED)
+    assert jobs.lines(ref) == ["on"]
+    assert marked(ref.uid) == {}
 
 
 OLD = "2026-01-01T00:00:00Z"

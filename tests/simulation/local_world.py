@@ -257,8 +257,9 @@ class Local(World):
         if not files.finished() and (trainjob := files.read()) is not None:
             conditions.end_lost(files, trainjob["metadata"]["uid"], wait_seconds=5)
 
-    def sweep(self, uid: str) -> None:
+    def sweep(self, uid: str, ended: object = ()) -> None:
         """Kill the ranks of a job."""
+        del ended
         self.machine.stop("kill ranks")
         for rank in self.ranks:
             if rank.uid == uid and rank.code is None:

@@ -355,5 +355,5 @@ async def _give_up(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis, a
         else:
             return f"{ref} was suspended"
     await keep_reason(backend, trainjob, diagnosis)
-    await backend.delete(ref)
-    return f"{ref} was deleted{why}"
+    await backend.cancel(ref)
+    return f"{ref} was {'deleted' if backend.cluster else 'cancelled'}{why}"

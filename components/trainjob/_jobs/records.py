@@ -30,8 +30,11 @@ async def record_failure(backend: Backend, ref: JobRef, diagnosis: Diagnosis) ->
 
 
 async def keep_reason(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis) -> None:
-    """Record why a job is about to be deleted, for the next launch of its key. Never raises."""
-    if backend.cluster is None or KEY not in (trainjob["metadata"].get("annotations") or {}):
+    """Record why a job is about to be cancelled, for the next launch of its key. Never raises."""
+    if backend.cluster is None:  # it keeps the job
+        await record_failure(backend, JobRef.of(trainjob), diagnosis)
+        return
+    if KEY not in (trainjob["metadata"].get("annotations") or {}):
         return
     record = failure_record(trainjob, json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False))
     with suppress(TrainJobError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ NOT_INHERITED = ("AIRFLOW", "_AIRFLOW", "KFP_", "ARGO_", "KUBERNETES_", "KUBEFLO
 """Prefixes of variables that ranks do not inherit from the launching process: a rank would act as a part of it."""
 
 _REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
+_EXIT_SECONDS = 5.0  # for killed processes to exit, which takes longest with the memory of a GPU
 _LAST_MESSAGE = 4096  # kubelet: bytes of a termination message
 
 
@@ -156,6 +158,11 @@ class Rank:
         }
 
     @property
+    def pid(self) -> int | None:
+        """Process ID; None before the start."""
+        return self._process.pid if self._process else None
+
+    @property
     def output(self) -> int | None:
         """File descriptor of the output of the process; None once all of it was read."""
         stdout = self._process.stdout if self._process else None
@@ -278,39 +285,59 @@ def _nanoseconds(clock: int) -> str:
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:09}Z"
 
 
-def sweep(uid: str) -> None:
-    """Kill every process of job `uid`, also those that left their group, until none is found.
+def sweep(uid: str, ended: Collection[int] = ()) -> None:
+    """Kill every process of job `uid`, also those that left their group, and wait until they have exited.
 
     Does nothing where there is no /proc: there, only the process groups of the ranks are killed, by `Rank.signal`.
+
+    Args:
+        uid: UID of the job.
+        ended: Process IDs of its ranks that have ended. Each has led a session, of which other processes may be left:
+            one that exits has no environment any more, and may still have the memory of a GPU.
     """
-    deadline = time.monotonic() + 5
-    while Path("/proc/self/environ").exists() and _kill_marked(uid) and time.monotonic() < deadline:
-        time.sleep(0.002)
+    if not Path("/proc/self/environ").exists():
+        return
+    deadline = time.monotonic() + _EXIT_SECONDS
+    sessions = [str(pid).encode() for pid in ended if not Path(f"/proc/{pid}").exists()]  # else the number is reused
+    while _kill_left(uid, sessions, deadline) and time.monotonic() < deadline:
+        pass
 
 
-def _kill_marked(uid: str) -> bool:
-    """Kill once; True if a process was found. Takes 30 us per process."""
+def _kill_left(uid: str, sessions: Collection[bytes], deadline: float) -> bool:
+    """Kill once, and wait; True if a process was found. Takes 30 us per process."""
     marker = f"\0{MARKER}={uid}\0".encode()
-    found = False
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or not _marked(entry.path, marker) or int(entry.name) == os.getpid():
-            continue
-        with suppress(OSError):
-            process = os.pidfd_open(int(entry.name))
-            try:
-                if _marked(entry.path, marker):  # still the same process: the descriptor refers to it
-                    found = True
+    found: list[int] = []
+    with ExitStack() as stack:
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdigit() or int(entry.name) == os.getpid() or not _is_left(entry.path, marker, sessions):
+                continue
+            with suppress(OSError):
+                process = os.pidfd_open(int(entry.name))
+                stack.callback(os.close, process)
+                # Still the same process: the descriptor refers to it.
+                if _is_left(entry.path, marker, sessions) and not _exited(process, 0):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
-            finally:
-                os.close(process)
-    return found
+                    found.append(process)
+        for process in found:
+            _exited(process, max(0.0, deadline - time.monotonic()))
+    return bool(found)
 
 
-def _marked(directory: str, marker: bytes) -> bool:
-    try:
-        return marker in b"\0" + Path(directory, "environ").read_bytes() + b"\0"
-    except OSError:  # it has ended, or belongs to another user
-        return False
+def _exited(process: int, seconds: float) -> bool:
+    """Wait until all threads of a process have exited, which closes its files, such as those of a GPU."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _is_left(directory: str, marker: bytes, sessions: Collection[bytes]) -> bool:
+    """Whether a process has the marker of a job, or belongs to one of the sessions."""
+    with suppress(OSError):  # it has ended, or belongs to another user
+        if marker in b"\0" + Path(directory, "environ").read_bytes() + b"\0":
+            return True
+    with suppress(OSError):
+        return bool(sessions) and Path(directory, "stat").read_bytes().rpartition(b")")[2].split()[3] in sessions
+    return False
 
 
 def _remove(path: Path) -> None:

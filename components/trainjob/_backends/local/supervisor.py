@@ -288,7 +288,7 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         """Kill remaining processes and remove temporary files, which may fill the disk that the status needs."""
-        sweep(self.trainjob["metadata"]["uid"])
+        sweep(self.trainjob["metadata"]["uid"], [rank.pid for rank in self.ranks if rank.pid])
         self.queue.leave()
         shutil.rmtree(self.files.directory / "tmp", ignore_errors=True)
 
