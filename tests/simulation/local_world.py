@@ -35,7 +35,7 @@ import pytest
 from tests.simulation.local_processes import Machine, Process, World, run_async
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
-from trainjob._backends.local import backend as local, conditions, supervision, supervisor as supervising
+from trainjob._backends.local import conditions, supervision, supervisor as supervising, watching
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._backends.local.gpus import GpuQueue
 from trainjob._backends.local.ranks import MARKER, Rank
@@ -448,7 +448,7 @@ def world(seed: int, directory: Path) -> Iterator[Local]:
         patch.setattr("trainjob._backends.local.supervisor.selectors.DefaultSelector", _NoOutput)
         patch.setattr(supervising.Supervisor, "_wait", lambda _, seconds: made.machine.sleep(seconds, "tick"))
         # A twentieth of the looks, which are the same: a second is as long for all of them.
-        for module, name in ((supervising, "_TICK"), (local, "_POLL"), (local, "_CHECK")):
+        for module, name in ((supervising, "_TICK"), (watching, "_LOOK"), (watching, "_CHECK")):
             patch.setattr(module, name, 0.5)
         patch.setenv("TRAINJOB_LOCAL_GPUS", "1")
         patch.setattr("trainjob._backends.local.gpus.shutil.which", lambda _: None)

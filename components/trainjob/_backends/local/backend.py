@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
-import time
 import uuid
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +22,7 @@ from trainjob._backends.base import Snapshot, TrainJob
 from trainjob._backends.local import cancels, gpus, permissions, runtimes, supervision
 from trainjob._backends.local.logs import LogReader
 from trainjob._backends.local.store import JobFiles, OtherFormat, cancel_metadata, job_names, now
+from trainjob._backends.local.watching import Watcher
 from trainjob._diagnosis import READ_LINES, blockers
 from trainjob._diagnosis.evidence import Evidence
 from trainjob._manifest.attempts import Cancel, cancel_of, work_of
@@ -42,8 +41,7 @@ from trainjob.status import CANCELLED, QUEUE_LABEL
 
 _log = logging.getLogger(__name__)
 
-_POLL = 0.05  # seconds between two checks of the files of a job; each check is two stat calls
-_CHECK = 0.5  # seconds between two checks whether the supervisor is alive
+_LOG_SECONDS = 0.1  # between two looks for new lines of a log
 
 
 class LocalBackend:
@@ -62,6 +60,7 @@ class LocalBackend:
         self.home = (home or settings.home).expanduser().absolute()
         self.environments = settings.local_environments if environments is None else environments
         self._waiting: dict[JobRef, list[int]] = {}
+        self._watcher = Watcher()
 
     def now(self) -> datetime:
         """See `Backend.now`."""
@@ -213,23 +212,13 @@ class LocalBackend:
 
     async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """See `Backend.watch`."""
-        files = self._files(ref.namespace, ref.name)
-        seen, checked = None, 0.0
-        abandoned: list[dict[str, Any]] = []
-        while True:
-            if time.monotonic() >= checked + _CHECK:
-                checked = time.monotonic()
-                await anyio.to_thread.run_sync(supervision.end_if_lost, files)
-                abandoned = supervision.abandoned(files)
-            now_seen = (files.stamp(), abandoned)
-            if now_seen != seen:
-                seen = now_seen
-                trainjob = files.read()
+        with self._watcher.listen(self._files(ref.namespace, ref.name)) as listener:
+            while await listener.changed() and not listener.closed:
+                trainjob = listener.files.read()
                 if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
                     yield Snapshot(None)
                     return
-                yield Snapshot(trainjob, blocker=blockers.in_events(abandoned))
-            await asyncio.sleep(_POLL)
+                yield Snapshot(trainjob, blocker=blockers.in_events(listener.abandoned))
 
     async def has_run(self, ref: JobRef) -> bool:
         """See `Backend.has_run`."""
@@ -282,23 +271,23 @@ class LocalBackend:
         """See `Backend.logs`."""
         files = self._files(ref.namespace, ref.name)
         readers: dict[str, LogReader] = {}
-        while True:
-            over = await self.get(ref.namespace, ref.name) is None or files.finished()
-            fresh: list[Iterable[LogLine]] = []
-            for name, rank in files.logged().items():
-                if ranks and rank not in ranks:
-                    continue
-                if name not in readers:
-                    readers[name] = LogReader(files, name, Splitter(rank))
-                    if tail is not None and not since:
-                        fresh.append(readers[name].tail(tail))
+        with self._watcher.listen(files) as listener:
+            over = False
+            while not over:
+                if await listener.changed(_LOG_SECONDS) or not follow:
+                    over = not follow or listener.closed or files.finished() or not files.object.exists()
+                fresh: list[Iterable[LogLine]] = []
+                for name, rank in files.logged().items():
+                    if ranks and rank not in ranks:
                         continue
-                fresh.append(line for line in readers[name].lines() if line.time > since)
-            for line in merge(*fresh):
-                yield line
-            if over or not follow:
-                return
-            await asyncio.sleep(2 * _POLL)
+                    if name not in readers:
+                        readers[name] = LogReader(files, name, Splitter(rank))
+                        if tail is not None and not since:
+                            fresh.append(readers[name].tail(tail))
+                            continue
+                    fresh.append(line for line in readers[name].lines() if line.time > since)
+                for line in merge(*fresh):
+                    yield line
 
     async def tails(self, ref: JobRef, count: int) -> AsyncGenerator[tuple[Mapping[str, Any], list[LogLine]]]:
         """See `Backend.tails`."""
@@ -367,6 +356,7 @@ class LocalBackend:
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
+        self._watcher.close()
         for lock in chain.from_iterable(self._waiting.values()):
             os.close(lock)
         self._waiting.clear()

@@ -262,6 +262,13 @@ class JobFiles:
             else:
                 return descriptor
 
+    def supervised(self) -> bool:
+        """Whether a supervisor is alive."""
+        lock = self.supervise()
+        if lock is not None:
+            os.close(lock)
+        return lock is None and self.object.exists()
+
 
 def _final(status: Mapping[str, Any]) -> bool:
     conditions = mappings(status, "conditions")
