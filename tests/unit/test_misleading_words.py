@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.objects import ended, pod, trainjob
 from tests.unit.rule_examples import diagnosed
 
+from trainjob._diagnosis import diagnosis_of
+from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.rules import objects
+from trainjob.status import Observation, Phase
 
 HEAD = ["Traceback (most recent call last):", '  File "/app/train.py", line 9, in <module>', "    work()"]
 TORCH = '  File "/usr/lib/python3/dist-packages/torch/{}.py", line 1, in x'
@@ -17,6 +21,8 @@ WORKERS = "DataLoader worker (pid(s) 311) exited unexpectedly"
 NCCL = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2501, "
 LOAD = "_pickle.UnpicklingError: Weights only load failed. Unsupported global: GLOBAL app.Model was not allowed"
 OSERROR = "safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)"
+ELASTIC = ["torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "[0]:",
+    "  rank      : 0 (local_rank: 0)", "  exitcode  : 3 (pid: 71)", "=" * 60]  # fmt: skip
 RECORD = {"event": "failed", "exception": [{"exc_type": "KeyError", "exc_value": "'label'", "frames": []}]}
 
 
@@ -55,6 +61,48 @@ def test_a_failure_is_not_taken_for_another_one(log: list[str], told: tuple[str,
     found = diagnosed(1, log)
     assert (str(found.category), str(found.retry)) == told, found.text()
     assert quoted in found.summary
+
+
+DIED = "subprocess.CalledProcessError: Command 'x' failed"
+SAVED = "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([1])"
+
+
+@pytest.mark.parametrize(
+    ("log", "quoted"),
+    [
+        ([*HEAD, "ValueError: two problems:", "- lr is 0", "- no data"], "two problems: - lr is 0 - no data"),
+        ([*HEAD, SAVED, "Traceback (most recent call last): (RANK 1)", *HEAD[1:], "ValueError: no"], "ValueError: no"),
+        (["fatal error: no such key", *HEAD, DIED], "code 1: fatal error: no such key"),
+        (["reading 3 files", *HEAD, DIED], "Command 'x' failed"),
+        (["step 3", *ELASTIC], "worker 0 exited with code 3; last log line: step 3"),
+        (["-" * 74, "No slots for 8", "processes.", "", "Ask for fewer.", "-" * 74], ": No slots for 8 processes."),
+    ],
+)  # fmt: skip
+def test_the_summary_has_the_error_to_its_end_and_not_its_envelope(log: list[str], quoted: str) -> None:
+    assert diagnosed(1, log).summary.endswith(quoted)
+
+
+LOST = [*HEAD, "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"]
+GRAPH = [*HEAD, "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error:", ""]
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        [*LOST, "cleaning up", "giving up"],
+        [*GRAPH, "<stack traces unavailable>", "Collective ops is aborted by: Connection reset by peer"],
+        [*HEAD, '  File "/site-packages/xgboost/core.py", line 1, in f', "xgboost.core.XGBoostError: [1] result.cc:78:",
+            "- [socket.cc:172]: Failed to connect to x-node-0-0.x:9091", "- system error:Connection refused"],
+        [*HEAD, SAVED, "OSError: [Errno 28] No space left on device"],
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("code", "culprit"), [(1, [*HEAD, "KeyError: 'x'"]), (139, ["step 3"])])
+def test_the_rank_that_others_lost_is_named_although_they_end_first(
+    victim: list[str], code: int, culprit: list[str]
+) -> None:
+    pods = [pod(0, ended(1)), pod(1, ended(code, finishedAt="2026-11-21T10:05:04Z"))]
+    logs = {"x-node-0-0-abcde": victim, "x-node-0-1-abcde": culprit}
+    assert diagnosis_of(Evidence(trainjob(), pods, logs), Observation(Phase.FAILED)).rank == "node-1"
 
 
 @pytest.mark.parametrize(("after", "category"), [([], "out of memory"), (["step 4", "the end"], "user code")])

@@ -22,7 +22,9 @@ RECORD = re.compile(
 
 # ---------------------------------------------------------------- tracebacks of Python
 
-TRACEBACK = re.compile(r"Traceback \(most recent call last\):?( ─+╮)?$")
+# The checkpoints of PyTorch print that of each rank that failed, to the logs of all ranks.
+TRACEBACK = re.compile(r"Traceback \(most recent call last\):?( \(RANK \d+\)| ─+╮)?$")
+BLAMED = re.compile(r"^(?:\[rank\d+\]: )?\S*CheckpointException: .*ranks:dict_keys\(\[(\d{1,9})\b", re.MULTILINE)
 GROUP_PART = re.compile(r"^\s*[|+ ]*\+-[-+]* ?(\d*) ?-*$")  # between the exceptions of a group
 GROUP = re.compile(r"^\s*[|+│](?:-+ ?\d* ?-+)? ?")  # Python prints exception groups with | and +, rich a box of │
 BOX = re.compile(r"\s*[╭│╰]")
@@ -57,6 +59,7 @@ MORE_OF_MESSAGE = re.compile(
     r"|^(Memory on the node \(|PID\s+MEM|\d+\s+[\d.]+\s+\S|Refer to the documentation on|Consider provisioning more)"
     r"|^(For more details, see|More information: |(DETAIL|HINT|CONTEXT):  |LINE \d+: |\[bt\] |Stack trace:$)"
     r"|^(Reason: |HTTP response (headers|body): )|^\s*OOM when allocating tensor|^Detected at node |^Hint: "
+    r"|^(Collective ops is aborted by: |The error could be from a previous operation|`ptxas` stderr:|Repro command: )"
 )
 # More of a message that says nothing about the cause.
 SAYS_NOTHING = re.compile(
@@ -80,7 +83,8 @@ AFTERWARDS = re.compile(
 NATIVE = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*(\.(cc|cpp|cu|h|hpp):\d+|torch/distributed/elastic)")
 NATIVE_LINE = re.compile(r"(\[\w+\]:)?\s*\[?[WEIF]\d{4} .*\.(cc|cpp|cu|h|hpp):\d+\]")
 MORE_OF_NATIVE = re.compile(r"^([A-Z_]{5,}: |RPC: /|Barrier |This (suggests|usually|most likely) )")
-CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")
+# By libstdc++, and by libc++ with its message.
+CPP = re.compile(r"terminat(?:e called after throwing an instance of '([^']+)'|ing .*uncaught exception of type (.+))")
 FATAL = re.compile(r"^\[?F\d{4} \d\d:\d\d:\d\d\.\d+\s+\d* ?\S+\] (.+)")  # glog, Abseil: the process aborts
 # libstdc++, if threads of native code (PyTorch's Gloo) still run at exit: the process ends by SIGABRT or SIGSEGV.
 TORN_DOWN = re.compile(r"terminate called without an active exception")
@@ -152,7 +156,7 @@ ERROR_LINE = re.compile(
     r"^(\S+: )?error: .+|^E(rror|RROR): .+|^\S*python[\d.]*: (No module named|can't (open file|find)) .*"
     r"|^\S*(sh|env)\b.*: .*(not found|No such file or directory|Permission denied|cannot execute.*|format error)$"
     r"|^\S+: (line )?\d+: .*(not found|Illegal option -|Permission denied|No such file or directory)$"
-    r"|^panic: .+|^fatal error: .+|^thread '.*' panicked at .+|^Error in .+"
+    r"|^(exec \S+|ssh): .+|^panic: .+|^fatal error: .+|^thread '.*' panicked at .+|^Error in .+"
     r"|^(Uncaught )?(\w+\.)*[A-Z]\w*(Error|Exception)(: .+)?$"
 )
 # Frames of stacks and other lines without a message: Go, Rust, the JVM, JavaScript, R; a page's address alone.
@@ -165,6 +169,8 @@ NO_MESSAGE = re.compile(
     r"|\s+(code|requireStack): |\s+(full_key: |object_type=)|Set the environment variable HYDRA|To append to your "
     r"|\[bt\] |Stack trace:$|\[notice\] |- /\S+$|Require stack:$|(See|More information:) https?://\S+$"
 )
+
+RULE = re.compile(r"-{60,}$")  # mpirun writes each of its errors between two of them
 
 SPECIAL = re.compile(
     "|".join(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from signal import Signals
 
 from trainjob._diagnosis import log_patterns as known
 from trainjob._diagnosis.markers import marker_of
@@ -44,6 +46,13 @@ class Worker:
     code: int | None
     signal: int | None
     line: int
+
+    @property
+    def end(self) -> str:
+        """Its exit code, or the name of the signal."""
+        with suppress(ValueError):
+            return str(self.code) if self.signal is None else Signals(self.signal).name
+        return ""
 
     def __str__(self) -> str:
         how = f"exited with code {self.code}" if self.signal is None else f"was killed by signal {self.signal}"
@@ -87,6 +96,7 @@ class Output:
         peers: Addresses of those ranks.
         joined: Number of processes that joined at the start, and that it waited for; zeros if unknown.
         collective: A collective operation that took longer than its time-out.
+        blamed: Number of the process that failed according to its exception, if another one wrote it; None otherwise.
         assertion: An assertion of a GPU's kernel; empty if there is none.
         processes: Number of processes that have prefixed their lines.
     """
@@ -106,6 +116,7 @@ class Output:
     peers: tuple[str, ...] = ()
     joined: tuple[int, int] = (0, 0)
     collective: Collective | None = None
+    blamed: int | None = None
     assertion: str = ""
     processes: int = 0
 
@@ -113,7 +124,8 @@ class Output:
     def text(self) -> str:
         """The error in words; empty if there is none."""
         if self.raised is None:
-            return self.error or (str(self.worker) if self.worker else "")
+            last = f"; last log line: {self.last}" if self.last else ""
+            return self.error or (f"{self.worker}{last}" if self.worker else "")
         asserted = self.assertion and self.rule is not None and self.rule.id == "gpu-assert"
         return f"{self.raised.name}: {self.assertion}" if asserted else str(self.raised)
 
@@ -130,6 +142,12 @@ class Output:
         """Whether the process failed because another rank was gone or did not respond."""
         rule = self.rule
         return rule.means in (table.PEER, table.JOINING) if rule is not None else self.raised is None and self.lost_peer
+
+    @property
+    def after_lost_peer(self) -> bool:
+        """Whether it lost another rank and wrote a few more lines, so that it may have exited because of that."""
+        rule = self.survived.rule if self.survived is not None and self.recent and not self.error else None
+        return rule is not None and rule.means in (table.PEER, table.JOINING)
 
 
 def read(log: Sequence[str]) -> Output:
@@ -151,22 +169,30 @@ def read(log: Sequence[str]) -> Output:
     raised = _root(ended, survived, worker)
     last = max((each.last for each in found), default=-1)
     said = _last_message(clean, last)
-    error, at = ("", raised.line) if raised else _final_error(clean, survived.line if survived else -1)
+    handled = survived.line if survived else -1
+    error, at = "", raised.line if raised else -1
+    if raised is None:
+        error, at = _final_error(clean, handled, len(clean) - 1 if worker is None else last)
+    elif known.CALLED.search(raised.name):  # the program that it called has said why
+        begins = max(n for n, line in enumerate(clean[: at + 1]) if n == 0 or known.TRACEBACK.search(line))
+        if (child := _final_error(clean[:begins], handled, begins - 1))[0]:
+            raised, (error, at) = None, child
     if not error and raised is None and worker is not None:
         at = worker.line
     aborted = not raised and bool(error) and bool(_abort(clean[at], ()))
     near = clean[max(at, 0) : at + 7 if at >= 0 else 0]
     shown_from = len(clean) - TAIL_LINES if worker is None else 0  # a launcher's report has more lines than are shown
+    own = clean if worker is None else clean[: last + 1]
     end = [*near, *clean[max(last, shown_from, 0) :]]
     return Output(
         raised,
         worker,
         error,
         at,
-        next(_parts(clean[said]), "").strip("│ ") if said >= 0 else "",
+        next(_parts(clean[said]), "").strip("│ ") if 0 <= said < (worker.line if worker else len(clean)) else "",
         survived if at < 0 else None,
         recent=survived is not None and survived.line >= len(clean) - TAIL_LINES,
-        usage=not raised and all(any(map(form.match, clean[-TAIL_LINES:])) for form in (known.USAGE, known.REJECTED)),
+        usage=not raised and all(any(map(form.match, own[-TAIL_LINES:])) for form in (known.USAGE, known.REJECTED)),
         aborted=aborted,
         torn_down=bool(raised and any(known.TORN_DOWN.search(after) for after in clean[raised.line :])),
         terminated=bool(known.TERMINATED.search(text)),
@@ -174,6 +200,7 @@ def read(log: Sequence[str]) -> Output:
         peers=tuple(dict.fromkeys(known.PEER.findall(text))),
         joined=next(((int(seen[1]), int(seen[2])) for each in known.JOINED if (seen := each.search(text))), (0, 0)),
         collective=_collective(text),
+        blamed=_blamed(text, processes, worker),
         assertion=next((found[1] for found in map(known.ASSERTION.search, clean) if found), ""),
         processes=len([prefix for prefix in processes if prefix]),
     )
@@ -294,12 +321,37 @@ def _collective(text: str) -> Collective | None:
     return Collective(found["operation"], int(found["milliseconds"]) / 1000, int(found["number"]), rank)
 
 
-def _final_error(clean: Sequence[str], handled: int) -> tuple[str, int]:
-    """The final error of a process without a Python exception, and the index of its line, after a handled one."""
+def _blamed(text: str, processes: Mapping[str, Tracebacks], worker: Worker | None) -> int | None:
+    """The number of the process of another log that failed, according to an exception."""
+    found = known.BLAMED.search(text)
+    own = found is not None and (f"[rank{found[1]}]:" in processes or (worker and str(worker.number) == found[1]))
+    return None if found is None or own else int(found[1])
+
+
+def _boxed(clean: Sequence[str], handled: int) -> tuple[str, int]:
+    """The error between two rules at the end of the log, its first paragraph, and the index of its first line."""
+    ends = [n for n in range(handled + 1, len(clean)) if known.RULE.match(clean[n])]
+    if len(ends) < 2 or any(clean[ends[-1] + 1 :]):
+        return "", -1
+    before = [line for line in clean[max(0, ends[-2] - 1) : ends[-2]] if known.ERROR_LINE.match(line)]
+    paragraph = itertools.takewhile(bool, clean[ends[-2] + 1 : ends[-1]])
+    return "; ".join([*before, " ".join(paragraph)]), ends[-2] + 1
+
+
+def _final_error(clean: Sequence[str], handled: int, last: int) -> tuple[str, int]:
+    """The final error of a process without a Python exception, and the index of its line.
+
+    Args:
+        clean: Lines of the log.
+        handled: Index of an exception that was handled; the error is in a later line.
+        last: Index of the last line that it may be in.
+    """
     for number, line in enumerate(clean):
         if error := _abort(line, clean[number + 1 : number + 2]):
             return error, number
-    number = _last_message(clean, len(clean) - 1)
+    if last == len(clean) - 1 and (found := _boxed(clean, handled))[0]:
+        return found
+    number = _last_message(clean, last)
     if number > handled + 1 and clean[number - 1].endswith(":") and known.ERROR_LINE.match(clean[number - 1]):
         return f"{clean[number - 1]} {clean[number]}", number - 1  # Rust: where it panicked, and why in the next line
     # Indented lines belong to the one before them.
@@ -319,6 +371,8 @@ def _abort(line: str, following: Sequence[str]) -> str:
     found = known.CPP.search(line)
     if found is None:
         return ""
+    if found[2]:
+        return found[2]
     what = following[0].strip() if following else ""
     message = what.removeprefix("what():").strip() if what.startswith("what():") else ""
     return f"{found[1]}: {message}" if message else found[1]

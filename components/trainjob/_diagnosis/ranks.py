@@ -189,7 +189,7 @@ def first(ranks: Sequence[Rank]) -> list[Rank]:
             (ended.killed and early and ended.exit_code == SIGKILL, 2),
             (ended.killed or output.terminated, 6),
             (output.joined[1] > 0 and output.consequence, 4),  # it names how many processes are missing
-            (output.consequence, 5),
+            (_lost_another(rank), 5),
             (connection, 3),
             (unread and late, 1),
         )
@@ -206,12 +206,19 @@ def _time(rank: Rank) -> str:
     return rank.termination.finished if rank.termination is not None else ""
 
 
+def _lost_another(rank: Rank) -> bool:
+    """Whether its log reports that another rank failed, or was lost."""
+    out = rank.output or Output()
+    named = out.blamed is not None and rank.process[0] != f"node-{out.blamed}"
+    return out.consequence or out.after_lost_peer or named
+
+
 def _blames_another(rank: Rank) -> bool:
     """Whether its log reports that it lost another rank, or a connection."""
     output = rank.output
     if output is None or output.terminated:
         return False
-    return output.consequence or (output.raised is not None and output.raised.connection)
+    return _lost_another(rank) or (output.raised is not None and output.raised.connection)
 
 
 def _explains_itself(rank: Rank) -> bool:

@@ -80,7 +80,7 @@ def _reported(rank: Rank, nodes: int) -> Meaning | None:
         return _SLOW_KERNEL if alone else _SLOW_COLLECTIVE
     if found is not None:
         return _weighed(_joined(found.means, out, nodes), out)
-    code = "" if _is_aborted(ended, out) else ended.signal or str(ended.exit_code)
+    code = "" if _is_aborted(ended, out) else ended.signal or (out.worker.end if out.worker else str(ended.exit_code))
     line = out.error or (str(out.worker) if out.worker else out.last)
     rule = lines.rule_of(code, f"usage: {line}" if out.usage else line) if out.raised is None or ended.signal else None
     return rule.means if rule is not None else None

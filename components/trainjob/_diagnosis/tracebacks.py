@@ -108,6 +108,7 @@ class Tracebacks:
     chained: str = ""
     part: bool = False  # the next line is an exception of a group
     continues: bool = False  # an indented line belongs to the line before
+    opens: bool = False  # the message's last line ends with a colon, so that the next line belongs to it
     native: bool = False  # in a message of native code
     launcher: bool = False
     bars: set[str] = field(default_factory=set)
@@ -189,6 +190,7 @@ class Tracebacks:
                 others = self.ended.parts if self.part else self.ended.parts[:-1]
                 ended = replace(self.ended, parts=(*others, raised))
             self.ended, self.before, self.after, self.launcher = ended, raised, [], False
+            self.opens = text.endswith(":")
         self.chained, self.part = "", False
 
     def _afterwards(self, line: str, text: str) -> bool:
@@ -197,7 +199,9 @@ class Tracebacks:
         kind = special.lastgroup if special else ""
         self.aside, self.launcher, native = kind == "aside", kind == "launcher", kind == "native"
         more = (self.continues and line[0].isspace()) or (self.native and known.MORE_OF_NATIVE.match(text))
-        message = bool(self.ended) and (self.hooked or bool(more) or bool(known.MORE_OF_MESSAGE.match(text)))
+        opens, self.opens = self.opens and not self.after, text.endswith(":") or (self.opens and text.startswith("- "))
+        listed = self.hooked or opens or bool(more) or bool(known.MORE_OF_MESSAGE.match(text))
+        message = bool(self.ended) and listed
         self.native = self.native or native
         if message and self.ended and not native and not known.SAYS_NOTHING.match(text):
             self.ended = self.before = _longer(self.ended, text)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 
 from trainjob._diagnosis.meaning import Meaning
-from trainjob._diagnosis.rules.raised import KILLED, NO_LIBRARY, NO_PROGRAM, OTHER_ARCHITECTURE, SHM_FULL
+from trainjob._diagnosis.rules.raised import (
+    KILLED,
+    NO_CREDENTIALS,
+    NO_LIBRARY,
+    NO_PROGRAM,
+    OTHER_ARCHITECTURE,
+    SHM_FULL,
+)
 from trainjob._diagnosis.rules.row import LineRule
 from trainjob.errors import Category, RetryVerdict
 
@@ -26,6 +33,10 @@ _NO_DISTRIBUTION = M(C.CONFIGURATION, R.CONFIGURATION,
     "correct the name or version of the package, or set PIP_INDEX_URL to an index that the pods can reach: pip "
     "found no such distribution")
 _USAGE = M(C.USER_CODE, R.USER, "correct the arguments of the command: the program rejects them")
+_SLOTS = M(C.CONFIGURATION, R.CONFIGURATION,
+    "start as many processes as the nodes have slots: mpirun -n against num_nodes times num_proc_per_node")
+_NO_NODE = M(C.UNKNOWN, R.INFRASTRUCTURE,
+    "check that the pods of all nodes run and accept SSH: mpirun could not start its daemon on one of them")
 _SIGKILL = M(C.UNKNOWN, R.INFRASTRUCTURE,
     "find out what killed it from outside: often the machine ran out of memory (check its kernel log)")
 _SIGTERM = M(C.UNKNOWN, R.INFRASTRUCTURE, "find out what terminated it from outside the job")
@@ -45,7 +56,9 @@ LINES: tuple[LineRule, ...] = (
         "made with CPython 3.11"),
     _Rule("line-crlf", "", r"(\\r|\^M)\S*: .*(No such file|not found|bad interpreter)|: Illegal option -$", _CRLF,
         "made with coreutils 9.1 env"),
-    _Rule("line-architecture", "126", r"[Ee]xec format error$", OTHER_ARCHITECTURE,
+    _Rule("line-exec", "", r"^exec \S+: no such file or directory$", NO_PROGRAM,
+        "format: runc 1.3 standard_init_linux"),
+    _Rule("line-architecture", "126 1 255", r"[Ee]xec format error$", OTHER_ARCHITECTURE,
         "corpus/program-of-another-architecture"),
     _Rule("line-no-library", "127", "error while loading shared libraries: ", NO_LIBRARY, "made with glibc 2.36"),
     _Rule("line-no-program", "127", r"not found( in \$PATH)?$|No such file or directory$", NO_PROGRAM,
@@ -55,9 +68,12 @@ LINES: tuple[LineRule, ...] = (
     _Rule("line-no-distribution", "",
         "^ERROR: (No matching distribution found for|Could not find a version that satisfies)", _NO_DISTRIBUTION,
         "made with pip 23.2"),
+    _Rule("line-no-credentials", "", "Unable to locate credentials", NO_CREDENTIALS, "format: awscli 2.31"),
+    _Rule("line-slots", "", "^There are not enough slots available in the system", _SLOTS,
+        "format: openmpi 5.0 help-prte-rmaps-base.txt"),
+    _Rule("line-ssh", "", "^ssh: (Could not resolve hostname|connect to host) |daemons?\\. This usually is caused",
+        _NO_NODE, "format: openmpi 4.1 help-errmgr-base.txt"),
     _Rule("line-usage", "2", "^usage: ", _USAGE, "made with CPython 3.11"),
-    _Rule("worker-killed", "", r"^worker \d+ was killed by signal 9$", KILLED,
-        "format: deepspeed 0.18 launcher/launch.py"),
     _Rule("child-killed-code", "247", "", KILLED, "CPython: sys.exit(-9), as launchers do with a code of subprocess"),
     _Rule("signal-kill", "SIGKILL", "", _SIGKILL, "signal(7)"),
     _Rule("signal-terminate", "SIGTERM", "", _SIGTERM, "signal(7)"),

@@ -59,6 +59,12 @@ _INDEX = M(C.USER_CODE, R.UNKNOWN,
 _ILLEGAL = M(C.USER_CODE, R.UNKNOWN,
     "find the kernel that reads or writes outside its memory: run once with CUDA_LAUNCH_BLOCKING=1, or "
     "compute-sanitizer")
+_NO_COMPILER = M(C.IMAGE, R.CONFIGURATION,
+    "use an image with a C compiler, and for CUDA extensions with the CUDA toolkit (a -devel image): they are compiled "
+    "when the training runs")
+_LOCKED_MEMORY = M(C.CONFIGURATION, R.UNKNOWN,
+    "raise the limit of locked memory on the nodes (memlock), or add the capability IPC_LOCK in the runtime: "
+    "InfiniBand could not register memory")
 _NO_INTERFACE = M(C.CONFIGURATION, R.CONFIGURATION,
     "correct NCCL_SOCKET_IFNAME or NCCL_IB_HCA: the pod has no such network interface")
 
@@ -105,7 +111,7 @@ _CLOCK = M(C.CONFIGURATION, R.INFRASTRUCTURE, "correct the clock of the node: th
 _PROXY = M(C.CONFIGURATION, R.CONFIGURATION,
     "correct the proxy's credentials in HTTPS_PROXY, or list the host in NO_PROXY: the proxy refused the request")
 _EXPIRED = M(C.CONFIGURATION, R.CONFIGURATION, "renew the credentials that the job uses: they have expired")
-_NO_CREDENTIALS = M(C.CONFIGURATION, R.CONFIGURATION,
+NO_CREDENTIALS = M(C.CONFIGURATION, R.CONFIGURATION,
     "give the job credentials by a Secret in env, or a service account with access: it has none")
 _DENIED = M(C.CONFIGURATION, R.CONFIGURATION, "grant the job the missing permissions or credentials: access was denied")
 _NO_BUCKET = M(C.CONFIGURATION, R.CONFIGURATION, "create the bucket or repository, or correct its name")
@@ -133,6 +139,8 @@ _CUDA = ("torch.AcceleratorError torch.cuda.CudaError RuntimeError "
 _TORCH_MEMORY = "torch.OutOfMemoryError torch.cuda.OutOfMemoryError torch.cuda.memory.OutOfMemoryError"
 _XLA = ("jax.errors.JaxRuntimeError jaxlib.xla_extension.XlaRuntimeError jaxlib._jax.XlaRuntimeError "
     "jax._src.lib.xla_client.XlaRuntimeError XlaRuntimeError")
+_COMPILERS = ("torch._inductor.exc.InductorError torch._dynamo.exc.BackendCompilerFailed "
+    "triton.runtime.errors.PTXASError")
 _C10D = ("torch.distributed.DistBackendError torch.distributed.DistNetworkError torch.distributed.DistStoreError "
     "torch.distributed.DistError c10::DistBackendError c10::DistNetworkError c10::DistStoreError "
     "torch.distributed.elastic.rendezvous.api.")
@@ -153,7 +161,7 @@ _SAFETENSORS = "safetensors_rust.SafetensorError safetensors._safetensors_rust.S
 # ---- messages
 _GONE = "(?i)clos|reset|timed? ?out|refused|broken pipe|read error|connect|peer|remote"
 _CUDA_MEMORY = ("out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUSOLVER_STATUS_ALLOC_FAILED"
-    "|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY")
+    "|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|kIOGPUCommandBufferCallbackErrorOutOfMemory")
 _NO_DEVICE = ("no NVIDIA driver|no CUDA-capable device|No CUDA GPUs|driver initialization failed|libcuda\\.so"
     "|libnvidia-ml|no GPUs found|requires at least one CUDA device|Unable to initialize backend "
     "'cuda'|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|Driver Not Loaded")
@@ -192,7 +200,10 @@ RAISED: tuple[RaisedRule, ...] = (
         "format: torch 2.11 c10/cuda/CUDACachingAllocator.cpp"),
     _Rule("memory-pinned", _CUDA, "torch.utils.data._utils.pin_memory pin_memory", "out of memory", _PINNED,
         "made with torch 2.11 on an H100"),
-    _Rule("gpu-full-cuda", f"{_CUDA} {_C10D}", "", _CUDA_MEMORY, GPU_FULL, "made with torch 2.11 on an H100"),
+    _Rule("gpu-full-cuda", f"{_CUDA} {_C10D} std::runtime_error", "", _CUDA_MEMORY, GPU_FULL,
+        "made with torch 2.11 on an H100"),
+    _Rule("gpu-full-accelerate", "RuntimeError", "accelerate.utils", "No executable batch size found", GPU_FULL,
+        "format: accelerate 1.11 utils/memory.py"),
     _Rule("cpu-full-jax", _XLA, "", ": RESOURCE_EXHAUSTED: Out of memory allocating", NODE_FULL,
         "made with jaxlib 0.10"),
     _Rule("gpu-full-jax", _XLA, "", ": RESOURCE_EXHAUSTED", GPU_FULL, "format: jaxlib 0.10"),
@@ -217,8 +228,8 @@ RAISED: tuple[RaisedRule, ...] = (
         "made with torch 2.15"),
     _Rule("jvm-heap", "java.lang.OutOfMemoryError", "", "", _JVM_HEAP, "made with OpenJDK 17"),
     # ---- processes of the node
-    _Rule("child-killed", "torch.multiprocessing.spawn.ProcessExitedException", "", "SIGKILL", KILLED,
-        "made with torch 2.15"),
+    _Rule("child-killed", "torch.multiprocessing.spawn.ProcessExitedException subprocess.CalledProcessError", "",
+        "SIGKILL", KILLED, "made with torch 2.15"),
     _Rule("child-died", f"{_LOST} concurrent.futures.process.BrokenProcessPool", _PROCESSES, "", _CHILD_DIED,
         "made with CPython 3.11"),
     # ---- GPUs
@@ -234,10 +245,17 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("gpu-ordinal", f"{_CUDA} {_C10D}", "", "invalid device ordinal|CUDA_ERROR_INVALID_DEVICE", _TOO_FEW_GPUS,
         "made with torch 2.11 on an H100"),
     _Rule("gpu-duplicate", _C10D, "", "Duplicate GPU detected", _ONE_GPU_TWICE, "made with NCCL 2.28 on an H100"),
+    _Rule("locked-memory", _C10D, "", r"\bibv_\w+ failed with error (Cannot allocate memory|Operation not permitted)",
+        _LOCKED_MEMORY, "format: nccl 2.27 src/misc/ibvwrap.cc"),
     _Rule("no-interface", _C10D, "", "no socket interface found|No interface found", _NO_INTERFACE,
         "made with NCCL 2.28 on an H100"),
-    _Rule("gpu-incompatible", f"{_CUDA} {_C10D} ImportError {_XLA}", "",
-        r"no kernel image|driver version is insufficient|forward compatibility|capability sm_\d+ is not compatible",
+    _Rule("no-compiler", f"{_COMPILERS} RuntimeError OSError "
+        "deepspeed.ops.op_builder.builder.MissingCUDAException", "",
+        "Failed to find C compiler|CUDA_HOME (does not exist|environment variable is not set)|Ninja is required",
+        _NO_COMPILER, "format: triton 3.5 runtime/build.py"),
+    _Rule("gpu-incompatible", f"{_CUDA} {_C10D} ImportError {_XLA} {_COMPILERS}", "",
+        r"no kernel image|is not defined for option 'gpu-name'"
+        r"|driver version is insufficient|forward compatibility|capability sm_\d+ is not compatible",
         _OTHER_GPU, "format: CUDA 13 runtime API, cudaError"),
     _Rule("gpu-assert", _CUDA, "", "device-side assert|cudaErrorAssert|CUDA_ERROR_ASSERT", _INDEX,
         "made with torch 2.11 on an H100"),
@@ -271,6 +289,9 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("peer", f"RuntimeError {_LOST} xgboost.core.XGBoostError lightgbm.basic.LightGBMError", _COLLECTIVES, _GONE,
         PEER,
         "made with torch 2.15 and gloo"),
+    _Rule("peer-tensorflow", "tensorflow.python.framework.errors_impl.", "",
+        "Collective ops is aborted by|failed to connect to all addresses", PEER,
+        "format: tensorflow 2.19 core/common_runtime/base_collective_executor.cc"),
     _Rule("peer-jax-gloo", "ValueError", "", "UNKNOWN: Gloo .* failed", PEER, "made with jaxlib 0.10"),
     _Rule("peer-jax", _XLA, "", r"(?i)gloo|heartbeat|coordination|peer|barrier|distributed service", PEER,
         "made with jaxlib 0.10"),
@@ -289,7 +310,8 @@ RAISED: tuple[RaisedRule, ...] = (
         r"unexpected pos|iostream error|PytorchStreamWriter",
         _TARGET_FULL, "made with torch 2.11 on an H100"),
     # ---- services
-    _Rule("proxy", f"{_CLIENTS} OSError", "", "407 Proxy Authentication|Proxy Authentication Required", _PROXY,
+    _Rule("proxy", f"{_CLIENTS} OSError", "",
+        "Tunnel connection failed: 40[37]|407 Proxy Authentication|Proxy Authentication Required", _PROXY,
         "made with requests 2.33"),
     _Rule("untrusted", f"{_CLIENTS} OSError", "",
         "CERTIFICATE_VERIFY_FAILED|certificate verify failed|self.signed certificate",
@@ -297,7 +319,7 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("clock", _CLIENTS, "", "RequestTimeTooSkewed|Signature not yet current|clock skew", _CLOCK,
         "made with botocore 1.44"),
     _Rule("expired", _CLIENTS, "", _EXPIRES, _EXPIRED, "made with botocore 1.44"),
-    _Rule("no-credentials", _CLIENTS, "", _NOTHING_GIVEN, _NO_CREDENTIALS, "made with botocore 1.44"),
+    _Rule("no-credentials", _CLIENTS, "", _NOTHING_GIVEN, NO_CREDENTIALS, "made with botocore 1.44"),
     _Rule("denied", _CLIENTS, "", _REFUSED, _DENIED, "made with botocore 1.44"),
     _Rule("denied-gated", "OSError", "", "gated repo", _DENIED, "format: transformers 4.57 utils/hub.py"),
     _Rule("no-bucket", _CLIENTS, "", _BUCKET, _NO_BUCKET, "made with botocore 1.44"),
