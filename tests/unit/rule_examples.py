@@ -15,7 +15,7 @@ from trainjob.status import Observation, Phase
 
 EXAMPLES = Path(__file__).parent / "rules"
 WORDINGS = [json.loads(line) for line in EXAMPLES.with_name("wordings.jsonl").read_text().splitlines()]
-SIGNALS = {"SIGINT": 130, "SIGKILL": 137, "SIGTERM": 143, "SIGBUS": 135, "SIGILL": 132, "SIGSEGV": 139}
+SIGNALS = {"SIGINT": 130, "SIGABRT": 134, "SIGKILL": 137, "SIGTERM": 143, "SIGBUS": 135, "SIGILL": 132, "SIGSEGV": 139}
 
 
 def example_of(rule: ObjectRule) -> tuple[str, str]:

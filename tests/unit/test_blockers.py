@@ -38,6 +38,7 @@ def checked(*conditions: Object, state: str, message: str) -> Object:
 RESERVED, ADMITTED = condition("QuotaReserved"), condition("Admitted")
 PREEMPTED = condition("Evicted", "Preempted", message="Preempted to accommodate a workload")
 RETRIES = "exceeded the maximum number of re-queuing retries"
+REJECTED = "The workload is deactivated due to Admission check(s): [budget], were rejected"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,9 @@ RETRIES = "exceeded the maximum number of re-queuing retries"
          "admission check budget is Rejected: no message", True),
         (workload(condition("Evicted", "Deactivated", message=RETRIES), active=False), "Deactivated",
          f"Kueue deactivated the job: {RETRIES}", True),
+        (workload(condition("Evicted", "Deactivated", message=REJECTED), active=False,
+                  admissionChecks=[{"state": "Ready"}, {"state": "Rejected", "message": "no capacity"}]), "Deactivated",
+         f"Kueue deactivated the job: {REJECTED}: no capacity", True),
         (workload(RESERVED, ADMITTED, condition("Finished", "Failed", message="jobset failed")), "WorkloadFinished",
          "Kueue has finished with the job: it does not admit it again", True),
     ],

@@ -105,6 +105,15 @@ def test_the_rank_that_others_lost_is_named_although_they_end_first(
     assert diagnosis_of(Evidence(trainjob(), pods, logs), Observation(Phase.FAILED)).rank == "node-1"
 
 
+def test_a_launcher_that_kills_the_others_is_no_victim() -> None:
+    killer = "[rank: 1] Child process with PID 312 terminated with code 1. Forcefully terminating all other processes"
+    pods = [pod(0, ended(1)), pod(1, ended(137, finishedAt="2026-11-21T10:05:09Z"))]
+    logs = {"x-node-0-0-abcde": LOST, "x-node-0-1-abcde": [*HEAD, "KeyError: 'x'", killer]}
+    found = diagnosis_of(Evidence(trainjob(), pods, logs), Observation(Phase.FAILED))
+    assert (found.rank, found.retry) == ("node-1", "unknown")
+    assert found.summary == "node-1 was killed by signal 9 (SIGKILL): KeyError: 'x'"
+
+
 @pytest.mark.parametrize(("after", "category"), [([], "out of memory"), (["step 4", "the end"], "user code")])
 def test_an_exception_of_another_java_thread_does_not_end_the_process(after: list[str], category: str) -> None:
     thrown = ['Exception in thread "worker-0" java.lang.OutOfMemoryError: Java heap space', "\tat App.run(App.java:3)"]

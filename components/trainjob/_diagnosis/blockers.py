@@ -157,7 +157,9 @@ def _of_ended_workload(workload: Mapping[str, Any], conditions: Mapping[str, Map
     """Why Kueue will not admit the job again."""
     if mapping(workload, "spec").get("active") is False:
         why = _text(mapping(conditions, "Evicted"), "message") or "its Workload was deactivated"
-        return _finding("Deactivated", f"Kueue deactivated the job: {why}")
+        checks = mappings(workload, "status", "admissionChecks")
+        rejected = "; ".join(str(each.get("message") or "") for each in checks if each.get("state") == "Rejected")
+        return _finding("Deactivated", f"Kueue deactivated the job: {why}{rejected and ': '}{rejected}")
     if _is(conditions, "Finished"):  # Trainer up to 2.3 takes Failed back when the JobSet of the job is deleted
         return _finding("WorkloadFinished", "Kueue has finished with the job: it does not admit it again")
     return None

@@ -85,7 +85,11 @@ NATIVE_LINE = re.compile(r"(\[\w+\]:)?\s*\[?[WEIF]\d{4} .*\.(cc|cpp|cu|h|hpp):\d
 MORE_OF_NATIVE = re.compile(r"^([A-Z_]{5,}: |RPC: /|Barrier |This (suggests|usually|most likely) )")
 # By libstdc++, and by libc++ with its message.
 CPP = re.compile(r"terminat(?:e called after throwing an instance of '([^']+)'|ing .*uncaught exception of type (.+))")
-FATAL = re.compile(r"^\[?F\d{4} \d\d:\d\d:\d\d\.\d+\s+\d* ?\S+\] (.+)")  # glog, Abseil: the process aborts
+# By glog and Abseil, of C's assert, of glibc's heap: the process aborts.
+FATAL = re.compile(
+    r"^(?:\[?F\d{4} \d\d:\d\d:\d\d\.\d+\s+\d* ?\S+\] )(.+)|^(\S+: \S+:\d+: .*Assertion `.+' failed\.)$"
+    r"|^((?:double free or corruption|(?:free|malloc|realloc|munmap_chunk)\(\): |corrupted |\*\*\* stack smashing).*)$"
+)
 # libstdc++, if threads of native code (PyTorch's Gloo) still run at exit: the process ends by SIGABRT or SIGSEGV.
 TORN_DOWN = re.compile(r"terminate called without an active exception")
 ASSERTION = re.compile(r"\.cuh?:\d+: .*(Assertion `.*` failed)")
@@ -133,7 +137,8 @@ def native_error(error: str) -> tuple[str, str] | None:
 
 LAUNCHER = re.compile(  # first line of a report: the workers have ended
     r"^Primary job +terminated|^(mpirun|mpiexec|prterun)\b.* (detected|noticed) that"
-    r"|^-- Process \d+ terminated with|^.*ChildFailedError:\s*$|^.*sigkill_handler\] Killing subprocess",
+    r"|^-- Process \d+ terminated with|^\[rank: \d+\] Child process with PID \d+ terminated"
+    r"|^.*ChildFailedError:\s*$|^.*sigkill_handler\] Killing subprocess",
     re.MULTILINE,
 )
 # The first worker that failed: its number, its exit code or signal. A script may write any number of digits.
@@ -141,6 +146,7 @@ WORKERS = (
     re.compile(r"^\s*rank\s*: (?P<n>\d{1,9}) \(local_rank.*\n^\s*exitcode\s*: (?P<code>-?\d{1,10}) ", re.MULTILINE),
     re.compile(r"^\s*Process name: \[.*,(?P<n>\d{1,9})\]\n\s*Exit code:\s+(?P<code>-?\d{1,10})$", re.MULTILINE),
     re.compile(r"process rank (?P<n>\d{1,9}) with PID \d+ on node \S+ exited on signal (?P<signal>\d{1,3})"),
+    re.compile(r"^\[rank: (?P<n>\d{1,9})\] Child process .* terminated with code (?P<code>-?\d{1,10})\.", re.MULTILINE),
     re.compile(r"--local_rank=(?P<n>\d{1,9})\b.*exits with return code = (?P<code>-?\d{1,10})"),
 )
 TERMINATED = re.compile(r"SignalException: Process \d+ got signal: (15|2)\b")
@@ -168,6 +174,7 @@ NO_MESSAGE = re.compile(
     r"|created by \w|[\w./-]+\.(\(\*?\w+\)\.)?[\w.]+\(.*\)$|[╭╰][─╮╯ ]+$|hint: |help: |Pass --helpshort"
     r"|\s+(code|requireStack): |\s+(full_key: |object_type=)|Set the environment variable HYDRA|To append to your "
     r"|\[bt\] |Stack trace:$|\[notice\] |- /\S+$|Require stack:$|(See|More information:) https?://\S+$"
+    r"|\[[\w.-]+:\d+\] (\*\*\*|Signal|Failing at|\[ ?\d)"  # Open MPI
 )
 
 RULE = re.compile(r"-{60,}$")  # mpirun writes each of its errors between two of them

@@ -367,7 +367,7 @@ def _last_message(clean: Sequence[str], last: int) -> int:
 def _abort(line: str, following: Sequence[str]) -> str:
     """Why native code aborted, from its line and the next one; empty for other lines."""
     if fatal := known.FATAL.match(line):
-        return fatal[1]
+        return str(next(filter(None, fatal.groups())))
     found = known.CPP.search(line)
     if found is None:
         return ""

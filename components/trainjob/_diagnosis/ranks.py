@@ -187,7 +187,7 @@ def first(ranks: Sequence[Rank]) -> list[Rank]:
             (ended.sidecar, 7),
             (ended.disruption, 0),
             (ended.killed and early and ended.exit_code == SIGKILL, 2),
-            (ended.killed or output.terminated, 6),
+            ((ended.killed and output.worker is None) or output.terminated, 6),
             (output.joined[1] > 0 and output.consequence, 4),  # it names how many processes are missing
             (_lost_another(rank), 5),
             (connection, 3),

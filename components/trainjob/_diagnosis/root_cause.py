@@ -74,7 +74,8 @@ def _reported(rank: Rank, nodes: int) -> Meaning | None:
     if ended.container:
         rule = lines.rule_of(ended.signal, "") if ended.signal else None
         return rule.means if rule is not None else None
-    found = out.rule if _is_by_error(ended, out) else None
+    by_error = _is_by_error(ended, out)
+    found = out.rule if by_error else None
     if out.collective is not None and (found is None or found.means is raised.PEER):
         alone = nodes == 1 and out.processes < 2 and out.collective.rank is None
         return _SLOW_KERNEL if alone else _SLOW_COLLECTIVE
@@ -82,7 +83,9 @@ def _reported(rank: Rank, nodes: int) -> Meaning | None:
         return _weighed(_joined(found.means, out, nodes), out)
     code = "" if _is_aborted(ended, out) else ended.signal or (out.worker.end if out.worker else str(ended.exit_code))
     line = out.error or (str(out.worker) if out.worker else out.last)
-    rule = lines.rule_of(code, f"usage: {line}" if out.usage else line) if out.raised is None or ended.signal else None
+    if out.raised is not None and (by_error or not ended.signal):
+        return None
+    rule = lines.rule_of(code, f"usage: {line}" if out.usage else line)
     return rule.means if rule is not None else None
 
 
@@ -119,13 +122,13 @@ def _is_by_error(ended: Termination, out: Output) -> bool:
     """Whether the last error in the output is the cause of the exit.
 
     Python exits with 1 after an exception, C++ aborts with SIGABRT (as the first process of a container with SIGSEGV,
-    because the kernel ignores its own SIGABRT), and launchers exit as their worker did. Any other code was chosen by
-    the program, after a Python exception that it has caught.
+    because the kernel ignores its own SIGABRT), and launchers exit as their worker did, or kill all others. Any other
+    code was chosen by the program, after a Python exception that it has caught.
     """
     if ended.container or not out.text:
         return False
     if out.raised is not None:
-        return ended.exit_code in (1, 2, 134) or _is_aborted(ended, out)
+        return ended.exit_code in (1, 2, 134) or out.worker is not None or _is_aborted(ended, out)
     return out.worker is not None or not ended.signal or ended.signal == "SIGABRT" or _is_aborted(ended, out)
 
 

@@ -80,6 +80,8 @@ LINES: tuple[LineRule, ...] = (
     _Rule("signal-interrupt", "SIGINT", "", _SIGINT, "signal(7)"),
     _Rule("signal-bus", "SIGBUS", "", SHM_FULL, "corpus/shared-memory-full"),
     _Rule("signal-instruction", "SIGILL", "", _SIGILL, "signal(7)"),
+    _Rule("line-heap", "SIGABRT", r"free|alloc|corrupted|chunk|smashing", _SIGSEGV,
+        "format: glibc 2.36 malloc/malloc.c"),
     _Rule("signal-segmentation", "SIGSEGV", "", _SIGSEGV, "corpus/segmentation-fault"),
 )
 # fmt: on

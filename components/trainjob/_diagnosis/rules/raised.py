@@ -153,7 +153,7 @@ _CLIENTS = ("requests. urllib3. httpx. httpcore. aiohttp. botocore. boto3. aiobo
     "huggingface_hub. mlflow. wandb. grpc. grpc._channel. urllib.error. http.client. datasets. kubernetes. "
     "fsspec. redis. pymongo. psycopg2. psycopg. sqlalchemy. ssl.")
 _SERVICES = ("requests urllib3 httpx httpcore aiohttp botocore boto3 aiobotocore s3fs google gcsfs azure "
-    "huggingface_hub transformers datasets mlflow wandb grpc urllib http socket ssl smart_open adlfs fsspec redis "
+    "huggingface_hub transformers datasets mlflow wandb grpc urllib http socket ssl trl smart_open adlfs fsspec redis "
     "pymongo psycopg2 psycopg sqlalchemy")
 _SAVED = "torch safetensors pickle zipfile"
 _SAFETENSORS = "safetensors_rust.SafetensorError safetensors._safetensors_rust.SafetensorError"
@@ -184,8 +184,7 @@ _UNREACHED = (  # by the name of the class, or by words of the operating system 
     r"|timed? ?out|name resolution|not known|unreachable|disconnect|max retries exceeded|connection to .* failed"
     r"|(could ?not|couldn't|cannot|can't|failed to|unable to) (connect|resolve|establish|reach)"
     r"|closed (the connection|unexpectedly))")
-_TORN_SAYS = (r"Ran out of input|truncated|invalid load key|deserializing header|[Nn]ot a zip file|Bad (CRC|magic)"
-    "|InvalidHeader|MetadataIncompleteBuffer")
+_TORN_SAYS = "Ran out of input|truncated|invalid load key|[Nn]ot a zip file|Bad (CRC|magic)"
 _USED = r"Process \d+ has [\d.]+ GiB memory in use"
 _MISUSED = "ncclInvalid|ncclUnhandledCuda|ncclInternal|invalid root|Cuda failure"
 
@@ -249,9 +248,10 @@ RAISED: tuple[RaisedRule, ...] = (
         _LOCKED_MEMORY, "format: nccl 2.27 src/misc/ibvwrap.cc"),
     _Rule("no-interface", _C10D, "", "no socket interface found|No interface found", _NO_INTERFACE,
         "made with NCCL 2.28 on an H100"),
-    _Rule("no-compiler", f"{_COMPILERS} RuntimeError OSError "
+    _Rule("no-compiler", f"{_COMPILERS} RuntimeError OSError {_XLA} "
         "deepspeed.ops.op_builder.builder.MissingCUDAException", "",
-        "Failed to find C compiler|CUDA_HOME (does not exist|environment variable is not set)|Ninja is required",
+        "Failed to find C compiler|libdevice not found|Ninja is required"
+        "|CUDA_HOME (does not exist|environment variable is not set)",
         _NO_COMPILER, "format: triton 3.5 runtime/build.py"),
     _Rule("gpu-incompatible", f"{_CUDA} {_C10D} ImportError {_XLA} {_COMPILERS}", "",
         r"no kernel image|is not defined for option 'gpu-name'"
@@ -299,12 +299,11 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("world-size", "deepspeed.runtime.zero.utils.ZeRORuntimeException RuntimeError ValueError",
         "", r"used a DP world size of \d+ but the current world size|saved with world size|was saved with .* ranks",
         _WORLD_SIZE, "format: deepspeed 0.18 runtime/zero/stage_1_and_2.py"),
-    _Rule("checkpoint-torn", "RuntimeError", "",
-        ": PytorchStreamReader failed|: \\[enforce fail at inline_container.cc.*failed "
-        "finding central directory", _TORN, "made with torch 2.15"),
-    _Rule("checkpoint-torn-python", "EOFError _pickle.UnpicklingError pickle.UnpicklingError zipfile.BadZipFile "
-        f"{_SAFETENSORS}", _SAVED, _TORN_SAYS, _TORN,
-        "made with safetensors 0.8"),
+    _Rule("checkpoint-torn", f"RuntimeError {_SAFETENSORS}", "",
+        ": PytorchStreamReader failed|Error while deserializing header"
+        "|: \\[enforce fail at inline_container.cc.*failed finding central directory", _TORN, "made with torch 2.15"),
+    _Rule("checkpoint-torn-python", "EOFError _pickle.UnpicklingError pickle.UnpicklingError zipfile.BadZipFile",
+        _SAVED, _TORN_SAYS, _TORN, "format: CPython 3.11 Modules/_pickle.c"),
     _Rule("checkpoint-missing", "FileNotFoundError", "", r"checkpoint-\d+/", _TORN, "made with CPython 3.11"),
     _Rule("checkpoint-disk-full", "RuntimeError", "torch.serialization",
         r"unexpected pos|iostream error|PytorchStreamWriter",
