@@ -46,7 +46,7 @@ COMPUTING = stack(("/x/torch/nn/functional.py", "linear"), ("/x/torch/distribute
 def rank(which: int, world: int = 4, **more: Any) -> Rank:
     known = {"count": 10, "step": ("step", 10), "stalled": True, "stack": WAITING}
     code = more.pop("exit_code", None)
-    ends = None if code is None else Termination(f"node-{which}", f"x-{which}", exit_code=code)
+    ends = Termination(f"node-{which}", f"x-{which}", exit_code=code)
     of_pod = {name: more.pop(name) for name in ("lost", "shared") if name in more}
     return Rank((f"node-{which}", which), Marker(world, **{**known, **more}), ends, **of_pod)
 

@@ -244,6 +244,7 @@ class Logs(ApiClient):
         self.accused = accused
         self.refuse, self.refusals = refuse, sys.maxsize
         self.read: list[int] = []
+        self.after: tuple[str, ...] = ()  # lines of the other ranks after they lost one
 
     async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
         assert unended
@@ -252,7 +253,7 @@ class Logs(ApiClient):
         if self.refuse is not None and len(self.read) <= self.refusals:
             raise self.refuse
         error = "ValueError: no labels" if rank == self.culprit else LOST.format(self.accused)
-        for line in ("Traceback (most recent call last):", "  x", error):
+        for line in ("Traceback (most recent call last):", "  x", error, *(() if rank == self.culprit else self.after)):
             yield f"2026-11-21T10:00:08.{rank:09}Z {line}".encode()
 
 
@@ -280,6 +281,13 @@ async def test_the_root_cause_is_among_the_logs_read(
     assert culprit in client.read
     assert len(client.read) == len(set(client.read)) <= most
     assert diagnosis_of(evidence, Observation(Phase.FAILED)).rank == f"node-{culprit}"
+
+
+async def test_a_rank_that_lost_another_and_wrote_more_is_not_the_last_that_is_read() -> None:
+    client = Logs(40, "10.88.9.9")
+    client.after = ("cleaning up", "ending")
+    evidence = await gather(client, [crash(rank) for rank in range(PODS)], None)
+    assert diagnosis_of(evidence, Observation(Phase.FAILED)).rank == "node-40"
 
 
 async def test_number_of_logs_read_is_limited() -> None:

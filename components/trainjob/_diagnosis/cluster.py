@@ -106,8 +106,8 @@ class Termination:
         probe: Report of the failed probe or hook because of which the kubelet killed the container.
     """
 
-    rank: str
-    pod: str
+    rank: str = ""
+    pod: str = ""
     container: str = ""
     exit_code: int | None = None
     exited: bool = False

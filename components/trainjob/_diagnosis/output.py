@@ -150,6 +150,10 @@ class Output:
         return rule is not None and rule.means in (table.PEER, table.JOINING)
 
 
+UNREAD = Output()
+"""Of a rank whose log was not read."""
+
+
 def read(log: Sequence[str]) -> Output:
     """Read the end of one rank's log, which may hold the lines of several processes."""
     clean = [shown(line)[:_LONGEST] for line in log]

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainjob._diagnosis.cluster import CLOCK_SKEW, SIGKILL, SIGTERM, Termination, containers_of, terminations_of
 from trainjob._diagnosis.markers import Frame, Marker, markers_in
-from trainjob._diagnosis.output import Output
+from trainjob._diagnosis.output import UNREAD, Output
 from trainjob._support.kube_objects import mapping, mappings, parse_time
 from trainjob.progress.watchdog import BACKWARD_FILES, COLLECTIVE_FILES, COMPILER_FILES, DEVICE_FILES, NEUTRAL_FILES
 
@@ -38,16 +38,16 @@ class Rank:
     Attributes:
         process: The process.
         marker: Its steps and its stack, as its watchdog has written them last.
-        termination: How its container ended; None if it has not, or that is unknown.
-        output: The end of its log; None if it was not read.
+        termination: How its container ended; empty if it has not, or that is unknown.
+        output: The end of its log; `UNREAD` if it was not read.
         shared: Other processes of its pod write markers, too.
         lost: Why its pod cannot respond, such as a node that is not ready; empty if it can.
     """
 
     process: Process
     marker: Marker = field(default_factory=Marker)
-    termination: Termination | None = None
-    output: Output | None = None
+    termination: Termination = field(default_factory=Termination)
+    output: Output = UNREAD
     shared: bool = False
     lost: str = ""
 
@@ -60,7 +60,7 @@ class Rank:
     @property
     def exit_code(self) -> int | None:
         """Exit code of its container; None if it has not ended."""
-        return self.termination.exit_code if self.termination is not None else None
+        return self.termination.exit_code
 
     @property
     def ended(self) -> bool:
@@ -75,7 +75,7 @@ class Rank:
     @property
     def finished(self) -> datetime | None:
         """When its container ended, by its node's clock."""
-        return parse_time(self.termination.finished) if self.termination is not None else None
+        return parse_time(self.termination.finished)
 
     @property
     def waits_in(self) -> str | None:
@@ -136,7 +136,7 @@ def with_pod(rank: Rank, pod: Mapping[str, Any]) -> Rank:
         lost = f"{node} does not respond"
     elif "running" in state and ready.get("status") == "False":
         lost = f"its pod on {node} is not ready"
-    return replace(rank, termination=ends[-1] if ends and "terminated" in state else None, lost=lost)
+    return replace(rank, termination=ends[-1] if ends and "terminated" in state else Termination(), lost=lost)
 
 
 # ---------------------------------------------------------------- the root cause of a failure
@@ -156,7 +156,7 @@ def of_terminations(
     for each in terminations:
         markers = ranks_in(each.rank, (logs or {}).get(each.pod, ())).values()
         furthest = max(markers, key=lambda rank: rank.marker.count, default=Rank((each.rank, 0)))
-        found.append(replace(furthest, termination=each, output=outputs.get(each.pod)))
+        found.append(replace(furthest, termination=each, output=outputs.get(each.pod, UNREAD)))
     return found
 
 
@@ -174,13 +174,13 @@ def first(ranks: Sequence[Rank]) -> list[Rank]:
     explained_since = min(explained) - CLOCK_SKEW if explained else None
 
     def level(rank: Rank) -> int:
-        ended, output = rank.termination or Termination("", ""), rank.output or Output()
+        ended, output = rank.termination, rank.output
         # Killed before other ranks lost it: by the kernel, because memory ran out. Killed later: because the job ends.
         early = lost_since is not None and (rank.finished is None or rank.finished <= lost_since)
         # Of thousands of ranks not every log is read. At the same time, a rank whose log was read, and which reports no
         # other rank as the reason, comes first.
         late = explained_since is not None and (rank.finished is None or rank.finished >= explained_since)
-        unread = rank.output is None and ended.meaning is None
+        unread = output is UNREAD and ended.meaning is None
         connection = output.raised is not None and output.raised.connection
         levels = (
             (ended.stopped, 8),
@@ -189,42 +189,36 @@ def first(ranks: Sequence[Rank]) -> list[Rank]:
             (ended.killed and early and ended.exit_code == SIGKILL, 2),
             ((ended.killed and output.worker is None) or output.terminated, 6),
             (output.joined[1] > 0 and output.consequence, 4),  # it names how many processes are missing
-            (_lost_another(rank), 5),
+            (lost_another(rank), 5),
             (connection, 3),
             (unread and late, 1),
         )
         return next((number for applies, number in levels if applies), 0)
 
-    failed = [rank for rank in ranks if rank.termination is not None and rank.termination.failed]
-    ordered = sorted(failed, key=lambda rank: (level(rank), _time(rank), rank.exit_code == SIGTERM))
+    failed = [rank for rank in ranks if rank.termination.failed]
+    ordered = sorted(failed, key=lambda rank: (level(rank), rank.termination.finished, rank.exit_code == SIGTERM))
     if ordered and level(ordered[0]) in (3, 4, 5) and (gone := _ended_early(ranks, ordered[0])) is not None:
         return [gone, *ordered]
     return ordered
 
 
-def _time(rank: Rank) -> str:
-    return rank.termination.finished if rank.termination is not None else ""
-
-
-def _lost_another(rank: Rank) -> bool:
+def lost_another(rank: Rank) -> bool:
     """Whether its log reports that another rank failed, or was lost."""
-    out = rank.output or Output()
+    out = rank.output
     named = out.blamed is not None and rank.process[0] != f"node-{out.blamed}"
     return out.consequence or out.after_lost_peer or named
 
 
 def _blames_another(rank: Rank) -> bool:
     """Whether its log reports that it lost another rank, or a connection."""
-    output = rank.output
-    if output is None or output.terminated:
-        return False
-    return _lost_another(rank) or (output.raised is not None and output.raised.connection)
+    connection = rank.output.raised is not None and rank.output.raised.connection
+    return not rank.output.terminated and (lost_another(rank) or connection)
 
 
 def _explains_itself(rank: Rank) -> bool:
     """Whether it failed, its log was read, and that reports no other rank as the reason."""
-    failed = rank.termination is not None and rank.termination.failed
-    return failed and rank.output is not None and not rank.output.terminated and not _blames_another(rank)
+    read = rank.output is not UNREAD and not rank.output.terminated
+    return rank.termination.failed and read and not _blames_another(rank)
 
 
 def _ended_early(ranks: Sequence[Rank], victim: Rank) -> Rank | None:

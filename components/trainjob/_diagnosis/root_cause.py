@@ -43,7 +43,7 @@ def meaning_of(rank: Rank, nodes: int) -> Meaning:
         rank: The root cause.
         nodes: Number of nodes that train; 0 if it is unknown.
     """
-    ended = rank.termination or Termination("", "")
+    ended = rank.termination
     if ended.stopped:
         return _STOPPED
     if (meaning := ended.meaning) is not None and not _is_of_a_child(rank):
@@ -54,13 +54,13 @@ def meaning_of(rank: Rank, nodes: int) -> Meaning:
         return NOTHING_KNOWN
     if not ended.exit_code:
         return _EARLY
-    return _reported(rank, nodes) or _by_step(ended, rank.output or Output())
+    return _reported(rank, nodes) or _by_step(ended, rank.output)
 
 
 def _is_of_a_child(rank: Rank) -> bool:
     """Whether only a child process was killed because memory ran out, and the program ended by another exception."""
-    ended, raised_ = rank.termination, rank.output.raised if rank.output is not None else None
-    if ended is None or ended.reason != "OOMKilled" or ended.exit_code != 1 or raised_ is None:
+    ended, raised_ = rank.termination, rank.output.raised
+    if ended.reason != "OOMKilled" or ended.exit_code != 1 or raised_ is None:
         return False
     meaning = raised_.rule.means if raised_.rule is not None else None
     return meaning is None or (meaning.category is not Category.OUT_OF_MEMORY and meaning not in raised.OF_CHILDREN)
@@ -68,7 +68,7 @@ def _is_of_a_child(rank: Rank) -> bool:
 
 def _reported(rank: Rank, nodes: int) -> Meaning | None:
     """The failure that the program reports, in its termination message or its output; else what its signal means."""
-    ended, out = rank.termination or Termination("", ""), rank.output or Output()
+    ended, out = rank.termination, rank.output
     if verdict := ended.verdict:
         return verdict.meaning
     if ended.container:
@@ -146,14 +146,14 @@ _MOUNT_ERROR = re.compile(
 
 def describe(rank: Rank) -> str:
     """Which container ended, and how; as long as the message of Kubernetes."""
-    ended = rank.termination or Termination("", "")
+    ended = rank.termination
     subject = f"{ended.rank}'s container {ended.container}" if ended.container else ended.rank
     restarts = f" (restarted {ended.restarts} times)" if ended.restarts > 1 else ""
     return f"{subject} {_how(rank)}{restarts}"
 
 
 def _how(rank: Rank) -> str:
-    ended = rank.termination or Termination("", "")
+    ended = rank.termination
     if ended.stopped:
         return _STOPPED.ended
     if (meaning := ended.meaning) is not None and not _is_of_a_child(rank):
@@ -176,7 +176,7 @@ def _start_error(message: str) -> str:
 
 
 def _exit(rank: Rank, ended: Termination, code: int) -> str:
-    out = rank.output or Output()
+    out = rank.output
     if not code:
         said = f" (its last line: {out.last})" if out.last else ""
         return f"ended with code 0{rank.at_step}{said} before the others, which then lost it"

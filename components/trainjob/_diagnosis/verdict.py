@@ -10,7 +10,7 @@ from trainjob._diagnosis import blockers, output, ranks, termination_messages
 from trainjob._diagnosis.cluster import Termination, terminations_in
 from trainjob._diagnosis.evidence import Evidence
 from trainjob._diagnosis.meaning import NOTHING_KNOWN, Meaning, while_running
-from trainjob._diagnosis.output import TAIL_LINES, Output
+from trainjob._diagnosis.output import TAIL_LINES, UNREAD, Output
 from trainjob._diagnosis.ranks import Rank
 from trainjob._diagnosis.root_cause import describe, meaning_of
 from trainjob._diagnosis.rules import objects
@@ -41,7 +41,7 @@ def diagnosis_of(evidence: Evidence, final: Observation | None = None) -> Diagno
     job = _read(evidence, observe(evidence.trainjob, final))
     found = next(found for judge in _JUDGES if (found := judge(job)) is not None)
     advice = found.advice if job.observation.phase.terminal else while_running(found.advice)
-    messages = ((each.name, each.termination.message) for each in job.ranks if each.termination is not None)
+    messages = ((each.name, each.termination.message) for each in job.ranks)
     problems = (termination_messages.problem_of(message, rank) for rank, message in messages)
     unseen = tuple(map(public, [*evidence.unseen, *filter(None, problems)]))
     found = replace(found, job=name, advice=advice, unseen=unseen, phase=job.observation.phase)
@@ -150,7 +150,7 @@ def _condition(job: _Job) -> Diagnosis | None:
         elif found := blockers.first(job.findings):
             summary += f"; {found.blocker.message}"
     pod = _pod(job.first) or next(iter(job.evidence.logs), "")
-    return _diagnosis(meaning, summary, log=_shown(job.evidence, pod, job.first.output if job.first else None))
+    return _diagnosis(meaning, summary, log=_shown(job.evidence, pod, job.first.output if job.first else UNREAD))
 
 
 def _failure(job: _Job) -> Diagnosis | None:
@@ -244,8 +244,7 @@ def _of_findings(job: _Job, findings: Sequence[blockers.Finding]) -> Diagnosis |
 
 
 def _of_rank(job: _Job, rank: Rank) -> Diagnosis:
-    ended = rank.termination or Termination("", "")
-    slow = rank.output.collective if rank.output is not None else None
+    ended, slow = rank.termination, rank.output.collective
     named = f"node-{slow.rank}" if slow is not None else ""  # where each node has one process, that number is its own
     known = job.nodes > 1 and any(rank_of(pod) == named for pod in job.evidence.pods)
     return _diagnosis(
@@ -259,11 +258,11 @@ def _of_rank(job: _Job, rank: Rank) -> Diagnosis:
 
 
 def _is_stopped(rank: Rank) -> bool:
-    return rank.termination is not None and rank.termination.stopped
+    return rank.termination.stopped
 
 
 def _pod(rank: Rank | None) -> str:
-    return rank.termination.pod if rank is not None and rank.termination is not None else ""
+    return rank.termination.pod if rank is not None else ""
 
 
 # fmt: off
@@ -275,8 +274,8 @@ _PODS_GONE = Meaning(Category.UNKNOWN, RetryVerdict.UNKNOWN,
 # ---------------------------------------------------------------- the log
 
 
-def _shown(evidence: Evidence, pod: str, out: Output | None) -> tuple[str, ...]:
-    return _masked_begins(output.excerpt(evidence.logs.get(pod, ()), out or Output()))
+def _shown(evidence: Evidence, pod: str, out: Output) -> tuple[str, ...]:
+    return _masked_begins(output.excerpt(evidence.logs.get(pod, ()), out))
 
 
 def _message_lines(ended: Termination) -> tuple[str, ...]:

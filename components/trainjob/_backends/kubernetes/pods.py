@@ -25,7 +25,7 @@ from trainjob._backends.kubernetes.errors import (
 from trainjob._diagnosis import READ_LINES, blockers, output, ranks
 from trainjob._diagnosis.cluster import Termination, containers_of, terminations_in, terminations_of
 from trainjob._diagnosis.evidence import Evidence
-from trainjob._diagnosis.output import Output
+from trainjob._diagnosis.output import UNREAD, Output
 from trainjob._support import retrying
 from trainjob._support.foreign import LARGE, Unreadable, json_of
 from trainjob._support.kube_objects import MAX_LINE, mappings, name_of, rank_of, training_container
@@ -182,12 +182,12 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
     ends.sort(key=lambda ended: codes[ended.exit_code])  # in the same second, rare exit codes first
     while len(reader.requested) < MAX_TAILS and not reader.hopeless:
         ordered = ranks.first(ranks.of_terminations(ends, reader.outputs))
-        known = [rank.output for rank in ordered if rank.output is not None]
-        if known and not (known[0].consequence or known[0].terminated):
+        known = [rank for rank in ordered if rank.output is not UNREAD]
+        if known and not (ranks.lost_another(known[0]) or known[0].output.terminated):
             break
         lost = {address for read in reader.outputs.values() for address in read.peers}
         suspects: dict[str, Termination] = {}
-        failed = [rank.termination for rank in ordered if rank.termination is not None]
+        failed = [rank.termination for rank in ordered]
         for ended in sorted(failed, key=lambda ended: ended.address not in lost):
             if ended.pod not in reader.requested:
                 suspects.setdefault(ended.pod, ended)

@@ -49,9 +49,8 @@ _Rule = LineRule
 
 LINES: tuple[LineRule, ...] = (
     _Rule("line-no-module", "", r"^\S*python[\d.]*: No module named ", _MODULE, "made with CPython 3.11"),
-    _Rule("line-no-script", "",
-        r"^\S*python[\d.]*: can't (open file .*\[Errno (2|20)\]|find '__main__' module)", _SCRIPT,
-        "corpus/script-missing"),
+    _Rule("line-no-script", "", r"^\S*python[\d.]*: can't (open file .*\[Errno (2|20)\]|find '__main__' module)",
+        _SCRIPT, "corpus/script-missing"),
     _Rule("line-script-not-readable", "", r"^\S*python[\d.]*: can't open file .*\[Errno 13\]", _NOT_READABLE,
         "made with CPython 3.11"),
     _Rule("line-crlf", "", r"(\\r|\^M)\S*: .*(No such file|not found|bad interpreter)|: Illegal option -$", _CRLF,

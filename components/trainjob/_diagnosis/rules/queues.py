@@ -57,8 +57,7 @@ RULES: tuple[ObjectRule, ...] = (
     _Rule("no-queue", "Inadmissible NoMatchingFlavor Misconfigured", "", _NO_QUEUE, "corpus/queue-missing"),
     _Rule("queued",
         "Pending WaitingForQuota WaitingForPreemptedWorkloads TopologyPlacementFailed Waiting WaitingForPodsReady "
-        "PendingEvaluation Suspended", "", _QUEUED,
-        "corpus/queue-full"),
+        "PendingEvaluation Suspended", "", _QUEUED, "corpus/queue-full"),
     _Rule("deactivated-deadline", "Deactivated", "maximum execution time", _EXECUTION_TIME,
         "kueue 0.19 pkg/controller/core/workload_controller.go"),
     _Rule("deactivated", "Deactivated", "", _DEACTIVATED,
