@@ -137,6 +137,7 @@ OF_CHILDREN = (_CHILD_DIED, KILLED)
 _CUDA = ("torch.AcceleratorError torch.cuda.CudaError RuntimeError "
     "cupy_backends.cuda.api.runtime.CUDARuntimeError cupy_backends.cuda.api.driver.CUDADriverError")
 _TORCH_MEMORY = "torch.OutOfMemoryError torch.cuda.OutOfMemoryError torch.cuda.memory.OutOfMemoryError"
+_TENSORFLOW = "tensorflow.python.framework.errors_impl."
 _XLA = ("jax.errors.JaxRuntimeError jaxlib.xla_extension.XlaRuntimeError jaxlib._jax.XlaRuntimeError "
     "jax._src.lib.xla_client.XlaRuntimeError XlaRuntimeError")
 _COMPILERS = ("torch._inductor.exc.InductorError torch._dynamo.exc.BackendCompilerFailed "
@@ -160,8 +161,12 @@ _SAFETENSORS = "safetensors_rust.SafetensorError safetensors._safetensors_rust.S
 
 # ---- messages
 _GONE = "(?i)clos|reset|timed? ?out|refused|broken pipe|read error|connect|peer|remote"
-_CUDA_MEMORY = ("out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUSOLVER_STATUS_ALLOC_FAILED"
+_GPU_MEMORY = ("[Oo]ut of memory|: RESOURCE_EXHAUSTED|(CUBLAS|CUDNN|CUSOLVER)_STATUS_ALLOC_FAILED"
     "|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|kIOGPUCommandBufferCallbackErrorOutOfMemory")
+_NODE_MEMORY = (r"^\S*(MemoryError|OutOfMemoryError|ResourceExhaustedError)\b|bad_alloc|\[Errno 12\]"
+    "|DefaultCPUAllocator: (can't allocate|not enough) memory|: RESOURCE_EXHAUSTED: Out of memory allocating")
+_NO_SHM = (r"shared memory segment|/dev/shm/nccl-|\[Errno (28|12)\].*/dev/shm/|out of shared memory"
+    "|unable to (mmap|allocate shared memory|open shared memory|write to file </torch_)|DataLoader worker .*Bus error")
 _NO_DEVICE = ("no NVIDIA driver|no CUDA-capable device|No CUDA GPUs|driver initialization failed|libcuda\\.so"
     "|libnvidia-ml|no GPUs found|requires at least one CUDA device|Unable to initialize backend "
     "'cuda'|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|Driver Not Loaded")
@@ -195,36 +200,22 @@ RAISED: tuple[RaisedRule, ...] = (
     # In a container PyTorch may call its own process "Process 71": then there is no "this process".
     _Rule("gpu-shared", _TORCH_MEMORY, "", rf"{_USED}.*(this process has|{_USED})|this process has.*{_USED}",
         _GPU_SHARED, "made with torch 2.11 on an H100"),
-    _Rule("gpu-full", f"{_TORCH_MEMORY} cupy.cuda.memory.OutOfMemoryError", "", "", GPU_FULL,
-        "format: torch 2.11 c10/cuda/CUDACachingAllocator.cpp"),
     _Rule("memory-pinned", _CUDA, "torch.utils.data._utils.pin_memory pin_memory", "out of memory", _PINNED,
         "made with torch 2.11 on an H100"),
-    _Rule("gpu-full-cuda", f"{_CUDA} {_C10D} std::runtime_error", "", _CUDA_MEMORY, GPU_FULL,
-        "made with torch 2.11 on an H100"),
-    _Rule("gpu-full-accelerate", "RuntimeError", "accelerate.utils", "No executable batch size found", GPU_FULL,
-        "format: accelerate 1.11 utils/memory.py"),
-    _Rule("cpu-full-jax", _XLA, "", ": RESOURCE_EXHAUSTED: Out of memory allocating", NODE_FULL,
-        "made with jaxlib 0.10"),
-    _Rule("gpu-full-jax", _XLA, "", ": RESOURCE_EXHAUSTED", GPU_FULL, "format: jaxlib 0.10"),
-    _Rule("gpu-full-tensorflow", "tensorflow.python.framework.errors_impl.ResourceExhaustedError", "", "device:GPU",
-        GPU_FULL, "format: tensorflow 2.19 core/common_runtime/bfc_allocator.cc"),
-    _Rule("cpu-full-tensorflow", "tensorflow.python.framework.errors_impl.ResourceExhaustedError", "", "", NODE_FULL,
-        "format: tensorflow 2.19 core/framework/op_kernel.cc"),
-    _Rule("shm-full-nccl", _C10D, "", "shared memory segment|/dev/shm/nccl-", SHM_FULL,
-        "format: nccl 2.27 src/misc/shmutils.cc"),
-    _Rule("shm-full-torch", "RuntimeError", "",
-        r"unable to (mmap|allocate shared memory|open shared memory|write to file "
-        r"</torch_)|out of shared memory|DataLoader worker .*Bus error", SHM_FULL, "made with torch 2.15"),
-    _Rule("shm-full", "OSError", "", r"\[Errno (28|12)\].*/dev/shm/", SHM_FULL, "format: errno ENOSPC, ENOMEM"),
+    _Rule("shm-full", f"{_C10D} RuntimeError OSError", "", _NO_SHM, SHM_FULL, "made with torch 2.15"),
     _Rule("loader-killed", "RuntimeError", "torch.utils.data torch.multiprocessing",
         r"DataLoader worker \(pid\(?s?\)? .*(killed by signal|exited unexpectedly)", _CHILD_DIED,
         "made with torch 2.15"),
-    _Rule("memory", "MemoryError numpy._core._exceptions._ArrayMemoryError numpy.core._exceptions._ArrayMemoryError "
-        "std::bad_alloc pyarrow.lib.ArrowMemoryError ray.exceptions.OutOfMemoryError", "",
-        "", NODE_FULL, "made with numpy 2.4"),
-    _Rule("memory-os", "OSError", "", r"\[Errno 12\]", NODE_FULL, "made with CPython 3.11"),
-    _Rule("memory-torch", "RuntimeError", "", "DefaultCPUAllocator: (can't allocate|not enough) memory", NODE_FULL,
-        "made with torch 2.15"),
+    _Rule("gpu-full-tensorflow", f"{_TENSORFLOW}ResourceExhaustedError", "", "device:GPU", GPU_FULL,
+        "format: tensorflow 2.19 core/common_runtime/bfc_allocator.cc"),
+    _Rule("memory", f"MemoryError numpy._core._exceptions._ArrayMemoryError numpy.core._exceptions._ArrayMemoryError "
+        f"std::bad_alloc pyarrow.lib.ArrowMemoryError ray.exceptions.OutOfMemoryError OSError RuntimeError {_XLA} "
+        f"{_TENSORFLOW}ResourceExhaustedError", "", _NODE_MEMORY, NODE_FULL, "made with numpy 2.4"),
+    _Rule("gpu-full",
+        f"{_TORCH_MEMORY} cupy.cuda.memory.OutOfMemoryError {_CUDA} {_C10D} {_XLA} std::runtime_error", "",
+        _GPU_MEMORY, GPU_FULL, "made with torch 2.11 on an H100"),
+    _Rule("gpu-full-accelerate", "RuntimeError", "accelerate.utils", "No executable batch size found", GPU_FULL,
+        "format: accelerate 1.11 utils/memory.py"),
     _Rule("jvm-heap", "java.lang.OutOfMemoryError", "", "", _JVM_HEAP, "made with OpenJDK 17"),
     # ---- processes of the node
     _Rule("child-killed", "torch.multiprocessing.spawn.ProcessExitedException subprocess.CalledProcessError", "",
@@ -285,8 +276,7 @@ RAISED: tuple[RaisedRule, ...] = (
         "made with torch 2.15"),
     _Rule("peer", f"RuntimeError {_LOST} xgboost.core.XGBoostError lightgbm.basic.LightGBMError", _COLLECTIVES, _GONE,
         PEER, "made with torch 2.15 and gloo"),
-    _Rule("peer-tensorflow", "tensorflow.python.framework.errors_impl.", "",
-        "Collective ops is aborted by|failed to connect to all addresses", PEER,
+    _Rule("peer-tensorflow", _TENSORFLOW, "", "Collective ops is aborted by|failed to connect to all addresses", PEER,
         "format: tensorflow 2.19 core/common_runtime/base_collective_executor.cc"),
     _Rule("peer-jax-gloo", "ValueError", "", "UNKNOWN: Gloo .* failed", PEER, "made with jaxlib 0.10"),
     _Rule("peer-jax", _XLA, "", r"(?i)gloo|heartbeat|coordination|peer|barrier|distributed service", PEER,
@@ -317,22 +307,19 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("denied", _CLIENTS, "", _REFUSED, _DENIED, "made with botocore 1.44"),
     _Rule("denied-gated", "OSError", "", "gated repo", _DENIED, "format: transformers 4.57 utils/hub.py"),
     _Rule("no-bucket", _CLIENTS, "", _BUCKET, _NO_BUCKET, "made with botocore 1.44"),
-    _Rule("no-hub", "huggingface_hub.errors.LocalEntryNotFoundError huggingface_hub.errors.OfflineModeIsEnabled", "",
-        "", _NO_HUB, "made with huggingface_hub 2.4"),
-    _Rule("no-hub-transformers", "OSError", "", "^OSError: We couldn't connect to 'URL'", _NO_HUB,
-        "format: transformers 4.57 utils/hub.py"),
-    _Rule("unknown-host", "socket.gaierror", "", "", AWAY, "made with CPython 3.11"),
+    _Rule("no-hub",
+        "huggingface_hub.errors.LocalEntryNotFoundError huggingface_hub.errors.OfflineModeIsEnabled OSError", "",
+        "^huggingface_hub|^OSError: We couldn't connect to 'URL'", _NO_HUB, "made with huggingface_hub 2.4"),
     _Rule("unreachable-grpc", "grpc.", "", r"StatusCode\.UNAVAILABLE.*([Cc]onnection refused|[Ff]ailed to connect)",
         AWAY, "format: grpc 1.76 src/core"),
     _Rule("busy", _CLIENTS, "", _LATER, _BUSY, "made with botocore 1.44"),
     _Rule("unreachable", _CLIENTS, "", _UNREACHED, AWAY, "made with requests 2.33"),
-    _Rule("timed-out", "TimeoutError", _SERVICES, "", AWAY, "made with CPython 3.11"),
+    _Rule("timed-out", "TimeoutError ConnectionError", _SERVICES, "", AWAY, "made with CPython 3.11"),
     # A broken pipe without a client below is that of the training's own child process.
-    _Rule("connection-lost", "ConnectionResetError ConnectionAbortedError ConnectionRefusedError", "", "", AWAY,
+    _Rule("connection-lost", "socket.gaierror OSError", "",
+        r"^(Connection(Reset|Aborted|Refused)Error|socket.gaierror)|\[Errno (100|101|110|112|113)\]", AWAY,
         "made with CPython 3.11"),
-    _Rule("connection-broken", "ConnectionError", _SERVICES, "", AWAY, "made with CPython 3.11"),
     # ---- disks and files
-    _Rule("network", "OSError", "", r"\[Errno (100|101|110|112|113)\]", AWAY, "made with CPython 3.11"),
     _Rule("disk", "OSError", "", r"\[Errno (5|107|116|121)\]", _DISK, "made with CPython 3.11"),
     _Rule("permission", "PermissionError", "", "", _DENIED, "made with CPython 3.11"),
     _Rule("read-only", "OSError", "", r"\[Errno 30\]", _READ_ONLY, "corpus/volume-read-only"),
