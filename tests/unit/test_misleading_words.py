@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.objects import ended, pod, trainjob
+from tests.objects import CREATED, ended, pod, trainjob, waiting
 from tests.unit.rule_examples import diagnosed
 
 from trainjob._diagnosis import diagnosis_of
@@ -74,6 +74,8 @@ SAVED = "torch.distributed.checkpoint.api.CheckpointException: CheckpointExcepti
         ([*HEAD, SAVED, "Traceback (most recent call last): (RANK 1)", *HEAD[1:], "ValueError: no"], "ValueError: no"),
         (["fatal error: no such key", *HEAD, DIED], "code 1: fatal error: no such key"),
         (["reading 3 files", *HEAD, DIED], "Command 'x' failed"),
+        (["fatal: no access", "", "Please make sure you have the correct access rights", "and the repository exists."],
+            "code 1: fatal: no access"),
         (["step 3", *ELASTIC], "worker 0 exited with code 3; last log line: step 3"),
         (["-" * 74, "No slots for 8", "processes.", "", "Ask for fewer.", "-" * 74], ": No slots for 8 processes."),
     ],
@@ -103,6 +105,21 @@ def test_the_rank_that_others_lost_is_named_although_they_end_first(
     pods = [pod(0, ended(1)), pod(1, ended(code, finishedAt="2026-11-21T10:05:04Z"))]
     logs = {"x-node-0-0-abcde": victim, "x-node-0-1-abcde": culprit}
     assert diagnosis_of(Evidence(trainjob(), pods, logs), Observation(Phase.FAILED)).rank == "node-1"
+
+
+@pytest.mark.parametrize(
+    ("log", "created", "rank"),
+    [
+        (LOST, CREATED, "node-0"),
+        (LOST, "2026-11-21T10:06:00Z", "node-1"),  # created again later
+        ([*HEAD, "KeyError: 'x'"], CREATED, "node-1"),
+    ],
+)
+def test_a_rank_that_cannot_start_explains_those_that_waited_for_it(log: list[str], created: str, rank: str) -> None:
+    pulls = waiting("ErrImagePull", "x:1: not found")
+    pods = [pod(0, pulls, metadata={"creationTimestamp": created}, phase="Pending"), pod(1, ended(1))]
+    found = diagnosis_of(Evidence(trainjob(), pods, {"x-node-0-1-abcde": log}), Observation(Phase.FAILED))
+    assert (found.rank, str(found.category) == "image") == (rank, rank == "node-0")
 
 
 def test_a_launcher_that_kills_the_others_is_no_victim() -> None:
@@ -150,6 +167,20 @@ def test_a_program_of_the_node_is_not_the_command_of_the_container(reason: str, 
     meaning = objects.meaning_of(reason, message)
     assert meaning is not None
     assert meaning.permanent == permanent
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "rule"),
+    [
+        ("CreateContainerConfigError", 'failed to prepare subPath for volumeMount "data"', "start-mount-path"),
+        ("CreateContainerConfigError", "cannot get image config: unexpected end of JSON input", "start-other"),
+        ("ExceedsMaxQuota", "current podset request (16) > maximum capacity (8)", "queue-too-small"),
+    ],
+)
+def test_a_row_has_the_reasons_of_other_phases_and_versions(reason: str, message: str, rule: str) -> None:
+    found = objects.rule_of(reason, message)
+    assert found is not None
+    assert found.id == rule
 
 
 @pytest.mark.parametrize("other", ["didn't have free ports", "has pod using PersistentVolumeClaim", "didn't satisfy"])

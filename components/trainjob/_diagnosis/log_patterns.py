@@ -61,21 +61,24 @@ MORE_OF_MESSAGE = re.compile(
     r"|^(Reason: |HTTP response (headers|body): )|^\s*OOM when allocating tensor|^Detected at node |^Hint: "
     r"|^(Collective ops is aborted by: |The error could be from a previous operation|`ptxas` stderr:|Repro command: )"
 )
-# More of a message that says nothing about the cause.
-SAYS_NOTHING = re.compile(
+_NOTHING = (
     r"^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion|Search for `cuda)"
     r"|^(-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit |frame #\d+: )"
+    r"|^Exception raised from |^wandb: "
+)
+# More of a message that says nothing about the cause.
+SAYS_NOTHING = re.compile(
+    rf"{_NOTHING}"
     r"|^(RequestId:|Time:|\(Background on this error|See https?://|Hint: |File \"|Set the environment variable HYDRA)"
-    r"|^[\s~^]+$|^Exception raised from |^wandb: |^at \S+\(|^\.\.\. \d+ more$"
+    r"|^[\s~^]+$|^at \S+\(|^\.\.\. \d+ more$"
 )
 # Output at exit: of a crash of native code, of libraries, of programs that have started this one.
 AFTERWARDS = re.compile(
-    r"^(terminate called|Aborted|Segmentation fault|Fatal Python error|Current thread 0x|Thread 0x|Extension modules:)"
-    r"|^(\*\*\* |frame #\d+: |C\+\+ CapturedTraceback|Exception raised from |#\d+ \S+ from /|Stack trace of the failed)"
-    r"|^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion)"
-    r"|^(Search for `cuda|-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit )"
+    rf"{_NOTHING}"
+    r"|^(terminate called|Aborted|Segmentation fault|Fatal Python error|Current thread 0x|Thread 0x|Extension modules:)"
+    r"|^(\*\*\* |C\+\+ CapturedTraceback|#\d+ \S+ from /|Stack trace of the failed)"
     r"|^(Set the environment variable HYDRA_FULL_ERROR|nccl\w+: |Last error:$|NET/\w+ ?: )"
-    r"|^wandb: |^.*resource_tracker|^sys:1: |^<sys>:0: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
+    r"|^.*resource_tracker|^sys:1: |^<sys>:0: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
 )
 
 # ---------------------------------------------------------------- native code
@@ -162,7 +165,7 @@ ERROR_LINE = re.compile(
     r"^(\S+: )?error: .+|^E(rror|RROR): .+|^\S*python[\d.]*: (No module named|can't (open file|find)) .*"
     r"|^\S*(sh|env)\b.*: .*(not found|No such file or directory|Permission denied|cannot execute.*|format error)$"
     r"|^\S+: (line )?\d+: .*(not found|Illegal option -|Permission denied|No such file or directory)$"
-    r"|^(exec \S+|ssh): .+|^panic: .+|^fatal error: .+|^thread '.*' panicked at .+|^Error in .+"
+    r"|^(exec \S+|ssh): .+|^panic: .+|^fatal( error)?: .+|^thread '.*' panicked at .+|^Error in .+"
     r"|^(Uncaught )?(\w+\.)*[A-Z]\w*(Error|Exception)(: .+)?$"
 )
 # Frames of stacks and other lines without a message: Go, Rust, the JVM, JavaScript, R; a page's address alone.
@@ -174,6 +177,7 @@ NO_MESSAGE = re.compile(
     r"|created by \w|[\w./-]+\.(\(\*?\w+\)\.)?[\w.]+\(.*\)$|[╭╰][─╮╯ ]+$|hint: |help: |Pass --helpshort"
     r"|\s+(code|requireStack): |\s+(full_key: |object_type=)|Set the environment variable HYDRA|To append to your "
     r"|\[bt\] |Stack trace:$|\[notice\] |- /\S+$|Require stack:$|(See|More information:) https?://\S+$"
+    r"|Please make sure you have the correct access|and the repository exists"  # git
     r"|\[[\w.-]+:\d+\] (\*\*\*|Signal|Failing at|\[ ?\d)"  # Open MPI
 )
 

@@ -15,7 +15,7 @@ from trainjob._diagnosis.ranks import Rank
 from trainjob._diagnosis.root_cause import describe, meaning_of
 from trainjob._diagnosis.rules import objects
 from trainjob._support.control_characters import plain
-from trainjob._support.kube_objects import annotated, mapping, name_of, rank_of
+from trainjob._support.kube_objects import annotated, mapping, name_of, parse_time, rank_of
 from trainjob._support.masking import masked_lines, public
 from trainjob.errors import CUT, Category, Diagnosis, RetryVerdict
 from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
@@ -158,11 +158,21 @@ def _failure(job: _Job) -> Diagnosis | None:
     if job.first is None or _is_stopped(job.first):
         return None
     found = _of_rank(job, job.first)
+    if ranks.lost_another(job.first) and (blocked := _never_started(job, job.first)):
+        return _of_findings(job, blocked)
     kept = next((each for each in job.findings if each.reason == blockers.KEPT and each.rank == found.rank), None)
     if kept is None or job.failed:
         return found
     summary = f"{found.summary}; {kept.message.partition('; ')[2]}"
     return replace(found, summary=_line(summary), advice=f"{found.advice}; {kept.meaning.advice}")
+
+
+def _never_started(job: _Job, victim: Rank) -> Sequence[blockers.Finding]:
+    """What blocks the ranks for which a rank waited in vain, and not those that were created again after its end."""
+    created = {rank_of(pod): parse_time(mapping(pod, "metadata").get("creationTimestamp")) for pod in job.evidence.pods}
+    waited = {rank for rank, time in created.items() if time and victim.finished and time < victim.finished}
+    others = waited - {victim.termination.rank}
+    return [each for each in job.findings if each.rank in others and each.reason != blockers.KEPT]
 
 
 def _missing(job: _Job) -> Diagnosis | None:

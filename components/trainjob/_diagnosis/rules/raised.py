@@ -37,7 +37,7 @@ _CHILD_DIED = M(C.UNKNOWN, R.UNKNOWN,
 _JVM_HEAP = M(C.OUT_OF_MEMORY, R.UNKNOWN,
     "raise the heap of the JVM (-Xmx, spark.driver.memory) within the memory in resources_per_node")
 KILLED = M(C.UNKNOWN, R.INFRASTRUCTURE,
-    "find out what killed it from outside the job: often the node or the pod ran out of memory")
+    "find out what killed it from outside the job: often the node or the pod ran out of memory (check the kernel log)")
 
 # ---- meanings: GPUs
 _GPU_BROKEN = M(C.NODE_LOST, R.INFRASTRUCTURE, "launch the job again; check the node's GPU")
@@ -65,11 +65,13 @@ _NO_COMPILER = M(C.IMAGE, R.CONFIGURATION,
 _LOCKED_MEMORY = M(C.CONFIGURATION, R.UNKNOWN,
     "raise the limit of locked memory on the nodes (memlock), or add the capability IPC_LOCK in the runtime: "
     "InfiniBand could not register memory")
+_PORT_USED = M(C.CONFIGURATION, R.UNKNOWN,
+    "use another port (MASTER_PORT): another process of the pod, or with hostNetwork of the node, listens on it")
 _NO_INTERFACE = M(C.CONFIGURATION, R.CONFIGURATION,
     "correct NCCL_SOCKET_IFNAME or NCCL_IB_HCA: the pod has no such network interface")
 
 # ---- meanings: the code and the image
-_NO_MODULE = M(C.USER_CODE, R.USER, "add the missing module to the image or to packages_to_install")
+NO_MODULE = M(C.USER_CODE, R.USER, "add the missing module to the image or to packages_to_install")
 _NO_NAME = M(C.USER_CODE, R.USER,
     "install compatible versions of the packages: those in the image do not provide what the code imports")
 _GLIBC = M(C.IMAGE, R.CONFIGURATION,
@@ -169,7 +171,7 @@ _NO_SHM = (r"shared memory segment|/dev/shm/nccl-|\[Errno (28|12)\].*/dev/shm/|o
     "|unable to (mmap|allocate shared memory|open shared memory|write to file </torch_)|DataLoader worker .*Bus error")
 _NO_DEVICE = ("no NVIDIA driver|no CUDA-capable device|No CUDA GPUs|driver initialization failed|libcuda\\.so"
     "|libnvidia-ml|no GPUs found|requires at least one CUDA device|Unable to initialize backend "
-    "'cuda'|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|Driver Not Loaded")
+    "'cuda'|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|Driver Not Loaded|CUDA unknown error")
 _REFUSED = (r"(?<![\w./-])40[13]\b|AccessDenied|GatedRepo|InvalidAccessKeyId|SignatureDoesNotMatch"
     "|AuthorizationPermissionMismatch|not authorized|Authentication ?(Error|[Ff]ail)|AuthorizationFailure|RefreshError"
     "|PERMISSION_DENIED|UNAUTHENTICATED|password authentication failed|Access denied for user|Forbidden|Unauthorized")
@@ -211,9 +213,8 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("memory", f"MemoryError numpy._core._exceptions._ArrayMemoryError numpy.core._exceptions._ArrayMemoryError "
         f"std::bad_alloc pyarrow.lib.ArrowMemoryError ray.exceptions.OutOfMemoryError OSError RuntimeError {_XLA} "
         f"{_TENSORFLOW}ResourceExhaustedError", "", _NODE_MEMORY, NODE_FULL, "made with numpy 2.4"),
-    _Rule("gpu-full",
-        f"{_TORCH_MEMORY} cupy.cuda.memory.OutOfMemoryError {_CUDA} {_C10D} {_XLA} std::runtime_error", "",
-        _GPU_MEMORY, GPU_FULL, "made with torch 2.11 on an H100"),
+    _Rule("gpu-full", f"{_TORCH_MEMORY} cupy.cuda.memory.OutOfMemoryError {_CUDA} {_C10D} {_XLA} std::runtime_error",
+        "", _GPU_MEMORY, GPU_FULL, "made with torch 2.11 on an H100"),
     _Rule("gpu-full-accelerate", "RuntimeError", "accelerate.utils", "No executable batch size found", GPU_FULL,
         "format: accelerate 1.11 utils/memory.py"),
     _Rule("jvm-heap", "java.lang.OutOfMemoryError", "", "", _JVM_HEAP, "made with OpenJDK 17"),
@@ -236,6 +237,7 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("gpu-duplicate", _C10D, "", "Duplicate GPU detected", _ONE_GPU_TWICE, "made with NCCL 2.28 on an H100"),
     _Rule("locked-memory", _C10D, "", r"\bibv_\w+ failed with error (Cannot allocate memory|Operation not permitted)",
         _LOCKED_MEMORY, "format: nccl 2.27 src/misc/ibvwrap.cc"),
+    _Rule("port-used", f"{_C10D} OSError", "", r"EADDRINUSE|\[Errno 98\]", _PORT_USED, "made with torch 2.15"),
     _Rule("no-interface", _C10D, "", "no socket interface found|No interface found", _NO_INTERFACE,
         "made with NCCL 2.28 on an H100"),
     _Rule("no-compiler", f"{_COMPILERS} RuntimeError OSError {_XLA} "
@@ -252,7 +254,7 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("gpu-illegal", _CUDA, "", r"illegal (memory access|address|instruction)|misaligned address|IllegalAddress",
         _ILLEGAL, "made with CuPy 14 on an H100"),
     # ---- the code and the image
-    _Rule("no-module", "ModuleNotFoundError", "", "", _NO_MODULE, "made with CPython 3.11"),
+    _Rule("no-module", "ModuleNotFoundError", "", "", NO_MODULE, "made with CPython 3.11"),
     _Rule("glibc", "ImportError OSError", "", r"version `(GLIBC|GLIBCXX|CXXABI)\w*_[\d.]+' not found", _GLIBC,
         "made with glibc 2.36"),
     _Rule("static-tls", "ImportError OSError", "", "in static TLS block", _STATIC_TLS, "made with glibc 2.36"),
