@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         {"ast.literal_eval"},
     ),
     "components/trainjob/_backends/kubernetes/client.py": (SERVER, {"json.loads"}),
-    "components/trainjob/_backends/kubernetes/job_informer.py": ("copies what it has just written", {"json.loads"}),
+    "components/trainjob/_backends/kubernetes/job_watch.py": ("copies what it has just written", {"json.loads"}),
     "components/trainjob/_backends/kubernetes/reflector.py": (SERVER, {"json.loads"}),
     "components/trainjob/_install/__init__.py": (OWN, {"yaml.safe_load_all"}),
     "components/trainjob/_spec/torchtune.py": ("asks how torchtune reads a value of the author", {"yaml.safe_load"}),
