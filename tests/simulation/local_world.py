@@ -115,10 +115,8 @@ class Local(World):
         chance = random.Random(f"local {self.seed}")
         self.keys = ["a", "b"][: chance.choice((1, 1, 2))]
         self.stubborn = chance.random() < 0.3
-        self._quiet = False
-        self.spec = SPEC
-        if random.Random(f"gpu {self.seed}").random() < 0.5:
-            self.spec, self.keys = ON_GPU, ["a", "b"]
+        on_gpu = random.Random(f"gpu {self.seed}").random() < 0.5
+        self.spec, self.keys = (ON_GPU, ["a", "b"]) if on_gpu else (SPEC, self.keys)
 
     # --- actions
 
@@ -238,12 +236,10 @@ class Local(World):
     def _supervisor(self, process: Process, directory: Path) -> None:
         """`trainjob._backends.local.supervisor.main` without its forks."""
         files = JobFiles(directory)
-        lock = supervising._locked(files)
-        trainjob = files.read()
-        if lock is None or trainjob is None or files.finished():
-            return
-        if trainjob["status"]:
-            conditions.record_loss(files)
+        lock, trainjob = supervising._locked(files), files.read()
+        if lock is None or trainjob is None or trainjob["status"]:
+            if lock is not None:
+                conditions.record_loss(files)  # does nothing for a finished job
             return
         conditions.write_status(files, {"jobsStatus": []}, [])
         queue = GpuQueue(files, trainjob)
@@ -257,13 +253,11 @@ class Local(World):
         if not files.finished() and (trainjob := files.read()) is not None:
             conditions.end_lost(files, trainjob["metadata"]["uid"], wait_seconds=5)
 
-    def sweep(self, uid: str, ended: object = ()) -> None:
+    def sweep(self, uid: str, *_: object) -> None:
         """Kill the ranks of a job."""
-        del ended
         self.machine.stop("kill ranks")
-        for rank in self.ranks:
-            if rank.uid == uid and rank.code is None:
-                rank.code = -signal.SIGKILL
+        for rank in [each for each in self.ranks if each.uid == uid and each.code is None]:
+            rank.code = -signal.SIGKILL
 
     # --- properties
 
@@ -283,9 +277,8 @@ class Local(World):
         for uid, number in Counter(rank.uid for rank in self.ranks if rank.code is None).items():
             if number > 1:
                 self.found("supervisors", f"job {uid} has {number} ranks that run, in place of one")
-        for gpu, number in Counter(rank.gpu for rank in self.ranks if rank.gpu and rank.code is None).items():
-            if number > 1:
-                self.found("gpu", f"GPU {gpu} has {number} ranks")
+        if len(used := [rank.uid for rank in self.ranks if rank.gpu and rank.code is None]) > 1:
+            self.found("gpu", f"ranks of {used} have the only GPU")
         alive = Counter(of for each, of in self.supervisors.items() if each in self.announced and not each.done)
         for directory, number in alive.items():
             if number > 1:
@@ -441,10 +434,10 @@ def world(seed: int, directory: Path) -> Iterator[Local]:
         patch.setattr(anyio.to_thread, "run_sync", _inline)
         patch.setattr(supervision, "subprocess", SimpleNamespace(run=made.supervise, DEVNULL=-3))
         patch.setattr(supervising, "Rank", type("_WorldRank", (_Rank,), {"world": made}))
-        for module in (conditions, supervising):
-            patch.setattr(module, "sweep", made.sweep)
-        patch.setattr(supervising, "_free_port", lambda: 29_500)
-        patch.setattr(supervising, "_child_exits", lambda: 0)
+        patch.setattr(conditions, "sweep", made.sweep)
+        patch.setattr(supervising, "sweep", made.sweep)
+        for name, number in (("_free_port", 29_500), ("_child_exits", 0)):
+            patch.setattr(supervising, name, lambda number=number: number)
         patch.setattr("trainjob._backends.local.supervisor.selectors.DefaultSelector", _NoOutput)
         patch.setattr(supervising.Supervisor, "_wait", lambda _, seconds: made.machine.sleep(seconds, "tick"))
         # A twentieth of the looks, which are the same: a second is as long for all of them.
