@@ -156,12 +156,15 @@ async def test_a_wait_records_the_end_of_its_job_once(recorded: Recorded, kind: 
             del ref
             return evidence
 
+        def now(self) -> datetime:
+            return datetime.now(UTC)
+
     if kind == "Complete":
-        result = await conclude(Ended(), REF, history=seen)  # type: ignore[arg-type]  # only `evidence` is used
+        result = await conclude(Ended(), REF, history=seen)  # type: ignore[arg-type]  # only these two are used
         assert result.goodput["ratio"] == 0.75
     else:
         with pytest.raises(TrainJobFailed) as failed:
-            await conclude(Ended(), REF, history=seen)  # type: ignore[arg-type]  # only `evidence` is used
+            await conclude(Ended(), REF, history=seen)  # type: ignore[arg-type]  # only these two are used
         assert pickle.loads(pickle.dumps(failed.value)).goodput["ratio"] == 0.75
     assert [each.name for each in recorded.spans()] == ["starting", "training", "TrainJob train-1"]
     assert [each.value for each in recorded.points("trainjob.activity.seconds")] == [25, 75]
