@@ -147,6 +147,17 @@ def state_trigger(name: str, phase: str) -> TrainJobStateTrigger:
     return TrainJobStateTrigger(trainjob_conn_id="c", namespace="default", name=name, phases=[phase], poll_interval=0.1)
 
 
+def test_a_job_that_is_deleted_between_task_and_trigger_ends_the_wait() -> None:
+    """The task has found it, so it is not one that does not exist yet."""
+    name = job_name("deleted", 1)
+    trigger = state_trigger(name, "Complete")
+    trigger.job = ["default", name, "uid", 1]
+    event = asyncio.run(only_event(rebuilt(trigger)))
+    assert (event["status"], event["message"]) == (
+        "ended", f"TrainJob default/{name} is Deleted; it can no longer be Complete"
+    )  # fmt: skip
+
+
 def test_waits_for_a_phase_of_a_job_that_does_not_exist_yet() -> None:
     async def scenario() -> None:
         waiting = asyncio.create_task(only_event(rebuilt(state_trigger(job_name("later", 1), "Running"))))

@@ -115,10 +115,14 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
 
     def execute(self, context: Context) -> Any:
         """Check the job once, then wait in this worker or in the triggerer."""
+        job: list[Any] | None = None
         try:
             if not self.deferrable:
                 return super().execute(context)
             found = self.poke(context)
+            if self._wait is not None:
+                ref = self._wait.ref
+                job = [ref.namespace, ref.name, ref.uid, ref.attempt]
         finally:
             self._close()
         if not found:
@@ -133,6 +137,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
                     labels=dict(sought.labels) if sought.labels else None,
                     phases=list(sought.phases),
                     condition=sought.condition,
+                    job=job,
                     poll_interval=self.poke_interval,
                     target=TrainJobHook(self.trainjob_conn_id).target(),
                 ),

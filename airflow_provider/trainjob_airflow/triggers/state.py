@@ -34,6 +34,7 @@ class TrainJobStateTrigger(Trigger):
         labels: Labels of the job.
         phases: Names of the phases.
         condition: Type of a status condition, instead of phases.
+        job: Namespace, name, UID and attempt of the job, if the task has found it: it may be deleted since.
         poll_interval: Seconds between two checks whether the job exists.
         target: Settings of the connection, if they hold no secret: the result of `TrainJobHook.target`.
     """
@@ -47,6 +48,7 @@ class TrainJobStateTrigger(Trigger):
         labels: dict[str, str] | None = None,
         phases: list[str],
         condition: str = "",
+        job: list[Any] | None = None,
         poll_interval: float = 10,
         target: dict[str, Any] | None = None,
     ) -> None:
@@ -57,13 +59,15 @@ class TrainJobStateTrigger(Trigger):
         self.labels = labels
         self.phases = phases
         self.condition = condition
+        self.job = job
         self.poll_interval = poll_interval
         self.target = target
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
-        names = ("trainjob_conn_id", "namespace", "name", "labels", "phases", "condition", "poll_interval", "target")
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+        names = ("trainjob_conn_id", "namespace", "name", "labels", "phases", "condition", "job", "poll_interval")
+        arguments = {name: getattr(self, name) for name in (*names, "target")}
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the phase or condition, and yield one event."""
@@ -93,9 +97,12 @@ class TrainJobStateTrigger(Trigger):
         from trainjob._jobs.successors import JobReplaced
 
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
-        while (trainjob := await sought.find(backend, namespace)) is None:
-            await asyncio.sleep(self.poll_interval)
-        ref = JobRef.of(trainjob)
+        if self.job is not None:
+            ref = JobRef(*self.job)
+        else:
+            while (trainjob := await sought.find(backend, namespace)) is None:
+                await asyncio.sleep(self.poll_interval)
+            ref = JobRef.of(trainjob)
         while True:
             wait = Wait(backend, ref, sought)
             try:
