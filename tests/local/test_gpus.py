@@ -138,7 +138,7 @@ def test_a_kill_gives_a_gpu_to_nobody_and_to_no_two(gated: Gated, killed: str) -
         kill(each)
     if killed == "guard":
         gated.release("a")
-    eventually(lambda: gated.gpus(second) == ["0"], 10)
+    eventually(lambda: gated.gpus(second) == ["0"])
     assert marked(first.uid) == {}
     assert gated.state(first).phase is (Phase.COMPLETE if killed == "guard" else Phase.FAILED)
 

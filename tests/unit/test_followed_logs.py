@@ -48,7 +48,7 @@ async def test_lines_of_all_pods_are_followed_until_the_job_has_ended(backend: D
         backend.write(ref, count % 2, f"{count}")
     backend.write(ref, 0, "last")
     backend.condition(ref, "Complete", "AllJobsCompleted")
-    lines = await asyncio.wait_for(reading, 10)
+    lines = await asyncio.wait_for(reading, 60)
     assert texts(lines) == {"node-0": ["begun", "0", "2", "last"], "node-1": ["begun", "1"]}
 
 
@@ -57,7 +57,7 @@ async def test_the_logs_of_an_ended_job_are_read_once(backend: DirectBackend) ->
     ref = attempt(backend)
     backend.write(ref, 0, "one", "two")
     backend.end(ref)
-    assert texts(await asyncio.wait_for(followed(backend, ref), 10)) == {"node-0": ["one", "two"]}
+    assert texts(await asyncio.wait_for(followed(backend, ref), 60)) == {"node-0": ["one", "two"]}
     assert backend.requests.count("GET log") == 1
 
 
@@ -90,7 +90,7 @@ async def test_a_log_without_an_answer_is_reported_after_the_end(backend: Direct
     reading = asyncio.create_task(followed(backend, ref))
     await asyncio.sleep(60)
     backend.condition(ref, "Complete", "AllJobsCompleted")
-    lines = await asyncio.wait_for(reading, 10)
+    lines = await asyncio.wait_for(reading, 60)
     assert [(line.rank, line.text) for line in lines] == [
         ("node-1", "read"),
         ("trainjob", "the last lines of node-0 could not be read"),
