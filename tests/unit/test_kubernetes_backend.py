@@ -1,4 +1,4 @@
-"""`KubernetesBackend` over the fake API server: requests that are refused, lost or late; what its informer keeps."""
+"""`KubernetesBackend` over the fake API server: requests that are refused, lost or late; what its watch keeps."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ async def test_without_permission_there_are_no_records(backend: Backend) -> None
     assert await backend.announce_cancel("ns", WORK, Cancel(0)) is None
 
 
-# ---------------------------------------------------------------- the projection that the informer keeps of each job
+# ---------------------------------------------------------------- the projection that the watch keeps of each job
 
 
 RUNNING = {"jobsStatus": [counts(ready=1, active=1)]}
