@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -127,3 +128,8 @@ def _field(item: Any, path: list[str]) -> str:
     for name in path:
         item = (item or {}).get(name)
     return str(item or "")
+
+
+def encode(value: object) -> bytes:
+    """A value as JSON, as a server sends it."""
+    return json.dumps(value, separators=(",", ":")).encode()

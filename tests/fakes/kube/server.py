@@ -16,7 +16,6 @@ As a real server does, it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from tests.fakes.kube.objects import (
     NAMESPACE,
     Object,
     annotation,
+    encode,
     has_condition,
     is_active,
     is_queued,
@@ -46,10 +46,6 @@ WEBHOOK_SECONDS = 10.0
 """Kubernetes' default timeout of a webhook, after which the API server answers 500."""
 
 
-def _encode(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
 class Refused(Exception):
     """A reply that is not a success.
 
@@ -63,7 +59,7 @@ class Refused(Exception):
     def __init__(self, status: int, reason: str, message: str, after: float = 0.0) -> None:
         self.status = status
         self.reason = reason
-        self.body = _encode({"kind": "Status", "code": status, "reason": reason, "message": message})
+        self.body = encode({"kind": "Status", "code": status, "reason": reason, "message": message})
         self.after = after
         super().__init__(f"{status} {reason}: {message}")
 
@@ -259,7 +255,7 @@ class Server:
             if since >= event.version or event.version > upto or event.plural != plural:
                 continue
             if namespace in ("", event.item["metadata"].get("namespace", "")) and matches(event.item):
-                yield _encode({"type": event.kind, "object": event.item}) + b"\n"
+                yield encode({"type": event.kind, "object": event.item}) + b"\n"
 
     def new_uid(self) -> str:
         """A UID."""
@@ -315,7 +311,7 @@ class Server:
             conditions, propagation = body.get("preconditions") or {}, body.get("propagationPolicy") or "Background"
             stored = self.delete(plural, entry.name, conditions, propagation, entry.namespace)
         entry.name, entry.uid = stored["metadata"]["name"], stored["metadata"].get("uid", "")
-        return _encode(stored)
+        return encode(stored)
 
     def _admit(self, body: Object) -> None:
         """Webhooks, then the quota."""
@@ -351,7 +347,7 @@ class Server:
     def _bytes(self, key: Key, item: Object) -> bytes:
         encoded = self._encoded.get(key)
         if encoded is None:
-            encoded = self._encoded[key] = _encode(item)
+            encoded = self._encoded[key] = encode(item)
         return encoded
 
     def find(self, plural: str, name: str, namespace: str = NAMESPACE) -> Object:
