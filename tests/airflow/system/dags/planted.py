@@ -29,7 +29,9 @@ with DAG("planted_here"):
     for mode in ("worker", "deferred"):
         for end, code in ENDS.items():
             connection = "planted_kubeconfig" if end == "fails" else "planted_token"
-            late: dict[str, Any] = {"execution_timeout": timedelta(seconds=15)} if end == "late" else {}
+            # Deferred, long enough for a busy machine to defer the task and for the test to read its row.
+            limit = timedelta(seconds=60 if mode == "deferred" else 15)
+            late: dict[str, Any] = {"execution_timeout": limit} if end == "late" else {}
             # On a busy machine a worker may fail to start, which proves nothing: retry.
             late |= {"retries": 2, "retry_delay": timedelta(0)} if end == "succeeds" else {}
             train(f"{end}_{mode}", CODE + code, trainjob_conn_id=connection, deferrable=mode == "deferred", **late)
