@@ -162,11 +162,11 @@ async def _launched(failure: Failure, backend: KubernetesBackend, cluster: Acces
     if failure.node == "torch":
         fields |= mounted({"name": "torch", "hostPath": {"path": images.torch_packages()}}, "/opt/torch", readOnly=True)
     spec = TrainJobSpec.parse(fields)
-    if not failure.job_name:
+    if not failure.manifest:
         return await launch(backend, spec, failure.name, namespace=where)
     trainjob = render(spec, failure.name, 1, where)
-    named = {**trainjob, "metadata": {**trainjob["metadata"], "name": failure.job_name}}
-    return JobRef.of(await anyio.to_thread.run_sync(cluster.api.create, named))
+    trainjob |= {part: {**trainjob[part], **fields} for part, fields in failure.manifest.items()}
+    return JobRef.of(await anyio.to_thread.run_sync(cluster.api.create, trainjob))
 
 
 async def _collect(backend: KubernetesBackend, ref: JobRef, crashes: list[Evidence]) -> None:

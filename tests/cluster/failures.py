@@ -65,7 +65,7 @@ class Failure:
         after: Applied to the job once it runs, to a suspended job at once: a name in `changes` or `failing`.
         alone: Whether to run it after the others, because it disturbs them.
         slow: Whether it takes long and is started first.
-        job_name: Name of the job, if trainjob does not launch it.
+        manifest: Part of the TrainJob -> what differs, if another program than trainjob creates the job.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Failure:
     after: str = ""
     alone: bool = False
     slow: bool = False
-    job_name: str = ""
+    manifest: Mapping[str, Fields] = field(default_factory=dict)
 
     @property
     def blocks(self) -> bool:

@@ -188,7 +188,7 @@ async def fails_as_reported(kubeconfig: Path, permission: Permission, key: str, 
 FAILS = {
     ("trainjobs", "create"): {"launch"},
     ("trainjobs", "get"): {"wait", "launch", "evidence"},
-    ("trainjobs", "list"): {"adopt", "launch"},
+    ("trainjobs", "list"): {"adopt", "launch", "wait"},
     ("trainjobs", "patch"): {"mark"},
     ("trainjobs", "delete"): {"launch"},
     ("pods", "list"): {"launch", "logs", "evidence"},

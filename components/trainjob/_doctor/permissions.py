@@ -42,11 +42,7 @@ GROUPS = {
 PERMISSIONS = (
     Permission("trainjobs", "create", "no job can be launched"),
     Permission("trainjobs", "get", "jobs cannot be waited for, shown or cancelled"),
-    Permission(
-        "trainjobs",
-        "list",
-        "no job can be launched, since a launch looks for jobs of its key; changes are noticed up to 30 s late",
-    ),
+    Permission("trainjobs", "list", "no job can be launched or waited for: both look for the jobs of a namespace"),
     Permission("trainjobs", "watch", "changes of jobs are noticed up to 30 s late", Level.WARNING),
     Permission("trainjobs", "patch", "jobs cannot be suspended, resumed or marked as delivered"),
     Permission("trainjobs", "delete", "jobs cannot be cancelled"),
