@@ -1,4 +1,4 @@
-"""Where the product reads the clock of its own machine in place of `Backend.now`, and why."""
+"""Where the product reads the clock of its machine in place of `Backend.now`, and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GIVEN = {"time.gmtime": 0, "time.localtime": 0, "time.ctime": 0, "time.asctime"
 """Conversions, with the place of the argument without which they read the clock."""
 _FILES = {"st_mtime", "st_mtime_ns", "st_ctime", "st_ctime_ns"}
 
-AIRFLOW = "deadlines of Airflow, which counts them by the clocks of its own machines"
+AIRFLOW = "deadlines of Airflow, which counts them by the clocks of its machines"
 HERE = "times of jobs of this machine, whose clock writes all of them"
 SCRIPT = "a training's own time, in its own report"
 SHOWN = "when a page was made; no time is compared with it"

@@ -109,7 +109,7 @@ class Listener:
 class SharedWatch(ABC):
     """All listeners of a collection, on one event loop. Open while there are any; a watch of all jobs 30 s longer.
 
-    A watch of one job ends with its last listener, so that whoever waits for the job anew sees what was changed since.
+    A watch of one job ends with its last listener, so that the next wait for the job sees what was changed since.
     Each watch has its own back-off: a collection that cannot be listed delays no other one.
 
     Args:
