@@ -285,7 +285,11 @@ A_CRASH = ("node-1 exited with code 3", "  | ValueError: the data is wrong", "ca
 @pytest.mark.usefixtures("crashes")
 @pytest.mark.parametrize(
     ("action", "outcome", "left"),
-    [("suspend", ("was suspended",), ["Suspended"]), ("cancel", ("was cancelled",), ["Cancelled"]), ("keep", (), ["Running"])],
+    [
+        ("suspend", ("was suspended",), ["Suspended"]),
+        ("cancel", ("was cancelled",), ["Cancelled"]),
+        ("keep", (), ["Running"]),
+    ],
     ids=["suspend", "cancel", "keep"],
 )
 def test_the_first_crash_fails_the_training(
