@@ -117,7 +117,7 @@ def test_the_trials_of_a_search_with_a_key_of_its_author(run: Run) -> None:
 
         @task
         def trial(**context: Any) -> None:
-            labels = labels_of_instance(context["ti"], "search", -1) | labels_of_run(context)  # type: ignore[arg-type]  # Context
+            labels = labels_of_instance(context["ti"], "search", -1) | labels_of_run(context)  # type: ignore[arg-type]  # it is Airflow's
             spec = TrainJobSpec.parse(template)
             with TrainJobClient("local") as client:
                 client.call(lambda: launch(client.backend, spec, "weekly/0", namespace="default", origin=labels))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from tests.fakes.kube.direct import DirectBackend
@@ -12,22 +11,17 @@ from tests.unit.virtually import virtually
 from trainjob import JobRef, TrainJobSpec, WaitOptions
 from trainjob._jobs.launching import launch
 from trainjob._jobs.steps import KEEP, StepPolicy, finish
-from trainjob.errors import BackendUnavailable, QueueTimeout, RankCrashed, RunTimeout, TrainJobError
-from trainjob.status import QUEUE_LABEL, Phase, observe
+from trainjob.errors import BackendUnavailable, RankCrashed, RunTimeout, TrainJobError
+from trainjob.status import Phase, observe
 
 SECOND = timedelta(seconds=1)
 CRASHES, TIMES_OUT = WaitOptions(fail_on_first_crash=True), WaitOptions(run_timeout=SECOND)
 CANCELS = StepPolicy("cancel")
-FIELDS = {"runtime": "torch-distributed", "command": ["train"]}
-SPEC = TrainJobSpec.parse(FIELDS)
-
-
-async def launched(backend: DirectBackend, **fields: Any) -> JobRef:
-    return await launch(backend, TrainJobSpec.parse({**FIELDS, **fields}), "key", namespace="ns", tried=2)
+SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
 
 
 async def running(backend: DirectBackend) -> JobRef:
-    ref = await launched(backend)
+    ref = await launch(backend, SPEC, "key", namespace="ns")
     backend.running(ref)
     return ref
 
@@ -39,8 +33,6 @@ async def running(backend: DirectBackend) -> JobRef:
         (CRASHES, CANCELS, RankCrashed, Phase.DELETED, "was deleted"),
         (CRASHES, KEEP, RankCrashed, Phase.RUNNING, "keeps running"),
         (TIMES_OUT, StepPolicy(), RunTimeout, Phase.DELETED, "it was cancelled"),
-        (TIMES_OUT, StepPolicy(tried=2), RunTimeout, Phase.DELETED, "it was cancelled"),
-        (TIMES_OUT, StepPolicy(tried=1), RunTimeout, Phase.RUNNING, "it keeps running: try 2 has adopted it"),
         (TIMES_OUT, KEEP, RunTimeout, Phase.RUNNING, "it keeps running"),
     ],
 )
@@ -55,19 +47,6 @@ async def test_a_step_that_fails_ends_its_job(
         await finish(backend, ref, options, policy)
     assert note in caught.value.__notes__[0]
     assert observe(await backend.get(ref.namespace, ref.name)).phase is left
-
-
-@pytest.mark.parametrize(("has_retry", "note"), [(True, "the next try replaces it"), (False, "it was cancelled")])
-@virtually
-async def test_a_job_without_capacity_is_left_to_the_next_try(
-    backend: DirectBackend, has_retry: bool, note: str
-) -> None:
-    ref = await launched(backend, labels={QUEUE_LABEL: "q"}, on_retry={"quota": {"queue": "large"}})
-    backend.change(ref, {"metadata": {"creationTimestamp": backend.ago(10)}, "spec": {"suspend": True}})
-    with pytest.raises(QueueTimeout) as caught:
-        await finish(backend, ref, WaitOptions(queue_timeout=SECOND), StepPolicy(has_retry=has_retry))
-    assert note in caught.value.__notes__[0]
-    assert (await backend.get(ref.namespace, ref.name) is None) is not has_retry
 
 
 @virtually

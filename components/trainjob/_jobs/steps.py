@@ -1,6 +1,6 @@
 """A TrainJob as a step of a workflow: waits for the job, and ends it if the step fails before.
 
-A worker of Airflow, a KFP step and ``trainjob run`` await `finish`. What a person's kill does is `cancellation`'s.
+A KFP step and ``trainjob run`` await `finish`. What a person's kill does is `cancellation`'s.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainjob._backends.base import Backend, TrainJob
-from trainjob._diagnosis.evidence import Evidence
+from trainjob._backends.base import Backend
 from trainjob._jobs import telemetry
 from trainjob._jobs.cancellation import CrashAction, cancel, give_up
 from trainjob._jobs.results import TrainJobResult
 from trainjob._jobs.waiting import wait
-from trainjob._manifest.attempts import is_replaced, try_of
 from trainjob._support.log_lines import STATE_SECONDS, LogLine
-from trainjob.errors import Diagnosis, RankCrashed, Stuck, TimedOut, TrainJobError
+from trainjob.errors import Diagnosis, RankCrashed, TimedOut, TrainJobError
 from trainjob.job import JobRef
 from trainjob.status import Observation
 from trainjob.wait_options import WaitOptions
@@ -29,15 +27,10 @@ class StepPolicy:
     Attributes:
         on_crash: After the crash of a rank with `fail_on_first_crash`, and after a hang.
         cancel_on_timeout: Whether a timeout, or a blocker with `fail_fast`, cancels the job.
-        tried: Number of the step's try: a launch of a later one does not obey the cancel. None: it obeys, too.
-        has_retry: Whether another try follows a timeout: a job that got no capacity is left to it if its `on_retry`
-            changes the next attempt.
     """
 
     on_crash: CrashAction = "suspend"
     cancel_on_timeout: bool = True
-    tried: int | None = None
-    has_retry: bool = False
 
 
 KEEP = StepPolicy("keep", cancel_on_timeout=False)
@@ -53,7 +46,6 @@ async def finish(
     on_change: Callable[[Observation, str], None] | None = None,
     on_log: Callable[[LogLine], None] | None = None,
     on_crash: Callable[[Diagnosis], None] | None = None,
-    on_evidence: Callable[[Evidence], None] | None = None,
     on_follow: Callable[[JobRef], None] | None = None,
     state_seconds: float = STATE_SECONDS,
 ) -> TrainJobResult:
@@ -67,7 +59,6 @@ async def finish(
         on_change: As for `wait`.
         on_log: As for `wait`.
         on_crash: As for `wait`.
-        on_evidence: As for `wait`.
         on_follow: As for `wait`.
         state_seconds: As for `wait`.
 
@@ -91,7 +82,6 @@ async def finish(
             on_change=on_change,
             on_log=on_log,
             on_crash=on_crash,
-            on_evidence=on_evidence,
             on_follow=follow,
             state_seconds=state_seconds,
         )
@@ -101,30 +91,20 @@ async def finish(
             telemetry.record_goodput(ref, error.spent)
         raise
     except TimedOut as error:
-        error.add_note(await end_after(backend, ref, error, policy))
+        error.add_note(await _end_after(backend, ref, error, policy))
         raise
 
 
-async def end_after(backend: Backend, ref: JobRef, error: TimedOut, policy: StepPolicy) -> str:
+async def _end_after(backend: Backend, ref: JobRef, error: TimedOut, policy: StepPolicy) -> str:
     """End a job whose step has failed by a timeout, as `policy` says; returns what was done, as text.
 
     Never raises because of the job or an outage: the step fails anyway, and the timeout is the reason.
     """
+    if not policy.cancel_on_timeout:
+        return "it keeps running"
     try:
-        trainjob = await backend.get(ref.namespace, ref.name)
-        if kept := _kept(trainjob, error, policy):
-            return kept
-        ended = await cancel(backend, ref, tried=policy.tried)
+        ended = await cancel(backend, ref)
     except TrainJobError as failure:
         return f"it could not be cancelled and keeps running: {failure}"
     telemetry.record_goodput(ref, error.spent)
     return "it was cancelled" if ended else "it was cancelled and is still terminating"
-
-
-def _kept(trainjob: TrainJob | None, error: TimedOut, policy: StepPolicy) -> str:
-    """Why a job is not cancelled, as text; empty if it is."""
-    if policy.has_retry and not isinstance(error, Stuck) and trainjob is not None and is_replaced(trainjob):
-        return "the next try replaces it by a job with the changes of on_retry"
-    if policy.tried is not None and trainjob is not None and (later := try_of(trainjob)) > policy.tried:
-        return f"it keeps running: try {later} has adopted it"
-    return "" if policy.cancel_on_timeout else "it keeps running"
