@@ -16,7 +16,7 @@ JSON_FIELDS = (
 """Names of fields of a record in a JSON log: its text, and the traceback of an exception."""
 # The start of a record of a log, which is no second line of an exception's message.
 RECORD = re.compile(
-    r"[\[(]?\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\[?[WEIF]\d{4} |\w+=\S+ \w+="
+    r"[\[(]?\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\[?[WEIF]\d{3,4} |\w+=\S+ \w+="
     r"|\[?(DEBUG|INFO|WARN(ING)?|ERROR|CRITICAL|FATAL)\b"
 )
 
@@ -40,12 +40,15 @@ CAUSED = "The above exception was the direct cause of"
 CHAINS = (CAUSED, "During handling of the above exception, another")
 # Exceptions that only report the failure of another process.
 WRAPPERS = re.compile(r"ChildFailedError|ProcessRaisedException|_RemoteTraceback|SystemExit")
-# Those of launchers whose program has failed, as `accelerate launch`.
-CALLED = re.compile(r"CalledProcessError$|ProcessExitedException$")
+# Those of processes that others have ended: launchers whose program has failed, as `accelerate launch`, and children.
+CALLED = re.compile(r"CalledProcessError$|ProcessExitedException$|^KeyboardInterrupt$")
 CONNECTIONS = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "ConnectionRefusedError")
-# Python writes these before a traceback that does not end the process. (The JVM quotes the name of its thread.)
+# Python, asyncio and logging write these around a traceback that does not end the process. (The JVM quotes the name of
+# its thread.)
 ASIDE = re.compile(
-    r'^(Exception ignored (in|on|while)|Exception in thread [^"]|Error in atexit|Error in sys\.excepthook)'
+    r'^(Exception ignored (in|on|while)|Exception in (thread [^"]|callback )|Error in atexit|Error in sys\.excepthook'
+    r"|(Task|Future) exception was never retrieved|(future|handle|protocol|transport): <|--- Logging error ---"
+    r"|Fatal (read |write )?error on |Call stack:$|Message: |Arguments: )"
 )
 # More of a message, not indented: of NCCL, Hugging Face, Azure, Kubernetes, SQLAlchemy, CUDA.
 MORE_OF_MESSAGE = re.compile(
@@ -64,7 +67,7 @@ MORE_OF_MESSAGE = re.compile(
 _NOTHING = (
     r"^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion|Search for `cuda)"
     r"|^(-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit |frame #\d+: )"
-    r"|^Exception raised from |^wandb: "
+    r"|^(Exception raised from |wandb: |COMET \w+: |🏃 View run |🧪 View experiment )"
 )
 # More of a message that says nothing about the cause.
 SAYS_NOTHING = re.compile(
@@ -83,14 +86,15 @@ AFTERWARDS = re.compile(
 
 # ---------------------------------------------------------------- native code
 
-NATIVE = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*(\.(cc|cpp|cu|h|hpp):\d+|torch/distributed/elastic)")
-NATIVE_LINE = re.compile(r"(\[\w+\]:)?\s*\[?[WEIF]\d{4} .*\.(cc|cpp|cu|h|hpp):\d+\]")
+# PyTorch writes the month without a leading zero: "[E909 09:55:29".
+NATIVE = re.compile(r"^\[?[WEIF]\d{3,4} \d\d:\d\d:\d\d.*(\.(cc|cpp|cu|h|hpp):\d+|torch/distributed/elastic)")
+NATIVE_LINE = re.compile(r"(\[\w+\]:)?\s*\[?[WEIF]\d{3,4} .*\.(cc|cpp|cu|h|hpp):\d+\]")
 MORE_OF_NATIVE = re.compile(r"^([A-Z_]{5,}: |RPC: /|Barrier |This (suggests|usually|most likely) )")
 # By libstdc++, and by libc++ with its message.
 CPP = re.compile(r"terminat(?:e called after throwing an instance of '([^']+)'|ing .*uncaught exception of type (.+))")
 # By glog and Abseil, of C's assert, of glibc's heap: the process aborts.
 FATAL = re.compile(
-    r"^(?:\[?F\d{4} \d\d:\d\d:\d\d\.\d+\s+\d* ?\S+\] )(.+)|^(\S+: \S+:\d+: .*Assertion `.+' failed\.)$"
+    r"^(?:\[?F\d{3,4} \d\d:\d\d:\d\d\.\d+\s+\d* ?\S+\] )(.+)|^(\S+: \S+:\d+: .*Assertion `.+' failed\.)$"
     r"|^((?:double free or corruption|(?:free|malloc|realloc|munmap_chunk)\(\): |corrupted |\*\*\* stack smashing).*)$"
 )
 # libstdc++, if threads of native code (PyTorch's Gloo) still run at exit: the process ends by SIGABRT or SIGSEGV.
@@ -141,7 +145,8 @@ def native_error(error: str) -> tuple[str, str] | None:
 LAUNCHER = re.compile(  # first line of a report: the workers have ended
     r"^Primary job +terminated|^(mpirun|mpiexec|prterun)\b.* (detected|noticed) that"
     r"|^-- Process \d+ terminated with|^\[rank: \d+\] Child process with PID \d+ terminated"
-    r"|^.*ChildFailedError:\s*$|^.*sigkill_handler\] Killing subprocess",
+    r"|^.*ChildFailedError:\s*$|^.*sigkill_handler\] Killing subprocess"
+    r"|^MPI_ABORT was invoked on rank|^= +BAD TERMINATION OF ONE OF",
     re.MULTILINE,
 )
 # The first worker that failed: its number, its exit code or signal. A script may write any number of digits.
@@ -152,7 +157,13 @@ WORKERS = (
     re.compile(r"^\[rank: (?P<n>\d{1,9})\] Child process .* terminated with code (?P<code>-?\d{1,10})\.", re.MULTILINE),
     re.compile(r"--local_rank=(?P<n>\d{1,9})\b.*exits with return code = (?P<code>-?\d{1,10})"),
 )
-TERMINATED = re.compile(r"SignalException: Process \d+ got signal: (15|2)\b")
+# By torchrun: its workers start again; the end of its report.
+ATTEMPT = re.compile(
+    r"; (will restart worker group)|^Root Cause \(first observed failure\):\n(?:.*\n){0,20}?={60}$", re.MULTILINE
+)
+TERMINATED = re.compile(
+    r"SignalException: Process \d+ got signal: (15|2)\b|^(?:\[rank\d+\]: )?\S*SIGTERMException\b", re.MULTILINE
+)
 
 # ---------------------------------------------------------------- programs that are not Python's
 

@@ -90,6 +90,7 @@ class Output:
         recent: `survived` is among the last lines, which are shown.
         usage: The program printed its usage, and an error.
         aborted: Native code aborted because of `error`.
+        continued: Other lines follow, so that a child process may have aborted.
         torn_down: Native code crashed only because the process was already exiting after `raised`.
         terminated: Another process terminated it.
         lost_peer: Native code reports that another rank was gone or did not respond.
@@ -110,6 +111,7 @@ class Output:
     recent: bool = False
     usage: bool = False
     aborted: bool = False
+    continued: bool = False
     torn_down: bool = False
     terminated: bool = False
     lost_peer: bool = False
@@ -156,7 +158,7 @@ UNREAD = Output()
 
 def read(log: Sequence[str]) -> Output:
     """Read the end of one rank's log, which may hold the lines of several processes."""
-    clean = [shown(line)[:_LONGEST] for line in log]
+    clean = _of_last_attempt([shown(line)[:_LONGEST] for line in log])
     processes: dict[str, Tracebacks] = {}
     for number, line in enumerate(clean):
         if number and len(log[number - 1].encode("utf-8", "replace")) >= MAX_LINE:
@@ -170,7 +172,7 @@ def read(log: Sequence[str]) -> Output:
     worker = _worker(text)
     ended = sorted((each.final for each in found if each.final), key=lambda raised: raised.line)
     survived = max((each.survived for each in found if each.survived), key=lambda raised: raised.line, default=None)
-    raised = _root(ended, survived, worker)
+    raised = _root(ended, worker)
     last = max((each.last for each in found), default=-1)
     said = _last_message(clean, last)
     handled = survived.line if survived else -1
@@ -198,16 +200,27 @@ def read(log: Sequence[str]) -> Output:
         recent=survived is not None and survived.line >= len(clean) - TAIL_LINES,
         usage=not raised and all(any(map(form.match, own[-TAIL_LINES:])) for form in (known.USAGE, known.REJECTED)),
         aborted=aborted,
+        continued=aborted and at < last,
         torn_down=bool(raised and any(known.TORN_DOWN.search(after) for after in clean[raised.line :])),
         terminated=bool(known.TERMINATED.search(text)),
         lost_peer=any(map(known.LOST_PEER.search, [error, *near] if aborted else filter(known.NATIVE_LINE.match, end))),
         peers=tuple(dict.fromkeys(known.PEER.findall(text))),
         joined=next(((int(seen[1]), int(seen[2])) for each in known.JOINED if (seen := each.search(text))), (0, 0)),
         collective=_collective(text),
-        blamed=_blamed(text, processes, worker),
+        blamed=_blamed("\n".join(clean[handled + 1 :]), processes, worker),
         assertion=next((found[1] for found in map(known.ASSERTION.search, clean) if found), ""),
         processes=len([prefix for prefix in processes if prefix]),
     )
+
+
+def _of_last_attempt(clean: Sequence[str]) -> Sequence[str]:
+    """The lines, empty where they are of workers after whose end the launcher, or a script, has started others."""
+    text, begins = "\n".join(clean), 0
+    for found in known.ATTEMPT.finditer(text):
+        ends = text.count("\n", 0, found.end()) + 1
+        if found[1] or sum(bool(line) and not known.SPECIAL.match(line) for line in clean[ends:]) > 1:
+            begins = ends
+    return [*[""] * begins, *clean[begins:]]
 
 
 def of_training(log: Sequence[str]) -> Sequence[str]:
@@ -281,13 +294,11 @@ def _traced(exceptions: object) -> Iterator[str]:
 # ---------------------------------------------------------------- errors
 
 
-def _root(ended: Sequence[Raised], survived: Raised | None, worker: Worker | None) -> Raised | None:
+def _root(ended: Sequence[Raised], worker: Worker | None) -> Raised | None:
     """The first exception that ended a process and that no other process has caused."""
     raised = next((each for each in ended if (rule := each.rule) is None or rule.means is not table.PEER), None)
     if raised is None and ended and (worker is None or worker.signal is None):
         raised = ended[0]  # otherwise it lost the worker that a signal killed
-    if raised is None and worker is not None and worker.code == 1 and survived is not None and survived.rule:
-        return survived  # other workers wrote lines after that of the worker that failed
     return raised
 
 

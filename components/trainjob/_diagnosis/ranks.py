@@ -156,7 +156,10 @@ def of_terminations(
     for each in terminations:
         markers = ranks_in(each.rank, (logs or {}).get(each.pod, ())).values()
         furthest = max(markers, key=lambda rank: rank.marker.count, default=Rank((each.rank, 0)))
-        found.append(replace(furthest, termination=each, output=outputs.get(each.pod, UNREAD)))
+        out = outputs.get(each.pod, UNREAD)
+        if out.continued and out.worker is None and not each.signal:  # the program has chosen its exit code
+            out = replace(out, error="", aborted=False, lost_peer=False)
+        found.append(replace(furthest, termination=each, output=out))
     return found
 
 

@@ -54,7 +54,8 @@ def meaning_of(rank: Rank, nodes: int) -> Meaning:
         return NOTHING_KNOWN
     if not ended.exit_code:
         return _EARLY
-    return _reported(rank, nodes) or _by_step(ended, rank.output)
+    terminated = rank.output.terminated and not ended.container and ended.verdict is None
+    return lines.SIGTERM if terminated else _reported(rank, nodes) or _by_step(ended, rank.output)
 
 
 def _is_of_a_child(rank: Rank) -> bool:
@@ -76,7 +77,7 @@ def _reported(rank: Rank, nodes: int) -> Meaning | None:
         return rule.means if rule is not None else None
     by_error = _is_by_error(ended, out)
     found = out.rule if by_error else None
-    if out.collective is not None and (found is None or found.means is raised.PEER):
+    if out.collective is not None and _is_by_collective(out):
         alone = nodes == 1 and out.processes < 2 and out.collective.rank is None
         return _SLOW_KERNEL if alone else _SLOW_COLLECTIVE
     if found is not None:
@@ -90,8 +91,8 @@ def _reported(rank: Rank, nodes: int) -> Meaning | None:
 
 
 def _weighed(meaning: Meaning, out: Output) -> Meaning:
-    """The meaning of an error; of an outage while another error was handled, it is unknown which of the two repeats."""
-    if meaning.category is not Category.OUTAGE or out.raised is None or out.raised.handled is None:
+    """The meaning of an error; where another one may be the cause, it is unknown whether that repeats."""
+    if meaning.category is not Category.OUTAGE or not (out.raised and (out.raised.handled or out.raised.doubtful)):
         return meaning
     return replace(meaning, retry=RetryVerdict.UNKNOWN)
 
@@ -130,6 +131,11 @@ def _is_by_error(ended: Termination, out: Output) -> bool:
     if out.raised is not None:
         return ended.exit_code in (1, 2, 134) or out.worker is not None or _is_aborted(ended, out)
     return out.worker is not None or not ended.signal or ended.signal == "SIGABRT" or _is_aborted(ended, out)
+
+
+def _is_by_collective(out: Output) -> bool:
+    """Whether no exception explains why a collective operation took too long."""
+    return (out.raised is None and out.rule is None) or (out.rule is not None and out.rule.means is raised.PEER)
 
 
 def _is_aborted(ended: Termination, out: Output) -> bool:
@@ -183,7 +189,7 @@ def _exit(rank: Rank, ended: Termination, code: int) -> str:
     text = f"was killed by signal {code - 128} ({ended.signal})" if ended.signal else f"exited with code {code}"
     if verdict := ended.verdict:
         return f"{text}: {verdict.message}"
-    if (slow := out.collective) is not None and (out.rule is None or out.rule.means is raised.PEER):
+    if (slow := out.collective) is not None and _is_by_collective(out):
         first_ = f"; rank {slow.rank} reported it first" if slow.rank is not None else ""
         what = f"{slow.operation} (sequence number {slow.number})" if slow.operation else "a collective operation"
         limit = f" within {slow.seconds:g} s" if slow.seconds else " in time"

@@ -32,6 +32,7 @@ class Raised:
         causes: Exceptions that it was raised from, the first cause first.
         during: The exception that was being handled; it is quoted, and never the cause. None if none was.
         parts: For an exception group, its exceptions.
+        doubtful: The last line of the message may be the program's own, after it has handled the exception.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Raised:
     causes: tuple[Raised, ...] = ()
     during: Raised | None = None
     parts: tuple[Raised, ...] = ()
+    doubtful: bool = False
 
     def __str__(self) -> str:
         """Class and message, with the first cause; of a group, the exception that decides."""
@@ -118,7 +120,7 @@ class Tracebacks:
         """The exception that ended the process; its message has a single last line, too."""
         if self.ended is None or not self.after:
             return self.ended
-        return _longer(self.ended, self.after[0])
+        return replace(_longer(self.ended, self.after[0]), doubtful=True)
 
     def read(self, number: int, line: str) -> None:
         """Read the next line."""
@@ -174,7 +176,7 @@ class Tracebacks:
             self._own(number, text)
         elif known.WRAPPERS.search(found[1]):
             self.launcher = bool(known.LAUNCHER.match(text))
-        elif not aside and not (known.CALLED.search(found[1]) and self.ended and not self.part):
+        elif not aside and not (self.ended and not self.part and self._follows(found[1], found[2] or "")):
             causes: tuple[Raised, ...] = ()
             during = None
             if self.before and self.chained.startswith(known.CAUSED):
@@ -192,6 +194,11 @@ class Tracebacks:
             self.ended, self.before, self.after, self.launcher = ended, raised, [], False
             self.opens = text.endswith(":")
         self.chained, self.part = "", False
+
+    def _follows(self, name: str, message: str) -> bool:
+        """Whether an exception only follows from the one that ended another process."""
+        rule = None if self.chained else table.rule_of(name, (), message)
+        return bool(known.CALLED.search(name)) or (rule is not None and rule.means is table.PEER)
 
     def _afterwards(self, line: str, text: str) -> bool:
         """Whether a line may follow the traceback that ended a process."""

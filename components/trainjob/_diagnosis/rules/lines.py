@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from trainjob._diagnosis.meaning import Meaning
 from trainjob._diagnosis.rules import raised
@@ -29,7 +30,8 @@ _SLOTS = M(C.CONFIGURATION, R.CONFIGURATION,
     "start as many processes as the nodes have slots: mpirun -n against num_nodes times num_proc_per_node")
 _NO_NODE = M(C.UNKNOWN, R.INFRASTRUCTURE,
     "check that the pods of all nodes run and accept SSH: mpirun could not start its daemon on one of them")
-_SIGTERM = M(C.UNKNOWN, R.INFRASTRUCTURE, "find out what terminated it from outside the job")
+SIGTERM = M(C.UNKNOWN, R.INFRASTRUCTURE, "find out what terminated it from outside the job")
+_SIGBUS = replace(raised.SHM_FULL, advice=f"{raised.SHM_FULL.advice}; or find out which mapped file was cut or lost")
 _SIGINT = M(C.UNKNOWN, R.UNKNOWN, "find out what interrupted it (Ctrl-C, SIGINT): the training did not fail by itself")
 _SIGILL = M(C.IMAGE, R.UNKNOWN, "use packages built for the node's CPU: it lacks an instruction that they use")
 _SIGSEGV = M(C.USER_CODE, R.UNKNOWN,
@@ -68,9 +70,9 @@ LINES: tuple[LineRule, ...] = (
     _Rule("child-killed-code", "247", "", raised.KILLED,
         "CPython: sys.exit(-9), as launchers do with a code of subprocess"),
     _Rule("signal-kill", "SIGKILL", "", raised.KILLED, "signal(7)"),
-    _Rule("signal-terminate", "SIGTERM", "", _SIGTERM, "signal(7)"),
+    _Rule("signal-terminate", "SIGTERM", "", SIGTERM, "signal(7)"),
     _Rule("signal-interrupt", "SIGINT", "", _SIGINT, "signal(7)"),
-    _Rule("signal-bus", "SIGBUS", "", raised.SHM_FULL, "corpus/shared-memory-full"),
+    _Rule("signal-bus", "SIGBUS", "", _SIGBUS, "corpus/shared-memory-full"),
     _Rule("signal-instruction", "SIGILL", "", _SIGILL, "signal(7)"),
     _Rule("line-heap", "SIGABRT",
         r"^(double free|(free|malloc|realloc|munmap_chunk)\(\): |corrupted |\*\*\* stack smashing)", _SIGSEGV,

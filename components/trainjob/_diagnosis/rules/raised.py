@@ -130,7 +130,8 @@ _DISK_FULL = M(C.USER_CODE, R.UNKNOWN, "write less, or use a larger volume: the 
 _TARGET_FULL = M(C.USER_CODE, R.UNKNOWN,
     "use a larger volume, or remove old checkpoints: the disk of the checkpoint is full, or was unmounted")
 _TORN = M(C.CONFIGURATION, R.UNKNOWN,
-    "resume from an earlier checkpoint, and remove this one: it is incomplete, as after a kill while it was written")
+    "resume from an earlier checkpoint, or replace the file: it is missing, incomplete (as after a kill while it was "
+    "written), or no checkpoint (as the pointer of Git LFS)")
 
 OF_CHILDREN = (_CHILD_DIED, KILLED)
 """Meanings of the end of a child process."""
@@ -147,8 +148,8 @@ _COMPILERS = ("torch._inductor.exc.InductorError torch._dynamo.exc.BackendCompil
 _C10D = ("torch.distributed.DistBackendError torch.distributed.DistNetworkError torch.distributed.DistStoreError "
     "torch.distributed.DistError c10::DistBackendError c10::DistNetworkError c10::DistStoreError "
     "torch.distributed.elastic.rendezvous.api.")
-_COLLECTIVES = ("torch.distributed gloo jax._src.distributed jax.experimental.multihost_utils mpi4py horovod "
-    "deepspeed.comm xgboost.collective xgboost.core lightgbm.basic")
+_COLLECTIVES = ("torch.distributed.distributed_c10d torch.distributed.rendezvous gloo jax._src.distributed "
+    "jax.experimental.multihost_utils mpi4py horovod deepspeed.comm xgboost.collective xgboost.core lightgbm.basic")
 _PROCESSES = ("multiprocessing.connection multiprocessing.queues multiprocessing.managers multiprocessing.popen_fork "
     "torch.utils.data torch.multiprocessing concurrent.futures.process")
 _LOST = "ConnectionResetError ConnectionAbortedError BrokenPipeError EOFError ConnectionRefusedError"
@@ -162,7 +163,7 @@ _SAVED = "torch safetensors pickle zipfile"
 _SAFETENSORS = "safetensors_rust.SafetensorError safetensors._safetensors_rust.SafetensorError"
 
 # ---- messages
-_GONE = "(?i)clos|reset|timed? ?out|refused|broken pipe|read error|connect|peer|remote"
+_GONE = r"(?i)\bconnection\b|\bsocket|by (remote )?peer|timed? ?out|broken pipe|read error|fail\w* to (connect|pass)"
 _GPU_MEMORY = ("[Oo]ut of memory|: RESOURCE_EXHAUSTED|(CUBLAS|CUDNN|CUSOLVER)_STATUS_ALLOC_FAILED"
     "|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|kIOGPUCommandBufferCallbackErrorOutOfMemory")
 _NODE_MEMORY = (r"^\S*(MemoryError|OutOfMemoryError|ResourceExhaustedError)\b|bad_alloc|\[Errno 12\]"
@@ -172,7 +173,11 @@ _NO_SHM = (r"shared memory segment|/dev/shm/nccl-|\[Errno (28|12)\].*/dev/shm/|o
 _NO_DEVICE = ("no NVIDIA driver|no CUDA-capable device|No CUDA GPUs|driver initialization failed|libcuda\\.so"
     "|libnvidia-ml|no GPUs found|requires at least one CUDA device|Unable to initialize backend "
     "'cuda'|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|Driver Not Loaded|CUDA unknown error")
-_REFUSED = (r"(?<![\w./-])40[13]\b|AccessDenied|GatedRepo|InvalidAccessKeyId|SignatureDoesNotMatch"
+# Where an HTTP status is, and no other number.
+_STATUS = r"(?i:^[\w.]+: '?|\bHTTP(?:/[\d.]+)? |(?:status|code|error|response)\W{1,3}|too many |\((?=\d+\)))"
+# Classes of errors that the caller made: words in them are those of its values.
+_MISUSE = r"^[\w.]*(Validation|Programming|Integrity|Usage|Invalid|Cast|sqlalchemy\.exc\.Timeout)"
+_REFUSED = (rf"{_STATUS}40[13]\b|AccessDenied|GatedRepo|InvalidAccessKeyId|SignatureDoesNotMatch"
     "|AuthorizationPermissionMismatch|not authorized|Authentication ?(Error|[Ff]ail)|AuthorizationFailure|RefreshError"
     "|PERMISSION_DENIED|UNAUTHENTICATED|password authentication failed|Access denied for user|Forbidden|Unauthorized")
 _EXPIRES = "ExpiredToken|token (included in the request )?(has|is) expired|TokenRefreshRequired|RequestExpired"
@@ -181,8 +186,8 @@ _NOTHING_GIVEN = ("NoCredentialsError|DefaultCredentialsError|LocalTokenNotFound
 _BUCKET = (r"NoSuchBucket|DatasetNotFound|ContainerNotFound|bucket does not exist"
     r"|RepositoryNotFound|RevisionNotFound|RemoteEntryNotFound"
     r"|database \S+ does not exist")
-_LATER = (r"(?<![\w./-])(429|50[0234])\b|SlowDown|Throttl|RequestLimitExceeded"
-    r"|StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|ServiceUnavailable|ServerBusy|InternalError"
+_LATER = (rf"{_STATUS}(429|50[0234])\b|SlowDown|Throttl|RequestLimitExceeded"
+    r"|StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|ServiceUnavailable|ServerBusy|\(InternalError\)"
     "|InternalServerError|RequestTimeout|TooManyRequests|[Rr]ate ?[Ll]imit")
 _UNREACHED = (  # by the name of the class, or by words of the operating system and of clients
     r"^[\w.]*(Connect|Timeout|Disconnected|IncompleteRead|URLError|ProtocolError|ChunkedEncoding|NewConnection|MaxRetry"
@@ -205,8 +210,10 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("memory-pinned", _CUDA, "torch.utils.data._utils.pin_memory pin_memory", "out of memory", _PINNED,
         "made with torch 2.11 on an H100"),
     _Rule("shm-full", f"{_C10D} RuntimeError OSError", "", _NO_SHM, SHM_FULL, "made with torch 2.15"),
+    _Rule("shm-full-python", "OSError", "multiprocessing.synchronize", r"\[Errno 28\]", SHM_FULL,
+        "made with CPython 3.11"),
     _Rule("loader-killed", "RuntimeError", "torch.utils.data torch.multiprocessing",
-        r"DataLoader worker \(pid\(?s?\)? .*(killed by signal|exited unexpectedly)", _CHILD_DIED,
+        r"DataLoader worker \(pid\(?s?\)? .*(killed by signal: Killed|exited unexpectedly)", _CHILD_DIED,
         "made with torch 2.15"),
     _Rule("gpu-full-tensorflow", f"{_TENSORFLOW}ResourceExhaustedError", "", "device:GPU", GPU_FULL,
         "format: tensorflow 2.19 core/common_runtime/bfc_allocator.cc"),
@@ -220,7 +227,7 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("jvm-heap", "java.lang.OutOfMemoryError", "", "", _JVM_HEAP, "made with OpenJDK 17"),
     # ---- processes of the node
     _Rule("child-killed", "torch.multiprocessing.spawn.ProcessExitedException subprocess.CalledProcessError", "",
-        "SIGKILL", KILLED, "made with torch 2.15"),
+        r"(with <Signals\.|signal )SIGKILL", KILLED, "made with torch 2.15"),
     _Rule("child-died", f"{_LOST} concurrent.futures.process.BrokenProcessPool", _PROCESSES, "", _CHILD_DIED,
         "made with CPython 3.11"),
     # ---- GPUs
@@ -260,7 +267,7 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("static-tls", "ImportError OSError", "", "in static TLS block", _STATIC_TLS, "made with glibc 2.36"),
     _Rule("no-library", "ImportError OSError", "", "cannot open shared object file", NO_LIBRARY,
         "made with glibc 2.36"),
-    _Rule("no-name", "ImportError", "", "", _NO_NAME, "made with CPython 3.11"),
+    _Rule("no-name", "ImportError", "", "^(?!.*partially initialized module)", _NO_NAME, "made with CPython 3.11"),
     _Rule("syntax", "SyntaxError", "", "", _SYNTAX, "made with CPython 3.11"),
     _Rule("no-program", "FileNotFoundError", "subprocess", "", NO_PROGRAM, "made with CPython 3.11"),
     _Rule("architecture", "OSError", "", r"\[Errno 8\]", OTHER_ARCHITECTURE, "made with CPython 3.11"),
@@ -281,7 +288,8 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("peer-tensorflow", _TENSORFLOW, "", "Collective ops is aborted by|failed to connect to all addresses", PEER,
         "format: tensorflow 2.19 core/common_runtime/base_collective_executor.cc"),
     _Rule("peer-jax-gloo", "ValueError", "", "UNKNOWN: Gloo .* failed", PEER, "made with jaxlib 0.10"),
-    _Rule("peer-jax", _XLA, "", r"(?i)gloo|heartbeat|coordination|peer|barrier|distributed service", PEER,
+    _Rule("peer-jax", _XLA, "",
+        r"(?i)\bgloo\b|heartbeat|coordination|by peer|barrier (timed|failed|error|has)|distributed service", PEER,
         "made with jaxlib 0.10"),
     # ---- checkpoints
     _Rule("world-size", "deepspeed.runtime.zero.utils.ZeRORuntimeException RuntimeError ValueError",
@@ -314,8 +322,8 @@ RAISED: tuple[RaisedRule, ...] = (
         "^huggingface_hub|^OSError: We couldn't connect to 'URL'", _NO_HUB, "made with huggingface_hub 2.4"),
     _Rule("unreachable-grpc", "grpc.", "", r"StatusCode\.UNAVAILABLE.*([Cc]onnection refused|[Ff]ailed to connect)",
         AWAY, "format: grpc 1.76 src/core"),
-    _Rule("busy", _CLIENTS, "", _LATER, _BUSY, "made with botocore 1.44"),
-    _Rule("unreachable", _CLIENTS, "", _UNREACHED, AWAY, "made with requests 2.33"),
+    _Rule("busy", _CLIENTS, "", rf"^(?!{_MISUSE})(?=.*({_LATER}))", _BUSY, "made with botocore 1.44"),
+    _Rule("unreachable", _CLIENTS, "", rf"^(?!{_MISUSE})(?=.*({_UNREACHED}))", AWAY, "made with requests 2.33"),
     _Rule("timed-out", "TimeoutError ConnectionError", _SERVICES, "", AWAY, "made with CPython 3.11"),
     # A broken pipe without a client below is that of the training's own child process.
     _Rule("connection-lost", "socket.gaierror OSError", "",
