@@ -49,6 +49,8 @@ def ranked(number: int, lines: list[str]) -> list[str]:
             "KeyError: 'label'"),
         (["terminate called after throwing an instance of 'c10::DistBackendError'", "  what():  timeout", "step 4",
             "error: accuracy: 0.3"], "last log line: error: accuracy: 0.3"),
+        (["thread '<unnamed>' panicked at src/data.rs:44:31:", "the len is 10", "note: run with `RUST_BACKTRACE=1`",
+            "thread 'main' panicked at src/main.rs:90:40:", "PoisonError { .. }"], "data.rs:44:31: the len is 10"),
     ],
 )  # fmt: skip
 def test_an_error_beside_the_last_one_is_not_the_cause(log: list[str], quoted: str) -> None:
@@ -57,7 +59,7 @@ def test_an_error_beside_the_last_one_is_not_the_cause(log: list[str], quoted: s
     assert found.summary.endswith(quoted)
 
 
-@pytest.mark.parametrize("tracker", ["🏃 View run a at: http://b", "COMET INFO: uploading"])
+@pytest.mark.parametrize("tracker", ["🏃 View run a at: http://b", "COMET INFO: uploading", "wandb: "])
 def test_lines_of_a_tracker_at_exit_do_not_hide_the_error(tracker: str) -> None:
     assert diagnosed(1, [*FULL, tracker, tracker]).category == "out of memory"
 

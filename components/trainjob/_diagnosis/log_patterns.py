@@ -55,7 +55,7 @@ MORE_OF_MESSAGE = re.compile(
     r"^(nccl\w+: |Last error:|GPU device may be out of range|Error while creating shared memory)"
     r"|^(Cannot access gated repo|Access to model|Make sure to have access|If this is a private repository)"
     r"|^(\d{3} Client Error|Check your internet connection|Please check|See https?://)"
-    r"|^(ErrorCode:|RequestId:|Time:|Content: |AuthenticationErrorDetail:)"
+    r"|^(ErrorCode:|RequestId:|Time:|Content: |(?i:AuthenticationErrorDetail):)"
     r"|^(\(Background on this error|\[SQL: |\[parameters: )"
     r"|^(# of tasks that reached the barrier|The first task at the barrier|\d+$|>$|RPC: /|This usually happens because)"
     r"|^(Repository Not Found for url|Please make sure you specified|If you are trying to access a private)"
@@ -65,9 +65,9 @@ MORE_OF_MESSAGE = re.compile(
     r"|^(Collective ops is aborted by: |The error could be from a previous operation|`ptxas` stderr:|Repro command: )"
 )
 _NOTHING = (
-    r"^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion|Search for `cuda)"
-    r"|^(-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit |frame #\d+: )"
-    r"|^(Exception raised from |wandb: |COMET \w+: |🏃 View run |🧪 View experiment )"
+    r"^((CUDA|HIP) kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion)"
+    r"|^(Search for `cuda|-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit )"
+    r"|^(frame #\d+: |Exception raised from |wandb:|COMET \w+: |🏃 View run |🧪 View experiment )"
 )
 # More of a message that says nothing about the cause.
 SAYS_NOTHING = re.compile(
@@ -179,6 +179,7 @@ ERROR_LINE = re.compile(
     r"|^(exec \S+|ssh): .+|^panic: .+|^fatal( error)?: .+|^thread '.*' panicked at .+|^Error in .+"
     r"|^(Uncaught )?(\w+\.)*[A-Z]\w*(Error|Exception)(: .+)?$"
 )
+PANIC = re.compile("thread '.*' panicked at ")  # Rust; other threads panic because one has
 # Frames of stacks and other lines without a message: Go, Rust, the JVM, JavaScript, R; a page's address alone.
 NO_MESSAGE = re.compile(
     r"\s+(at |File \"|/\S+:\d|\d+: |\S+\.\w+:\d+)|\t|\S*env: use -\[v\]S"

@@ -367,6 +367,8 @@ def _final_error(clean: Sequence[str], handled: int, last: int) -> tuple[str, in
     if last == len(clean) - 1 and (found := _boxed(clean, handled))[0]:
         return found
     number = _last_message(clean, last)
+    panics = [n + 1 for n in range(max(handled, number - TAIL_LINES), number) if known.PANIC.match(clean[n])]
+    number = panics[0] if panics else number
     if number > handled + 1 and clean[number - 1].endswith(":") and known.ERROR_LINE.match(clean[number - 1]):
         return f"{clean[number - 1]} {clean[number]}", number - 1  # Rust: where it panicked, and why in the next line
     # Indented lines belong to the one before them.

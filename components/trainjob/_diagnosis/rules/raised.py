@@ -151,7 +151,7 @@ _C10D = ("torch.distributed.DistBackendError torch.distributed.DistNetworkError 
 _COLLECTIVES = ("torch.distributed.distributed_c10d torch.distributed.rendezvous gloo jax._src.distributed "
     "jax.experimental.multihost_utils mpi4py horovod deepspeed.comm xgboost.collective xgboost.core lightgbm.basic")
 _PROCESSES = ("multiprocessing.connection multiprocessing.queues multiprocessing.managers multiprocessing.popen_fork "
-    "torch.utils.data torch.multiprocessing concurrent.futures.process")
+    "torch.utils.data torch.multiprocessing concurrent.futures.process ray")
 _LOST = "ConnectionResetError ConnectionAbortedError BrokenPipeError EOFError ConnectionRefusedError"
 _CLIENTS = ("requests. urllib3. httpx. httpcore. aiohttp. botocore. boto3. aiobotocore. s3fs. google. gcsfs. azure. "
     "huggingface_hub. mlflow. wandb. grpc. grpc._channel. urllib.error. http.client. datasets. kubernetes. "
@@ -212,9 +212,9 @@ RAISED: tuple[RaisedRule, ...] = (
     _Rule("shm-full", f"{_C10D} RuntimeError OSError", "", _NO_SHM, SHM_FULL, "made with torch 2.15"),
     _Rule("shm-full-python", "OSError", "multiprocessing.synchronize", r"\[Errno 28\]", SHM_FULL,
         "made with CPython 3.11"),
-    _Rule("loader-killed", "RuntimeError", "torch.utils.data torch.multiprocessing",
-        r"DataLoader worker \(pid\(?s?\)? .*(killed by signal: Killed|exited unexpectedly)", _CHILD_DIED,
-        "made with torch 2.15"),
+    _Rule("loader-killed", "RuntimeError", "torch.utils.data torch.multiprocessing datasets",
+        r"subprocesses has abruptly died|DataLoader worker \(pid\(?s?\)? .*(signal: Killed|exited unexpectedly)",
+        _CHILD_DIED, "made with torch 2.15"),
     _Rule("gpu-full-tensorflow", f"{_TENSORFLOW}ResourceExhaustedError", "", "device:GPU", GPU_FULL,
         "format: tensorflow 2.19 core/common_runtime/bfc_allocator.cc"),
     _Rule("memory", f"MemoryError numpy._core._exceptions._ArrayMemoryError numpy.core._exceptions._ArrayMemoryError "
@@ -228,8 +228,8 @@ RAISED: tuple[RaisedRule, ...] = (
     # ---- processes of the node
     _Rule("child-killed", "torch.multiprocessing.spawn.ProcessExitedException subprocess.CalledProcessError", "",
         r"(with <Signals\.|signal )SIGKILL", KILLED, "made with torch 2.15"),
-    _Rule("child-died", f"{_LOST} concurrent.futures.process.BrokenProcessPool", _PROCESSES, "", _CHILD_DIED,
-        "made with CPython 3.11"),
+    _Rule("child-died", f"{_LOST} concurrent.futures.process.BrokenProcessPool ray.exceptions.ActorDiedError",
+        _PROCESSES, "", _CHILD_DIED, "made with CPython 3.11"),
     # ---- GPUs
     _Rule("gpu-broken", f"{_CUDA} {_C10D} {_XLA}", "",
         r"uncorrectable ECC|[Ff]all(en)? off the bus|\bXid\b|uncorrectable NVLink|cudaErrorDevicesUnavailable"
@@ -253,12 +253,13 @@ RAISED: tuple[RaisedRule, ...] = (
         "|CUDA_HOME (does not exist|environment variable is not set)",
         _NO_COMPILER, "format: triton 3.5 runtime/build.py"),
     _Rule("gpu-incompatible", f"{_CUDA} {_C10D} ImportError {_XLA} {_COMPILERS}", "",
-        r"no kernel image|is not defined for option 'gpu-name'"
+        r"no kernel image|invalid device function|driver on your system is too old|is not defined for option 'gpu-name'"
         r"|driver version is insufficient|forward compatibility|capability sm_\d+ is not compatible",
         _OTHER_GPU, "format: CUDA 13 runtime API, cudaError"),
     _Rule("gpu-assert", _CUDA, "", "device-side assert|cudaErrorAssert|CUDA_ERROR_ASSERT", _INDEX,
         "made with torch 2.11 on an H100"),
-    _Rule("gpu-illegal", _CUDA, "", r"illegal (memory access|address|instruction)|misaligned address|IllegalAddress",
+    _Rule("gpu-illegal", _CUDA, "",
+        "illegal (memory access|address|instruction)|unspecified launch failure|misaligned address|IllegalAddress",
         _ILLEGAL, "made with CuPy 14 on an H100"),
     # ---- the code and the image
     _Rule("no-module", "ModuleNotFoundError", "", "", NO_MODULE, "made with CPython 3.11"),
