@@ -91,7 +91,9 @@ def judge(ranks: Sequence[Rank], pods: int = 0) -> Hang:
     if not complete or not stalled:
         return _unknown(stalled, waiting, complete=complete)
     if len(current) == 1:
-        return _alone(stalled[0])
+        alone = stalled[0]
+        where = f" in {alone.place}" if alone.place else ""
+        return Hang(f"{alone.name} makes no step{where}{alone.at_step}", _ALONE, alone)
     return (
         _ended([rank for rank in current if rank.ended], stalled, waiting)
         or _elsewhere(stalled, waiting)
@@ -117,11 +119,6 @@ def _silent(active: Sequence[Rank], stalled: Sequence[Rank], waiting: Sequence[R
         culprit,
         next(iter([*waiting, *stalled])),
     )
-
-
-def _alone(rank: Rank) -> Hang:
-    where = f" in {rank.place}" if rank.place else ""
-    return Hang(f"{rank.name} makes no step{where}{rank.at_step}", _ALONE, rank)
 
 
 def _ended(ended: Sequence[Rank], stalled: Sequence[Rank], waiting: Sequence[Rank]) -> Hang | None:

@@ -172,7 +172,10 @@ def first(ranks: Sequence[Rank]) -> list[Rank]:
     grace period of seconds, so that rank was terminating already. Equal ones keep their order.
     """
     lost = [rank.finished for rank in ranks if rank.finished and _blames_another(rank)]
-    explained = [rank.finished for rank in ranks if rank.finished and _explains_itself(rank)]
+    read = [rank for rank in ranks if rank.output is not UNREAD and not rank.output.terminated]
+    explained = [
+        each.finished for each in read if each.finished and each.termination.failed and not _blames_another(each)
+    ]
     lost_since = min(lost) + CLOCK_SKEW if lost else None
     explained_since = min(explained) - CLOCK_SKEW if explained else None
 
@@ -216,12 +219,6 @@ def _blames_another(rank: Rank) -> bool:
     """Whether its log reports that it lost another rank, or a connection."""
     connection = rank.output.raised is not None and rank.output.raised.connection
     return not rank.output.terminated and (lost_another(rank) or connection)
-
-
-def _explains_itself(rank: Rank) -> bool:
-    """Whether it failed, its log was read, and that reports no other rank as the reason."""
-    read = rank.output is not UNREAD and not rank.output.terminated
-    return rank.termination.failed and read and not _blames_another(rank)
 
 
 def _ended_early(ranks: Sequence[Rank], victim: Rank) -> Rank | None:

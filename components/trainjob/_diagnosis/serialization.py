@@ -14,7 +14,7 @@ from typing import Any
 from trainjob._diagnosis import TAIL_LINES, output
 from trainjob._diagnosis.evidence import Evidence
 from trainjob._support.control_characters import one_line
-from trainjob._support.kube_objects import mapping, mappings
+from trainjob._support.kube_objects import mapping, mappings, name_of
 from trainjob._support.masking import masked_lines, public
 from trainjob.errors import CUT, Category, Diagnosis, RetryVerdict
 from trainjob.status import Phase
@@ -69,22 +69,12 @@ def unpack_diagnosis(packed: object) -> Diagnosis:
     return Diagnosis(**known)
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _texts(value: object) -> tuple[str, ...] | None:
-    return tuple(map(str, value)) if isinstance(value, list) else None
-
-
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) else None
-
-
 _FIELDS: dict[str, Callable[[object], object]] = {
-    **dict.fromkeys(("rank", "advice", "job", "pod", "node", "change"), _text),
-    **dict.fromkeys(("log", "unseen"), _texts),
-    "exit_code": _number,
+    **dict.fromkeys(
+        ("rank", "advice", "job", "pod", "node", "change"), lambda value: value if isinstance(value, str) else None
+    ),
+    **dict.fromkeys(("log", "unseen"), lambda value: tuple(map(str, value)) if isinstance(value, list) else None),
+    "exit_code": lambda value: value if isinstance(value, int) else None,
     "node_memory": lambda value: value is True,
 }
 """Field of a diagnosis -> its value in JSON, or None if it has another type."""
@@ -101,7 +91,7 @@ def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
     """The parts of crashed pods that a diagnosis reads, as JSON values, to explain the failure of the job later."""
     if evidence is None:
         return None
-    chosen = sorted(evidence.pods, key=lambda pod: _name(pod) not in evidence.logs)[:_PODS]
+    chosen = sorted(evidence.pods, key=lambda pod: name_of(pod) not in evidence.logs)[:_PODS]
     pods = [
         {
             part: {name: value for name, value in mapping(pod, part).items() if name in names}
@@ -112,17 +102,16 @@ def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
     for packed, pod in zip(pods, chosen, strict=True):  # an OOMKilled container without a limit filled its node
         packed["status"] = _public(packed["status"])
         packed["spec"] |= {kind: _resources(pod, kind) for kind in ("containers", "initContainers")}
-    names = {_name(pod) for pod in pods}
+    names = {name_of(pod) for pod in pods}
     logs = {
-        name: [one_line(line, LINE_CHARACTERS) for line in masked_lines(_begin(line) for line in list(lines)[-_LINES:])]
+        name: [
+            one_line(line, LINE_CHARACTERS)
+            for line in masked_lines(output.shown(line)[: 2 * LINE_CHARACTERS] for line in list(lines)[-_LINES:])
+        ]
         for name, lines in evidence.logs.items()
         if name in names
     }
     return {"pods": pods, "logs": logs}
-
-
-def _begin(line: str) -> str:
-    return output.shown(line)[: 2 * LINE_CHARACTERS]
 
 
 def _public(value: Any) -> Any:
@@ -142,7 +131,3 @@ def _resources(pod: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
 def unpack_evidence(packed: Mapping[str, Any] | None) -> Evidence | None:
     """The inverse of `pack_evidence`."""
     return Evidence(None, packed.get("pods") or [], packed.get("logs") or {}) if packed else None
-
-
-def _name(pod: Mapping[str, Any]) -> str:
-    return str(mapping(pod, "metadata").get("name", ""))

@@ -145,17 +145,17 @@ def _condition(job: _Job) -> Diagnosis | None:
     summary = job.observation.message or job.observation.reason
     if meaning.category is Category.DEADLINE:
         summary = f"the job exceeded its deadline ({summary})"
-        if job.first is not None and not _is_stopped(job.first):
+        if job.first is not None and not job.first.termination.stopped:
             summary += f"; before that, {_line(describe(job.first))}"
         elif found := blockers.first(job.findings):
             summary += f"; {found.blocker.message}"
-    pod = _pod(job.first) or next(iter(job.evidence.logs), "")
+    pod = (job.first.termination.pod if job.first else "") or next(iter(job.evidence.logs), "")
     return _diagnosis(meaning, summary, log=_shown(job.evidence, pod, job.first.output if job.first else UNREAD))
 
 
 def _failure(job: _Job) -> Diagnosis | None:
     """The first rank that failed, or that ended before the others; with the sidecar that keeps its pod running."""
-    if job.first is None or _is_stopped(job.first):
+    if job.first is None or job.first.termination.stopped:
         return None
     found = _of_rank(job, job.first)
     if ranks.lost_another(job.first) and (blocked := _never_started(job, job.first)):
@@ -265,14 +265,6 @@ def _of_rank(job: _Job, rank: Rank) -> Diagnosis:
         log=_shown(job.evidence, ended.pod, rank.output) or _message_lines(ended),
         pod=ended.pod,
     )
-
-
-def _is_stopped(rank: Rank) -> bool:
-    return rank.termination.stopped
-
-
-def _pod(rank: Rank | None) -> str:
-    return rank.termination.pod if rank is not None else ""
 
 
 # fmt: off
