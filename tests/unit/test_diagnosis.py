@@ -391,8 +391,8 @@ SIGSEGV, SIGKILL = "node-0 was killed by signal 11 (SIGSEGV)", "node-0 was kille
         (137, [MPIRUN], f"{SIGKILL}: worker 1 was killed by signal 9"),
         # Native code crashes after an exception: the code has to be fixed, not a driver.
         (139, [*CAUGHT, TORN_DOWN, "step 2"], f"{SIGSEGV}: ValueError: no labels"),
-        (139, [*CAUGHT, "tried again"], SIGSEGV),
-        (139, [TORN_DOWN, *CAUGHT, "went on"], SIGSEGV),
+        (139, [*CAUGHT, "tried again"], f"{SIGSEGV}; last log line: tried again"),
+        (139, [TORN_DOWN, *CAUGHT, "went on"], f"{SIGSEGV}; last log line: went on"),
         (139, [TORN_DOWN], SIGSEGV),
         (137, [*CAUGHT, TORN_DOWN], SIGKILL),  # the signal came from outside the process
     ],
@@ -401,8 +401,8 @@ def test_the_exit_code_decides_whether_an_exception_is_the_cause(code: int, log:
     found = diagnosed(crash(0, code), logs=logs(log))
     assert (found.exit_code, found.summary) == (code, summary)
     if code == 139:
-        assert ("driver" in found.advice) == (summary == SIGSEGV)
-        assert (found.advice == diagnosed(crash(0, 1)).advice) == (summary != SIGSEGV)
+        assert ("driver" in found.advice) == ("ValueError" not in summary)
+        assert (found.advice == diagnosed(crash(0, 1)).advice) == ("ValueError" in summary)
 
 
 def test_a_summary_is_one_line() -> None:

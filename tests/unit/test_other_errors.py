@@ -75,6 +75,7 @@ def test_lines_of_a_tracker_at_exit_do_not_hide_the_error(tracker: str) -> None:
         ("sqlalchemy/x", 'sqlalchemy.exc.ProgrammingError: (psycopg2.errors.X) column "timeout" does not exist'),
         ("sqlalchemy/x", "sqlalchemy.exc.InternalError: (psycopg2.errors.X) current transaction is aborted"),
         ("sqlalchemy/x", "sqlalchemy.exc.TimeoutError: QueuePool limit of size 5 reached, connection timed out"),
+        ("psycopg2/x", "psycopg2.errors.QueryCanceled: canceling statement due to statement timeout"),
         ("torch/distributed/checkpoint/default_planner", "RuntimeError: Missing key: model.connector.weight."),
         ("torch/distributed/fsdp/_flat_param", "RuntimeError: Cannot writeback; closest shape is [3]"),
         ("xgboost/core", "xgboost.core.XGBoostError: [10:00:00] data.cc:501: Size of labels of remote.csv"),
@@ -99,8 +100,8 @@ def test_a_program_that_was_terminated_did_not_fail_by_its_own_code(error: str) 
 
 def test_an_outage_with_a_line_of_the_program_after_it_may_have_been_handled() -> None:
     found = diagnosed(1, [*AWAY, "loss is nan: stopping"])
-    assert (found.category, found.retry) == ("outage", "unknown")
-    assert found.summary.endswith("loss is nan: stopping")
+    assert (found.category, found.retry) == ("user code", "unknown")
+    assert "last log line: loss is nan: stopping; an exception before that: requests" in found.summary
 
 
 def test_a_checkpoint_that_another_rank_could_not_write_earlier_names_no_culprit() -> None:

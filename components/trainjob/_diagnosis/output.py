@@ -96,7 +96,7 @@ class Output:
         lost_peer: Native code reports that another rank was gone or did not respond.
         peers: Addresses of those ranks.
         joined: Number of processes that joined at the start, and that it waited for; zeros if unknown.
-        collective: A collective operation that took longer than its time-out.
+        collective: A collective operation that took longer than its time-out, and that no exception explains.
         blamed: Number of the process that failed according to its exception, if another one wrote it; None otherwise.
         assertion: An assertion of a GPU's kernel; empty if there is none.
         processes: Number of processes that have prefixed their lines.
@@ -168,9 +168,11 @@ def read(log: Sequence[str]) -> Output:
             process = processes.setdefault(prefix.strip(), Tracebacks(hooked=prefix.startswith("[rank")))
             process.read(number, part[len(prefix) :])
     found = list(processes.values())
+    for each in found:
+        each.end()
     text = "\n".join(clean)
     worker = _worker(text)
-    ended = sorted((each.final for each in found if each.final), key=lambda raised: raised.line)
+    ended = sorted((each.ended for each in found if each.ended), key=lambda raised: raised.line)
     survived = max((each.survived for each in found if each.survived), key=lambda raised: raised.line, default=None)
     raised = _root(ended, worker)
     last = max((each.last for each in found), default=-1)
@@ -206,7 +208,7 @@ def read(log: Sequence[str]) -> Output:
         lost_peer=any(map(known.LOST_PEER.search, [error, *near] if aborted else filter(known.NATIVE_LINE.match, end))),
         peers=tuple(dict.fromkeys(known.PEER.findall(text))),
         joined=next(((int(seen[1]), int(seen[2])) for each in known.JOINED if (seen := each.search(text))), (0, 0)),
-        collective=_collective(text),
+        collective=None if raised and not (raised.rule and raised.rule.means is table.PEER) else _collective(text),
         blamed=_blamed("\n".join(clean[handled + 1 :]), processes, worker),
         assertion=next((found[1] for found in map(known.ASSERTION.search, clean) if found), ""),
         processes=len([prefix for prefix in processes if prefix]),

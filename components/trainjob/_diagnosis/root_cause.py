@@ -77,7 +77,7 @@ def _reported(rank: Rank, nodes: int) -> Meaning | None:
         return rule.means if rule is not None else None
     by_error = _is_by_error(ended, out)
     found = out.rule if by_error else None
-    if out.collective is not None and _is_by_collective(out):
+    if out.collective is not None and (found is None or found.means is raised.PEER):
         alone = nodes == 1 and out.processes < 2 and out.collective.rank is None
         return _SLOW_KERNEL if alone else _SLOW_COLLECTIVE
     if found is not None:
@@ -91,8 +91,8 @@ def _reported(rank: Rank, nodes: int) -> Meaning | None:
 
 
 def _weighed(meaning: Meaning, out: Output) -> Meaning:
-    """The meaning of an error; where another one may be the cause, it is unknown whether that repeats."""
-    if meaning.category is not Category.OUTAGE or not (out.raised and (out.raised.handled or out.raised.doubtful)):
+    """The meaning of an error; of an outage while another error was handled, it is unknown which of the two repeats."""
+    if meaning.category is not Category.OUTAGE or out.raised is None or out.raised.handled is None:
         return meaning
     return replace(meaning, retry=RetryVerdict.UNKNOWN)
 
@@ -131,11 +131,6 @@ def _is_by_error(ended: Termination, out: Output) -> bool:
     if out.raised is not None:
         return ended.exit_code in (1, 2, 134) or out.worker is not None or _is_aborted(ended, out)
     return out.worker is not None or not ended.signal or ended.signal == "SIGABRT" or _is_aborted(ended, out)
-
-
-def _is_by_collective(out: Output) -> bool:
-    """Whether no exception explains why a collective operation took too long."""
-    return (out.raised is None and out.rule is None) or (out.rule is not None and out.rule.means is raised.PEER)
 
 
 def _is_aborted(ended: Termination, out: Output) -> bool:
@@ -189,7 +184,7 @@ def _exit(rank: Rank, ended: Termination, code: int) -> str:
     text = f"was killed by signal {code - 128} ({ended.signal})" if ended.signal else f"exited with code {code}"
     if verdict := ended.verdict:
         return f"{text}: {verdict.message}"
-    if (slow := out.collective) is not None and _is_by_collective(out):
+    if (slow := out.collective) is not None and (out.rule is None or out.rule.means is raised.PEER):
         first_ = f"; rank {slow.rank} reported it first" if slow.rank is not None else ""
         what = f"{slow.operation} (sequence number {slow.number})" if slow.operation else "a collective operation"
         limit = f" within {slow.seconds:g} s" if slow.seconds else " in time"
@@ -201,5 +196,6 @@ def _exit(rank: Rank, ended: Termination, code: int) -> str:
             return f"{text}: {expected} processes expected, {joined} exist: {out.text}"
         return f"{text}: {out.text}{child}"
     # `sys.exit("message")`, or a message and `sys.exit(1)`, in any language.
-    said = f"; last log line: {out.last}" if out.last and not ended.container and not ended.signal else ""
+    crashed = not ended.signal or ended.signal in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+    said = f"; last log line: {out.last}" if out.last and not ended.container and crashed else ""
     return text + said + (f"; an exception before that: {out.survived}" if said and out.survived and out.recent else "")

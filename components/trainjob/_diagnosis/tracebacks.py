@@ -14,6 +14,7 @@ from trainjob._diagnosis import log_patterns as known
 from trainjob._diagnosis.rules import raised as table
 from trainjob._diagnosis.rules.row import RaisedRule
 from trainjob._support.control_characters import one_line
+from trainjob.errors import Category
 
 _LONGEST = 4096  # characters of a message that are kept
 _BESIDE = 200  # characters of an exception that was raised while another was handled
@@ -32,7 +33,6 @@ class Raised:
         causes: Exceptions that it was raised from, the first cause first.
         during: The exception that was being handled; it is quoted, and never the cause. None if none was.
         parts: For an exception group, its exceptions.
-        doubtful: The last line of the message may be the program's own, after it has handled the exception.
     """
 
     name: str
@@ -43,7 +43,6 @@ class Raised:
     causes: tuple[Raised, ...] = ()
     during: Raised | None = None
     parts: tuple[Raised, ...] = ()
-    doubtful: bool = False
 
     def __str__(self) -> str:
         """Class and message, with the first cause; of a group, the exception that decides."""
@@ -115,12 +114,11 @@ class Tracebacks:
     launcher: bool = False
     bars: set[str] = field(default_factory=set)
 
-    @property
-    def final(self) -> Raised | None:
-        """The exception that ended the process; its message has a single last line, too."""
-        if self.ended is None or not self.after:
-            return self.ended
-        return replace(_longer(self.ended, self.after[0]), doubtful=True)
+    def end(self) -> None:
+        """There is no more line. A single last one belongs to the message, except after an outage that was logged."""
+        if self.ended and self.after:
+            self.ended = _longer(self.ended, self.after[0])
+            self._survive((rule := self.ended.rule) is not None and rule.means.category is Category.OUTAGE)
 
     def read(self, number: int, line: str) -> None:
         """Read the next line."""

@@ -35,7 +35,8 @@ _SIGBUS = replace(raised.SHM_FULL, advice=f"{raised.SHM_FULL.advice}; or find ou
 _SIGINT = M(C.UNKNOWN, R.UNKNOWN, "find out what interrupted it (Ctrl-C, SIGINT): the training did not fail by itself")
 _SIGILL = M(C.IMAGE, R.UNKNOWN, "use packages built for the node's CPU: it lacks an instruction that they use")
 _SIGSEGV = M(C.USER_CODE, R.UNKNOWN,
-    "check that the versions of driver, CUDA and framework are compatible: native code crashed")
+    "check that the versions of driver, CUDA and framework are compatible, and the last lines of the log: native code "
+    "crashed")
 
 _Rule = LineRule
 

@@ -193,7 +193,8 @@ _UNREACHED = (  # by the name of the class, or by words of the operating system 
     r"^[\w.]*(Connect|Timeout|Disconnected|IncompleteRead|URLError|ProtocolError|ChunkedEncoding|NewConnection|MaxRetry"
     r"|Service(Request|Response)Error|CommError)\w*(: |$)"
     r"|(?i:connection (was |is |has been )?(refused|reset|aborted|closed|broken|timed|error|failed|attempts?)"
-    r"|timed? ?out|name resolution|not known|unreachable|disconnect|max retries exceeded|connection to .* failed"
+    r"|timed out|(connect|connection|read|request) time-?out|name resolution|service not known|unreachable"
+    r"|disconnect|max retries exceeded|connection to .* failed"
     r"|(could ?not|couldn't|cannot|can't|failed to|unable to) (connect|resolve|establish|reach)"
     r"|closed (the connection|unexpectedly))")
 _TORN_SAYS = "Ran out of input|truncated|invalid load key|[Nn]ot a zip file|Bad (CRC|magic)"
