@@ -23,6 +23,7 @@ SLOW = (
 REPORT = ["torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "=" * 60, "train.py FAILED",
     "Root Cause (first observed failure):", "[0]:", "  rank      : 0 (local_rank: 0)", "  exitcode  : 1 (pid: 71)",
     "  traceback : To enable traceback see: https://pytorch.org/docs", "=" * 60]  # fmt: skip
+TERMINATED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 62 got signal: 15"
 AGAIN = "W909 10:05:01.0 62 torch/distributed/elastic/agent/server/api.py:719] [default] Worker group FAILED. 2/3 "
 
 
@@ -42,6 +43,8 @@ def ranked(number: int, lines: list[str]) -> list[str]:
         ([*OWN, "--- Logging error ---", *AWAY, "Call stack:", '  File "a", line 3', "Message: 'x'", "Arguments: ()"],
             "KeyError: 'label'"),
         ([*OWN, *HEAD, "KeyboardInterrupt"], "KeyError: 'label'"),
+        ([*OWN, *HEAD, TERMINATED], "KeyError: 'label'"),
+        ([*ranked(1, OWN), *HEAD, TERMINATED], "KeyError: 'label'"),
         ([*OWN, *LOST], "KeyError: 'label'"),
         ([*OWN, "-" * 74, "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD", "with errorcode 1.", ""],
             "KeyError: 'label'"),
@@ -78,6 +81,7 @@ def test_lines_of_a_tracker_at_exit_do_not_hide_the_error(tracker: str) -> None:
         ("psycopg2/x", "psycopg2.errors.QueryCanceled: canceling statement due to statement timeout"),
         ("torch/distributed/checkpoint/default_planner", "RuntimeError: Missing key: model.connector.weight."),
         ("torch/distributed/fsdp/_flat_param", "RuntimeError: Cannot writeback; closest shape is [3]"),
+        ("torch/distributed/distributed_c10d", "RuntimeError: DDP expects same model, not connection.reset.weight"),
         ("xgboost/core", "xgboost.core.XGBoostError: [10:00:00] data.cc:501: Size of labels of remote.csv"),
         ("jax/_src/compiler", "jax.errors.JaxRuntimeError: INVALID_ARGUMENT: unsupported optimization_barrier operand"),
         ("jax/_src/compiler", "jax.errors.JaxRuntimeError: INTERNAL: failed to enable peer access from device 0 to 1"),
@@ -91,8 +95,7 @@ def test_words_of_a_rule_among_the_values_of_an_error_are_no_rule(package: str, 
     assert (found.category, found.retry) == ("user code", "unknown"), found.text()
 
 
-@pytest.mark.parametrize("error", ["lightning.pytorch.utilities.exceptions.SIGTERMException",
-    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 62 got signal: 15"])  # fmt: skip
+@pytest.mark.parametrize("error", ["lightning.pytorch.utilities.exceptions.SIGTERMException", TERMINATED])
 def test_a_program_that_was_terminated_did_not_fail_by_its_own_code(error: str) -> None:
     found = diagnosed(1, [*HEAD, error])
     assert (found.category, found.retry) == ("unknown", "infrastructure")
@@ -109,3 +112,20 @@ def test_a_checkpoint_that_another_rank_could_not_write_earlier_names_no_culprit
     logs = {"x-node-0-0-abcde": [*saved, "next try", "step 5", *OWN], "x-node-0-1-abcde": LOST}
     pods = [pod(0, ended(1, finishedAt="2026-11-21T10:05:04Z")), pod(1, ended(1))]
     assert diagnosis_of(Evidence(trainjob(), pods, logs), Observation(Phase.FAILED)).rank == "node-0"
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "quoted"),
+    [
+        (134, ["epoch 0", "/app/ggml.c:3210: GGML_ASSERT(a->ne[2] == b->ne[0]) failed", "Aborted (core dumped)"],
+            ": GGML_ASSERT(a->ne[2] == b->ne[0]) failed"),
+        (134, ["CUDA error: out of memory", "Aborted (core dumped)"], "; last log line: CUDA error: out of memory"),
+        (139, ["blas: pthread_create failed"], "; last log line: blas: pthread_create failed"),
+        (1, ["ERROR: LoadError: OutOfMemoryError()", "Stacktrace:", " [1] Array", "   @ ./boot.jl:578 [inlined]",
+            "in expression starting at /app/train.jl:12"], "ERROR: LoadError: OutOfMemoryError()"),
+    ],
+)  # fmt: skip
+def test_the_summary_has_the_last_message_of_a_native_crash_and_of_julia(
+    code: int, log: list[str], quoted: str
+) -> None:
+    assert diagnosed(code, log).summary.endswith(quoted)

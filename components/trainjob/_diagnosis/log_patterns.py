@@ -40,11 +40,11 @@ CAUSED = "The above exception was the direct cause of"
 CHAINS = (CAUSED, "During handling of the above exception, another")
 # Exceptions that only report the failure of another process.
 WRAPPERS = re.compile(r"ChildFailedError|ProcessRaisedException|_RemoteTraceback|SystemExit")
-# Those of processes that others have ended: launchers whose program has failed, as `accelerate launch`, and children.
-CALLED = re.compile(r"CalledProcessError$|ProcessExitedException$|^KeyboardInterrupt$")
+# Those of launchers whose program has failed, as `accelerate launch`.
+CALLED = re.compile(r"CalledProcessError$|ProcessExitedException$")
+STOPPED = re.compile(r"^KeyboardInterrupt$|\bSIGTERMException$|\bSignalException$")
 CONNECTIONS = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "ConnectionRefusedError")
-# Python, asyncio and logging write these around a traceback that does not end the process. (The JVM quotes the name of
-# its thread.)
+# Around a traceback that does not end the process, by Python, asyncio and logging. (The JVM quotes the thread's name.)
 ASIDE = re.compile(
     r'^(Exception ignored (in|on|while)|Exception in (thread [^"]|callback )|Error in atexit|Error in sys\.excepthook'
     r"|(Task|Future) exception was never retrieved|(future|handle|protocol|transport): <|--- Logging error ---"
@@ -94,7 +94,8 @@ MORE_OF_NATIVE = re.compile(r"^([A-Z_]{5,}: |RPC: /|Barrier |This (suggests|usua
 CPP = re.compile(r"terminat(?:e called after throwing an instance of '([^']+)'|ing .*uncaught exception of type (.+))")
 # By glog and Abseil, of C's assert, of glibc's heap: the process aborts.
 FATAL = re.compile(
-    r"^(?:\[?F\d{3,4} \d\d:\d\d:\d\d\.\d+\s+\d* ?\S+\] )(.+)|^(\S+: \S+:\d+: .*Assertion `.+' failed\.)$"
+    r"^(?:\[?F\d{3,4} \d\d:\d\d:\d\d\.\d+\s+\d* ?\S+\] )(.+)"
+    r"|^(\S+: \S+:\d+: .*Assertion `.+' failed\.|\S+:\d+: \w*ASSERT\(.+\) failed)$"
     r"|^((?:double free or corruption|(?:free|malloc|realloc|munmap_chunk)\(\): |corrupted |\*\*\* stack smashing).*)$"
 )
 # libstdc++, if threads of native code (PyTorch's Gloo) still run at exit: the process ends by SIGABRT or SIGSEGV.
@@ -180,11 +181,11 @@ ERROR_LINE = re.compile(
     r"|^(Uncaught )?(\w+\.)*[A-Z]\w*(Error|Exception)(: .+)?$"
 )
 PANIC = re.compile("thread '.*' panicked at ")  # Rust; other threads panic because one has
-# Frames of stacks and other lines without a message: Go, Rust, the JVM, JavaScript, R; a page's address alone.
+# Frames of stacks and other lines without a message: Go, Rust, the JVM, JavaScript, R, Julia; a page's address alone.
 NO_MESSAGE = re.compile(
     r"\s+(at |File \"|/\S+:\d|\d+: |\S+\.\w+:\d+)|\t|\S*env: use -\[v\]S"
     r"|goroutine \d+|\[signal \w+|main\.\w+\(|exit status \d+$|note: run with|stack backtrace:|Execution halted"
-    r"|Calls: |Caused by: |\S*https?://\S+$|launch\.$"
+    r"|Calls: |Caused by: |\S*https?://\S+$|launch\.$| *@ \S+:\d+( |$)| +\[\d+\] |in expression starting at "
     r"|object (address|refcount|type)|lost sys\.|[})\]]+;?$|Stacktrace:|Node\.js v\d|-{4,}|={4,}"
     r"|created by \w|[\w./-]+\.(\(\*?\w+\)\.)?[\w.]+\(.*\)$|[╭╰][─╮╯ ]+$|hint: |help: |Pass --helpshort"
     r"|\s+(code|requireStack): |\s+(full_key: |object_type=)|Set the environment variable HYDRA|To append to your "

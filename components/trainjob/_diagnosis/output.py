@@ -174,7 +174,9 @@ def read(log: Sequence[str]) -> Output:
     worker = _worker(text)
     ended = sorted((each.ended for each in found if each.ended), key=lambda raised: raised.line)
     survived = max((each.survived for each in found if each.survived), key=lambda raised: raised.line, default=None)
-    raised = _root(ended, worker)
+    own_fault = [each for each in ended if (rule := each.rule) is None or rule.means is not table.PEER]
+    # Without one, it may have lost the worker that a signal killed.
+    raised = next(iter(own_fault or (ended if worker is None or worker.signal is None else ())), None)
     last = max((each.last for each in found), default=-1)
     said = _last_message(clean, last)
     handled = survived.line if survived else -1
@@ -192,6 +194,7 @@ def read(log: Sequence[str]) -> Output:
     shown_from = len(clean) - TAIL_LINES if worker is None else 0  # a launcher's report has more lines than are shown
     own = clean if worker is None else clean[: last + 1]
     end = [*near, *clean[max(last, shown_from, 0) :]]
+    by_others = raised is None or (raised.rule is not None and raised.rule.means is table.PEER)
     return Output(
         raised,
         worker,
@@ -204,11 +207,11 @@ def read(log: Sequence[str]) -> Output:
         aborted=aborted,
         continued=aborted and at < last,
         torn_down=bool(raised and any(known.TORN_DOWN.search(after) for after in clean[raised.line :])),
-        terminated=bool(known.TERMINATED.search(text)),
+        terminated=bool(known.TERMINATED.search(text if by_others else str(raised))),
         lost_peer=any(map(known.LOST_PEER.search, [error, *near] if aborted else filter(known.NATIVE_LINE.match, end))),
         peers=tuple(dict.fromkeys(known.PEER.findall(text))),
         joined=next(((int(seen[1]), int(seen[2])) for each in known.JOINED if (seen := each.search(text))), (0, 0)),
-        collective=None if raised and not (raised.rule and raised.rule.means is table.PEER) else _collective(text),
+        collective=_collective(text) if by_others else None,
         blamed=_blamed("\n".join(clean[handled + 1 :]), processes, worker),
         assertion=next((found[1] for found in map(known.ASSERTION.search, clean) if found), ""),
         processes=len([prefix for prefix in processes if prefix]),
@@ -296,14 +299,6 @@ def _traced(exceptions: object) -> Iterator[str]:
 # ---------------------------------------------------------------- errors
 
 
-def _root(ended: Sequence[Raised], worker: Worker | None) -> Raised | None:
-    """The first exception that ended a process and that no other process has caused."""
-    raised = next((each for each in ended if (rule := each.rule) is None or rule.means is not table.PEER), None)
-    if raised is None and ended and (worker is None or worker.signal is None):
-        raised = ended[0]  # otherwise it lost the worker that a signal killed
-    return raised
-
-
 def _worker(text: str) -> Worker | None:
     """How the first worker ended, from its launcher's report."""
     for pattern in known.WORKERS:
@@ -312,18 +307,13 @@ def _worker(text: str) -> Worker | None:
             values = found.groupdict()
             code, by_signal = values.get("code") or "", values.get("signal") or ""
             by_signal = by_signal or (code[1:] if code.startswith("-") else "")
-            begins = text.rfind("\n", 0, _report_begins(text, found.start())) + 1
+            heads = [head.start() for head in known.LAUNCHER.finditer(text) if head.start() <= found.start()]
+            begins = text.rfind("\n", 0, heads[-1] if heads else found.start()) + 1
             line = text.count("\n", 0, begins)
             return Worker(
                 int(values["n"]), None if by_signal else int(code), int(by_signal) if by_signal else None, line
             )
     return None
-
-
-def _report_begins(text: str, near: int) -> int:
-    """Where the report begins in which there is a line about a worker."""
-    heads = [found.start() for found in known.LAUNCHER.finditer(text) if found.start() <= near]
-    return heads[-1] if heads else near
 
 
 def _collective(text: str) -> Collective | None:

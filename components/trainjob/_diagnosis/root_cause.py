@@ -196,6 +196,6 @@ def _exit(rank: Rank, ended: Termination, code: int) -> str:
             return f"{text}: {expected} processes expected, {joined} exist: {out.text}"
         return f"{text}: {out.text}{child}"
     # `sys.exit("message")`, or a message and `sys.exit(1)`, in any language.
-    crashed = not ended.signal or ended.signal in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+    crashed = not ended.signal or ended.signal in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT")
     said = f"; last log line: {out.last}" if out.last and not ended.container and crashed else ""
     return text + said + (f"; an exception before that: {out.survived}" if said and out.survived and out.recent else "")

@@ -196,7 +196,9 @@ class Tracebacks:
     def _follows(self, name: str, message: str) -> bool:
         """Whether an exception only follows from the one that ended another process."""
         rule = None if self.chained else table.rule_of(name, (), message)
-        return bool(known.CALLED.search(name)) or (rule is not None and rule.means is table.PEER)
+        return bool(known.CALLED.search(name) or known.STOPPED.search(name)) or (
+            rule is not None and rule.means is table.PEER
+        )
 
     def _afterwards(self, line: str, text: str) -> bool:
         """Whether a line may follow the traceback that ended a process."""

@@ -340,6 +340,8 @@ OBJECTS: tuple[ObjectRule, ...] = (
     _Rule("node-drained", "EvictionByEvictionAPI", "", _DRAINED, "corpus/node-drained"),
     _Rule("devices-unhealthy", "UnexpectedAdmissionError", "unhealthy|no healthy devices", _DEVICES,
         "format: kubernetes 1.37 pkg/kubelet/cm/devicemanager/manager.go"),
+    _Rule("device-plugin", "UnexpectedAdmissionError", r"\brpc (error|failed)\b", _GPU_PLUGIN,
+        "format: kubernetes 1.37 pkg/kubelet/cm/devicemanager/manager.go"),
     _Rule("topology", "TopologyAffinityError", "", _TOPOLOGY, "kubernetes 1.37 pkg/kubelet/cm/topologymanager"),
     _Rule("less-capacity", "NodeAffinity UnexpectedAdmissionError OutOf", "",
         _LESS_CAPACITY, "format: kubernetes 1.37 pkg/kubelet/lifecycle/predicate.go"),

@@ -163,7 +163,8 @@ _SAVED = "torch safetensors pickle zipfile"
 _SAFETENSORS = "safetensors_rust.SafetensorError safetensors._safetensors_rust.SafetensorError"
 
 # ---- messages
-_GONE = r"(?i)\bconnection\b|\bsocket|by (remote )?peer|timed? ?out|broken pipe|read error|fail\w* to (connect|pass)"
+_GONE = (r"(?i)\bconnection (closed|reset|refused|aborted|lost|timed|failed|was)|\bsocket .{0,20}(error|fail|clos)"
+    "|by (remote )?peer|timed? ?out|broken pipe|read error|fail\\w* to (connect|pass)")
 _GPU_MEMORY = ("[Oo]ut of memory|: RESOURCE_EXHAUSTED|(CUBLAS|CUDNN|CUSOLVER)_STATUS_ALLOC_FAILED"
     "|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|kIOGPUCommandBufferCallbackErrorOutOfMemory")
 _NODE_MEMORY = (r"^\S*(MemoryError|OutOfMemoryError|ResourceExhaustedError)\b|bad_alloc|\[Errno 12\]"
@@ -344,7 +345,8 @@ RAISED: tuple[RaisedRule, ...] = (
 _LONGEST = 4096  # characters of a message that are searched
 # What a message quotes: addresses, and a statement of SQL with its values. Their words and numbers mean nothing.
 _QUOTED = re.compile(
-    r"\b[a-z][a-z0-9+]*://[^\s'\")\]]+|(?<=with url: )\S+|\[(?:SQL|parameters): .*?\](?=\n|$)", re.DOTALL
+    r"(?<=with url: )\S+|(?<= for url: )\S+|\b[a-z][a-z0-9+]*://[^\s'\")\]]+|\[(?:SQL|parameters): .*?\](?=\n|$)",
+    re.DOTALL,
 )
 
 PACKAGES = frozenset(
@@ -365,13 +367,12 @@ def _classes(name: str) -> tuple[str, ...]:
 
 def _is(name: str, wanted: str) -> bool:
     classes = wanted.split()
-    return any(each in classes for each in _classes(name)) or any(
-        each.endswith(".") and name.startswith(each) for each in classes
-    )
+    packages = tuple(each for each in classes if each.endswith("."))
+    return name.startswith(packages) or any(each in classes for each in _classes(name))
 
 
 def _inside(modules: Sequence[str], wanted: str) -> bool:
-    return any(module == each or module.startswith(f"{each}.") for module in modules for each in wanted.split())
+    return any(f"{module}.".startswith(tuple(f"{each}." for each in wanted.split())) for module in modules)
 
 
 def rule_of(name: str, modules: Sequence[str], message: str) -> RaisedRule | None:
