@@ -101,10 +101,15 @@ def test_a_program_that_was_terminated_did_not_fail_by_its_own_code(error: str) 
     assert (found.category, found.retry) == ("unknown", "infrastructure")
 
 
-def test_an_outage_with_a_line_of_the_program_after_it_may_have_been_handled() -> None:
-    found = diagnosed(1, [*AWAY, "loss is nan: stopping"])
+def test_an_outage_that_was_logged_before_the_last_line_is_not_the_cause() -> None:
+    found = diagnosed(1, ["10:04:00 WARNING no metrics", *AWAY, "loss is nan: stopping"])
     assert (found.category, found.retry) == ("user code", "unknown")
     assert "last log line: loss is nan: stopping; an exception before that: requests" in found.summary
+
+
+def test_the_second_line_of_the_message_of_an_outage_belongs_to_it() -> None:
+    found = diagnosed(1, ["step 3", *HEAD, "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: x", "", "Wait."])
+    assert (found.category, found.retry) == ("outage", "infrastructure")
 
 
 def test_a_checkpoint_that_another_rank_could_not_write_earlier_names_no_culprit() -> None:

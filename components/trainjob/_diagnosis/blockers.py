@@ -103,8 +103,7 @@ def without_queue() -> Finding:
 
 def in_workload(workload: Mapping[str, Any], related: Iterable[Mapping[str, Any]] = ()) -> Blocker | None:
     """Why Kueue does not start the job of this Workload; None if Kueue has not reported a reason yet."""
-    found = of_workload(workload, related)
-    return found.blocker if found else None
+    return found.blocker if (found := of_workload(workload, related)) else None
 
 
 def of_workload(workload: Mapping[str, Any], related: Iterable[Mapping[str, Any]] = ()) -> Finding | None:
@@ -198,8 +197,7 @@ _OF_STARTING = (
 
 def in_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]] = ()) -> Blocker | None:
     """Why a TrainJob gets no JobSet, or its pods do not start, if only Events report the reason."""
-    found = first(of_events(events, pods))
-    return found.blocker if found else None
+    return found.blocker if (found := first(of_events(events, pods))) else None
 
 
 def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]] | None) -> Iterator[Finding]:

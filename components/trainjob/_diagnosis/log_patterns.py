@@ -19,7 +19,7 @@ RECORD = re.compile(
     r"[\[(]?\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\[?[WEIF]\d{3,4} |\w+=\S+ \w+="
     r"|\[?(DEBUG|INFO|WARN(ING)?|ERROR|CRITICAL|FATAL)\b"
 )
-
+WARNING = re.compile(r"\b(WARN(ING)?|ERROR|warning|error)\b")
 # ---------------------------------------------------------------- tracebacks of Python
 
 # The checkpoints of PyTorch print that of each rank that failed, to the logs of all ranks.
@@ -78,8 +78,8 @@ SAYS_NOTHING = re.compile(
 # Output at exit: of a crash of native code, of libraries, of programs that have started this one.
 AFTERWARDS = re.compile(
     rf"{_NOTHING}"
-    r"|^(terminate called|Aborted|Segmentation fault|Fatal Python error|Current thread 0x|Thread 0x|Extension modules:)"
-    r"|^(\*\*\* |C\+\+ CapturedTraceback|#\d+ \S+ from /|Stack trace of the failed)"
+    r"|^(terminate called|Aborted|Bus error|Segmentation fault|Fatal Python error|Current thread 0x|Thread 0x)"
+    r"|^(Extension modules:|\*\*\* |C\+\+ CapturedTraceback|#\d+ \S+ from /|Stack trace of the failed)"
     r"|^(Set the environment variable HYDRA_FULL_ERROR|nccl\w+: |Last error:$|NET/\w+ ?: )"
     r"|^.*resource_tracker|^sys:1: |^<sys>:0: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
 )

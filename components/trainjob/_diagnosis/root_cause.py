@@ -73,8 +73,7 @@ def _reported(rank: Rank, nodes: int) -> Meaning | None:
     if verdict := ended.verdict:
         return verdict.meaning
     if ended.container:
-        rule = lines.rule_of(ended.signal, "") if ended.signal else None
-        return rule.means if rule is not None else None
+        return rule.means if ended.signal and (rule := lines.rule_of(ended.signal, "")) else None
     by_error = _is_by_error(ended, out)
     found = out.rule if by_error else None
     if out.collective is not None and (found is None or found.means is raised.PEER):
@@ -86,8 +85,7 @@ def _reported(rank: Rank, nodes: int) -> Meaning | None:
     line = out.error or (str(out.worker) if out.worker else out.last)
     if out.raised is not None and (by_error or not ended.signal):
         return None
-    rule = lines.rule_of(code, f"usage: {line}" if out.usage else line)
-    return rule.means if rule is not None else None
+    return rule.means if (rule := lines.rule_of(code, f"usage: {line}" if out.usage else line)) else None
 
 
 def _weighed(meaning: Meaning, out: Output) -> Meaning:

@@ -112,13 +112,16 @@ class Tracebacks:
     opens: bool = False  # the message's last line ends with a colon, so that the next line belongs to it
     native: bool = False  # in a message of native code
     launcher: bool = False
+    warned: int = -2  # the last line with a warning of a log
+    logged: bool = False  # such a line is before the traceback
     bars: set[str] = field(default_factory=set)
 
     def end(self) -> None:
         """There is no more line. A single last one belongs to the message, except after an outage that was logged."""
         if self.ended and self.after:
+            outage = (rule := self.ended.rule) is not None and rule.means.category is Category.OUTAGE
             self.ended = _longer(self.ended, self.after[0])
-            self._survive((rule := self.ended.rule) is not None and rule.means.category is Category.OUTAGE)
+            self._survive(outage and self.logged)
 
     def read(self, number: int, line: str) -> None:
         """Read the next line."""
@@ -133,6 +136,7 @@ class Tracebacks:
         elif known.TRACEBACK.search(text):
             self._survive(bool(self.after))
             self.frames, self.source = [], ""
+            self.logged = self.logged if self.chained else self.last == number - 1 == self.warned
         elif self._ends_traceback(line, bare, text):
             self._raised(number, text, grouped=bare is not line)
         elif self.frames is not None:
@@ -217,6 +221,7 @@ class Tracebacks:
 
     def _own(self, number: int, text: str, *, bar: bool = False) -> None:
         self.chained, self.continues, self.native, self.last = "", False, False, number
+        self.warned = number if known.WARNING.search(text) else self.warned
         if self.ended and not self.hooked and not self.uncaught:
             self.after.append(text)
             self._survive(len(self.after) > 1 or bar or bool(known.RECORD.match(text)))

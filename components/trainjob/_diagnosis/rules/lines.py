@@ -31,7 +31,7 @@ _SLOTS = M(C.CONFIGURATION, R.CONFIGURATION,
 _NO_NODE = M(C.UNKNOWN, R.INFRASTRUCTURE,
     "check that the pods of all nodes run and accept SSH: mpirun could not start its daemon on one of them")
 SIGTERM = M(C.UNKNOWN, R.INFRASTRUCTURE, "find out what terminated it from outside the job")
-_SIGBUS = replace(raised.SHM_FULL, advice=f"{raised.SHM_FULL.advice}; or find out which mapped file was cut or lost")
+_SIGBUS = replace(raised.SHM_FULL, advice=raised.SHM_FULL.advice.replace("was full", "is often full"))
 _SIGINT = M(C.UNKNOWN, R.UNKNOWN, "find out what interrupted it (Ctrl-C, SIGINT): the training did not fail by itself")
 _SIGILL = M(C.IMAGE, R.UNKNOWN, "use packages built for the node's CPU: it lacks an instruction that they use")
 _SIGSEGV = M(C.USER_CODE, R.UNKNOWN,

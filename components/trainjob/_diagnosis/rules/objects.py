@@ -405,5 +405,4 @@ def rule_of(reason: str, message: str) -> ObjectRule | None:
 
 def meaning_of(reason: str, message: str) -> Meaning | None:
     """What a reason means with its message; None if the table does not have it."""
-    rule = rule_of(reason, message)
-    return rule.means if rule is not None else None
+    return rule.means if (rule := rule_of(reason, message)) else None
