@@ -20,6 +20,7 @@ RECORD = re.compile(
     r"|\[?(DEBUG|INFO|WARN(ING)?|ERROR|CRITICAL|FATAL)\b"
 )
 WARNING = re.compile(r"\b(WARN(ING)?|ERROR|warning|error)\b")
+
 # ---------------------------------------------------------------- tracebacks of Python
 
 # The checkpoints of PyTorch print that of each rank that failed, to the logs of all ranks.

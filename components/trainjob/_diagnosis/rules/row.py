@@ -39,11 +39,7 @@ class RaisedRule(NamedTuple):
 
 
 class LineRule(NamedTuple):
-    """The end of a process, and its error or last line.
-
-    Attributes:
-        codes: Exit codes, separated by spaces; empty for any but those of signals, ``SIGBUS`` for that signal.
-    """
+    """A last line. `codes`: exit codes or signals (``SIGBUS``), separated by spaces; empty for all but signals."""
 
     id: str
     codes: str
