@@ -82,12 +82,21 @@ def airflow_error(error: TrainJobError, *, user_errors: bool = True) -> AirflowE
         error: The error.
         user_errors: Whether to retry failures of the training code that may not recur.
     """
-    from trainjob import TimedOut, TrainJobFailed
+    from trainjob import Stuck, TimedOut, TrainJobFailed
 
     diagnosis = error.diagnosis if isinstance(error, TrainJobFailed) else None
     if isinstance(error, TimedOut):
         # Also RunTimeout, whose verdict is "user": Airflow retries after a task's execution_timeout, too.
-        return TrainJobTimeout(str(error), error.retry)
+        kind = TrainJobFatal if isinstance(error, Stuck) else TrainJobTimeout
+        return kind("; ".join([str(error), *getattr(error, "__notes__", ())]), error.retry)
     if error.retry.retried(user_errors=user_errors):
         return TrainJobFailure(str(error), error.retry, diagnosis)
     return TrainJobFatal(str(error), error.retry, diagnosis)
+
+
+def own_timeout(airflow_timeout: BaseException) -> BaseException:
+    """The TrainJobTimeout that Airflow's timer interrupted; otherwise `airflow_timeout`."""
+    error: BaseException | None = airflow_timeout
+    while error is not None and not isinstance(error, TrainJobTimeout):
+        error = error.__context__
+    return error or airflow_timeout

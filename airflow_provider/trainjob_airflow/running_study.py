@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from queue import SimpleQueue
 from threading import Event
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from trainjob_airflow.running import REPLY_SECONDS, RunningJob
+from trainjob_airflow.running import REPLY_SECONDS, RunningJob, stored_when_due
 from trainjob_airflow.tasklog import StudyLog
 
 if TYPE_CHECKING:
     from trainjob import TrainJobClient, TrainJobSpec, WaitOptions
+    from trainjob._jobs.steps import Stopped
+    from trainjob._manifest.attempts import CancelAction
     from trainjob.tuning import Study, StudyResult, Trial
     from trainjob_airflow.study import TaskStudy
     from trainjob_airflow.tasklog import Log
@@ -57,49 +57,46 @@ class RunningStudy(RunningJob):
         """Run the study for at most `seconds`; log each trial.
 
         Raises:
-            DeadlineReached: `seconds` have passed.
+            TimedOut: `seconds` have passed; trials keep running.
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
+        from trainjob._jobs.waiting import within
         from trainjob.tuning import tune
         from trainjob.tuning.journal import open_journal
 
-        lines, changes, client = StudyLog(log, study.metric), SimpleQueue[None](), self.client
+        lines, client = StudyLog(log, study.metric), self.client
 
         def on_change(trials: Sequence[Trial]) -> None:
             lines.change(trials)
             self._launching_trials = launching(trials)
             if self.page is not None:
                 self.page.observe(trials)
-                changes.put(None)
+                self._changes.put(None)
 
         async def run() -> StudyResult:
             try:
-                return await tune(
-                    client.backend,
-                    study,
-                    template,
-                    self.key,
-                    opened,
-                    namespace=client.namespace,
-                    origin=origin,
-                    options=options,
-                    on_change=on_change,
-                )
+                async with within(seconds, lambda: str(self)):
+                    return await tune(
+                        client.backend,
+                        study,
+                        template,
+                        self.key,
+                        opened,
+                        namespace=client.namespace,
+                        origin=origin,
+                        options=options,
+                        on_change=on_change,
+                    )
             finally:
                 self._ended.set()
 
         with open_journal(journal) as opened:
             self._ended.clear()
-            end: Future[StudyResult] = client.start(run)
-            self._waiting = end
-            return self.result_of(end, changes, seconds, self.page)
+            return self.result_of(run, lambda: stored_when_due(self.page))
 
-    def cancel(self, action: Literal["cancel", "suspend"], seconds: float) -> bool:
-        """Cancel the running trials.
-
-        Returns:
-            False: they may still be terminating.
-        """
+    def stop(self, action: CancelAction, seconds: float) -> Stopped:
+        """Cancel the running trials, which may then still be terminating."""
+        from trainjob._jobs.steps import Stopped
         from trainjob.tuning import cancel_trials
 
         del action
@@ -109,7 +106,7 @@ class RunningStudy(RunningJob):
         client.start(
             lambda: cancel_trials(client.backend, self.key, namespace=client.namespace, launching=late)
         ).result(seconds)
-        return False
+        return Stopped(ended=False)
 
 
 def launching(trials: Sequence[Trial]) -> frozenset[int]:

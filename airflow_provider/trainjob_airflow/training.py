@@ -140,6 +140,44 @@ class Training:
         """What to store: `document`, with what only the stored document has."""
         return _complete(stored if isinstance(stored, Mapping) else {}, document, self.task)
 
+    def document_of(
+        self,
+        evidence: Evidence,
+        now: datetime,
+        earlier: Mapping[str, Any],
+        diagnosis: Diagnosis | None = None,
+        attempts: Sequence[Evidence] = (),
+    ) -> dict[str, Any]:
+        """The document of the job by its evidence, of bounded size.
+
+        Args:
+            evidence: Of the job.
+            now: The current time, by `Backend.now`.
+            earlier: What earlier tries have stored.
+            diagnosis: Why the job failed; None if it did not.
+            attempts: The attempts of the key that still exist.
+        """
+        from trainjob._jobs.report import examine
+        from trainjob._pages.documents.training import training_document
+        from trainjob.status import observe
+
+        report = examine(self.ref, evidence, now)
+        if self.observation is not None:  # what a waiter knows of a job that was deleted
+            report = replace(report, observation=observe(evidence.trainjob, self.observation))
+        if diagnosis is not None:
+            report = replace(report, diagnosis=diagnosis)
+        self.observation, self._now = report.observation, now
+        self.due, self._stored, self.phase = None, time.monotonic(), str(report.observation.phase)
+        document = training_document(
+            report,
+            history=self.history,
+            attempts=attempts,
+            source="kept",
+            task=self.task.task_id,
+            histories={each["uid"]: each["history"] for each in earlier.get("attempts") or ()},
+        )
+        return bounded(document)
+
 
 class TaskXCom:
     """The XCom `KEY` of a task in its worker. Only the main thread may use it.
@@ -195,103 +233,52 @@ class TaskTraining(Training):
         with self._xcom.logged():
             earlier = self._state.get(_ATTEMPTS) if self._state is not None else None
             self._document = earlier if isinstance(earlier, Mapping) else {}
-        self._store_evidence(evidence, now)
+            self._write(self.document_of(evidence, now, self._document))
 
-    def resume(self, points: object = None, phases: object = None) -> None:
-        """Continue with what is stored, after the trigger's event.
-
-        Args:
-            points: History of the trigger.
-            phases: Phases that the trigger has observed.
-        """
-        from trainjob._goodput.history import MetricHistory
-
+    def resume(self) -> None:
+        """Continue with what is stored, after the trigger's event."""
         with self._xcom.logged():
             stored = self._ti.xcom_pull(task_ids=self.task.task_id, key=KEY, map_indexes=self.task.map_index)
             self._document = stored if isinstance(stored, Mapping) else {}
-        self.history.merge(MetricHistory.of(points).points())
-        self.history.merge_phases(phases)
+
+    async def stored(self) -> Mapping[str, Any]:
+        """What earlier tries have stored."""
+        return self._document
 
     def store(self) -> None:
         """Store the latest observation and the collected metrics."""
         document = self.take()
-        if document is None and self._document and self.history:
-            document = {**self._document, "history": self.history.points()}
         if document is not None:
             self._write(document)
 
-    def end(
-        self,
-        evidence: Evidence | None,
-        now: datetime,
-        diagnosis: Diagnosis | None = None,
-        attempts: Sequence[Evidence] | None = (),
-    ) -> None:
-        """Store the last document of a try.
-
-        Args:
-            evidence: Of the job; None if it cannot be read.
-            now: The current time, by `Backend.now`.
-            diagnosis: Why the job failed; None if it did not.
-            attempts: The attempts of the key that still exist; None if they cannot be read.
-        """
-        if evidence is None:
-            self.store()
-        else:
-            self._store_evidence(evidence, now, diagnosis, attempts or (), self._unread(attempts))
+    def end(self, document: Mapping[str, Any] | None) -> None:
+        """Store the last document of a try; only what the next try needs of the stored one if it is None."""
+        if document is not None:
+            # What a try stored of its attempt stays: the pods and logs of an ended job may be gone.
+            kept = self._document.get("attempts") or ()
+            ended = {each["uid"] for each in kept if each["finished"] and each["uid"] != document["uid"]}
+            attempts = [each for each in document["attempts"] if each["uid"] not in ended]
+            self._write({**document, "notes": _unread(document, kept), "attempts": attempts})
         if self._state is not None and self._document:
             with self._xcom.logged():
                 self._state.set(_ATTEMPTS, _compact(self._document))
-
-    def _store_evidence(
-        self,
-        evidence: Evidence,
-        now: datetime,
-        diagnosis: Diagnosis | None = None,
-        attempts: Sequence[Evidence] = (),
-        notes: Sequence[str] = (),
-    ) -> None:
-        from trainjob._jobs.report import examine
-        from trainjob._pages.documents.training import training_document
-        from trainjob.status import observe
-
-        with self._xcom.logged():
-            report = examine(self.ref, evidence, now)
-            if self.observation is not None:  # what a waiter knows of a job that was deleted
-                report = replace(report, observation=observe(evidence.trainjob, self.observation))
-            if diagnosis is not None:
-                report = replace(report, diagnosis=diagnosis)
-            self.observation, self._now = report.observation, now
-            self.due, self._stored, self.phase = None, time.monotonic(), str(report.observation.phase)
-            kept = {each["uid"]: each for each in self._document.get("attempts") or ()}
-            document = training_document(
-                report,
-                history=self.history,
-                attempts=attempts,
-                source="kept",
-                notes=notes,
-                task=self.task.task_id,
-                histories={uid: each["history"] for uid, each in kept.items()},
-            )
-            # What a try stored of its attempt stays: the pods and logs of an ended job may be gone.
-            ended = {uid for uid, each in kept.items() if each["finished"] and uid != self.ref.uid}
-            self._write(document | {"attempts": [each for each in document["attempts"] if each["uid"] not in ended]})
-
-    def _unread(self, attempts: Sequence[Evidence] | None) -> list[str]:
-        """A note about earlier attempts that cannot be measured together with this one."""
-        earlier = [each for each in self._document.get("attempts") or () if each["attempt"] < self.ref.attempt]
-        complete = [i for i, each in enumerate(earlier) if each["phase"] == "Complete"]  # of earlier work
-        read = {each.trainjob["metadata"]["uid"] for each in attempts or () if each.trainjob}
-        unread = [each["name"] for each in earlier[complete[-1] + 1 if complete else 0 :] if each["uid"] not in read]
-        if not unread:
-            return []
-        why = "could not be read" if attempts is None else "were deleted"
-        return [f"earlier attempts {why} ({', '.join(unread)}): steps that were repeated after them count as training"]
 
     def _write(self, document: dict[str, Any]) -> None:
         with self._xcom.logged():
             self._document = self.complete(self._document, document)
             self._xcom.push(self._document)
+
+
+def _unread(document: Mapping[str, Any], kept: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A note about earlier attempts that could not be measured together with the latest one of a document."""
+    read = {each["uid"]: each["attempt"] for each in document["attempts"]}
+    earlier = [each for each in kept if each["attempt"] < read.get(document["uid"], 0)]
+    complete = [i for i, each in enumerate(earlier) if each["phase"] == "Complete"]  # of earlier work
+    unread = [each["name"] for each in earlier[complete[-1] + 1 if complete else 0 :] if each["uid"] not in read]
+    if not unread:
+        return []
+    why = f"earlier attempts were deleted or could not be read ({', '.join(unread)})"
+    return [f"{why}: steps that were repeated after them count as training"]
 
 
 class Page(Protocol):

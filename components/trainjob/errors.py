@@ -353,7 +353,11 @@ class TrainJobFailed(TrainJobError):
     Attributes:
         diagnosis: Category, first failing rank, last lines of its log, advice and retry verdict.
         goodput: How the time of the attempt was spent, as in `trainjob.TrainJobResult`; empty if it is unknown.
+        spent: The same with its segments, if a wait has measured it before the job ended, else None; for
+            `trainjob._jobs.telemetry`.
     """
+
+    spent: Goodput | None = None
 
     def __init__(self, diagnosis: Diagnosis, goodput: Mapping[str, Any] | None = None) -> None:
         self.diagnosis = diagnosis
@@ -370,12 +374,7 @@ class RankCrashed(TrainJobFailed):
 
     The job keeps running, and its runtime may restart the rank. The caller decides about the job, see
     `trainjob._jobs.cancellation.give_up`.
-
-    Attributes:
-        spent: `goodput` with its segments, for `trainjob._jobs.telemetry`; None if it was not measured.
     """
-
-    spent: Goodput | None = None
 
 
 class JobHung(RankCrashed):

@@ -79,7 +79,7 @@ def meanwhile(act: Callable[[TrainJobClient, JobRef], None], seconds: float = 0.
     thread.start()
     yield
     thread.join()
-    assert not failed
+    assert not failed, failed
 
 
 CRASHED = Diagnosis(Category.USER_CODE, RetryVerdict.USER, "node-0 exited with code 7", rank="node-0", exit_code=7)

@@ -32,7 +32,7 @@ from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJob
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
-from trainjob_airflow.running import RunningJob
+from trainjob_airflow.running import RunningJob, has_ended
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
 
 
@@ -176,7 +176,7 @@ def test_a_deferrable_task_does_not_defer_on_a_job_that_has_ended(
 
     def launch_and_see_it_end(self: RunningJob, *arguments: Any, **more: Any) -> JobRef:
         ref = launch(self, *arguments, **more)
-        wait_until("the job has ended", self.has_ended, 120)
+        wait_until("the job has ended", lambda: has_ended(self.look()), 120)
         return ref
 
     monkeypatch.setattr(RunningJob, "launch", launch_and_see_it_end)
@@ -313,11 +313,11 @@ def test_a_task_is_deferred_again_three_times_after_outages(
     operator = TrainJobOperator(task_id="train", spec={"runtime": "x"}, deferrable=True)
     deferred: list[int] = []
     monkeypatch.setattr(operator, "_defer", lambda _context, _running, _ref, again: deferred.append(again))
-    event = {"message": "away", "retryable": True, "resumed": resumed}
-    ref = JobRef("ns", "train-1", "uid", 1)
-    running = RunningJob(TrainJobClient("local"), "key", ref)
-    monkeypatch.setattr(running, "has_ended", Mock(side_effect=[False, BackendUnavailable("away"), True]))
+    event = {"job": ["ns", "train-1", "uid", 1], "resumed": resumed, "page": None}
+    running = RunningJob(TrainJobClient("local"), "key", JobRef("ns", "train-1", "uid", 1))
+    runs = {"metadata": {"uid": "uid"}}
+    monkeypatch.setattr(running, "look", Mock(side_effect=[runs, BackendUnavailable("away"), None]))
     for _ in range(3):
         with nullcontext() if again else pytest.raises(TrainJobFailure, match="could not be watched: away"):
-            operator._defer_again({}, running, ref, event)
+            operator._defer_again({}, running, event, BackendUnavailable("away"))
     assert deferred == again

@@ -190,7 +190,7 @@ def launched(client: TrainJobClient, tried: int) -> JobRef:
 
 def kill_in_the_worker(client: TrainJobClient, ref: JobRef, action: Any) -> None:
     for _ in range(2):
-        assert RunningJob(client, KEY, ref, tried=1).cancel(action, 30), "nothing is left to stop"
+        assert RunningJob(client, KEY, ref, tried=1).stop(action, 30).ended, "nothing is left to stop"
 
 
 def kill_in_the_triggerer(client: TrainJobClient, ref: JobRef, action: Any) -> None:
@@ -217,7 +217,7 @@ def test_a_kill_stops_a_job_with_an_earlier_key(home: Path) -> None:
     """The deployment may have been renamed since the launch."""
     with TrainJobClient("local") as client:
         ref = RunningJob(client, "airflow/old/d/r/-1/train").launch(SPEC, {})
-        assert RunningJob(client, "airflow/new/d/r/-1/train", ref).cancel("cancel", 30)
+        assert RunningJob(client, "airflow/new/d/r/-1/train", ref).stop("cancel", 30).ended
         assert [*phases().values()] == [Phase.CANCELLED]
 
 
@@ -249,7 +249,7 @@ def test_the_last_line_of_a_kill_names_the_command(
     operator = TrainJobOperator(task_id="train", spec={"runtime": "x"})
     with TrainJobClient("local", "team") as client:
         running = RunningJob(client, "airflow/a/d/it's/-1/train")
-        monkeypatch.setattr(running, "cancel", fail)
+        monkeypatch.setattr(running, "stop", fail)
         with pytest.raises(TrainJobFailure) as failure:
             operator._handle_kill(cast(Any, {}), running)
     text = str(failure.value)

@@ -243,8 +243,10 @@ def test_a_finished_task_stores_its_training(run: Run, deferrable: bool) -> None
     assert (document["task"], document["logs"]) == ("train", [])
 
 
-def test_a_job_that_exceeds_a_timeout_is_stored_before_it_is_deleted(run: Run) -> None:
-    document = kept(run, REPORT + "time.sleep(60)", "failed", execution_timeout=timedelta(seconds=5))
+@both
+def test_a_job_that_exceeds_a_timeout_is_stored_before_it_is_deleted(run: Run, deferrable: bool) -> None:
+    limit = timedelta(seconds=5)
+    document = kept(run, REPORT + "time.sleep(60)", "failed", execution_timeout=limit, deferrable=deferrable)
     assert document["phase"] == "Running"
     assert document["ranks"][0]["state"] == "Running"
 
@@ -291,7 +293,8 @@ def test_a_later_try_has_the_earlier_attempts(
     assert (bool(first["history"]["loss"]), document["airflow"]["try_number"]) == (True, 2)
     assert "exited with code 3" in first["summary"]
     assert first["goodput"]["seconds"]["repeated"] == 0
-    note = f"earlier attempts were deleted ({first['name']}): steps that were repeated after them count as training"
+    why = f"earlier attempts were deleted or could not be read ({first['name']})"
+    note = f"{why}: steps that were repeated after them count as training"
     assert document["notes"] == ([note] if deleted else [])
     repeated = second["goodput"]["seconds"]["repeated"]
     assert repeated == 0 if deleted else repeated >= 0.4

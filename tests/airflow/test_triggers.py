@@ -27,18 +27,16 @@ from tests.airflow.versions import since
 from tests.objects import ended, pod
 
 import trainjob
-from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, connect
+from trainjob import Backend, JobRef, Phase, TrainJobSpec, connect
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._diagnosis.evidence import Evidence
-from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
-from trainjob._goodput.history import MetricHistory
 from trainjob._jobs.cancellation import cancel
 from trainjob._jobs.launching import launch
-from trainjob.errors import BackendUnavailable
+from trainjob._jobs.steps import unpack_error
+from trainjob.errors import BackendUnavailable, RankCrashed
 from trainjob.job import job_name
 from trainjob.status import observe
-from trainjob_airflow import events
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 from trainjob_airflow.training import Task, Training
 from trainjob_airflow.triggers.pause import PauseTrigger
@@ -75,23 +73,11 @@ def test_arguments_hold_no_settings_and_no_secrets(monkeypatch: pytest.MonkeyPat
     """Airflow stores them as plain JSON, in its database and in logs."""
     monkeypatch.setenv("TRAINJOB_REGISTRY", "mlflow+https://user:hunter2@host")
     _, arguments = trigger_of(REF, deadline="2026-11-21T10:00:00+00:00").serialize()
-    assert all(isinstance(value, str | int | float | bool | None) for value in arguments.values())
-    assert len(json.dumps(arguments)) < 400
+    assert len(json.dumps(arguments)) < 500
     assert "hunter2" not in json.dumps(arguments)
 
 
-def test_observations_are_restored_from_events() -> None:
-    now = datetime(2026, 11, 21, 10, 0, 0, 123, tzinfo=UTC)
-    times: dict[str, Any] = {"created": now, "admitted": now, "finished": now}
-    complete = Observation(Phase.COMPLETE, "JobsCompleted", "m", **times, metrics={"a": 1, "b": True, "c": "x"})
-    for observation in (complete, Observation(Phase.DELETED)):
-        packed = json.loads(json.dumps(events.pack(observation)))
-        assert events.unpack(packed) == observation
-        assert events.unpack({**packed, "of_a_later_version": 1}) == observation
-    assert events.unpack(None) is None
-
-
-def test_the_event_has_the_phases_for_the_goodput(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_event_has_the_result_and_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> dict[str, Any]:
         _, ref = await started("import time; time.sleep(1)")
         training = Training(ref, Task("trainjob_default", 1, "dag", "run", "train", -1))
@@ -99,11 +85,10 @@ def test_the_event_has_the_phases_for_the_goodput(home: Path, monkeypatch: pytes
         return await only_event(trigger_of(ref))
 
     event = asyncio.run(scenario())
-    phases = [phase for _, phase in json.loads(json.dumps(event))["phases"]]
-    assert phases[-2:] == ["Running", "Complete"]
-    history = MetricHistory()
-    history.merge_phases(event["phases"])
-    assert [str(phase) for _, phase in history.phases] == phases
+    result, page = event["result"], event["page"]
+    assert [result[name] for name in ("namespace", "name", "uid", "attempt")] == event["job"]
+    assert result["goodput"]["seconds"]["training"] > 0
+    assert (page["uid"], page["phase"]) == (result["uid"], "Complete")
 
 
 def test_a_job_that_ended_before_its_deadline_did_not_time_out() -> None:
@@ -114,7 +99,7 @@ def test_a_job_that_ended_before_its_deadline_did_not_time_out() -> None:
         while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.COMPLETE:
             await asyncio.sleep(0.02)
         event = await only_event(trigger_of(ref, deadline=datetime.now(UTC).isoformat()))
-        assert event["status"] == "complete"
+        assert event["result"]["uid"] == ref.uid
 
     asyncio.run(scenario())
 
@@ -127,20 +112,16 @@ def test_errors_are_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
         return backend
 
     monkeypatch.setattr(TrainJobHook, "shared_backend", failing(BackendUnavailable("the API server is away")))
-    assert asyncio.run(only_event(trigger_of(REF))) | {"uid": ""} == {
-        "status": "error",
-        "message": "the API server is away",
-        "retryable": True,
-        "namespace": "ns",
-        "name": "train-abc-2",
-        "uid": "",
-        "attempt": 2,
-        "key": "k",
-        "resumed": 0,
-    }
-    monkeypatch.setattr(TrainJobHook, "shared_backend", failing(ZeroDivisionError("a bug")))
     event = asyncio.run(only_event(trigger_of(REF)))
-    assert (event["status"], event["retryable"], event["message"]) == ("error", False, "ZeroDivisionError: a bug")
+    error = unpack_error(event["error"])
+    assert (type(error), str(error), error.retry.retryable) == (BackendUnavailable, "the API server is away", True)
+    del event["error"]
+    assert event == {
+        "job": ["ns", "train-abc-2", "uid-1", 2], "followed": False, "key": "k", "resumed": 0, "page": None
+    }  # fmt: skip
+    monkeypatch.setattr(TrainJobHook, "shared_backend", failing(ZeroDivisionError("a bug")))
+    error = unpack_error(asyncio.run(only_event(trigger_of(REF)))["error"])
+    assert (str(error), error.retry.retryable) == ("ZeroDivisionError: a bug", False)
 
 
 def state_trigger(name: str, phase: str) -> TrainJobStateTrigger:
@@ -185,7 +166,7 @@ def test_on_kill_does_not_make_the_first_call_to_airflow(monkeypatch: pytest.Mon
             _, ref = await started("print()", key)
             trigger = trigger_of(ref)
             trigger.task_instance = cast(Any, SimpleNamespace(task_id=key))
-            assert (await only_event(trigger))["status"] == "complete"
+            assert "result" in await only_event(trigger)
 
     asyncio.run(two())
     assert called == ["first"]
@@ -273,19 +254,20 @@ def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("crashing")
-def test_a_trigger_sends_evidence_of_crashes_to_the_worker() -> None:
-    """A worker that resumes after the end of the job finds no pods."""
+def test_a_trigger_ends_a_job_whose_rank_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event has the diagnosis and what became of the job: a worker that resumes afterwards finds no pods."""
 
     async def scenario() -> None:
         backend, ref = await started(SLEEP, key="crashed")
         event = await only_event(rebuilt(trigger_of(ref, fail_on_first_crash=True)))
-        assert (event["status"], event["retryable"]) == ("crashed", True)
-        assert unpack_diagnosis(event["diagnosis"]).log[-1] == "ValueError: the data is wrong"
+        error = unpack_error(event["error"])
+        assert isinstance(error, RankCrashed)
+        assert error.diagnosis.log[-1] == "ValueError: the data is wrong"
+        assert error.__notes__ == [f"{ref} was suspended"]
+        assert observe(await backend.get(ref.namespace, ref.name)).phase is Phase.SUSPENDED
         await cancel(backend, ref)
         _, ref = await started(UNTIL_REPORTED, key="ended")
-        event = await only_event(rebuilt(trigger_of(ref)))
-        assert event["status"] == "complete"
-        assert unpack_evidence(event["crash"]) is not None
+        assert "result" in await only_event(rebuilt(trigger_of(ref)))
 
     asyncio.run(scenario())
 
@@ -310,7 +292,7 @@ def test_triggers_of_one_process_share_a_backend(monkeypatch: pytest.MonkeyPatch
         first = asyncio.create_task(only_event(trigger_of(refs[0])))
         events = await asyncio.gather(*(only_event(trigger_of(ref)) for ref in refs[1:]))
         events.append(await first)
-        assert [event["status"] for event in events] == ["complete"] * 3
+        assert all("result" in event for event in events)
         assert len(opened) == 1
         assert closed == opened
         async with TrainJobHook().shared_backend() as again:

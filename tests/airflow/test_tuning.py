@@ -17,6 +17,8 @@ from tests.airflow.versions import since
 from tests.processes import wait_until
 
 from trainjob import connect
+from trainjob._jobs.steps import unpack_error
+from trainjob.errors import StudyFailed
 from trainjob.job import key_hash
 from trainjob.tuning.journal import journal_location, open_journal
 from trainjob.tuning.trial_jobs import find_trials
@@ -194,7 +196,6 @@ def test_another_triggerer_continues_the_study(airflow_home: Path, tmp_path: Pat
         return payload
 
     payload = asyncio.run(scenario())
-    assert payload["status"] == "complete", payload
     assert payload["result"]["best"]["parameters"] == {"x": 2.0}
     assert files("k", "launches") == ["00000", "00001"]
 
@@ -223,8 +224,10 @@ def test_a_person_kills_a_deferred_study(airflow_home: Path, home: Path, action:
 @pytest.mark.usefixtures("no_connection")
 def test_a_study_that_fails_is_an_event(airflow_home: Path) -> None:
     failed = asyncio.run(only_event(trigger_of("1 / 0")))
-    assert (failed["status"], failed["retryable"], failed["key"]) == ("error", False, "k")
-    assert "ZeroDivisionError" in failed["message"]
+    error = unpack_error(failed["error"])
+    assert (type(error), failed["key"]) == (StudyFailed, "k")
+    assert "ZeroDivisionError" in str(error)
     wrong = asyncio.run(only_event(trigger_of("1 / 0", study={**STUDY, "metric": "other"})))
-    assert (wrong["status"], wrong["retryable"]) == ("error", False)
-    assert "use another key" in wrong["message"]
+    error = unpack_error(wrong["error"])
+    assert not error.retry.retryable
+    assert "use another key" in str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from tests.airflow.versions import serde
 from trainjob import Backend, JobRef, Phase, TrainJobSpec, connect
 from trainjob._backends.local.backend import LocalBackend
 from trainjob._jobs.launching import launch
+from trainjob._jobs.steps import StepPolicy
 from trainjob.status import observe
 from trainjob_airflow.triggers.trainjob import TrainJobTrigger
 
@@ -28,11 +30,9 @@ async def started(code: str, key: str = "k", **fields: Any) -> tuple[Backend, Jo
 def trigger_of(ref: JobRef, **arguments: Any) -> TrainJobTrigger:
     return TrainJobTrigger(
         trainjob_conn_id="trainjob_default",
-        namespace=ref.namespace,
-        name=ref.name,
-        uid=ref.uid,
-        attempt=ref.attempt,
-        **{"key": "k", "tried": 1, **arguments},
+        job=[ref.namespace, ref.name, ref.uid, ref.attempt],
+        policy=asdict(StepPolicy(tried=arguments.pop("tried", 1))),
+        **{"key": "k", **arguments},
     )
 
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.processes import Component, wait_until
 
 from trainjob._backends.credentials import Credentials
+from trainjob._jobs.steps import StepPolicy
 from trainjob_airflow.hooks.trainjob import Target
 
 RATE = 40.0  # tasks that defer per second; a higher rate blocks the loop of any triggerer, with any trigger
@@ -155,9 +156,10 @@ def memory(component: Component) -> float:
 def trainjobs(server: ApiServer, run: str, number: int, **end: Any) -> Deferred:
     created = server.create(run, number)
     target = Target("kubernetes", None, Credentials(kubeconfig=str(server.kubeconfig))).as_json()
-    common = {"trainjob_conn_id": "trainjob_default", "namespace": run, "attempt": 1, "tried": 1, "target": target}
+    policy = asdict(StepPolicy(tried=1))
+    common = {"trainjob_conn_id": "trainjob_default", "policy": policy, "target": target, "stored": ""}
     found = {job["metadata"]["name"]: job["metadata"]["uid"] for job in created}
-    jobs = {name: common | {"key": name, "name": name, "uid": uid} for name, uid in found.items()}
+    jobs = {name: common | {"key": name, "job": [run, name, uid, 1]} for name, uid in found.items()}
     trigger = "trainjob_airflow.triggers.trainjob.TrainJobTrigger"
     return Deferred(run, sys.executable, trigger, lambda: server.store(run, list(jobs), **end), jobs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
@@ -14,8 +15,7 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, AirflowTas
 from trainjob_airflow import assets, links
 from trainjob_airflow.arguments import Seconds, check_place, check_switches, check_texts, is_mapped_element
 from trainjob_airflow.compat import TaskDeferralError, TaskDeferralTimeout
-from trainjob_airflow.events import unpack
-from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout, airflow_error
+from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, airflow_error, own_timeout
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import (
     begin_deferral,
@@ -33,14 +33,16 @@ from trainjob_airflow.identity import (
     was_cleared,
 )
 from trainjob_airflow.operators.reporting import ReportingTask
-from trainjob_airflow.running import DeadlineReached, RunningJob, connected, has_ended, seconds_to_wait
+from trainjob_airflow.running import RunningJob, connected, has_ended, seconds_to_wait
 from trainjob_airflow.stats import stats, tags_of
+from trainjob_airflow.step import Step, outage_of
 from trainjob_airflow.templates import secrets_in
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from trainjob import JobRef, TrainJobClient, TrainJobSpec
+    from trainjob import JobRef, TimedOut, TrainJobClient, TrainJobError, TrainJobSpec
+    from trainjob._jobs.steps import StepPolicy
     from trainjob._manifest.attempts import CancelAction
 
 OnKill = Literal["cancel", "suspend", "keep"]
@@ -131,42 +133,20 @@ class TrainJobTask(ReportingTask):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger's event."""
-        from trainjob import JobRef, RankCrashed, TrainJobFailed
-        from trainjob._diagnosis.serialization import unpack_diagnosis, unpack_evidence
-        from trainjob._goodput.history import MetricHistory
-        from trainjob._jobs.results import conclude
+        from trainjob import JobRef
 
-        ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
-        if event["status"] == "error" and not event["retryable"]:  # the triggerer lacks a package, a file, a permission
-            self.log.warning(
-                "the triggerer could not watch TrainJob %s (%s); waiting in this worker instead", ref, event["message"]
-            )
+        ref, outage = JobRef(*event["job"]), outage_of(event, self.log)
+        if outage is not None and not outage.retry.retryable:
             return self._run(context, defer=False)
         with self._connected(context, ref.namespace, event["key"], ref) as running:
-            if event.get("followed"):
+            if event["followed"]:
                 self._publish(context, running, ref)
             if training := self._training(context, running, ref):
-                training.resume(event.get("history"), event.get("phases"))
-            if event["status"] == "timeout":
-                self._time_out(context, running, event["message"], retryable=event["retryable"])
-            if event["status"] == "error":
-                self._defer_again(context, running, ref, event)
-            if event["status"] == "crashed":
-                raise RankCrashed(unpack_diagnosis(event["diagnosis"]))
-            if event["status"] == "given_up":
-                raise TrainJobFailed(unpack_diagnosis(event["diagnosis"]))
-            client = running.client
-            # The trigger's observation counts: the job may be deleted by now (ttlSecondsAfterFinished, a person).
-            final, crash = unpack(event.get("final")), unpack_evidence(event.get("crash"))
-            if training is not None and final is not None:
-                training.observe(final, client.backend.now())
-            history = MetricHistory.of(event.get("history"))
-            history.merge_phases(event.get("phases"))
-            result = client.call(
-                lambda: conclude(client.backend, ref, final, crash, history, on_evidence=running.keep_evidence)
-            )
-            self._store_end(running)
-            return self._deliver(context, result, ref)
+                training.resume()
+            if outage is not None:
+                self._defer_again(context, running, event, outage)
+                event = self._wait(context, running, ref)
+            return self._end(context, running, event)
 
     def execute_after_ranks(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Launch again after a pause in which ranks of an earlier attempt may have ended."""
@@ -205,7 +185,6 @@ class TrainJobTask(ReportingTask):
         with self._connected(context, self.namespace, key) as running:
             if self.on_kill_action != "keep" and was_cleared(context):
                 running.stop_earlier_tries(self._stops_by, CANCEL_SECONDS)
-            running.on_follow = partial(self._follow, context, running)
             ref = self._launch(context, running, spec, defer=defer)
             stats().incr("trainjob.launched", tags=tags_of(context["ti"]))
             self._publish(context, running, ref)
@@ -219,13 +198,41 @@ class TrainJobTask(ReportingTask):
             if not self.wait_for_completion:
                 self._delivered = ref
                 return TrainJobResult(ref.namespace, ref.name, ref.uid, ref.attempt).as_dict()
-            seconds = seconds_to_wait(self._deadline(context), self._margin())
-            try:
-                result = running.wait(ref, self.wait_options, self.log, logs=self.get_logs, seconds=seconds)
-            except DeadlineReached:
-                self._time_out(context, running, f"TrainJob {ref} did not end within execution_timeout")
-            self._store_end(running)
-            return self._deliver(context, result, running.ref or ref)
+            return self._end(context, running, self._wait(context, running, ref))
+
+    def _wait(self, context: Context, running: RunningJob, ref: JobRef) -> Mapping[str, Any]:
+        """Wait in this worker; returns what `Step.outcome` does."""
+        training = running.training
+        policy = self._policy(context)
+        step = Step(ref, running.key, self.wait_options, policy, self.log, get_logs=self.get_logs, training=training)
+        if training is not None:
+            step.earlier = training.stored
+        seconds = seconds_to_wait(self._deadline(context), self._margin())
+        return running.wait(step, seconds, partial(self._publish, context, running))
+
+    def _end(self, context: Context, running: Any, event: Mapping[str, Any]) -> Any:
+        """What `execute` returns, after what `Step.outcome` has returned in this worker or in the triggerer.
+
+        Raises:
+            TrainJobError: The job failed, or the task has timed out.
+        """
+        from trainjob._jobs.steps import unpack_error
+
+        if running.training is not None:
+            running.training.end(event["page"])
+        if "error" in event:
+            raise unpack_error(event["error"])
+        return self._deliver(context, event["result"], running.ref)
+
+    def _policy(self, context: Context) -> StepPolicy:
+        from trainjob._jobs.steps import StepPolicy
+
+        return StepPolicy(
+            self.on_crash_action,
+            cancel_on_timeout=self.cancel_on_timeout,
+            tried=max(1, context["ti"].try_number),
+            is_retried=has_retry(context),
+        )
 
     def _key(self, context: Context) -> str:
         """The key of this task instance, also if the deployment was renamed after an earlier try (Airflow before 3.3).
@@ -277,7 +284,7 @@ class TrainJobTask(ReportingTask):
     @contextmanager
     def _connected(self, context: Context, namespace: str | None, key: str, ref: JobRef | None = None) -> Iterator[Any]:
         """Hold the client for this job: lets `on_kill` interrupt, maps errors to Airflow's."""
-        from trainjob import RankCrashed, Stuck, TimedOut, TrainJobError, TrainJobFailed
+        from trainjob import TimedOut, TrainJobError
 
         try:
             with self._client(namespace) as client:
@@ -286,32 +293,39 @@ class TrainJobTask(ReportingTask):
                     running.stop_waiting()
                 try:
                     yield running
-                except AirflowTaskTimeout:  # of Airflow's timer, which starts a moment after this operator's deadline
-                    self._time_out(context, running, f"{running} did not end within execution_timeout")
+                except AirflowTaskTimeout:  # of Airflow's timer, before the job was launched
+                    late = TimedOut(f"{running} did not end within execution_timeout")
+                    self._fail(context, running, self._ended(running, late))
                 except CancelledError:
                     self._handle_kill(context, running)
-                except TimedOut as error:
-                    self._time_out(context, running, str(error), retryable=not isinstance(error, Stuck))
+                except TimedOut as error:  # the wait for a job has ended it
+                    self._fail(context, running, error if running.ref is not None else self._ended(running, error))
                 except TrainJobError as error:
-                    self._log_failure(error)
-                    self._store_end(running, error.diagnosis if isinstance(error, TrainJobFailed) else None)
-                    failure: Exception = airflow_error(error, user_errors=self.retry_user_errors)
-                    if isinstance(error, TrainJobFailed) and error.diagnosis.exit_code in self.skip_on_exit_code:
-                        failure = AirflowSkipException(str(error))
-                    else:
-                        stats().incr("trainjob.failed", tags=tags_of(context["ti"]) | {"retry": str(error.retry)})
-                    if isinstance(error, RankCrashed) and running.ref is not None:
-                        spent = running.measure(hangs=error.diagnosis.category == "hang")
-                        self._log_error(running.give_up(running.ref, error.diagnosis, self.on_crash_action))
-                        if self.on_crash_action != "keep":
-                            self._record_end(context, running, spent)
-                    elif isinstance(error, TrainJobFailed):
-                        self._publish_end(context, running, error.goodput)
-                    raise failure from None
+                    self._store_end(running)
+                    self._fail(context, running, error)
                 finally:
                     self._running = None
         except AirflowTaskTimeout as airflow_timeout:  # may fire while a TrainJobTimeout propagates
-            raise _own_timeout(airflow_timeout) from None
+            raise own_timeout(airflow_timeout) from None
+
+    def _fail(self, context: Context, running: RunningJob, error: TrainJobError) -> NoReturn:
+        """Fail this try, or skip the task, by an error whose job has been ended as the arguments say."""
+        from trainjob import TimedOut, TrainJobFailed
+
+        failure: Exception = airflow_error(error, user_errors=self.retry_user_errors)
+        if isinstance(error, TimedOut):
+            self._log_error(str(failure))
+        else:
+            self._log_failure(error)
+            for note in getattr(error, "__notes__", ()):
+                self._log_error(note)
+            if isinstance(error, TrainJobFailed) and error.diagnosis.exit_code in self.skip_on_exit_code:
+                failure = AirflowSkipException(str(error))
+            else:
+                stats().incr("trainjob.failed", tags=tags_of(context["ti"]) | {"retry": str(error.retry)})
+        if isinstance(error, TrainJobFailed | TimedOut) and self._policy(context).ends(error):
+            self._publish_end(context, running, error.goodput)
+        raise failure from None
 
     def _held(self, client: TrainJobClient, key: str, ref: JobRef | None, tried: int) -> Any:
         """What `_connected` yields: a `RunningJob`, or that of another kind of work."""
@@ -326,10 +340,7 @@ class TrainJobTask(ReportingTask):
         self.defer(
             trigger=TrainJobTrigger(
                 trainjob_conn_id=self.trainjob_conn_id,
-                namespace=ref.namespace,
-                name=ref.name,
-                uid=ref.uid,
-                attempt=ref.attempt,
+                job=[ref.namespace, ref.name, ref.uid, ref.attempt],
                 deadline=deadline.isoformat() if deadline else None,
                 on_kill_action=self.on_kill_action,
                 get_logs=self.get_logs,
@@ -337,7 +348,7 @@ class TrainJobTask(ReportingTask):
                 target=target,
                 stored=phase if self.do_xcom_push else None,
                 key=running.key,
-                tried=running.tried,
+                policy=asdict(self._policy(context)),
                 **self.wait_options.as_json(),
             ),
             method_name="execute_complete",
@@ -346,19 +357,18 @@ class TrainJobTask(ReportingTask):
         )
         raise AssertionError("defer() raises")
 
-    def _defer_again(self, context: Context, running: RunningJob, ref: JobRef, event: Mapping[str, Any]) -> None:
+    def _defer_again(self, context: Context, running: Any, event: Mapping[str, Any], error: TrainJobError) -> None:
         """Defer again after an outage, at most three times; then fail this try. Returns only if the job has ended."""
-        from trainjob import TrainJobError
+        from trainjob import JobRef, TrainJobError
 
-        message = f"TrainJob {ref} could not be watched: {event['message']}"
+        ref = JobRef(*event["job"])
         if event["resumed"] >= MAX_RESUMED:
-            raise TrainJobFailure(message)
-        self.log.warning("%s", message)
+            raise TrainJobFailure(f"TrainJob {ref} could not be watched: {error}")
         with suppress(TrainJobError):  # the outage continues
-            if running.has_ended():
+            if has_ended(running.look()):
                 return
         if running.training is not None:
-            running.training.store()
+            running.training.end(event["page"])
         self._defer(context, running, ref, event["resumed"] + 1)
 
     @property
@@ -375,40 +385,35 @@ class TrainJobTask(ReportingTask):
             message = f"the task was killed; {running} keeps running (on_kill_action='keep')"
         else:
             try:
-                measuring = running.start_measuring()
-                ended = running.cancel(self._stops_by, _KILL_SECONDS)
-                message = f"the task was killed: {running} {'has ended' if ended else 'is terminating'}"
-                if measuring is not None and measuring.done():
-                    self._record_end(context, running, measuring.result())
+                stopped = running.stop(self._stops_by, _KILL_SECONDS)
+                message = f"the task was killed: {running} {'has ended' if stopped.ended else 'is terminating'}"
+                if stopped.spent is not None:
+                    self._publish_end(context, running, stopped.spent.summary())
             except Exception as error:  # noqa: BLE001 - any error; this process ends now
                 why = f"it took longer than {_KILL_SECONDS} s" if isinstance(error, TimeoutError) else error
                 message = f"the task was killed, but {running} could not be cancelled: {why}{running.advice}"
         self.log.warning("%s", message)
         raise TrainJobFailure(message) from None
 
-    def _time_out(self, context: Context, running: RunningJob, message: str, *, retryable: bool = True) -> NoReturn:
-        """Cancel the job after a timeout or a blocker, unless it is to be kept, and fail this try."""
-        spent = None
-        if retryable and has_retry(context) and running.is_replaced():
-            self._store_end(running)
-            spent = running.measure()
-            message += "; the next try replaces it by a job with the changes of on_retry"
-        elif self.cancel_on_timeout:
-            try:
-                self._store_end(running)
-                spent = running.measure()
-                ended = running.cancel("cancel", CANCEL_SECONDS)
-            except AirflowTaskTimeout:  # of Airflow's timer, during this call; it fires only once
-                ended = running.cancel("cancel", CANCEL_SECONDS)
-            job = "it" if running.is_created else "its creation"
-            message += f"; {job} was cancelled" if ended else f"; {job} was cancelled and is still terminating"
-        else:
+    def _ended(self, running: RunningJob, error: TimedOut) -> TimedOut:
+        """Cancel what no `Step` has ended, a launch or a study, unless it is to be kept; a note of `error` says so."""
+        if not self.cancel_on_timeout:
             with suppress(AirflowTaskTimeout):
                 self._store_end(running)
-            message += "; it keeps running (cancel_on_timeout=False)" if running.is_created else ""
-        self._log_error(message)
-        self._record_end(context, running, spent)
-        raise TrainJobTimeout(message) if retryable else TrainJobFatal(message)
+            if running.is_created:
+                error.add_note("it keeps running")
+            return error
+        try:
+            self._store_end(running)
+            ended = running.stop("cancel", CANCEL_SECONDS).ended
+        except AirflowTaskTimeout:  # of Airflow's timer, during this call; it fires only once
+            ended = running.stop("cancel", CANCEL_SECONDS).ended
+        job = "it" if running.is_created else "its creation"
+        error.add_note(f"{job} was cancelled" if ended else f"{job} was cancelled and is still terminating")
+        return error
+
+    def _store_end(self, running: RunningJob) -> None:
+        """Store the last state of what `running` has launched, unless the end of its wait does."""
 
     def _spec(self, key: str, context: Context) -> TrainJobSpec:
         from trainjob import InvalidSpec, TrainJobError
@@ -439,11 +444,3 @@ def _acknowledge(context: Context) -> None:
     task = context["ti"].task  # context["task"] is not the copy that was executed in Airflow 3.0
     if isinstance(task, TrainJobTask) and has_succeeded(context):
         task.acknowledge()
-
-
-def _own_timeout(airflow_timeout: BaseException) -> BaseException:
-    """The TrainJobTimeout that Airflow's timer interrupted; otherwise `airflow_timeout`."""
-    error: BaseException | None = airflow_timeout
-    while error is not None and not isinstance(error, TrainJobTimeout):
-        error = error.__context__
-    return error or airflow_timeout

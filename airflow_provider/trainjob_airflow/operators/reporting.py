@@ -21,8 +21,7 @@ from trainjob_airflow.training import TaskTraining
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobError, TrainJobResult, TrainJobSpec
-    from trainjob.goodput import Goodput
+    from trainjob import JobRef, TrainJobClient, TrainJobError, TrainJobSpec
 
 _T = TypeVar("_T")
 
@@ -77,38 +76,12 @@ class ReportingTask(StrictTemplates):
             running.training = TaskTraining(context, ref, self.trainjob_conn_id, running.key)
         return running.training
 
-    def _store_end(self, running: RunningJob, diagnosis: Diagnosis | None = None) -> None:
-        """Store the last state of the job, before its pods or the job itself are deleted."""
-        if running.training is not None:
-            evidence = running.read_evidence()
-            now = running.client.backend.now()
-            running.training.end(evidence, now, diagnosis, running.read_attempts())
-
-    def _follow(self, context: Context, running: RunningJob, ref: JobRef) -> None:
-        """Publish another attempt that counts during the wait."""
-        self.log.warning("another attempt of the key counts: this task waits for TrainJob %s", ref)
-        self._publish(context, running, ref)
-
     def _publish(self, context: Context, running: RunningJob, ref: JobRef) -> None:
         """Publish the attempt that counts: as XCom, as links and in the log."""
         publish_job(context, ref, running.key)
         self._link(context, ref)
         links.push(context, self)
         self._log_launch(context, ref, running.key, adopted=ref == running.adopted)
-
-    def _record_end(self, context: Context, running: RunningJob, spent: Goodput | None) -> None:
-        """Record how the time of a job was spent that this try has ended. A later wait records one that keeps running.
-
-        Args:
-            context: Of the task.
-            running: The job.
-            spent: How its time was spent; None if that is unknown.
-        """
-        from trainjob._jobs.telemetry import record_goodput
-
-        if running.ref is not None and spent is not None:
-            record_goodput(running.ref, spent)
-            self._publish_end(context, running, spent.summary())
 
     def _publish_end(self, context: Context, running: RunningJob, spent: Mapping[str, Any]) -> None:
         """Publish how the time of a job was spent whose try fails: in the log, as metrics and to OpenLineage."""
@@ -134,18 +107,17 @@ class ReportingTask(StrictTemplates):
         lines = [f"uid: {ref.uid}", f"key: {key}", f"more about it: trainjob diagnose {ref}", *urls]
         write_group(self.log, f"TrainJob {ref} (attempt {ref.attempt}{', adopted' if adopted else ''})", lines)
 
-    def _deliver(self, context: Context, result: TrainJobResult, ref: JobRef) -> Any:
+    def _deliver(self, context: Context, result: Mapping[str, Any], ref: JobRef) -> Any:
         """What `execute` returns. `_acknowledge` marks the job as delivered once Airflow has recorded the success."""
         self._delivered = ref
-        reported = result.as_dict()
-        merged = self._result = {**reported, "outputs": {**self.declared_outputs(context), **reported["outputs"]}}
+        merged = self._result = {**result, "outputs": {**self.declared_outputs(context), **result["outputs"]}}
         write_result(self.log, merged)
         self._link(context, ref, **self.version_of(merged))
         assets.set_extra(context, self, merged | {"metrics": self.metrics_of(merged)})
         for name, seconds in merged["seconds"].items():
             stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=tags_of(context["ti"]))
-        send_goodput(context["ti"], result.goodput)
-        send_stragglers(context["ti"], result.stragglers)
+        send_goodput(context["ti"], result.get("goodput", {}))
+        send_stragglers(context["ti"], result.get("stragglers", ()))
         return self.returned(context, merged)
 
     def returned(self, context: Context, result: dict[str, Any]) -> Any:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from trainjob_airflow import assets, links
 from trainjob_airflow.arguments import check_texts
-from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
+from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import begin_deferral, key_of, warn_about_name, was_cleared
 from trainjob_airflow.operators.base import BACKSTOP, CANCEL_SECONDS, MAX_RESUMED
 from trainjob_airflow.operators.trainjob import TrainJobOperator
-from trainjob_airflow.running import DeadlineReached, seconds_to_wait
+from trainjob_airflow.running import seconds_to_wait
 from trainjob_airflow.running_study import RunningStudy
+from trainjob_airflow.step import outage_of
 from trainjob_airflow.study import TaskStudy
 from trainjob_airflow.tasklog import write_group, write_study
 from trainjob_airflow.templates import is_open
@@ -24,7 +25,7 @@ from trainjob_airflow.templates import is_open
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context, XComArg
 
-    from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobSpec
+    from trainjob import JobRef, TrainJobClient, TrainJobSpec
     from trainjob.tuning import Study, StudyState
 
 _REFUSED = ("get_logs", "on_crash_action", "retry_user_errors", "skip_on_exit_code", "wait_for_completion")
@@ -123,18 +124,18 @@ class TrainJobTuningOperator(TrainJobOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger's event."""
-        key = event["key"]
+        from trainjob._jobs.steps import unpack_error
+
+        key, outage = event["key"], outage_of(event, self.log)
+        if outage is not None and not outage.retry.retryable:
+            return self._run(context, defer=False)
         study, template = self._parsed(context, key)
         with self._connected(context, event["namespace"], key) as running:
             self._begin(context, running, study)
-            if event["status"] == "timeout":
-                self._time_out(context, running, event["message"], retryable=event["retryable"])
-            if event["status"] == "error":
-                self.log.warning("%s", event["message"])
-                if event["retryable"] and event["resumed"] < MAX_RESUMED:
-                    self._defer_study(context, running, study, template, event["resumed"] + 1)
-                self._store_end(running)
-                raise (TrainJobFailure if event["retryable"] else TrainJobFatal)(event["message"])
+            if outage is not None and event["resumed"] < MAX_RESUMED:
+                self._defer_study(context, running, study, template, event["resumed"] + 1)
+            if "error" in event:
+                raise unpack_error(event["error"])
             return self._finish(context, running, template, event["result"])
 
     def _run(self, context: Context, *, defer: bool) -> Any:
@@ -144,7 +145,7 @@ class TrainJobTuningOperator(TrainJobOperator):
         study, template = self._parsed(context, key)
         with self._connected(context, self.namespace, key) as running:
             if self.on_kill_action == "cancel" and was_cleared(context):
-                running.cancel("cancel", CANCEL_SECONDS)
+                running.stop("cancel", CANCEL_SECONDS)
             self._begin(context, running, study)
             if self.do_xcom_push:
                 self.links = {links.TrainJobLink.template: links.xcom_page(context["ti"])}
@@ -156,18 +157,15 @@ class TrainJobTuningOperator(TrainJobOperator):
                 if running.page is not None:
                     running.page.store()
                 self._defer_study(context, running, study, template)
-            try:
-                result = running.tune(
-                    study,
-                    template,
-                    self._journal(key),
-                    self.wait_options,
-                    self.log,
-                    origin=self._origin(context),
-                    seconds=seconds_to_wait(self._deadline(context), self._margin()),
-                )
-            except DeadlineReached:
-                self._time_out(context, running, f"{running} did not end within execution_timeout")
+            result = running.tune(
+                study,
+                template,
+                self._journal(key),
+                self.wait_options,
+                self.log,
+                origin=self._origin(context),
+                seconds=seconds_to_wait(self._deadline(context), self._margin()),
+            )
             return self._finish(context, running, template, result.summary())
 
     def _parsed(self, context: Context, key: str) -> tuple[Study, TrainJobSpec]:
@@ -258,9 +256,8 @@ class TrainJobTuningOperator(TrainJobOperator):
         parts = {name: best[name] for name in ("metrics", "outputs")}
         return {**_identity(ref), **parts, "seconds": {"total": best["seconds"]}}
 
-    def _store_end(self, running: Any, diagnosis: Diagnosis | None = None) -> None:
+    def _store_end(self, running: Any) -> None:
         """Store the study as its journal has it."""
-        del diagnosis
         if running.page is not None:
             running.page.end(self._state(running.key), {})
 

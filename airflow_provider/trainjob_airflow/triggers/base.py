@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from trainjob import Backend
 
 _KILLED = "__airflow_user_action__"  # message of the cancellation when a person has ended the task (Airflow 3.3)
+
+STORES = hasattr(BaseTrigger, "on_kill")
+"""Whether triggers store documents: those before Airflow 3.3 cannot write XComs (3.0), or end if a write fails."""
 
 _BACKGROUND: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
 WRITER = Writer()
@@ -88,28 +92,23 @@ class TaskTrigger(Trigger):
         yield TriggerEvent(event | self.identity())
 
     async def connected(self, wait: Callable[[Backend], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        """Call `wait` with the shared backend until the deadline; errors become events."""
+        """Call `wait` with the shared backend; an error becomes the ``error`` of an event."""
         if self.task_instance is not None and not self._has_called_airflow:
             # The first call starts Airflow's API (3.3.2) inside the triggerer, which takes 4 s of one core, and more on
             # a busy machine. So the first call must not be that of `on_kill`, which Airflow ends after 30 s.
             type(self)._has_called_airflow = True
             _run_in_background(self._is_wanted())
-        from trainjob import Stuck, TimedOut, TrainJobError
+        from trainjob import TrainJobError
+        from trainjob._jobs.steps import pack_error
 
-        limit: asyncio.Timeout | None = None
         try:
             async with TrainJobHook(self.trainjob_conn_id, self.target).shared_backend() as backend:
-                async with asyncio.timeout(self._seconds_left()) as limit:
-                    return await wait(backend)
-        except TimedOut as error:
-            return event_of("timeout", str(error), retryable=not isinstance(error, Stuck))
+                return await wait(backend)
         except TrainJobError as error:
-            return event_of("error", str(error), retryable=error.retry.retryable)
+            return {"error": pack_error(error), "page": None}
         except Exception as error:
-            if isinstance(error, TimeoutError) and limit is not None and limit.expired():
-                return event_of("timeout", f"{self.launched()} did not end within execution_timeout")
             self.log.exception("the trigger failed")
-            return event_of("error", f"{type(error).__name__}: {error}", retryable=False)
+            return {"error": pack_error(error), "page": None}
 
     async def on_kill(self) -> None:
         """Apply `on_kill_action` after a person has marked or cleared the task; Airflow 3.3 calls it.
@@ -145,7 +144,7 @@ class TaskTrigger(Trigger):
         the cancellation has a message, but a second one, a second later, can interrupt Airflow (3.3.2) while it logs
         the first, and then it does not call `on_kill`.
         """
-        may_be_killed = not hasattr(BaseTrigger, "on_kill") and self._waiting and self.task_instance is not None
+        may_be_killed = not STORES and self._waiting and self.task_instance is not None
         if may_be_killed or self._killed:
             await self.on_kill()
 
@@ -157,7 +156,7 @@ class TaskTrigger(Trigger):
             return "deferred" in await sync_to_async(states_of)(self.task_instance)
         return True
 
-    def _seconds_left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Rest of ``execution_timeout``, which Airflow does not enforce for deferred tasks (apache/airflow#69678)."""
         return seconds_to_wait(datetime.fromisoformat(self.deadline) if self.deadline is not None else None)
 
@@ -172,6 +171,8 @@ def load() -> None:
     from trainjob._jobs.waiting import preload
 
     preload()
+    for name in ("trainjob._jobs.steps", "trainjob._pages.documents.training", "trainjob._pages.documents.merging"):
+        import_module(name)
     gc.freeze()
 
 

@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow.triggers.base import BaseTrigger
-
 from trainjob_airflow.running_study import launching
 from trainjob_airflow.study import StudyPage
 from trainjob_airflow.tasklog import StudyLog
 from trainjob_airflow.training import Task
-from trainjob_airflow.triggers.base import WRITER, TaskTrigger, event_of, load
+from trainjob_airflow.triggers.base import STORES, WRITER, TaskTrigger, load
 
 if TYPE_CHECKING:
     from trainjob import Backend, TrainJobSpec
@@ -25,11 +23,9 @@ class TrainJobStudyTrigger(TaskTrigger):
 
     The state of the study is its journal. So a triggerer that starts the same trigger continues with the same trials.
 
-    The event's payload is ``{"status": …, "message": …, "retryable": …, "namespace", "key", "resumed", …}`` with status
-
-    * ``complete``: the study has ended; ``result`` is `trainjob.tuning.StudyResult.summary`,
-    * ``timeout``: ``execution_timeout`` expired, and trials keep running,
-    * ``error``: the study has failed, or it could not be continued; trials may still be running.
+    The event's payload has ``namespace``, ``key`` and ``resumed``, and ``result``, as
+    `trainjob.tuning.StudyResult.summary` returns it, or ``error``: the study has failed, it could not be continued, or
+    ``execution_timeout`` expired; trials may still be running.
 
     Args:
         trainjob_conn_id: Connection, which the triggerer looks up if `target` is left out.
@@ -114,12 +110,13 @@ class TrainJobStudyTrigger(TaskTrigger):
 
     def _page_of(self, study: Study) -> StudyPage | None:
         """What this trigger stores about the study; None if it stores nothing, as before Airflow 3.3."""
-        if not self.stored or self.task_instance is None or not hasattr(BaseTrigger, "on_kill"):
+        if not self.stored or self.task_instance is None or not STORES:
             return None
         task = Task.of(self.task_instance, self.trainjob_conn_id)
         return StudyPage(task, study, key=self.key, namespace=self.namespace, journal=self.journal)
 
     async def _tune(self, backend: Backend) -> dict[str, Any]:
+        from trainjob._jobs.waiting import within
         from trainjob.tuning import tune
 
         study, template = await asyncio.to_thread(self._parsed)
@@ -134,7 +131,7 @@ class TrainJobStudyTrigger(TaskTrigger):
                 WRITER.add(page)
 
         try:
-            async with _opened(self.journal) as journal:
+            async with _opened(self.journal) as journal, within(self.seconds_left(), self.launched):
                 result = await tune(
                     backend,
                     study,
@@ -149,7 +146,7 @@ class TrainJobStudyTrigger(TaskTrigger):
         finally:
             if page is not None:
                 WRITER.discard(page)
-        return event_of("complete", f"the study ended: {result.reason}") | {"result": result.summary()}
+        return {"result": result.summary()}
 
     async def cancel(self, backend: Backend) -> str:
         """Cancel the running trials."""

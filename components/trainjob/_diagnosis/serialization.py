@@ -1,4 +1,4 @@
-"""Diagnosis and evidence of a crash as text, and as JSON that outlives the pods. Pure.
+"""The diagnosis of a crash as text, and as JSON that outlives the pods. Pure.
 
 With the runtimes that Trainer ships, a crashed container is restarted in place, the job becomes `Failed` minutes later,
 and Kubernetes then deletes its pods with their logs (measured: 320 s).
@@ -7,27 +7,18 @@ and Kubernetes then deletes its pods with their logs (measured: 320 s).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from trainjob._diagnosis import TAIL_LINES, output
-from trainjob._diagnosis.evidence import Evidence
+from trainjob._diagnosis import TAIL_LINES
 from trainjob._support.control_characters import one_line
-from trainjob._support.kube_objects import mapping, mappings, name_of
-from trainjob._support.masking import masked_lines, public
+from trainjob._support.kube_objects import mapping
 from trainjob.errors import CUT, Category, Diagnosis, RetryVerdict
 from trainjob.status import Phase
 
 LINE_CHARACTERS = 500
 """Characters of a stored log line: 20 lines fit into an annotation, and into a row of Airflow's database."""
-
-_PODS, _LINES = 3, 100  # the ranks that failed first suffice; torchrun adds a report of 40 lines
-_POD_PARTS = {
-    "metadata": ("name", "namespace", "uid", "labels", "creationTimestamp", "deletionTimestamp"),
-    "spec": ("nodeName", "restartPolicy", "terminationGracePeriodSeconds"),
-    "status": ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses"),
-}
 
 
 def warning(diagnosis: Diagnosis) -> list[str]:
@@ -85,49 +76,3 @@ def _member(kind: Any, value: object, default: Any) -> Any:
         return kind(value)
     except ValueError:
         return default
-
-
-def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
-    """The parts of crashed pods that a diagnosis reads, as JSON values, to explain the failure of the job later."""
-    if evidence is None:
-        return None
-    chosen = sorted(evidence.pods, key=lambda pod: name_of(pod) not in evidence.logs)[:_PODS]
-    pods = [
-        {
-            part: {name: value for name, value in mapping(pod, part).items() if name in names}
-            for part, names in _POD_PARTS.items()
-        }
-        for pod in chosen
-    ]
-    for packed, pod in zip(pods, chosen, strict=True):  # an OOMKilled container without a limit filled its node
-        packed["status"] = _public(packed["status"])
-        packed["spec"] |= {kind: _resources(pod, kind) for kind in ("containers", "initContainers")}
-    names = {name_of(pod) for pod in pods}
-    logs = {
-        name: [
-            one_line(line, LINE_CHARACTERS)
-            for line in masked_lines(output.shown(line)[: 2 * LINE_CHARACTERS] for line in list(lines)[-_LINES:])
-        ]
-        for name, lines in evidence.logs.items()
-        if name in names
-    }
-    return {"pods": pods, "logs": logs}
-
-
-def _public(value: Any) -> Any:
-    """A part of a pod's status without control sequences and secrets."""
-    if isinstance(value, Mapping):
-        return {name: _public(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_public(part) for part in value]
-    return public(value) if isinstance(value, str) else value
-
-
-def _resources(pod: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
-    wanted = ("name", "resources", "restartPolicy")
-    return [{name: each[name] for name in wanted if name in each} for each in mappings(pod, "spec", kind)]
-
-
-def unpack_evidence(packed: Mapping[str, Any] | None) -> Evidence | None:
-    """The inverse of `pack_evidence`."""
-    return Evidence(None, packed.get("pods") or [], packed.get("logs") or {}) if packed else None

@@ -197,15 +197,30 @@ def result_of(
 
 
 async def spent_so_far(
-    backend: Backend, ref: JobRef, history: MetricHistory | None = None, *, hangs: bool = False
+    backend: Backend,
+    ref: JobRef,
+    history: MetricHistory | None = None,
+    *,
+    hangs: bool = False,
+    on_evidence: Callable[[Evidence], None] | None = None,
 ) -> Goodput:
     """How the time of a job was spent until now, with what a waiter has collected, and whether it found that it hangs.
 
     Never raises, and takes at most 5 s: nothing is known of a job that cannot be read in that time.
+
+    Args:
+        backend: Backend that runs the job.
+        ref: The job.
+        history: Metrics and phases that a waiter has collected.
+        hangs: Whether the waiter has found that the job hangs.
+        on_evidence: Called with the evidence of the job, which then has the last lines of its ranks, too.
     """
     try:
         with anyio.move_on_after(_MEASURE_SECONDS):
-            return measured(ref, await backend.state(ref), history, backend.now(), hangs=hangs)
+            evidence = await (backend.state(ref) if on_evidence is None else backend.evidence(ref))
+            if on_evidence is not None:
+                on_evidence(evidence)
+            return measured(ref, evidence, history, backend.now(), hangs=hangs)
     except Exception as error:  # noqa: BLE001 - of any backend: the reason why the wait has ended is more important
         _log.warning("the goodput of TrainJob %s cannot be measured: %s: %s", ref, type(error).__name__, error)
     return measure([], backend.now())

@@ -5,9 +5,10 @@ A waiter keeps no state: after a restart it reads everything from the job and co
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 
@@ -21,7 +22,7 @@ from trainjob._jobs.following import follow
 from trainjob._jobs.results import TrainJobResult, conclude, spent_so_far
 from trainjob._jobs.successors import JobReplaced
 from trainjob._support.log_lines import STATE_SECONDS, LogLine, Throttle
-from trainjob.errors import Category, Diagnosis, JobHung, RankCrashed, TimedOut, TrainJobError
+from trainjob.errors import Category, Diagnosis, JobHung, RankCrashed, TimedOut, TrainJobError, TrainJobFailed
 from trainjob.job import JobRef
 from trainjob.progress.message import MAX_POINTS
 from trainjob.status import Observation, Phase
@@ -47,6 +48,8 @@ async def wait(
     on_evidence: Callable[[Evidence], None] | None = None,
     on_follow: Callable[[JobRef], None] | None = None,
     state_seconds: float = STATE_SECONDS,
+    seconds: float | None = None,
+    tail: int | None = None,
 ) -> TrainJobResult:
     """Wait until a job ends, and return its result.
 
@@ -59,21 +62,23 @@ async def wait(
         on_change: Called with each new observation and its notice.
         on_log: Called with each line of every rank as it is written.
         on_crash: Called with the diagnosis of each rank that crashes while the job keeps running.
-        on_evidence: Called at the end of the job with the evidence of the result or of the diagnosis.
+        on_evidence: Called at the end of the wait with the evidence of the job, if it can be read.
         on_follow: Called with the attempt that is waited for from now on, if that changes.
         state_seconds: Seconds between two states of a progress bar that `on_log` gets; 0 for each state, see `LogLine`.
+        seconds: Limit of the wait itself, Airflow's ``execution_timeout``; no limit if left out.
+        tail: Lines of each rank from before the wait that `on_log` gets; all of them if left out.
 
     Raises:
         TrainJobFailed: the job failed; has the diagnosis.
         RankCrashed: a rank crashed, and `fail_on_first_crash` is set; has the diagnosis. The job keeps running.
         JobHung: no rank made progress for the job's `stall_timeout`; has the diagnosis. The job keeps running.
-        TimedOut: a timeout expired, or `fail_fast` is set and the job is blocked; the job keeps running.
+        TimedOut: a timeout or `seconds` expired, or `fail_fast` is set and the job is blocked; the job keeps running.
         BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
 
     The errors of a failed, hung or timed-out job have its goodput. A job that ended is recorded by `telemetry`; after
     another error the caller records ``error.spent`` if it ends the job, since another waiter may follow otherwise.
     """
-    read = None if on_log is None else lambda job: _forward(backend, job, on_log, state_seconds)
+    read = None if on_log is None else lambda job: _forward(backend, job, on_log, state_seconds, tail)
     history = MetricHistory(_HISTORY_POINTS)
 
     def change(observation: Observation, notice: str) -> None:
@@ -88,14 +93,36 @@ async def wait(
             on_follow(job)
 
     try:
-        _, final, crash = await attend(
-            backend, ref, options, on_change=change, on_crash=on_crash, on_follow=follows, read=read
-        )
-    except (RankCrashed, TimedOut) as error:
-        error.spent = await spent_so_far(backend, ref, history, hangs=isinstance(error, JobHung))
+        async with within(seconds, lambda: f"TrainJob {ref}"):
+            _, final, crash = await attend(
+                backend, ref, options, on_change=change, on_crash=on_crash, on_follow=follows, read=read
+            )
+    except (TrainJobFailed, TimedOut) as error:
+        hangs = isinstance(error, JobHung)
+        error.spent = await spent_so_far(backend, ref, history, hangs=hangs, on_evidence=on_evidence)
         error.goodput = error.spent.summary()
         raise
     return await conclude(backend, ref, final, crash, history, on_evidence=on_evidence)
+
+
+@asynccontextmanager
+async def within(seconds: float | None, what: Callable[[], str]) -> AsyncIterator[None]:
+    """Limit the wait of a step.
+
+    Args:
+        seconds: The limit, Airflow's ``execution_timeout``; no limit if None.
+        what: Names what the step waits for.
+
+    Raises:
+        TimedOut: the limit expired.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimedOut(f"{what()} did not end within execution_timeout") from None
 
 
 async def attend(
@@ -179,11 +206,13 @@ async def _attend(
     return final, crashed[0].with_earlier(*crashed[1:]) if crashed else None
 
 
-async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None], state_seconds: float) -> None:
+async def _forward(
+    backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None], state_seconds: float, tail: int | None
+) -> None:
     throttle = Throttle(on_log, state_seconds) if state_seconds else None
     take = throttle.line if throttle is not None else on_log
     try:
-        async with aclosing(backend.logs(ref, follow=True)) as lines:
+        async with aclosing(backend.logs(ref, follow=True, tail=tail)) as lines:
             while True:
                 try:
                     line = await anext(lines, None)
@@ -193,6 +222,7 @@ async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], No
                 if line is None:
                     return
                 take(line)
+                await asyncio.sleep(0)  # many lines at once must not delay other waits of the same event loop
     finally:
         if throttle is not None:
             throttle.end()
