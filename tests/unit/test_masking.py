@@ -51,6 +51,10 @@ def test_a_command_without_a_secret_passes(text: str) -> None:
         ("key AKIAIOSFODNN7EXAMPLE wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", f"key {MASK}"),
         ("GET /x?sig=a1B2a1B2a1B2a1B2%3D&se=2026 403", f"GET /x?sig={MASK}&se=2026 403"),
         ("Authorization: Bearer abcd1234", f"Authorization: Bearer {MASK}"),
+        ("password: hunter for user me", f"password: {MASK} for user me"),
+        ("token: hunter", f"token: {MASK}"),
+        ("token: a1B2a1B2 for me", f"token: {MASK} for me"),
+        ("HF_TOKEN: hunter for me", f"HF_TOKEN: {MASK} for me"),
         ("a='-----BEGIN PRIVATE KEY-----\\nMIIE\\n-----END PRIVATE KEY-----'", f"a='{MASK}'"),
     ],
 )
@@ -66,6 +70,12 @@ def test_only_the_secret_of_a_line_is_masked(line: str, shown: str) -> None:
         "KeyError: 'token'",
         "loss per token: 0.34, next token: 50256, tokens: 512",
         "error: token expired; secret: not found",
+        "failed to fetch anonymous token: unexpected status from GET request to https://host/token: 429 Too Many",
+        'failed to fetch anonymous token: Get "https://host/token": dial tcp: lookup host: no such host',
+        "failed to fetch oauth token: denied: requested access to the resource is denied",
+        "failed to fetch oauth token: unexpected EOF",
+        "cannot refresh token: x509: certificate signed by unknown authority",
+        "getting credentials: exec: executable aws not found",
         "env.HF_TOKEN: is a literal secret (write HF_TOKEN: {'valueFrom': {'secretKeyRef': {'name': …}}})",
     ],
 )

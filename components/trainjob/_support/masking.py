@@ -122,6 +122,8 @@ _PROSE = re.compile(  # words after a colon in a sentence
     r"it|this|that|expired|invalid|required|missing|failed|empty|unset|unknown|given|write|set|put|permission|access",
     re.IGNORECASE,
 )
+# Of an error: `token: unexpected status …`, `credentials: exec: …`. No token is a short word with another one after it.
+_ERROR_OF = re.compile(r"(?:token|credentials?|secret)[\"']?: [A-Za-z]{1,16}\d{0,3}:? [\w\"'/]", re.IGNORECASE)
 _WORD_BEFORE = re.compile(r"(\w+) $")
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*")
 _REFERENCES = re.compile(r"\$[({A-Za-z_]|^[{`%]|[\[{]|\.\*")  # also patterns, as of sed
@@ -236,7 +238,8 @@ def _is_value(found: re.Match[str], given: re.Match[str]) -> bool:
     if not found["sign"].strip():
         return found["option"] == "--" and not value.startswith("-")
     called = given["bare"] and given["next"][:1] in ("(", "[")
-    return not (called or _PROSE.fullmatch(value) or _REFERENCES.search(value))
+    prose = _PROSE.fullmatch(value) or _ERROR_OF.match(found.string, found.start())
+    return not (called or prose or _REFERENCES.search(value))
 
 
 def _is_literal(found: re.Match[str], given: re.Match[str]) -> bool:
