@@ -59,7 +59,8 @@ def distributed(
     runtime's variables. The values that rank 0 returns and the artifacts that it writes are the step's outputs. This
     package downloads and uploads artifacts on the nodes, so the image then needs ``trainjob[storage]``, for example by
     the component's ``packages_to_install``; a component with only parameters and metrics needs only what KFP installs.
-    Rank 0 passes its return values in its termination message, which holds 4096 bytes of JSON.
+    Rank 0 passes its return values in its termination message, which holds 4096 bytes of JSON. An output that KFP
+    cannot store, such as NaN or a whole number of more than 64 digits, is missing, and the step's log reports it.
 
     Args:
         component: A component of ``dsl.component``.

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import ConfigurationError, TrainJobResult
-from trainjob._support.foreign import LENIENT, mapping_of
+from trainjob._support.foreign import mapping_of
+from trainjob.progress.message import clean, decoded
 from trainjob_kfp import node
 from trainjob_kfp.execution import ADDED, TRAINING_FIELDS, Execution, input_of, location
 from trainjob_kfp.jobs import run_job
 from trainjob_kfp.runtime import spec_of
-from trainjob_kfp.steplog import report_failures
+from trainjob_kfp.steplog import report_failures, write_line
 
 _CONFIG = "task_config"
 _WITHOUT_FILE = ("system.Metrics", "system.ClassificationMetrics", "system.SlicedClassificationMetrics")
@@ -93,14 +94,19 @@ def _write_outputs(outputs: Mapping[str, Any], result: TrainJobResult) -> None:
             "deleted"
         )
     try:
-        reported = mapping_of(text, "the output kfp", LENIENT)
+        reported = decoded(str(text))
         artifacts = {
-            name: {"artifacts": [{**outputs["artifacts"][name]["artifacts"][i], "metadata": each}]}
+            name: {
+                "artifacts": [
+                    {**outputs["artifacts"][name]["artifacts"][i], "metadata": _storable(each, f"metadata of {name}: ")}
+                ]
+            }
             for name, metadata in reported["metadata"].items()
             for i, each in enumerate(metadata)
         }
-        files = {outputs["parameters"][name]["outputFile"]: str(text) for name, text in reported["files"].items()}
-        given = {"parameterValues": dict(reported["parameterValues"]), "artifacts": artifacts}
+        texts = _storable(reported["files"], "output ").items()
+        files = {outputs["parameters"][name]["outputFile"]: str(text) for name, text in texts}
+        given = {"parameterValues": _storable(reported["parameterValues"], "output "), "artifacts": artifacts}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{job} is complete, but its outputs are not those of the component's function ({error!r}): let only KFP's "
@@ -109,6 +115,17 @@ def _write_outputs(outputs: Mapping[str, Any], result: TrainJobResult) -> None:
     for path, content in files.items():
         _write(path, content)
     _write(outputs["outputFile"], json.dumps(given))
+
+
+def _storable(values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The values that KFP can store, without control characters; the log reports the others."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            kept |= clean({name: value})
+        except ValueError as error:
+            write_line(f"{what}{name} is lost: {error}")
+    return kept
 
 
 def _write(path: str, text: str) -> None:

@@ -116,7 +116,7 @@ def _report_outputs(outputs: dict[str, Any], function: str) -> None:
             for name, value in written.get("artifacts", {}).items()
         },
         "files": {
-            name: Path(each["outputFile"]).read_text(encoding="utf-8")
+            name: Path(each["outputFile"]).read_text(encoding="utf-8", errors="replace")
             for name, each in outputs.get("parameters", {}).items()
             if Path(each["outputFile"]).is_file()
         },

@@ -94,30 +94,3 @@ def test_without_a_return_value_both_xcoms_are_the_result(run: Run) -> None:
         trained: Any = train()
         show(trained, trained["result"])
     assert run(dag).xcoms["show"] is True
-
-
-@pytest.mark.full
-def test_what_no_database_holds_is_cleaned(run: Run) -> None:
-    with DAG("unstorable") as dag:
-
-        @task.trainjob(runtime="trainjob-step")
-        def reported() -> dict[str, str]:
-            from trainjob.progress import report
-
-            report(metrics={"a\ud800": 1.0, "none": None}, outputs={"f": "s3://b/caf\udce9"})
-            return {"file": "caf\udce9.csv", "nul": "x\x00y", "__classname__": "z"}
-
-        @task.trainjob(runtime="trainjob-step")
-        def written() -> None:
-            import os
-            from pathlib import Path
-
-            message = r'{"trainjob":1,"returned":{"__id__":"\u0000"},"outputs":{"f\udce9":"\u0000"}}'
-            Path(os.environ["TRAINJOB_TERMINATION_LOG"]).write_text(message)
-
-        reported()
-        written()
-    ran = run(dag)
-    assert ran.state == "success", ran.errors
-    assert ran.xcoms["reported"] == {"file": "caf\ufffd.csv", "nul": "x\ufffdy", "__classname___": "z"}
-    assert ran.xcoms["written"] == {"__id___": "\ufffd"}

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf import json_format, struct_pb2
 from hypothesis import HealthCheck, example, given, settings, strategies as st
+from tests.unstorable import unstorable
 
 from trainjob import Observation, Phase
 from trainjob._diagnosis import termination_messages
@@ -52,15 +52,6 @@ def cycle() -> Any:
     value: list[Any] = []
     value.append(value)
     return value
-
-
-def unstorable(value: object) -> list[str]:
-    """What PostgreSQL, UTF-8, JSON, KFP's protobuf and Airflow's serializer refuse in a result."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
-    text.encode()
-    json_format.ParseDict({"result": json.loads(text)}, struct_pb2.Struct()).SerializeToString()
-    found = [name for name in ("__classname__", "__id__", "__type") if f'"{name}"' in text]
-    return found + [character for character in ("\\u0000", "\\u001b", "\x7f", "\x9b") if character in text]
 
 
 def result(text: str) -> dict[str, Any]:
