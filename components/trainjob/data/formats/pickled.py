@@ -1,10 +1,9 @@
-"""Recognize pickles by simulating their load.
+r"""Recognize pickles by simulating their load.
 
 A pickle is a program for a stack machine. Here Python's implementation of the machine (`pickle._Unpickler`) runs it
-with
-placeholders: each class or function that the program imports is `_Named`, which ends the run when the program uses it.
-`pickletools` reads the same instructions, but not every number that the machine accepts (``I0x1``), so a pickle could
-evade it.
+with placeholders: each class or function that the program imports is `_Named`, which ends the run when the program uses
+it. Numbers are read as by the machines in C of all Pythons, which accept more of them (``I0x1``, ``I1\0``), so that a
+pickle cannot evade the check by the version that runs it; `pickletools` does not read these either.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from trainjob.data.formats.candidates import Refused
 from trainjob.errors import TrainJobError
 
 _DOTTED = re.compile(r"\w+(?:\.\w+)*")
+_WHOLE = re.compile(rb"\s*[+-]?(?:0[xX][\da-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[\d_]+)[lL]?\s*")
+"""A whole number that some Python's machine accepts: 3.14 knows no prefixes, earlier ones read ``012`` as octal."""
 _LONGEST = 64 * 1024 * 1024
 """Limit of a string at the start of a pickle, in bytes: longer ones would have to be read into memory."""
 
@@ -135,7 +136,29 @@ def _checked(load: Any) -> Any:
     return lambda machine: machine._with_data(load)
 
 
+def _number(code: bytes) -> Any:
+    """An instruction with a number, which NUL ends in C. The value of a whole number decides nothing."""
+    load = pickle._Unpickler.dispatch[code[0]]
+
+    def run(machine: Any) -> None:
+        readline = machine.readline
+
+        def number() -> bytes:
+            text = readline()[:-1].partition(b"\0")[0]
+            return b"1\n" if code in (pickle.INT, pickle.LONG) and _WHOLE.fullmatch(text) else text + b"\n"
+
+        machine.readline = number
+        try:
+            load(machine)
+        finally:
+            machine.readline = readline
+
+    return run
+
+
+_NUMBERS = (pickle.INT, pickle.LONG, pickle.FLOAT, pickle.GET, pickle.PUT)
 _Machine.dispatch = {
     **pickle._Unpickler.dispatch,
+    **{code[0]: _number(code) for code in _NUMBERS},
     **{code[0]: _checked(pickle._Unpickler.dispatch[code[0]]) for code in (pickle.BUILD, pickle.APPEND)},
 }
