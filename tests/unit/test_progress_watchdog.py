@@ -89,7 +89,7 @@ progress.step(); stuck()
     assert markers[-1]["ended"]
     state = ranks_in("node-0", [f"{watchdog.RANK_MARKER}{json.dumps(markers[-2])}", *stacks])["node-0", 0]
     assert state.marker.stack[0].function == "stuck"
-    assert any("time_sleep" in line for line in state.marker.native)
+    assert any("nanosleep" in line for line in state.marker.native)
     assert not any("Thread" in line for line in state.marker.native)
 
 

@@ -262,11 +262,16 @@ def write(path: str, message: bytes) -> None:
 
 def warn(text: str) -> None:
     """Write a line to stderr, whatever has become of it."""
-    if sys.stderr is None:
+    stderr, line = sys.stderr, f"trainjob.progress: {text}\n"
+    if stderr is None:
         return  # print would write to stdout
     try:
-        print(f"trainjob.progress: {text}", file=sys.stderr, flush=True)
-    except Exception:  # noqa: BLE001 - it is closed, or the script's own; a signal has interrupted a write
+        if sys.__stderr__ is not None and stderr is sys.__stderr__:
+            # Not through its buffer: Python 3.13 exits with code 120 if the buffer has a line that cannot be written.
+            os.write(stderr.fileno(), line.encode("utf-8", "backslashreplace"))
+        else:
+            print(line, end="", file=stderr, flush=True)
+    except Exception:  # noqa: BLE001 - it is closed, or the script's own
         return
 
 

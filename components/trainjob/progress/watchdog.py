@@ -226,7 +226,8 @@ def _stacks() -> list[str]:
     threads = [block.splitlines() for block in text.strip().split("\n\n") if not block.startswith("Current thread")]
     threads.sort(key=lambda lines: main not in lines[0])
     found = [line for lines in threads for line in lines[: _FRAMES + 1]]
-    return [line.replace(f"Thread {main}", "Main thread") for line in found[:_STACK_LINES]]
+    heading = "Main thread (most recent call first):"  # Python 3.14 adds the name of the program
+    return [heading if line.startswith(f"Thread {main}") else line for line in found[:_STACK_LINES]]
 
 
 def _file() -> IO[bytes]:
