@@ -64,6 +64,25 @@ def test_error_is_found_in_mixed_lines_of_two_torchrun_workers() -> None:
     assert (tail.consequence, tail.peers) == (False, ("127.0.0.1",))
 
 
+C_STACK = """\
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007fe7054cd200 [python] (most recent call first):
+  File "/opt/train.py", line 4 in <module>
+
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python3", at _Py_DumpStack+0x4a [0x499c1d]
+  Binary file "/usr/bin/python3" [0x53bf79]
+  Binary file "/usr/lib/x86_64-linux-gnu/libc.so.6", at +0x406b0 [0x7fe70550e6b0]
+  <truncated rest of calls>"""
+
+
+@pytest.mark.parametrize("before", [TRACE + "ValueError: step 3 has no labels", "step 3 of 10", ""])
+def test_the_c_stack_of_python_3_14_hides_no_error(before: str) -> None:
+    without = of(f"{before}\nFatal Python error: Segmentation fault")
+    assert of(f"{before}\n{C_STACK}") == without
+
+
 def test_torchrun_report_replaces_a_missing_exception() -> None:
     report = TORCHRUN[TORCHRUN.index("W1121") :]
     assert of(report).text == "worker 1 exited with code 1"

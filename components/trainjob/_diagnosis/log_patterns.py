@@ -69,6 +69,8 @@ _NOTHING = (
     r"^((CUDA|HIP) kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assertion)"
     r"|^(Search for `cuda|-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit )"
     r"|^(frame #\d+: |Exception raised from |wandb:|COMET \w+: |🏃 View run |🧪 View experiment )"
+    # Python 3.14, after a fatal error.
+    r"|^(Current thread's C stack trace |Binary file \".*\"(, at \S+)? \[0x|<(truncated|cannot get C stack) )"
 )
 # More of a message that says nothing about the cause.
 SAYS_NOTHING = re.compile(
