@@ -197,7 +197,7 @@ campaign_airflow-oldest := $(patsubst %,tests/airflow/test_%.py,asset_triggers d
 	provider sensor triggers) $(patsubst %,tests/airflow/system/test_%,kills.py::test_marked_by_a_person \
 	losses.py::test_a_worker_is_drained losses.py::test_a_triggerer_is_killed)
 PARTS := local sizes cluster terminate simulation kserve trainer-oldest kubernetes-oldest kfp-oldest airflow-oldest
-VERSIONS := campaign-python-3.12 campaign-python-3.13 campaign-newest
+VERSIONS := campaign-python-3.12 campaign-python-3.13 campaign-python-3.14 campaign-newest
 campaign_versions := tests/unit tests/contract tests/kfp tests/airflow --ignore tests/airflow/system -n 2 -m 'not full'
 
 .PHONY: campaign
