@@ -5,6 +5,7 @@ Of a thousand crashed pods, a few logs are read, including that of the root caus
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -23,7 +24,7 @@ from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._backends.kubernetes.errors import Forbidden, ServerError, Unreachable
 from trainjob._backends.kubernetes.logs import RankLogs
-from trainjob._backends.kubernetes.pod_watch import PodWatch
+from trainjob._backends.kubernetes.pod_watch import Pod, PodWatch
 from trainjob._backends.kubernetes.pods import gather, list_pods, tails_of
 from trainjob._diagnosis import diagnosis_of
 from trainjob._support.retrying import Backoff
@@ -118,6 +119,25 @@ async def test_a_bar_is_completed_after_a_broken_connection(kubelet: Kubelet, cl
     lines = await followed(kubelet, client)
     assert [(line.text, line.transient) for line in lines if not line.transient] == [(" 20%", False), ("done", False)]
     assert {line.text for line in lines if line.transient} == {" 10%"}
+
+
+async def test_pods_that_come_with_the_end_of_the_job_are_read(kubelet: Kubelet, client: ApiClient) -> None:
+    """Of a job that has ended before, one turn of the event loop may bring the job and its pods."""
+    kubelet.replies = [[f"{FIRST} done\n".encode()]]
+    ended = asyncio.Event()
+
+    class Pods(PodWatch):
+        def kept_of(self, item: Pod) -> Pod:
+            ended.set()
+            return super().kept_of(item)
+
+    async def job() -> AsyncGenerator[Snapshot]:
+        await ended.wait()
+        yield Snapshot(objects.trainjob(objects.COMPLETE))
+
+    reader = RankLogs(Pods(client, "ns"), REF, (), "", None)
+    async with aclosing(reader.follow(job())) as lines:
+        assert [line.text async for line in lines] == ["done"]
 
 
 async def test_stored_lines_have_the_last_state(kubelet: Kubelet, client: ApiClient) -> None:

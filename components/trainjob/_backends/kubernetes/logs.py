@@ -195,7 +195,11 @@ class RankLogs:
                 async for snapshot in snapshots:
                     if observe(snapshot.trainjob).phase.terminal:
                         break
-            if not self._watch.current:
+            if self._watch.current:
+                # Also of pods whose change came with the end of the job: `_look` is still to be called.
+                for uid, pod in self._watch.known.get(self._ref.name, {}).items():
+                    self._add(uid, pod)
+            else:
                 with suppress(ApiError):
                     for pod in await list_pods(self._watch.client, self._ref):
                         self._add(pod["metadata"]["uid"], pod)
