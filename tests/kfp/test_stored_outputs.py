@@ -51,13 +51,13 @@ def test_what_a_training_reports_is_stored(steps: "Steps") -> None:
     assert metrics["metadata"]["loss"] == 0.5
 
 
-@dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
+@dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]  # KFP's has no types
 def give(
     cleaned: dict,  # type: ignore[type-arg]  # as KFP has it
-    lost: list,  # type: ignore[type-arg]
+    lost: list,  # type: ignore[type-arg]  # as KFP has it
     model: dsl.Output[dsl.Model],
-    note: dsl.OutputPath(str),  # type: ignore[valid-type]
-) -> NamedTuple("Outputs", [("kept", dict), ("nan", float), ("lr", list), ("huge", int), ("deep", list)]):  # type: ignore[valid-type]
+    note: dsl.OutputPath(str),  # type: ignore[valid-type]  # a call, as KFP wants it
+) -> NamedTuple("Outputs", [("kept", dict), ("nan", float), ("lr", list), ("huge", int), ("deep", list)]):  # type: ignore[valid-type]  # as KFP has it
     from pathlib import Path
 
     kept = {name: eval(expression) for name, expression in cleaned.items()}
