@@ -179,6 +179,23 @@ def eventually(condition: Callable[[], _T | None], timeout: float = 180.0) -> _T
     return wait_until("the condition holds", condition, timeout, poll=0.02)
 
 
+def rest_of(process: subprocess.Popen[str], seconds: float = 90) -> str:
+    """What a process still writes to its stdout until it has ended.
+
+    Raises:
+        ComponentError: it does not end; has the stacks of its threads if it was started with ``PYTHONFAULTHANDLER``.
+    """
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired as error:
+        what = f"the process does not end (state {process.poll()}) or another one holds its stdout"
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            what = f"{what}:\n{process.communicate(timeout=10)[0]}"
+        raise ComponentError(what) from error
+
+
 def read_until(process: subprocess.Popen[str], text: str) -> str:
     """Read the output of a process up to the first line with `text`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -111,13 +110,14 @@ class Step:
 
     async def _page(self, backend: Backend, diagnosis: Diagnosis | None) -> dict[str, Any] | None:
         """The last document about the job; what was observed, if its evidence could not be read."""
+        from trainjob._support.threads import JUDGING
+
         training, evidence = self.training, self._evidence
         if training is None or evidence is None:
             return None if training is None else training.take()
-        make = training.document_of  # in a thread: it takes milliseconds, for which all other waits would pause
         try:
             earlier, attempts = await self.earlier(), await self._attempts(backend)
-            return await asyncio.to_thread(make, evidence, backend.now(), earlier, diagnosis, attempts)
+            return await JUDGING.call(training.document_of, evidence, backend.now(), earlier, diagnosis, attempts)
         except Exception as error:  # noqa: BLE001 - of Airflow, too: the end of the job is more important
             self._log.warning("the page of the training cannot be made: %s: %s", type(error).__name__, error)
             return None

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from trainjob import Observation, Phase
+    from trainjob import Observation
     from trainjob._jobs.progress_log import ProgressLogger
     from trainjob.tuning import Trial
 
@@ -58,11 +58,15 @@ def progress_logger(log: Log) -> ProgressLogger:
     class Sink(LogSink):
         """Writes a group for each phase."""
 
-        latest: Phase | None = None
+        shown: frozenset[str] = frozenset()
 
         def phase(self, observation: Observation) -> None:
-            changed, self.latest = observation.phase is not self.latest, observation.phase
-            write_group(log, plain(f"TrainJob is {phase_text(observation)}"), _details(observation) if changed else ())
+            title = plain(f"TrainJob is {phase_text(observation)}")
+            new = [each for each in _details(observation) if each not in self.shown]
+            self.shown |= {*new}
+            if len(new) == 1:
+                title, new = f"{title} ({new[0]})", []
+            write_group(log, title, new)
 
     sink = Sink(lambda line: log.info("%s", _text(line)), lambda line: log.warning("%s", _text(line)))
     return ProgressLogger(sink, progress_seconds=PROGRESS_SECONDS, limited=True)

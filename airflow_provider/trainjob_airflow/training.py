@@ -161,11 +161,9 @@ class Training:
         from trainjob._pages.documents.training import training_document
         from trainjob.status import observe
 
-        report = examine(self.ref, evidence, now)
+        report = examine(self.ref, evidence, now, diagnosis)
         if self.observation is not None:  # what a waiter knows of a job that was deleted
             report = replace(report, observation=observe(evidence.trainjob, self.observation))
-        if diagnosis is not None:
-            report = replace(report, diagnosis=diagnosis)
         self.observation, self._now = report.observation, now
         self.due, self._stored, self.phase = None, time.monotonic(), str(report.observation.phase)
         document = training_document(

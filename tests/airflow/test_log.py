@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 import traceback
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from tests.airflow.versions import older_than
 from trainjob import LogLine, Observation, Phase
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.tasklog import progress_logger
+from trainjob_airflow.triggers.lines import Lines
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -110,6 +113,33 @@ def test_tracebacks_keep_the_frames_of_other_code_and_of_bugs(run: Run) -> None:
     assert "trainjob_airflow.operators.base" in modules["broken"]
 
 
+def test_a_log_that_nobody_reads_does_not_block_the_triggers() -> None:
+    read, written = threading.Event(), list[str]()
+
+    def write(event: str, *args: object) -> None:
+        assert read.wait(30)
+        written.append(event % args)
+
+    log: Any = SimpleNamespace(info=write, warning=write)
+
+    async def triggers() -> None:
+        first, second = Lines(log), Lines(log)
+        for number in range(3):
+            first.info("%d", number)
+            second.info("%d", number)
+        second.warning("last")
+        for _ in range(100):  # turns of the event loop
+            await asyncio.sleep(0)
+        assert written == []
+        read.set()
+        await first.written()
+        await second.written()
+
+    asyncio.run(triggers())
+    assert sorted(written) == ["0", "0", "1", "1", "2", "2", "last"]
+    assert [text for text in written if text in "012"][-1] == "2", "in their order"
+
+
 def test_a_group_needs_lines_and_a_rank_opens_none() -> None:
     lines: list[str] = []
     log: Any = SimpleNamespace(info=lambda event, *args: lines.append(event % args if args else event))
@@ -119,6 +149,7 @@ def test_a_group_needs_lines_and_a_rank_opens_none() -> None:
     progress.change(Observation(Phase.STARTING))
     progress.change(Observation(Phase.QUEUED, message="position 2", advice="ask", created=day))
     progress.change(Observation(Phase.QUEUED, message="position 1", advice="ask"))
+    progress.change(Observation(Phase.RUNNING, created=day, admitted=day))
     for text in ("::group::mine", "x ::endgroup::", "a::b"):
         progress.line(LogLine("t", "node-0", text))
     assert lines == [
@@ -128,6 +159,7 @@ def test_a_group_needs_lines_and_a_rank_opens_none() -> None:
         "created: 2026-11-26 00:00:00 UTC",
         "::endgroup::",
         "TrainJob is Queued: position 1",
+        "TrainJob is Running (admitted: 2026-11-26 00:00:00 UTC)",
         "[node-0] : :group::mine",
         "[node-0] x : :endgroup::",
         "[node-0] a::b",

@@ -3,9 +3,10 @@
 ``python -m tests.bench.triggerer [--jobs N] [--quiet-seconds S] [--no-peer]``
 
 A real ``airflow triggerer`` on PostgreSQL: with this provider and TrainJobs, of which some complete one after the other
-and the others fail within a second; then with Jobs in a separate environment (``make .venv-bench/stamp``), on the same
-API server of the test cluster, which runs without controllers. clients/deferred.py writes rows of deferred tasks with
-Airflow's models, one after the other as tasks do; both triggers have the default arguments of their operators.
+and the others fail within a second; with triggers that only wait, which is Airflow's own part; then with Jobs in a
+separate environment (``make .venv-bench/stamp``). The jobs are on the API server of a test cluster without controllers.
+clients/deferred.py writes rows of deferred tasks with Airflow's models, one after the other as tasks do; both triggers
+have the default arguments of their operators.
 
 Latency runs from the commit of a TrainJob's end, or from the answer to the PATCH that ends a Job, to the timestamp of
 the line "Trigger fired event", which Airflow writes to the task's log after a trigger has yielded its event. Requests
@@ -127,11 +128,14 @@ def measure(
         time.sleep(quiet)
         used, seconds = cpu(processes(component)) - used, time.time() - quiet_from
         connections, above = server.connections(processes(component)), memory(component) - idle
+        before = component.log.read_text(errors="replace")
         ended = it.end()
         wait_until("all have fired", lambda: len(fired(airflow, it.run, component)) == number, 600, poll=3)
     finally:
         component.kill()
-    blocked = [float(found) for found in BLOCKED.findall(component.log.read_text(errors="replace"))]
+    log = component.log.read_text(errors="replace")
+    blocked = [float(found) for found in BLOCKED.findall(before)]
+    blocked_at_end = [float(found) for found in BLOCKED.findall(log[len(before) :])]
     names = list(it.jobs)
     return [(at - ended[names[index]]) * 1000 for index, at in fired(airflow, it.run, component).items()], {
         ("from the first row to the last running trigger", "s"): waiting - began,
@@ -140,8 +144,10 @@ def measure(
         ("connections to the API server", ""): connections,
         ("CPU of the triggerer while nothing happens, of one core", "%"): 100 * used / seconds,
         ("memory above the idle triggerer, RSS", "MB"): above,
-        ("warnings of a blocked loop", ""): len(blocked),
-        ("longest time for which it was blocked", "s"): max(blocked, default=0.0),
+        ("warnings of a blocked loop until all wait", ""): len(blocked),
+        ("longest time for which it was blocked until all wait", "s"): max(blocked, default=0.0),
+        ("warnings of a blocked loop from the first end on", ""): len(blocked_at_end),
+        ("longest time for which it was blocked from the first end on", "s"): max(blocked_at_end, default=0.0),
     }
 
 
@@ -199,6 +205,24 @@ def kubernetes_jobs(server: ApiServer, number: int, python: str) -> Deferred:
     return Deferred("jobs", python, trigger, end, {name: common | {"job_name": name} for name in names})
 
 
+def bare(run: str, number: int, file: Path, rate: float) -> Deferred:
+    """Triggers that only wait: their figures are Airflow's own."""
+
+    def end() -> dict[str, float]:
+        began, ended = time.monotonic(), dict[str, float]()
+        for index in range(number):
+            time.sleep(max(0.0, began + index / rate - time.monotonic()))
+            if index % 20 == 19 or rate < number or index == number - 1:
+                replacement = file.with_suffix(".new")
+                replacement.write_text(str(index + 1))
+                replacement.rename(file)
+            ended[str(index)] = time.time()
+        return ended
+
+    jobs: dict[str, dict[str, Any]] = {str(index): {"path": str(file), "number": index} for index in range(number)}
+    return Deferred(run, sys.executable, "tests.bench.clients.bare.BareTrigger", end, jobs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1000, help="number of jobs (%(default)s)")
@@ -208,26 +232,30 @@ def main() -> None:
     output, number, quiet = Output("triggerer"), arguments.jobs, arguments.quiet_seconds
     if not PROGRAMS:
         raise SystemExit("PostgreSQL is not installed")
-    environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-    late: list[float] = []
-    peer: dict[tuple[str, str], float] = {}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    # Twice as many as are measured: the database may still have the last triggers of the measurement before.
+    environment = {"PYTHONPATH": path, "AIRFLOW__TRIGGERER__CAPACITY": str(2 * number)}
     with tempfile.TemporaryDirectory() as temporary, api_server() as server:
         folder = Path(temporary)
         with Database(folder / "airflow", folder / "dags", environment, PostgreSQL()) as airflow:
-            completing = trainjobs(server, "ours", number, state="Complete", rate=RATE)
-            latency, ours = measure(server, airflow, completing, quiet)
-            failing = trainjobs(server, "failed", number, state="Failed", rate=number, at_once=20)
-            failed_latency, failed = measure(server, airflow, failing, 1)
+
+            def show(
+                what: str, it: Deferred, peer: tuple[list[float], dict[tuple[str, str], float]] = ([], {})
+            ) -> None:
+                latency, figures = measure(server, airflow, it, quiet)
+                for (metric, unit), value in figures.items():
+                    output.emit(f"{number} {what}: {metric}", value, unit, peer[1].get((metric, unit)))
+                output.spread(f"{number} {what}: end to trigger event", latency, "ms", peer[0])
+
+            peer: tuple[list[float], dict[tuple[str, str], float]] = ([], {})
             if not arguments.no_peer:
-                jobs = kubernetes_jobs(server, number, environment_of("bench"))
-                late, peer = measure(server, airflow, jobs, quiet)
-    for (metric, unit), value in ours.items():
-        output.emit(f"{number} jobs: {metric}", value, unit, peer.get((metric, unit)))
-    output.spread(f"{number} jobs: completion to trigger event", latency, "ms", late)
-    output.spread(f"{number} jobs that fail within a second: failure to trigger event", failed_latency, "ms")
-    for (metric, unit), value in failed.items():
-        if "blocked" in metric:
-            output.emit(f"{number} jobs that fail within a second: {metric}", value, unit)
+                peer = measure(server, airflow, kubernetes_jobs(server, number, environment_of("bench")), quiet)
+            show("jobs", trainjobs(server, "ours", number, state="Complete", rate=RATE), peer)
+            failing = trainjobs(server, "failed", number, state="Failed", rate=number, at_once=20)
+            show("jobs that fail within a second", failing)
+            show("triggers that only wait", bare("bare", number, folder / "bare", RATE))
+            at_once = bare("at-once", number, folder / "at-once", number)
+            show("triggers that only wait and end within a second", at_once)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from tests.kfp.executor_input import executor_input
 from tests.kfp.step_backend import StepBackend
+from tests.processes import rest_of
 
 from trainjob import TrainJobClient
 from trainjob._backends.local.backend import LocalBackend
@@ -114,6 +115,7 @@ class Steps:
         return {
             **clean,
             "TMPDIR": str(temporary),
+            "PYTHONFAULTHANDLER": "1",
             "PATH": f"{Path(self.python).parent}{os.pathsep}{os.environ['PATH']}",
             "TRAINJOB_HOME": str(self.home),
             "TRAINJOB_BACKEND": "local",
@@ -129,7 +131,7 @@ class Steps:
         return self.end(component, process)
 
     def end(self, component: str, process: subprocess.Popen[str], seconds: float = 100) -> Ended:
-        log, _ = process.communicate(timeout=seconds)
+        log = rest_of(process, seconds)
         written, message = self.output_file(component), self.directory / "termination-log"
         return Ended(
             process.returncode,

@@ -275,14 +275,14 @@ def test_wait_never_changes_the_job(steps: Steps) -> None:
         step = steps.start("wait", job=ref.name, run_id=RUN)
         read_until(step, "[node-0] started")
         steps.signal(step, signal.SIGTERM)
-        assert step.wait(20) != 0
+        assert step.wait(60) != 0
         assert phases(steps) == [Phase.RUNNING]
 
 
 def test_cleanup_stops_only_the_jobs_of_its_run(steps: Steps) -> None:
     step = sleeping(steps, on_kill_action="keep")
     steps.signal(step, signal.SIGKILL)
-    step.wait(10)
+    step.wait(60)
     with steps.client() as client:
         other = client.launch({"runtime": "trainjob-step", "command": SLEEPING}, "of another run")
     (mine,) = [job for job in steps.jobs() if job["metadata"]["name"] != other.name]

@@ -12,7 +12,7 @@ from kfp import dsl
 from tests.fakes.model_registry import FakeRegistry
 from tests.kfp.conftest import document_of
 from tests.kfp.pipelines import compiled
-from tests.processes import eventually, read_until
+from tests.processes import eventually, read_until, rest_of
 
 from trainjob import Phase, registry
 from trainjob.job import KEY
@@ -133,7 +133,7 @@ def test_a_retry_after_a_kill_continues_the_study(steps: "Steps") -> None:
     first = steps.start("tune", **arguments)
     read_until(first, "trial 2 running")  # so trial 0 has ended
     steps.signal(first, signal.SIGKILL)
-    assert first.wait(10) != 0
+    assert first.wait(60) != 0
 
     stopped = steps.run("cleanup", run_id=steps.artifact_root("tune").parts[-3])
     assert stopped.code == 0, stopped.log
@@ -155,7 +155,7 @@ def test_terminate_stops_the_running_trials(steps: "Steps", action: str, left: P
     step = steps.start("tune", **arguments)
     read_until(step, "trial 1 running")
     steps.signal(step, signal.SIGTERM)
-    log = step.communicate(timeout=20)[0]
+    log = rest_of(step)
     assert f"the trials were asked to stop ({action})" in log
     eventually(lambda: [observe(job).phase for job in steps.jobs()] == [left, left])
     (journal,) = steps.artifact_root("tune").glob("studies/*")

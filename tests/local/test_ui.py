@@ -55,7 +55,7 @@ class Ui:
 
     def end(self, number: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out, err
 
 

@@ -23,7 +23,7 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from typing import Any
 import anyio.to_thread
 import pytest
 from tests.simulation.local_processes import Machine, Process, World, run_async
+from tests.simulation.virtual import inline
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
 from trainjob._backends.local import conditions, supervision, supervisor as supervising, watching
@@ -419,10 +420,6 @@ def _is_active(trainjob: Mapping[str, Any], key: str) -> bool:
     return _key(trainjob) == key and bool(trainjob["status"]) and not stopping and not observe(trainjob).phase.terminal
 
 
-async def _inline(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
-    return function(*arguments)
-
-
 @contextmanager
 def world(seed: int, directory: Path) -> Iterator[Local]:
     """The world of a seed."""
@@ -431,7 +428,7 @@ def world(seed: int, directory: Path) -> Iterator[Local]:
         stack.callback(shutil.rmtree, home, ignore_errors=True)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         made = Local(seed, home)
-        patch.setattr(anyio.to_thread, "run_sync", _inline)
+        patch.setattr(anyio.to_thread, "run_sync", inline)
         patch.setattr(supervision, "subprocess", SimpleNamespace(run=made.supervise, DEVNULL=-3))
         patch.setattr(supervising, "Rank", type("_WorldRank", (_Rank,), {"world": made}))
         patch.setattr(conditions, "sweep", made.sweep)

@@ -20,6 +20,8 @@ from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import anyio.to_thread
+
 EPOCH = 1_800_000_000.0
 """Unix time at which each world begins."""
 
@@ -153,6 +155,11 @@ def seed_numbers(seed: int) -> None:
     _Virtual.numbers = random.Random(seed)
 
 
+async def inline(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+    """Replaces `anyio.to_thread.run_sync`."""
+    return function(*arguments)
+
+
 @lru_cache(maxsize=1)
 def _replacements(loaded: int) -> list[tuple[ModuleType, str, Any]]:
     """The names in the product's modules that are replaced while a world runs, for a number of `loaded` modules."""
@@ -164,4 +171,4 @@ def _replacements(loaded: int) -> list[tuple[ModuleType, str, Any]]:
         if name.partition(".")[0] in _PACKAGES
         for each, value in vars(module).items()
         if id(value) in wanted
-    ]
+    ] + [(anyio.to_thread, "run_sync", inline)]

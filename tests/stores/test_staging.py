@@ -129,4 +129,4 @@ def test_a_signal_is_passed_on(root: str) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 9
+        assert process.wait(60) == 9

@@ -42,6 +42,15 @@ class Trigger(BaseTrigger):
         super().__init__()  # type: ignore[no-untyped-call]  # BaseTrigger's has no types
 
 
+class Fired(TriggerEvent):
+    """The event of a trigger. Airflow logs its text, which leaves the document of a page out: up to 100 KB."""
+
+    def __repr__(self) -> str:
+        """The payload, without a document."""
+        shown = {name: value for name, value in self.payload.items() if name != "page"}
+        return f"TriggerEvent<{shown!r}>"
+
+
 class TaskTrigger(Trigger):
     """Waits for what a task has launched, and cancels it when a person kills the task. Yields one event, never raises.
 
@@ -89,7 +98,7 @@ class TaskTrigger(Trigger):
             self._killed = error.args == (_KILLED,)
             raise
         self._waiting = False
-        yield TriggerEvent(event | self.identity())
+        yield Fired(payload=event | self.identity())
 
     async def connected(self, wait: Callable[[Backend], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """Call `wait` with the shared backend; an error becomes the ``error`` of an event."""
@@ -97,7 +106,7 @@ class TaskTrigger(Trigger):
             # The first call starts Airflow's API (3.3.2) inside the triggerer, which takes 4 s of one core, and more on
             # a busy machine. So the first call must not be that of `on_kill`, which Airflow ends after 30 s.
             type(self)._has_called_airflow = True
-            _run_in_background(self._is_wanted())
+            _run_in_background(self._call_airflow())
         from trainjob import TrainJobError
         from trainjob._jobs.steps import pack_error
 
@@ -147,6 +156,11 @@ class TaskTrigger(Trigger):
         may_be_killed = not STORES and self._waiting and self.task_instance is not None
         if may_be_killed or self._killed:
             await self.on_kill()
+
+    async def _call_airflow(self) -> None:
+        """Call Airflow for the first time, which loads its API; see `load` for what is loaded."""
+        await self._is_wanted()
+        gc.freeze()
 
     async def _is_wanted(self) -> bool:
         """Whether the task is still deferred: a stopping triggerer leaves its triggers to another one."""

@@ -11,6 +11,7 @@ from trainjob_airflow.stats import send_goodput
 from trainjob_airflow.step import Step
 from trainjob_airflow.training import KEY, Task, Training
 from trainjob_airflow.triggers.base import STORES, WRITER, TaskTrigger, load
+from trainjob_airflow.triggers.lines import Lines
 
 if TYPE_CHECKING:
     from trainjob import Backend, JobRef
@@ -94,20 +95,22 @@ class TrainJobTrigger(TaskTrigger):
         await asyncio.to_thread(load)
         from trainjob._jobs.steps import StepPolicy
 
-        training = self._training()
+        training, lines = self._training(), Lines(self.log)
         step = self._step = Step(
-            self._ref(), self.key, self.wait_options, StepPolicy(**self.policy), self.log,
+            self._ref(), self.key, self.wait_options, StepPolicy(**self.policy), lines,
             get_logs=self.get_logs, training=training, tail=_TAIL,
         )  # fmt: skip
-        if training is None or self.task_instance is None or not STORES:
-            return await self.connected(lambda backend: step.outcome(backend, self.seconds_left()))
-        step.on_change = lambda: WRITER.add(training)
-        step.earlier = lambda: _stored(training)
+        stored = training if self.task_instance is not None and STORES else None
+        if stored is not None:
+            step.on_change = lambda: WRITER.add(stored)
+            step.earlier = lambda: _stored(stored)
         try:
             return await self.connected(lambda backend: step.outcome(backend, self.seconds_left()))
         finally:
-            WRITER.discard(training)
-            await WRITER.until_written(training)
+            if stored is not None:
+                WRITER.discard(stored)
+                await WRITER.until_written(stored)
+            await lines.written()
 
     def _training(self) -> Training | None:
         """What this task stores about the job; None if it stores nothing."""

@@ -163,14 +163,21 @@ async def diagnose(backend: Backend, namespace: str, name: str) -> Report:
     return examine(ref, evidence, backend.now())
 
 
-def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
-    """The report for the evidence. Pure; never raises because of the evidence."""
+def examine(ref: JobRef, evidence: Evidence, now: datetime, known: Diagnosis | None = None) -> Report:
+    """The report for the evidence. Pure; never raises because of the evidence.
+
+    Args:
+        ref: The job.
+        evidence: Of the job.
+        now: The current time, by `Backend.now`.
+        known: The diagnosis, if it was made before.
+    """
     trainjob = evidence.trainjob or {}
     observation = observe(evidence.trainjob)
     blocker = _blocker(evidence, observation.phase)
     observation = observe(evidence.trainjob, None, blocker)
     given_up_for = given_up(trainjob) if trainjob else None
-    diagnosis = replace(given_up_for or diagnosis_of(evidence), job=str(ref), phase=observation.phase)
+    diagnosis = replace(known or given_up_for or diagnosis_of(evidence), job=str(ref), phase=observation.phase)
     result = result_of(ref, evidence, observation, now)
     return Report(
         ref,

@@ -23,6 +23,7 @@ from trainjob._support.display import short
 from trainjob._support.formats import wrong_format
 from trainjob._support.kube_objects import mapping, mappings, rank_of
 from trainjob._support.numbers import json_values
+from trainjob._support.threads import JUDGING
 from trainjob.errors import ConfigurationError, TrainJobFailed
 from trainjob.goodput import Goodput
 from trainjob.job import ATTEMPT, JobRef
@@ -136,7 +137,7 @@ async def conclude(
     spent = measured(ref, evidence, history, now, observation)
     telemetry.record_goodput(ref, spent)
     if observation.phase is not Phase.COMPLETE:
-        diagnosis = replace(diagnosis_of(evidence, final), job=str(ref))
+        diagnosis = replace(await JUDGING.call(diagnosis_of, evidence, final), job=str(ref))
         if observation.phase is Phase.FAILED and ON_RETRY in mapping(evidence.trainjob, "metadata", "annotations"):
             await record_failure(backend, ref, diagnosis)
         raise TrainJobFailed(diagnosis, spent.summary())

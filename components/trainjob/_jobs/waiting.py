@@ -22,6 +22,7 @@ from trainjob._jobs.following import follow
 from trainjob._jobs.results import TrainJobResult, conclude, spent_so_far
 from trainjob._jobs.successors import JobReplaced
 from trainjob._support.log_lines import STATE_SECONDS, LogLine, Throttle
+from trainjob._support.threads import JUDGING
 from trainjob.errors import Category, Diagnosis, JobHung, RankCrashed, TimedOut, TrainJobError, TrainJobFailed
 from trainjob.job import JobRef
 from trainjob.progress.message import MAX_POINTS
@@ -240,7 +241,8 @@ async def _watch_crashes(
             async for evidence in found:
                 if len(crashed) < _CRASHES:
                     crashed.append(evidence)
-                diagnosis = replace(diagnosis_of(evidence, Observation(Phase.FAILED)), job=str(ref))
+                found_cause = await JUDGING.call(diagnosis_of, evidence, Observation(Phase.FAILED))
+                diagnosis = replace(found_cause, job=str(ref))
                 is_crash = diagnosis.pod and diagnosis.category not in (Category.PREEMPTED, Category.NODE_LOST)
                 if fatal and is_crash:
                     raise RankCrashed(with_change(diagnosis, await backend.get(ref.namespace, ref.name)))

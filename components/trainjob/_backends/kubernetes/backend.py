@@ -8,6 +8,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
+import anyio
+
 from trainjob._backends.base import Snapshot, TrainJob, Usage, Waiter
 from trainjob._backends.credentials import Credentials
 from trainjob._backends.kubernetes import leases, pods
@@ -35,6 +37,8 @@ from trainjob.status import QUEUE_LABEL, observe
 
 W = TypeVar("W", bound=SharedWatch)
 
+_EVIDENCE = 16  # jobs whose evidence is read at once; a log of a lost node takes 5 s
+
 
 class KubernetesBackend(TrainJobObjects):
     """TrainJobs of one cluster.
@@ -52,6 +56,7 @@ class KubernetesBackend(TrainJobObjects):
         self.credentials = credentials or Credentials()
         super().__init__(ApiClient(self.credentials, timings))
         self._optional = OptionalApis(self._client)
+        self._evidence = anyio.Semaphore(_EVIDENCE)
         self._shared = shared
         self._job_watches: dict[tuple[str, str], JobWatch] = {}  # by namespace and job; the latter is empty if shared
         self._pod_watches: dict[tuple[str, str], PodWatch] = {}
@@ -165,7 +170,14 @@ class KubernetesBackend(TrainJobObjects):
         return await self._optional.queue_position(ref, queue)
 
     async def evidence(self, ref: JobRef) -> Evidence:
-        """Collect pods, terminations, last log lines, Events and blockers of the job."""
+        """Collect pods, terminations, last log lines, Events and blockers of the job.
+
+        Of a few jobs at once: of many that end together, the first would else be known as late as the last.
+        """
+        async with self._evidence:
+            return await self._evidence_of(ref)
+
+    async def _evidence_of(self, ref: JobRef) -> Evidence:
         trainjob = await self._confirm(ref)
         # Quiet: `unseen` has it, and a page reads the evidence of a waiting job every few seconds.
         related = RelatedObjects(self._client, ref.namespace, quiet=True)

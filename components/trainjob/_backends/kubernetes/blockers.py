@@ -81,7 +81,7 @@ class RelatedObjects:
                     finding = blockers.first(blockers.around(seen, events[ref.name]))
                     found[ref.uid] = finding.blocker if finding else None
         required = {ref: needed(trainjob, found.get(ref.uid)) for ref, trainjob in waiting.items()}
-        missing = {name: await self._is_missing(*name) for names in required.values() for name in names}
+        missing = {name: await self._is_missing(*name) for name in set().union(*required.values())}
         for ref, names in required.items():
             if lacks := next((name for name in names if missing[name]), None):
                 found[ref.uid] = blockers.of_missing(" ".join(lacks)).blocker
@@ -129,7 +129,7 @@ class RelatedObjects:
         )
         for version in versions if name and what not in self.hidden else ():
             try:
-                found = await self.client.send(Request("GET", f"/apis/{version}/{scope}{what}/{name}", last=True))
+                found = await self.client.send(Request("GET", f"/apis/{version}/{scope}{what}/{name}"))
             except ObjectNotFound:
                 continue
             except Forbidden as error:
@@ -166,10 +166,12 @@ class RelatedObjects:
         params = {"labelSelector": f"{_JOB_UID}={ref.uid}" if ref else _JOB_UID}
         for version in _KUEUE_VERSIONS:
             path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{self.namespace}/workloads"
+            if self.client.lacks(path):
+                continue
             try:
                 return await self._list("workloads.kueue.x-k8s.io", path, params)
             except ObjectNotFound:
-                continue
+                self.client.absent(path)
         return []
 
     async def workloads_by_job(self, ref: JobRef | None = None) -> dict[str, dict[str, Any]]:
@@ -192,7 +194,7 @@ class RelatedObjects:
         if what in self.hidden:
             return []
         try:
-            return await self.client.items(path, params, last=True)
+            return await self.client.items(path, params)
         except Forbidden as error:
             self.hidden[what] = error.message
             if not self.quiet:

@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -37,6 +37,15 @@ _log = logging.getLogger(__name__)
 
 PAGE = 250
 """Objects per page, half of client-go's: decoding a page blocks the event loop for 10 ms at 2 KB per object."""
+
+_READS = 8
+"""Objects and pages that are read at once: 1,000 jobs that end in one second would else open 1,000 connections, each
+with a TLS handshake. Log streams and watches, each of which holds a connection, do not count."""
+
+TAILS = 16
+"""Ends of logs that are read at once: a request to the kubelet of a lost node waits for half a minute."""
+
+_ABSENT_SECONDS = 60.0  # until an API that the server did not have is requested again
 
 _CONNECTION_ERRORS = (httpx.HTTPError, OSError)  # ssl's errors are OSErrors, and httpx does not wrap all of them
 
@@ -101,8 +110,6 @@ class Request:
         body: JSON to send.
         content_type: Media type of `body`.
         read_seconds: Longest silence of the server; `Timings.read` if None.
-        last: Close the connection after the reply, since no similar request follows soon: a waiting process then keeps
-            one connection only.
         accept: Media type of the reply.
     """
 
@@ -112,7 +119,6 @@ class Request:
     body: Any = None
     content_type: str = "application/json"
     read_seconds: float | None = None
-    last: bool = False
     accept: str = "application/json"
 
 
@@ -122,6 +128,10 @@ class ApiClient:
     Args:
         credentials: Source of the credentials.
         timings: Timeouts and intervals.
+
+    Attributes:
+        timings: Timeouts and intervals.
+        tails: Limits how many ends of logs are read at once.
     """
 
     def __init__(self, credentials: Credentials, timings: Timings | None = None) -> None:
@@ -131,6 +141,9 @@ class ApiClient:
         self._http: httpx.AsyncClient | None = None
         self._failed_at = -_AFTER_OUTAGE_SECONDS
         self._lock = anyio.Lock()
+        self._reads = anyio.Semaphore(_READS)
+        self.tails = anyio.Semaphore(TAILS)
+        self._absent: dict[str, float] = {}  # path -> monotonic time
         self._ahead: float | None = None  # of the monotonic clock, what the API server's is at least
 
     def now(self) -> datetime:
@@ -158,7 +171,7 @@ class ApiClient:
         Raises:
             ApiError: The request failed.
         """
-        async with self.stream(request) as response:
+        async with self._reads if request.method == "GET" else nullcontext(), self.stream(request) as response:
             try:
                 # Not `aread`: httpx's response is in a reference cycle and would keep a page until a full collection.
                 loaded = json.loads(b"".join([data async for data in response.aiter_bytes()]))
@@ -170,8 +183,8 @@ class ApiClient:
                 raise ServerError(0, "", f"{request.method} {request.path}: the reply is not a JSON object")
             return loaded
 
-    async def items(self, path: str, params: Mapping[str, str], *, last: bool = False) -> list[dict[str, Any]]:
-        """All objects of a collection, requested `PAGE` at a time; `last` as in `Request`.
+    async def items(self, path: str, params: Mapping[str, str]) -> list[dict[str, Any]]:
+        """All objects of a collection, requested `PAGE` at a time.
 
         Raises:
             ApiError: A request failed.
@@ -180,11 +193,19 @@ class ApiClient:
         token = ""
         while True:
             more = {"continue": token} if token else {}
-            request = Request("GET", path, {**params, "limit": str(PAGE), **more}, last=last)
+            request = Request("GET", path, {**params, "limit": str(PAGE), **more})
             page_items, metadata = parts_of(request, await self.send(request))
             found += page_items
             if not (token := metadata.get("continue") or ""):
                 return found
+
+    def lacks(self, path: str) -> bool:
+        """Whether `absent` was called for a path within the last minute."""
+        return time.monotonic() - self._absent.get(path, -_ABSENT_SECONDS) < _ABSENT_SECONDS
+
+    def absent(self, path: str) -> None:
+        """Note that the server does not have an API, or does not answer for it."""
+        self._absent[path] = time.monotonic()
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[httpx.Response]:
@@ -255,8 +276,6 @@ class ApiClient:
         headers = [("Accept", request.accept), ("User-Agent", f"trainjob/{__version__}"), *access.headers]
         if access.authorization:
             headers.append(("Authorization", access.authorization))
-        if request.last:
-            headers.append(("Connection", "close"))
         content = None
         if request.body is not None:
             content = json.dumps(request.body).encode()

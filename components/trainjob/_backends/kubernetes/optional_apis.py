@@ -6,7 +6,6 @@ the result is None, and nothing is asked again for a minute.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -21,7 +20,6 @@ from trainjob._support.kube_objects import mapping, mappings, rank_of
 from trainjob.job import JobRef
 
 _SECONDS = 1.0  # a page does not wait longer for what it can do without
-_PAUSE_SECONDS = 60.0
 _PENDING = 1000  # workloads of a queue, in their order
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 _SUFFIXES = {
@@ -42,7 +40,6 @@ class OptionalApis:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._refused: dict[str, float] = {}  # path -> time
 
     async def usage(self, ref: JobRef) -> list[Usage] | None:
         """CPU and memory of the job's pods, from metrics.k8s.io."""
@@ -66,13 +63,13 @@ class OptionalApis:
         return None
 
     async def _get(self, path: str, params: Mapping[str, str]) -> dict[str, Any] | None:
-        if time.monotonic() - self._refused.get(path, -_PAUSE_SECONDS) < _PAUSE_SECONDS:
+        if self._client.lacks(path):
             return None
         try:
             with anyio.fail_after(_SECONDS):
                 return await self._client.send(Request("GET", path, params))
         except (ApiError, TimeoutError):
-            self._refused[path] = time.monotonic()
+            self._client.absent(path)
             return None
 
 

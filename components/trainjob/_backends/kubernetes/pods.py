@@ -13,7 +13,7 @@ import anyio
 
 from trainjob import names
 from trainjob._backends.base import TrainJob
-from trainjob._backends.kubernetes.client import ApiClient, Request
+from trainjob._backends.kubernetes.client import TAILS, ApiClient, Request
 from trainjob._backends.kubernetes.errors import (
     ApiError,
     BadRequest,
@@ -40,7 +40,6 @@ _TAIL_SECONDS = 5.0  # for retries of a log that a busy node does not return: th
 _EMPTY_SECONDS, _EMPTY_AGAIN = 1.0, 2  # until an empty log of a run is read again, and how often
 _REMOVED_SECONDS = 30.0  # the same if a busy kubelet has removed a run and has not noticed the next one's end yet
 _REMOVED = b"unable to retrieve container logs for"  # the kubelet's reply, with status 200, about a removed run
-_TAILS = 16  # log tails read at the same time: a request to the kubelet of a lost node waits for half a minute
 
 
 class RunRemoved(Transient):
@@ -127,13 +126,14 @@ async def tails_of(
     """Each pod, the oldest first, with the last lines of its training container, or none if they cannot be read."""
 
     async def tail_or_nothing(pod: Mapping[str, Any]) -> list[LogLine]:
-        with anyio.move_on_after(_TAIL_SECONDS), suppress(ApiError):
-            return await tail_of(client, pod, training_container(pod), lines)
+        async with client.tails:
+            with anyio.move_on_after(_TAIL_SECONDS), suppress(ApiError):
+                return await tail_of(client, pod, training_container(pod), lines)
         return []
 
     ordered = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
-    for start in range(0, len(ordered), _TAILS):
-        some = ordered[start : start + _TAILS]
+    for start in range(0, len(ordered), TAILS):
+        some = ordered[start : start + TAILS]
         for pod, tail in zip(some, await asyncio.gather(*map(tail_or_nothing, some)), strict=True):
             yield pod, tail
 
@@ -193,7 +193,7 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
                 suspects.setdefault(ended.pod, ended)
         if not suspects:
             break
-        await reader.read(list(suspects.values())[:_TAILS])
+        await reader.read(list(suspects.values())[:TAILS])
     ordered_pods = sorted(found, key=lambda pod: reader.last_written.get(name_of(pod), "~"))
     return Evidence(trainjob, ordered_pods, reader.logs, unseen=reader.unseen)
 
@@ -229,6 +229,10 @@ class _Tails:
         self.unseen = list(dict.fromkeys([*self.unseen, *messages]))
 
     async def _read(self, crash: Termination) -> ApiError | None:
+        async with self._client.tails:
+            return await self._read_now(crash)
+
+    async def _read_now(self, crash: Termination) -> ApiError | None:
         pod = self._pods[crash.pod]
         backoff = retrying.REQUEST(longest_pause=2.0, longest_retry_after=1.0)  # `_TAIL_SECONDS` ends the retries
         failure: ApiError = Unreachable(0, "", f"{crash.pod}: no answer within {_TAIL_SECONDS:.0f} s")
