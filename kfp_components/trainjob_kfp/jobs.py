@@ -39,7 +39,7 @@ from trainjob._jobs.progress_log import (
 )
 from trainjob._jobs.results import spent_text
 from trainjob._jobs.steps import KEEP, StepPolicy, finish
-from trainjob._manifest.unattended import SUSPEND
+from trainjob._manifest.unattended import of_step
 from trainjob._pages.live import take_document
 from trainjob._pages.page import page_html
 from trainjob._spec.arguments import wrong_value
@@ -97,7 +97,7 @@ def run_job(
         if parameters["owned_by_run"]:
             spec = spec.model_copy(update={"owner_reference": workflow_of_this_pod(client)})
         again = execution.after_failure(user_errors=bool(parameters.get("retry_user_errors", True)))
-        origin = origin_of(execution) | (SUSPEND if parameters["on_kill_action"] != "keep" else {})
+        origin = origin_of(execution) | of_step(parameters["on_kill_action"])
         with offered_report(client, crash_deletes=parameters.get("on_crash_action") == "cancel"):
             adopted: list[JobRef] = []
             ref = client.launch(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob import InvalidSpec, Problem, Settings, TrainJobClient, TrainJobError, TrainJobSpec
-from trainjob._manifest.unattended import SUSPEND
+from trainjob._manifest.unattended import of_step
 from trainjob._pages.page import page_html
 from trainjob._pages.study import (
     document_of_study,
@@ -65,7 +65,7 @@ def run_study(
         if parameters["owned_by_run"]:
             template = template.model_copy(update={"owner_reference": workflow_of_this_pod(client)})
         write_line(f"study {key}, journal {where}")
-        origin = origin_of(execution) | (SUSPEND if action != "keep" else {})
+        origin = origin_of(execution) | of_step(action)
         log = _TrialLog(client, study)
 
         def change(trials: Sequence[Trial]) -> None:

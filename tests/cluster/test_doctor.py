@@ -80,7 +80,7 @@ async def test_checks_without_permission_are_reported_as_skipped(cluster: Access
     found = await examined(narrow, namespace, ["torch-distributed"], kueue.QUEUE)
     assert failures(found) == []
     skipped = [finding.check for finding in found if finding.level is Level.SKIPPED]
-    assert skipped == ["reaper", "queue"]
+    assert skipped == ["controller", "queue"]
     assert of(found, "identity").message.startswith(f"you are system:serviceaccount:{namespace}:limited-")
     assert "would be accepted and wait for its admission" in of(found, "admission").message, "shown by a dry run"
     with make.own(make.NODE)(cluster, namespace):
@@ -93,10 +93,11 @@ async def test_checks_without_permission_are_reported_as_skipped(cluster: Access
 
 
 async def test_a_missing_or_failing_reaper_is_reported(cluster: Access, namespace: str) -> None:
-    missing = of(await examined(cluster.kubeconfig, namespace), "reaper")
+    missing = of(await examined(cluster.kubeconfig, namespace), "controller")
     assert missing.level is Level.WARNING
-    assert missing.message == "CronJob trainjob-reaper does not exist: unattended jobs are not ended"
-    assert missing.advice.startswith(f"trainjob install --only reaper -n {namespace} --image ")
+    neither = "there is neither a Deployment trainjob-controller nor a CronJob trainjob-reaper"
+    assert missing.message == f"{neither}: unattended jobs are not ended"
+    assert missing.advice.startswith(f"trainjob install --only controller -n {namespace} --image ")
     for each in objects("reaper", namespace=namespace, image=steps.IMAGE):
         if each["kind"] == "CronJob":
             each["spec"]["schedule"] = "0 0 1 1 *"  # the controller, which writes its status, starts no Job of it

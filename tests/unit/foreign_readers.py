@@ -98,7 +98,7 @@ def at(name: str, read: Callable[[Path], object]) -> Read:
 def lease(data: bytes, _: Path) -> object:
     metadata = {"name": "x", "namespace": "ns", "annotations": {leases.JOBS: text(data)}}
     now = datetime.now(UTC)
-    return leases._waiter({"metadata": metadata, "spec": {"renewTime": now.isoformat()}}, now)
+    return leases.waiter({"metadata": metadata, "spec": {"renewTime": now.isoformat()}}, now)
 
 
 def diagnosed(job: dict[str, Any]) -> object:

@@ -269,12 +269,12 @@ WAITING = [
 ]
 
 INSTALLED = {
-    ("--service-account", "a:b"): ("reaper kfp policy", "or use --only rbac"),
-    ("--image", "a"): ("rbac kfp policy", "or use --only runtimes or --only reaper"),
+    ("--service-account", "a:b"): ("controller reaper kfp policy", "or use --only rbac"),
+    ("--image", "a"): ("rbac kfp policy", "or use --only runtimes or --only controller or --only reaper"),
     ("--pin", f"a:1{DIGEST}"): ("rbac kfp policy", "--pin has no effect with --only"),
-    ("--keep-for", "P30D"): ("rbac kfp policy", "or use --only reaper"),
-    ("--trainer", "2.3"): ("rbac reaper kfp policy", "--trainer has no effect with --only"),
-    ("--storage-secret", "s"): ("rbac reaper kfp policy", "--storage-secret has no effect with --only"),
+    ("--keep-for", "P30D"): ("rbac kfp policy", "or use --only controller or --only reaper"),
+    ("--trainer", "2.3"): ("rbac controller reaper kfp policy", "--trainer has no effect with --only"),
+    ("--storage-secret", "s"): ("rbac controller reaper kfp policy", "--storage-secret has no effect with --only"),
 }
 """Options of `trainjob install` -> the parts that they have no effect on, and the message."""
 IGNORED: list[tuple[tuple[str, ...], str]] = [
@@ -296,7 +296,7 @@ IGNORED: list[tuple[tuple[str, ...], str]] = [
         for option, (parts, message) in INSTALLED.items()
         for part in parts.split()
     ),
-    (("install", "--keep-for", "P30D"), "--keep-for has no effect without the reaper"),
+    (("install", "--keep-for", "P30D"), "--keep-for has no effect without the controller"),
     (("-n", "ns", "data", "copy", "a", "b"), "trainjob data copy does not use --namespace: leave it out"),
     (("--backend", "local", "registry", "list", "m"), "trainjob registry list does not use --backend: leave it out"),
     (("--backend", "local", "install"), "trainjob install does not use --backend: leave it out"),
@@ -307,6 +307,7 @@ HAVE_EFFECT: list[tuple[str, ...]] = [
     (*RUN, "--stall-timeout", "15m", "--on-interrupt", "keep", "--", "true"),
     ("install", "-n", "ns", "--keep-for", "P30D", "--image", "a", "--storage-secret", "s", "--trainer", "2.1"),
     ("install", "--only", "runtimes", "--image", "a", "--storage-secret", "s", "--trainer", "2.1"),
+    ("install", "-n", "ns", "--only", "controller", "--image", "a", "--keep-for", "P30D"),
     ("install", "-n", "ns", "--only", "reaper", "--image", "a", "--keep-for", "P30D"),
     ("-n", "ns", "install", "--only", "rbac", "--service-account", "a:b"),
     ("install", "--only", "kfp", "-n", "ns"),

@@ -28,7 +28,7 @@ from trainjob._backends.local.backend import LocalBackend
 from trainjob._doctor import Finding, Level, admission, cluster, local, permissions, queues, server
 from trainjob._doctor.secrets import Needed, needed
 from trainjob._install import objects
-from trainjob._jobs.reaper import REAPER
+from trainjob._jobs.controller import CONTROLLER
 from trainjob._spec import RuntimeRef
 from trainjob.cli import cluster as command
 from trainjob.cli.program import program
@@ -213,7 +213,7 @@ OBJECTS: dict[str, Any] = {
     f"/apis/{queues.GROUP}": KUEUE,
     f"/openapi/v3/apis/{API_VERSION}": {"components": {"schemas": {"x": TRAINJOB}}},
     "localqueues": {"metadata": {"name": "gpus"}, "spec": {"clusterQueue": "gpus"}},
-    f"/cronjobs/{REAPER}": {"spec": {}},
+    f"/deployments/{CONTROLLER}": {"status": {"availableReplicas": 1}},
 }
 
 

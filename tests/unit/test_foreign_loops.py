@@ -47,7 +47,7 @@ async def test_the_reaper_ends_a_job_beside_planted_objects(backend: DirectBacke
         spec = {"leaseDurationSeconds": seconds, "renewTime": now, "holderIdentity": text}
         backend.store.put("leases", planted(f"lease{seconds}", {MANAGED_BY: "trainjob"}, {leases.JOBS: text}, spec))
     about = dict.fromkeys((cancels._TRY, cancels._ACTION, cancels._UID), text)
-    backend.store.put("leases", planted("cancel", {cancels._KEY: "abc"}, about, {"renewTime": now}))
+    backend.store.put("leases", planted("cancel", {cancels.KEY_LABEL: "abc"}, about, {"renewTime": now}))
     job = attempt(backend, created="2026-11-20T10:00:00Z", **UNATTENDED)
     (done,) = await reap(backend, "ns", grace=0, interval=0)
     assert (done.job, done.done) == (str(job), "suspended")

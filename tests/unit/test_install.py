@@ -60,9 +60,10 @@ def test_every_file_is_printed_unchanged() -> None:
     files = sorted(INSTALL.glob("*.yaml"))
     assert len(files) >= 3
     written = [each for file in files for each in yaml.safe_load_all(file.read_text())]
-    reaper = list(yaml.safe_load_all((INSTALL / "reaper.yaml").read_text()))
+    files = [INSTALL / f"{name}.yaml" for name in ("controller", "reaper")]  # they need a namespace
+    left_out = [each for file in files for each in yaml.safe_load_all(file.read_text())]
     found = printed()
-    assert found == [each for each in written if each["kind"] != "RoleBinding" and each not in reaper]
+    assert found == [each for each in written if each["kind"] != "RoleBinding" and each not in left_out]
     assert printed("--only", "runtimes") + printed("--only", "rbac") == sorted(found, key=lambda e: e["kind"] == "Role")
     assert all(each["apiVersion"].startswith("trainer.kubeflow.org/") for each in printed("--only", "runtimes"))
     text = output()
@@ -212,7 +213,28 @@ def test_the_reaper_has_a_separate_account() -> None:
     assert pod["serviceAccountName"] == account["metadata"]["name"]
     (container,) = pod["containers"]
     assert (container["image"], container["command"]) == ("registry.example/steps:1", ["trainjob", "reap"])
-    assert [each for each in printed("-n", "training") if each["kind"] == "CronJob"]
+    kinds = {each["kind"] for each in printed("-n", "training")}
+    assert "Deployment" in kinds
+    assert "CronJob" not in kinds, "a namespace has the controller or the reaper"
+
+
+def test_the_controller_may_only_what_it_needs() -> None:
+    account, role, binding, controller = printed(
+        "--only", "controller", "-n", "training", "--image", "registry.example/steps:1", "--keep-for", "P90D"
+    )
+    assert {each["metadata"]["namespace"] for each in (account, role, binding, controller)} == {"training"}
+    assert role["kind"] == "Role"
+    assert "update" not in {verb for rule in role["rules"] for verb in rule["verbs"]}
+    assert {resource for rule in role["rules"] for resource in rule["resources"]} == {
+        *("trainjobs", "leases", "workflows", "events")
+    }
+    pod = controller["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == account["metadata"]["name"]
+    (container,) = pod["containers"]
+    assert (container["image"], container["args"]) == ("registry.example/steps:1", ["--keep-for", "P90D"])
+    words = [*container["command"], *container["args"]]
+    context = program.commands["reap"].make_context("reap", words[2:])
+    assert (context.params["watch"], context.params["port"]) == (True, container["ports"][0]["containerPort"])
 
 
 @pytest.mark.parametrize(
@@ -235,9 +257,10 @@ def test_the_reaper_removes_leftovers_after_some_time(asked: list[str], written:
     )
 
 
-def test_the_reaper_requires_a_namespace() -> None:
+@pytest.mark.parametrize("part", ["controller", "reaper"])
+def test_the_controller_requires_a_namespace(part: str) -> None:
     result = CliRunner().invoke(program, ["install"])
-    assert "left out: the reaper, which needs --namespace\n" in result.stderr
-    assert "CronJob" not in result.stdout
-    with pytest.raises(click.UsageError, match="--only reaper needs the namespace"):
-        output("--only", "reaper")
+    assert "left out: the controller, which needs --namespace\n" in result.stderr
+    assert "Deployment" not in result.stdout
+    with pytest.raises(click.UsageError, match=f"--only {part} needs the namespace"):
+        output("--only", part)

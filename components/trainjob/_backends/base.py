@@ -72,6 +72,50 @@ class Waiter:
     own: bool = False
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run of a pipeline, by its Workflow.
+
+    Attributes:
+        label: Value of the label `trainjob._manifest.workflow_labels.KFP_RUN` of its jobs.
+        workflow: Name of the Workflow, with which the names of its pods begin.
+        state: ``running``, ``completed``, ``terminated``, or ``deleted`` if it was deleted before it had completed.
+    """
+
+    label: str
+    workflow: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What decides which jobs of a namespace may run.
+
+    Attributes:
+        jobs: The jobs that trainjob has launched: the parts of the objects that `observe` and `decide` read.
+        waiters: The processes that wait for jobs, or waited.
+        cancels: The records of cancels, by the hash of the key.
+        ended: The runs that were terminated or deleted, by their label.
+        reliable_since: Monotonic time since when no outage of the API server was noticed.
+    """
+
+    jobs: Sequence[TrainJob]
+    waiters: Sequence[Waiter]
+    cancels: Mapping[str, Sequence[Cancel]]
+    ended: Mapping[str, Run]
+    reliable_since: float
+
+
+class Observer(Protocol):
+    """Follows what decides about the jobs of a namespace."""
+
+    async def run(self) -> None:
+        """Follow it until this call is cancelled, beside calls of `next`."""
+
+    async def next(self, seconds: float) -> Overview:
+        """What is known after the next change, or after some seconds without one."""
+
+
 class PreparedRequest(Protocol):
     """A ready-made request to one object, for a process with milliseconds left.
 
@@ -282,6 +326,12 @@ class Cluster(Backend, Protocol):
 
     async def waiters(self, namespace: str) -> list[Waiter]:
         """The processes that wait for jobs of a namespace, or waited for them, according to their Leases."""
+
+    def observer(self, namespace: str) -> Observer:
+        """Follows the jobs of a namespace, its Leases, and the runs of pipelines."""
+
+    async def report_event(self, trainjob: TrainJob, reason: str, message: str) -> None:
+        """Write an Event about a job; does nothing if this account may not."""
 
     async def forget(self, namespace: str, waiter: Waiter) -> None:
         """Remove the Lease of a process that has ended."""

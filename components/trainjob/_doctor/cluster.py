@@ -19,6 +19,7 @@ from trainjob._backends.kubernetes.trainer_releases import release_of, spec_sche
 from trainjob._doctor import admission, permissions, queues, secrets, server
 from trainjob._doctor.findings import Finding, Level
 from trainjob._install import STEP_IMAGE
+from trainjob._jobs.controller import CONTROLLER
 from trainjob._jobs.reaper import REAPER
 from trainjob._spec import RuntimeRef
 from trainjob._spec.arguments import STEP_RUNTIME
@@ -139,7 +140,11 @@ class _Cluster:
         async for finding in self.examine_basics(queue):
             yield finding
         queue_missing = not self.kueue
-        checks = [("clock", server.clock(self.client)), ("reaper", self._reaper()), ("sidecars", self._sidecars())]
+        checks = [
+            ("clock", server.clock(self.client)),
+            ("controller", self._controller()),
+            ("sidecars", self._sidecars()),
+        ]
         if self.kueue:
             checks.append(("queue", queues.check(self.client, self.kueue, self.namespace, queue)))
         async for finding in _all(*checks):
@@ -213,16 +218,33 @@ class _Cluster:
     async def _permissions(self) -> list[Finding]:
         return await permissions.check(self.client, self.namespace, self.user, queues=bool(self.kueue))
 
+    async def _controller(self) -> list[Finding]:
+        """Whether the controller, or the reaper in its place, ends jobs that nobody waits for."""
+        path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{CONTROLLER}"
+        try:
+            found = await self.client.send(Request("GET", path))
+        except ObjectNotFound:
+            return await self._reaper()
+        except Forbidden as error:
+            return [Finding("controller", Level.SKIPPED, f"Deployment {CONTROLLER} cannot be read: {error.message}")]
+        if mapping(found, "status").get("availableReplicas"):
+            return [Finding("controller", Level.OK, f"Deployment {CONTROLLER} has a pod that is ready")]
+        message = f"Deployment {CONTROLLER} has no pod that is ready: unattended jobs are not ended"
+        advice = f"look for the reason: kubectl describe deployment {CONTROLLER} -n {self.namespace}"
+        return [Finding("controller", Level.WARNING, message, advice)]
+
     async def _reaper(self) -> list[Finding]:
         """Whether the reaper ends unattended jobs."""
         path = f"/apis/batch/v1/namespaces/{self.namespace}/cronjobs/{REAPER}"
-        install = f"trainjob install --only reaper -n {self.namespace} --image <registry>/{STEP_IMAGE}"
-        advice = f"{install} | kubectl apply --server-side -f -"
         message = "unattended jobs are not ended"
         try:
             found = await self.client.send(Request("GET", path))
         except ObjectNotFound:
-            return [Finding("reaper", Level.WARNING, f"CronJob {REAPER} does not exist: {message}", advice)]
+            install = f"trainjob install --only controller -n {self.namespace} --image <registry>/{STEP_IMAGE}"
+            missing = f"there is neither a Deployment {CONTROLLER} nor a CronJob {REAPER}: {message}"
+            return [
+                Finding("controller", Level.WARNING, missing, f"{install} | kubectl apply --server-side -f -"),
+            ]
         except Forbidden as error:
             return [Finding("reaper", Level.SKIPPED, f"CronJob {REAPER} cannot be read: {error.message}")]
         resume = f'kubectl patch cronjob {REAPER} -n {self.namespace} --patch \'{{"spec":{{"suspend":false}}}}\''

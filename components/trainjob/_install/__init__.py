@@ -1,4 +1,4 @@
-"""Objects that a cluster needs for this package: runtimes, permissions for launching and waiting, and the reaper.
+"""Objects that a cluster needs for this package: runtimes, permissions for launching and waiting, and the controller.
 
 May import `_jobs`, and the layers below.
 
@@ -19,7 +19,7 @@ from trainjob._jobs.leftovers import KEEP_FOR
 from trainjob._support.durations import iso_duration
 from trainjob.version import __version__
 
-Part = Literal["runtimes", "rbac", "reaper", "kfp", "policy"]
+Part = Literal["runtimes", "rbac", "controller", "reaper", "kfp", "policy"]
 
 STEP_IMAGE = f"trainjob-step:{__version__}"
 """The step image in the files: without a registry, which differs between clusters."""
@@ -30,7 +30,12 @@ STORAGE = "trainjob-storage"
 OPT_IN: tuple[Part, ...] = ("kfp", "policy")
 """Parts that are printed only by name."""
 
-_PARTS: dict[str, Part] = {"role.yaml": "rbac", "rolebinding.yaml": "rbac", "reaper.yaml": "reaper"}
+_PARTS: dict[str, Part] = {
+    "role.yaml": "rbac",
+    "rolebinding.yaml": "rbac",
+    "controller.yaml": "controller",
+    "reaper.yaml": "reaper",
+}
 
 SINCE = {"jax-resilient": "2.2", "torch-initialized": "2.2"}
 """Runtime -> release of Kubeflow Trainer that it requires (a policy, PersistentVolumeClaims of a job), if newer than
@@ -52,19 +57,20 @@ def objects(
     """The objects to apply, in the order of the file names.
 
     Args:
-        only: ``runtimes``, needed once per cluster; ``rbac`` or ``reaper``, needed once per namespace; all three if
-            None. Two parts are returned only by name: ``kfp``, a change of the ConfigMap of KFP's workflow controller,
-            and ``policy``, a ValidatingAdmissionPolicy for the TrainJobs of a namespace.
-        namespace: Namespace of permissions and reaper. If None, the permissions have no namespace, and the reaper is
-            left out, because its RoleBinding names the namespace of its account. For ``kfp``, the namespace of KFP;
-            ``kubeflow`` if None. ``policy`` requires one.
+        only: ``runtimes``, needed once per cluster; ``rbac`` or ``controller``, needed once per namespace; all three if
+            None. Three parts are returned only by name: ``reaper``, a CronJob in place of the controller; ``kfp``, a
+            change of the ConfigMap of KFP's workflow controller; and ``policy``, a ValidatingAdmissionPolicy for the
+            TrainJobs of a namespace.
+        namespace: Namespace of permissions and controller. If None, the permissions have no namespace, and the
+            controller is left out, because its RoleBinding names the namespace of its account. For ``kfp``, the
+            namespace of KFP; ``kubeflow`` if None. ``policy`` requires one.
         service_accounts: Namespace and name of each account that gets the permissions. No binding if empty.
         image: The step image.
         pins: Images with their digests, ``name:tag@sha256:…``, each for the image ``name:tag`` of a file.
         storage_secret: Name of the Secret with the keys of storage and registry.
         trainer: Release of the cluster's Kubeflow Trainer: 2.1, 2.2, or 2.3 for any newer one. Runtimes that it does
             not support are left out.
-        keep_for: How long the reaper keeps jobs that this package has left suspended.
+        keep_for: How long the controller, or the reaper, keeps jobs that this package has left suspended.
         explain: Whether to add a read-only ClusterRole to the permissions, by which more failures are explained.
     """
     names = {
@@ -78,7 +84,9 @@ def objects(
         return _opted_in(only, namespace)
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
         part = _PARTS.get(file.name, "runtimes")
-        if not file.name.endswith(".yaml") or only not in (None, part) or (part == "reaper" and not namespace):
+        if not file.name.endswith(".yaml") or only not in ((part,) if part == "reaper" else (None, part)):
+            continue
+        if part in ("controller", "reaper") and not namespace:
             continue
         for each in yaml.safe_load_all(file.read_text()):
             bound = (
@@ -91,8 +99,9 @@ def objects(
                 filled["metadata"] = {**filled["metadata"], "namespace": namespace}
             if each["kind"] == "RoleBinding":
                 filled["subjects"] = bound
-            if each["kind"] == "CronJob":
-                (container,) = filled["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+            if each["kind"] in ("CronJob", "Deployment"):
+                spec = filled["spec"]["jobTemplate"]["spec"] if each["kind"] == "CronJob" else filled["spec"]
+                (container,) = spec["template"]["spec"]["containers"]
                 container["args"] = ["--keep-for", iso_duration(keep_for)]
             found.append(filled)
     if explain and only in (None, "rbac"):

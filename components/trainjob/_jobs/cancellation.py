@@ -99,7 +99,7 @@ class Cancelled:
 
     Attributes:
         jobs: The attempts that were stopped.
-        ended: Whether their last pods have ended.
+        ended: Whether their last pods have ended; False if nobody has waited for that.
     """
 
     jobs: tuple[JobRef, ...]
@@ -244,7 +244,9 @@ class _Stop:
 
 
 async def _have_stopped(backend: Backend, refs: Sequence[JobRef], seconds: float) -> bool:
-    """Whether the last pods of all jobs end within `seconds`."""
+    """Whether the last pods of all jobs end within `seconds`; of 0, nobody looks, and it is unknown."""
+    if seconds <= 0:
+        return not refs
     pause, deadline = _POLL[0], time.monotonic() + seconds
     for ref in refs:
         while not await backend.stopped(ref):

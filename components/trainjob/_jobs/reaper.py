@@ -13,7 +13,7 @@ be killed at any time: each job is ended by one request.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,6 +24,7 @@ from trainjob._backends.base import Cluster, TrainJob, Waiter
 from trainjob._jobs.cancellation import cancelling, end_attempt
 from trainjob._manifest.attempts import (
     CANCEL_KEPT,
+    Cancel,
     CancelAction,
     adoption_of,
     cancel_of,
@@ -35,7 +36,7 @@ from trainjob._manifest.attempts import (
     recent,
     version_of,
 )
-from trainjob._manifest.unattended import DEFAULT_AFTER, LABEL, MARK, policy_of, runs, unattended_for
+from trainjob._manifest.unattended import DEFAULT_AFTER, LABEL, MARK, is_placed, policy_of, runs, unattended_for
 from trainjob._support.display import short
 from trainjob._support.kube_objects import mappings, parse_time
 from trainjob.errors import NotFound, Rejected, TrainJobError
@@ -77,6 +78,10 @@ class Reaped:
         return f"TrainJob {self.job} was {self.done}: {self.reason}"
 
 
+End = Callable[[], Awaitable[Reaped | None]]
+"""Ends one job; returns None if it need not be ended any more."""
+
+
 async def reap(
     backend: Cluster,
     namespace: str,
@@ -108,7 +113,8 @@ async def reap(
                 on_reaped(done)
 
     failed: TrainJobError | None = None
-    for end in await _extra(backend, namespace):
+    cancels = await backend.all_cancels(namespace)
+    for _, end in extra_ends(backend, await backend.find(namespace, {MANAGED_BY: "trainjob"}), cancels):
         try:
             report(await end())
         except TrainJobError as error:  # of one job; the others do not wait for it
@@ -125,9 +131,9 @@ async def reap(
         since = {each: since.get(each, now) for each in observed}
         for each, job in observed.items():
             if now - since[each] >= grace:
-                report(await _end_unattended(backend, job))
+                report(await end_unattended(backend, job))
         if not found:
-            await _forget(backend, namespace, waiters)
+            await forget(backend, namespace, waiters)
             if failed is not None:
                 raise failed
             return reaped
@@ -139,35 +145,44 @@ async def _observe(backend: Cluster, namespace: str) -> tuple[list[Waiter], dict
     jobs = [job for action in ("suspend", "cancel") for job in await backend.find(namespace, {LABEL: action})]
     # After the jobs, so that a process that has started to wait since is included.
     waiters = await backend.waiters(namespace)
-    return waiters, {job["metadata"]["uid"]: job for job in jobs if _overdue(job, waiters, backend.now())}
+    return waiters, {job["metadata"]["uid"]: job for job in jobs if overdue(job, waiters, backend.now())}
 
 
-def _overdue(job: TrainJob, waiters: list[Waiter], now: datetime) -> timedelta | None:
+def overdue(job: TrainJob, waiters: Sequence[Waiter], now: datetime) -> timedelta | None:
     """How long a job has been unattended, if that is longer than its policy allows."""
     policy = policy_of(job)
-    if policy is None or not runs(job):
+    if policy is None or is_placed(job) or not runs(job):
         return None
     times = (waiter.jobs.get(job["metadata"]["uid"]) for waiter in waiters)
     unattended = unattended_for(job, max((each for each in times if each is not None), default=None), now)
     return unattended if unattended > policy.after else None
 
 
-async def _extra(backend: Cluster, namespace: str) -> list[Callable[[], Awaitable[Reaped | None]]]:
-    """What ends attempts that do not count, and those that a cancel of their key applies to."""
-    cancels = await backend.all_cancels(namespace)
+def extra_ends(
+    backend: Cluster, found: Iterable[TrainJob], cancels: Mapping[str, Sequence[Cancel]]
+) -> list[tuple[TrainJob, End]]:
+    """What ends attempts that do not count, and those that a cancel of their key applies to.
+
+    Args:
+        backend: The cluster.
+        found: The jobs that trainjob has launched.
+        cancels: The records of cancels, by the hash of the key.
+    """
     keys: dict[str, list[TrainJob]] = {}
-    for job in await backend.find(namespace, {MANAGED_BY: "trainjob"}):
+    for job in found:
+        if is_placed(job):
+            continue
         keys.setdefault(job["metadata"]["labels"].get(KEY, ""), []).append(job)
     keys.pop("", None)
-    ends: list[Callable[[], Awaitable[Reaped | None]]] = []
-    suspends: list[Callable[[], Awaitable[Reaped | None]]] = []
+    ends: list[tuple[TrainJob, End]] = []
+    suspends: list[tuple[TrainJob, End]] = []
     for work, jobs in keys.items():
         counts, losers = decide(jobs)
         if counts is None or observe(counts).phase is Phase.SUSPENDED:
-            ends += [partial(_end_returned, backend, job) for job in losers]
+            ends += [(job, partial(_end_returned, backend, job)) for job in losers]
         else:
             reason = f"another attempt of its key counts ({counts['metadata']['name']})"
-            ends += [partial(_delete, backend, job, reason) for job in losers]
+            ends += [(job, partial(_delete, backend, job, reason)) for job in losers]
         for job in jobs:
             cancel = cancel_of(recent(cancels.get(work, ()), backend.now()), job)
             if cancel is None or job in losers or is_resumed_since(job, cancel):
@@ -175,7 +190,8 @@ async def _extra(backend: Cluster, namespace: str) -> list[Callable[[], Awaitabl
             if not may_run(job) and not may_come_back(job):
                 continue
             if cancel.action == "cancel" or observe(job).phase is not Phase.SUSPENDED:
-                suspends.append(partial(_end, backend, job, cancel.action, cancel.mark, "its key was cancelled"))
+                end = partial(_end, backend, job, cancel.action, cancel.mark, "its key was cancelled")
+                suspends.append((job, end))
     return [*ends, *suspends]  # a webhook that hangs delays suspensions, and no deletion
 
 
@@ -196,7 +212,7 @@ async def _end_returned(backend: Cluster, job: TrainJob) -> Reaped | None:
     return await _delete(backend, job, "it ran again after another attempt of its key had followed")
 
 
-async def _end_unattended(backend: Cluster, job: TrainJob) -> Reaped | None:
+async def end_unattended(backend: Cluster, job: TrainJob) -> Reaped | None:
     """End a job, unless it is attended or was changed since it was observed."""
     ref = JobRef.of(job)
     latest = await backend.get(ref.namespace, ref.name)
@@ -204,7 +220,7 @@ async def _end_unattended(backend: Cluster, job: TrainJob) -> Reaped | None:
         return None
     if adoption_of(latest) != adoption_of(job):
         return None
-    policy, unattended = policy_of(latest), _overdue(latest, await backend.waiters(ref.namespace), backend.now())
+    policy, unattended = policy_of(latest), overdue(latest, await backend.waiters(ref.namespace), backend.now())
     if policy is None or unattended is None:
         return None
     done = await _end(backend, latest, policy.action, MARK, f"no process had waited for it for {short(unattended)}")
@@ -238,7 +254,7 @@ async def _delete(backend: Cluster, job: TrainJob, reason: str) -> Reaped | None
     return None if kept else Reaped(str(ref), "deleted", reason)
 
 
-async def _forget(backend: Cluster, namespace: str, waiters: list[Waiter]) -> None:
+async def forget(backend: Cluster, namespace: str, waiters: Sequence[Waiter]) -> None:
     """Remove old records of cancels, and the Leases of processes that ended long ago and whose jobs have finished."""
     for cancels in (await backend.all_cancels(namespace)).values():
         for cancel in cancels:

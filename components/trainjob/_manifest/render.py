@@ -53,7 +53,7 @@ def render(
         key: Name of the piece of work.
         attempt: Number of the attempt, from 1.
         namespace: Kubernetes namespace.
-        origin: Labels in addition to those of the spec, see `trainjob.launch`.
+        origin: Labels in addition to those of the spec, see `trainjob.launch`; `unattended.ON_KILL` is an annotation.
         changes: What this attempt changes of the spec, by `on_retry`. The hash of the spec remains that of `spec`.
         earlier: Earlier attempts of the key. After a complete one, the checkpoints are in a new directory.
 
@@ -73,6 +73,8 @@ def render(
         if spec.checkpoints is not None:
             body = _with_checkpoints(body, spec, spec.checkpoints, f"{namespace}/{work_name(key)}", earlier)
         labels, annotations = spec.labels, spec.annotations
+    origin = dict(origin or {})
+    noted = {unattended.ON_KILL: origin.pop(unattended.ON_KILL)} if unattended.ON_KILL in origin else {}
     policy_labels, policy_annotations = unattended.metadata_of(spec)
     if spec.stall_timeout is not None:
         policy_annotations[STALL_TIMEOUT] = f"{spec.stall_timeout.total_seconds():g}"
@@ -82,9 +84,10 @@ def render(
         "metadata": {
             "name": job_name(key, attempt),
             "namespace": names.namespace(namespace),
-            "labels": {**labels, **(origin or {}), **policy_labels, **labels_of(key), ATTEMPT: str(attempt)},
+            "labels": {**labels, **origin, **policy_labels, **labels_of(key), ATTEMPT: str(attempt)},
             "annotations": {
                 **annotations,
+                **noted,
                 **policy_annotations,
                 **change_annotations(written, changes, _hash),
                 KEY: key,

@@ -28,10 +28,26 @@ AFTER = "trainjob.dev/unattended-after"
 MARK = "unattended"
 """Value of the annotation `trainjob.status.CANCELLED` of a job that was suspended because it was unattended."""
 
+ON_KILL = "trainjob.dev/on-kill-action"
+"""Annotation: what happens to the job if its run is terminated: ``suspend``, ``cancel`` or ``keep``."""
+
 DEFAULT_AFTER = timedelta(hours=1)
 
 SUSPEND: dict[str, str] = {LABEL: "suspend"}
 """Default label of a workflow's jobs, which its steps wait for; the spec has precedence."""
+
+
+def of_step(on_kill_action: str) -> dict[str, str]:
+    """What a step of a pipeline notes on its jobs: what its run's end does with them, and the default label."""
+    return {ON_KILL: on_kill_action} | (SUSPEND if on_kill_action != "keep" else {})
+
+
+_MULTIKUEUE_ORIGIN = "kueue.x-k8s.io/multikueue-origin"
+
+
+def is_placed(trainjob: Mapping[str, Any]) -> bool:
+    """Whether Kueue has placed a job here from another cluster: its waiters and its run are there."""
+    return _MULTIKUEUE_ORIGIN in mapping(trainjob, "metadata", "labels")
 
 
 @dataclass(frozen=True)

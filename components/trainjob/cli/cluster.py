@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from trainjob._backends.base import TrainJob
 from trainjob._backends.local.store import leftovers
 from trainjob._doctor import Finding, Level, examine
 from trainjob._jobs import reaper
+from trainjob._jobs.controller import Controller
 from trainjob._jobs.leftovers import KEEP_FOR, Leftover, remove_leftovers
 from trainjob._support.display import short
 from trainjob.cli import texts
@@ -35,6 +36,7 @@ from trainjob.cli.options import (
     service_account,
 )
 from trainjob.cli.output import echo
+from trainjob.cli.probes import served
 from trainjob.cli.session import Session
 from trainjob.errors import ConfigurationError
 from trainjob.job import JobRef
@@ -47,14 +49,14 @@ _INDENT = " " * 22  # width of level and check
 
 
 _USED_BY: dict[str, tuple[package.Part, ...]] = {
-    "namespace": ("rbac", "reaper", "kfp", "policy"),
+    "namespace": ("rbac", "controller", "reaper", "kfp", "policy"),
     "service_accounts": ("rbac",),
     "explain": ("rbac",),
-    "image": ("runtimes", "reaper"),
-    "pins": ("runtimes", "reaper"),
+    "image": ("runtimes", "controller", "reaper"),
+    "pins": ("runtimes", "controller", "reaper"),
     "storage_secret": ("runtimes",),
     "trainer": ("runtimes",),
-    "keeps": ("reaper",),
+    "keeps": ("controller", "reaper"),
 }
 """Option of `trainjob install` -> the parts whose objects depend on it."""
 
@@ -70,10 +72,10 @@ def keep_for(text: str) -> timedelta:
 @command(
     click.option(
         "--only",
-        type=click.Choice(["runtimes", "rbac", "reaper", "kfp", "policy"]),
-        help="Print only the runtimes, which a cluster needs once, or only the Role or the reaper, which each namespace"
-        " needs. Printed only on request: kfp, a change of KFP's workflowDefaults; policy, an admission policy for the "
-        "TrainJobs of a namespace.",
+        type=click.Choice(["runtimes", "rbac", "controller", "reaper", "kfp", "policy"]),
+        help="Print only the runtimes, which a cluster needs once, or only the Role or the controller, which each"
+        " namespace needs. Printed only on request: reaper, a CronJob in place of the controller; kfp, a change of"
+        " KFP's workflowDefaults; policy, an admission policy for the TrainJobs of a namespace.",
     ),
     click.option(
         "--service-account",
@@ -113,8 +115,8 @@ def keep_for(text: str) -> timedelta:
         "keeps",
         type=keep_for,
         metavar="AGE",
-        help="Let the reaper remove jobs that trainjob has left suspended for longer, e.g. 12h or P90D; P30D if left"
-        " out.",
+        help="Let the controller remove jobs that trainjob has left suspended for longer, e.g. 12h or P90D; P30D if"
+        " left out.",
     ),
     shared=all_of(namespace_option, json_option),
 )
@@ -135,8 +137,8 @@ def install(
     """
     # TRAINJOB_NAMESPACE is the namespace of jobs; KFP's controller runs in another one.
     namespace = session.given_namespace or (Settings().namespace if only != "kfp" else None)
-    if only == "reaper" and not namespace:
-        raise click.UsageError("--only reaper needs the namespace whose jobs it checks: --namespace")
+    if only in ("controller", "reaper") and not namespace:
+        raise click.UsageError(f"--only {only} needs the namespace whose jobs it checks: --namespace")
     if only == "policy" and not namespace:
         raise click.UsageError("--only policy needs the namespace whose TrainJobs it checks: --namespace")
     _refuse_ignored(only, namespace)
@@ -158,7 +160,7 @@ def install(
         name = unused[0].partition("@")[0]
         raise click.UsageError(f"--pin {unused[0]}: no object runs image {name}; images: {', '.join(images) or 'none'}")
     if only is None and not namespace:
-        echo("left out: the reaper, which needs --namespace", err=True)
+        echo("left out: the controller, which needs --namespace", err=True)
     for name, since in package.SINCE.items() if only in (None, "runtimes") else ():
         if since > given.get("trainer", since):
             echo(f"left out: {name}, which needs Kubeflow Trainer {since}", err=True)
@@ -179,7 +181,7 @@ def _refuse_ignored(only: package.Part | None, namespace: str | None) -> None:
             others = " or ".join(f"--only {part}" for part in parts)
             refuse_ignored(field, because=f"has no effect with --only {only}: leave it out, or use {others}")
     if not namespace:
-        refuse_ignored("keeps", because="has no effect without the reaper, which needs a namespace: give --namespace")
+        refuse_ignored("keeps", because="has no effect without the controller, which needs --namespace")
 
 
 def _heading(only: package.Part | None, found: Sequence[Mapping[str, Any]]) -> str:
@@ -201,13 +203,23 @@ def _heading(only: package.Part | None, found: Sequence[Mapping[str, Any]]) -> s
         metavar="AGE",
         help="Also remove jobs that trainjob has left suspended for longer, e.g. 12h or P30D.",
     ),
+    click.option(
+        "--watch",
+        is_flag=True,
+        help="Keep watching, and end such jobs as soon as it is known; also the jobs of a pipeline's run that is "
+        "terminated or deleted.",
+    ),
+    click.option(
+        "--port", type=click.IntRange(1, 65535), help="With --watch, serve /healthz and /metrics on this port."
+    ),
     epilog=EXIT_CODES,
 )
-async def reap(session: Session, *, keeps: timedelta | None) -> int:
+async def reap(session: Session, *, keeps: timedelta | None, watch: bool, port: int | None) -> int:
     """Suspend or delete the jobs that nobody waits for, by `unattended` and `unattended_after` of their specs.
 
-    Checks the namespace once: returns at once if it has no such jobs, else after about two minutes. `trainjob install
-    --only reaper` prints a CronJob that runs it. The local backend needs none: each job's supervisor does the same.
+    Checks the namespace once: returns at once if it has no such jobs, else after about two minutes. With --watch it is
+    the controller of the namespace, which `trainjob install --only controller` prints as a Deployment; `--only reaper`
+    prints a CronJob. The local backend needs none: each job's supervisor does the same.
 
     With --keep-for, also removes what `trainjob gc` removes on a cluster.
     """
@@ -218,6 +230,15 @@ async def reap(session: Session, *, keeps: timedelta | None) -> int:
     def show(reaped: reaper.Reaped | Leftover) -> None:
         session.answer(reaped.as_dict(), str(reaped))
 
+    if watch:
+        controller = Controller(cluster, session.namespace, keep_for=keeps, on_done=show)
+        async with AsyncExitStack() as stack:
+            if port is not None:
+                await stack.enter_async_context(served(controller.counters, port))
+            await controller.run()
+        return 0
+    if port is not None:
+        raise click.UsageError("--port needs --watch")
     await reaper.reap(cluster, session.namespace, on_reaped=show)
     if keeps is not None:
         await remove_leftovers(cluster, session.namespace, keeps, on_removed=show)

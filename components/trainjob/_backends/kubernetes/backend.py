@@ -24,6 +24,7 @@ from trainjob._backends.kubernetes.leases import Attendance
 from trainjob._backends.kubernetes.logs import RankLogs
 from trainjob._backends.kubernetes.objects import TrainJobObjects, deleting, patching
 from trainjob._backends.kubernetes.optional_apis import OptionalApis
+from trainjob._backends.kubernetes.overview import Observer, event_of
 from trainjob._backends.kubernetes.pod_watch import PodWatch
 from trainjob._backends.kubernetes.prepared import PreparedRequest
 from trainjob._backends.kubernetes.shared_watch import SharedWatch
@@ -254,6 +255,15 @@ class KubernetesBackend(TrainJobObjects):
         """Delete the Lease of a process that has ended."""
         with suppress(ObjectNotFound):
             await self.retry(lambda: self._client.send(leases.deletion(namespace, waiter.lease)))
+
+    def observer(self, namespace: str) -> Observer:
+        """Follows the jobs of a namespace, its Leases, and the Workflows of pipelines."""
+        return Observer(self._client, namespace)
+
+    async def report_event(self, trainjob: TrainJob, reason: str, message: str) -> None:
+        """Write an Event about a job; does nothing if this account may not."""
+        with suppress(Forbidden, ObjectNotFound):
+            await self.retry(lambda: self._client.send(event_of(trainjob, reason, message, self.now())))
 
     def now(self) -> datetime:
         """The current time by the API server's clock."""

@@ -18,7 +18,8 @@ from trainjob._support.numbers import count_of
 from trainjob.job import RESERVED_PREFIX
 from trainjob.names import namespace as checked
 
-_KEY = RESERVED_PREFIX + "cancelled-key"
+KEY_LABEL = RESERVED_PREFIX + "cancelled-key"
+"""Label of the record of a cancel: the hash of the key."""
 _ACTION, _TRY, _UID = (RESERVED_PREFIX + name for name in ("action", "try", "uid"))
 
 
@@ -39,7 +40,7 @@ async def write(client: ApiClient, namespace: str, work: str, cancel: Cancel) ->
     lease = {
         "metadata": {
             "name": cancel.record,
-            "labels": {_KEY: work},
+            "labels": {KEY_LABEL: work},
             "annotations": {_ACTION: cancel.action, **tried, **only},
         },
         "spec": {"renewTime": iso(client.now(), "microseconds")},
@@ -60,11 +61,12 @@ async def read(client: ApiClient, namespace: str, work: str = "") -> tuple[int |
     Raises:
         ApiError: The request failed.
     """
-    params = {"labelSelector": f"{_KEY}={work}" if work else _KEY}
+    params = {"labelSelector": f"{KEY_LABEL}={work}" if work else KEY_LABEL}
     found = await client.send(Request("GET", _path(namespace), params))
     cancels: dict[str, list[Cancel]] = {}
     for lease in found.get("items") or []:
-        cancels.setdefault(str(mapping(lease, "metadata", "labels").get(_KEY)), []).append(_cancel(lease))
+        work, cancel = parsed(lease)
+        cancels.setdefault(work, []).append(cancel)
     return count_of(mapping(found, "metadata").get("resourceVersion")), cancels
 
 
@@ -84,6 +86,11 @@ async def read_if_allowed(client: ApiClient, namespace: str, work: str) -> tuple
 def removal(namespace: str, cancel: Cancel) -> Request:
     """The request that removes a record."""
     return Request("DELETE", f"{_path(namespace)}/{cancel.record}")
+
+
+def parsed(lease: Mapping[str, Any]) -> tuple[str, Cancel]:
+    """The hash of the key and the cancel that a Lease records."""
+    return str(mapping(lease, "metadata", "labels").get(KEY_LABEL)), _cancel(lease)
 
 
 def _cancel(lease: Mapping[str, Any]) -> Cancel:

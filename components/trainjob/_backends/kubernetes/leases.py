@@ -308,8 +308,8 @@ async def waiters(client: ApiClient, namespace: str) -> list[Waiter]:
     """
     listed = await client.items(_path(namespace), {"labelSelector": f"{MANAGED_BY}=trainjob"})
     now = client.now()
-    found = (_waiter(lease, now) for lease in listed)
-    return [waiter for waiter in found if waiter is not None]
+    found = (waiter(lease, now) for lease in listed)
+    return [each for each in found if each is not None]
 
 
 def _arrival(lease: Mapping[str, Any], now: datetime) -> datetime:
@@ -318,7 +318,12 @@ def _arrival(lease: Mapping[str, Any], now: datetime) -> datetime:
     return min(now, max((each for each in times if each is not None), default=now))
 
 
-def _waiter(lease: Mapping[str, Any], now: datetime) -> Waiter | None:
+def waiter(lease: Mapping[str, Any], now: datetime) -> Waiter | None:
+    """The process of a Lease; None if the Lease was never renewed.
+
+    Raises:
+        ConfigurationError: A newer trainjob wrote it.
+    """
     renewed, metadata = parse_time(mapping(lease, "spec").get("renewTime")), mapping(lease, "metadata")
     name = str(metadata.get("name"))
     where = f"Lease {metadata.get('namespace', '')}/{name}"
