@@ -140,6 +140,20 @@ def test_a_log_that_nobody_reads_does_not_block_the_triggers() -> None:
     assert [text for text in written if text in "012"][-1] == "2", "in their order"
 
 
+def test_a_log_that_fails_does_not_fail_the_trigger() -> None:
+    def write(event: str, *_: object) -> None:
+        raise BrokenPipeError(event)
+
+    async def trigger() -> None:
+        lines = Lines(SimpleNamespace(info=write, warning=write))
+        lines.info("one")
+        await lines.written()
+        lines.warning("two")
+        await lines.written()
+
+    asyncio.run(trigger())
+
+
 def test_a_group_needs_lines_and_a_rank_opens_none() -> None:
     lines: list[str] = []
     log: Any = SimpleNamespace(info=lambda event, *args: lines.append(event % args if args else event))

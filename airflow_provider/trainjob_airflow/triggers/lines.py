@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from trainjob_airflow.tasklog import Log
@@ -51,7 +52,8 @@ class Lines:
 
         while self._lines:
             lines, self._lines = self._lines, []
-            await LOGGING.call(_write, lines)
+            with suppress(Exception):  # of Airflow's log: the wait for the job goes on without it
+                await LOGGING.call(_write, lines)
 
 
 def _write(lines: list[tuple[Callable[..., Any], str, tuple[Any, ...]]]) -> None:
