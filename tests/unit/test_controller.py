@@ -255,6 +255,20 @@ async def test_without_workflows_the_rest_is_done(world: World, kube: FakeKube, 
         assert made.counters.ended["deleted"] == 1
 
 
+async def test_renewals_of_leases_cause_no_decision(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "INTERVAL", 600.0)
+    mine = await world.job()
+    async with world.controller() as made:
+        await world.settled(made)
+        decided = made.counters.decided
+        for _ in range(20):
+            world.lease(mine, f"pipe-{RUN}-impl-1")
+            await anyio.sleep(0.02)
+        assert made.counters.decided == decided
+        world.workflow(TERMINATED)
+        await world.until(lambda: world.state(mine) == "suspended")
+
+
 async def test_health_and_metrics() -> None:
     counters = Counters(failed=2, jobs=3)
     counters.ended["deleted"] = 4

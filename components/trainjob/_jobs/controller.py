@@ -39,6 +39,7 @@ INTERVAL = 10.0
 """Seconds after which everything is decided anew, if nothing changes before."""
 
 _COLLECT = 0.2  # seconds in which further changes are collected
+_SHARE = 9.0  # the least pause, in times of what the decision before took: at most a tenth of a core
 _CLEAN = 3600.0  # seconds between two removals of what is left over
 
 
@@ -102,8 +103,10 @@ class Controller:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(observer.run)
                 while True:
-                    await self._decide(await observer.next(INTERVAL))
-                    await anyio.sleep(_COLLECT)
+                    seen = await observer.next(INTERVAL)
+                    begun = time.thread_time()
+                    await self._decide(seen)
+                    await anyio.sleep(max(_COLLECT, _SHARE * (time.thread_time() - begun)))
         except ExceptionGroup as group:  # a task group wraps every exception
             raise group.exceptions[0] from None
 

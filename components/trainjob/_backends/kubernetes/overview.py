@@ -49,6 +49,8 @@ class _Followed:
         kept: What is kept of an object.
         on_change: Called after each change.
         on_gone: Called with what was kept of an object that was deleted while it was watched.
+        is_quiet: Whether `on_change` is called only until all objects are known: each waiting process renews its Lease
+            every 30 s.
 
     Attributes:
         known: What is kept of each object, by UID.
@@ -64,9 +66,11 @@ class _Followed:
         kept: Callable[[Mapping[str, Any]], Any],
         on_change: Callable[[], None],
         on_gone: Callable[[Any], None] = lambda _: None,
+        *,
+        is_quiet: bool = False,
     ) -> None:
         self._reflector = Reflector(client, path, {"labelSelector": selector})
-        self._kept, self._on_change, self._on_gone = kept, on_change, on_gone
+        self._kept, self._on_change, self._on_gone, self._is_quiet = kept, on_change, on_gone, is_quiet
         self.known: dict[str, Any] = {}
         self.synced = False
         self.reliable_since = time.monotonic()
@@ -79,6 +83,7 @@ class _Followed:
         """
         async with aclosing(self._reflector.events()) as events:
             async for event in events:
+                known = self.synced
                 if isinstance(event, Change):
                     self._take(event)
                 elif isinstance(event, Outage):
@@ -86,7 +91,8 @@ class _Followed:
                     self.reliable_since = time.monotonic()
                 else:
                     self._sync(event)
-                self._on_change()
+                if not (known and self._is_quiet):
+                    self._on_change()
 
     def _take(self, change: Change) -> None:
         uid = change.item["metadata"]["uid"]
@@ -116,7 +122,7 @@ class Observer:
         changed = self._changed.set
         leases_path = f"/apis/coordination.k8s.io/v1/namespaces/{checked(namespace)}/leases"
         self._jobs = _Followed(client, collection(namespace), f"{MANAGED_BY}=trainjob", _job, changed)
-        self._leases = _Followed(client, leases_path, f"{MANAGED_BY}=trainjob", lambda each: each, changed)
+        self._leases = _Followed(client, leases_path, f"{MANAGED_BY}=trainjob", _whole, changed, is_quiet=True)
         self._cancels = _Followed(client, leases_path, cancels.KEY_LABEL, cancels.parsed, changed)
         workflows = f"/apis/argoproj.io/v1alpha1/namespaces/{checked(namespace)}/workflows"
         self._workflows = _Followed(client, workflows, KFP_RUN, _workflow, changed, self._workflow_gone)
@@ -184,6 +190,10 @@ class Observer:
             elif run is not None and run.state == "running":
                 found.pop(run.label, None)  # "Retry run" continues it
         return found
+
+
+def _whole(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    return item
 
 
 def _job(item: Mapping[str, Any]) -> TrainJob:
