@@ -6,8 +6,9 @@ import os
 from contextlib import suppress
 
 from trainjob import TrainJobClient, TrainJobError
-from trainjob._backends.base import TrainJob
-from trainjob._manifest.workflow_labels import KFP_RUN, kfp_label
+from trainjob._backends.base import Run, TrainJob
+from trainjob._jobs.ended_runs import Waits, others_wait, run_of
+from trainjob._manifest.workflow_labels import kfp_label
 from trainjob._support.kube_objects import mapping
 from trainjob.job import KEY
 from trainjob_kfp.steplog import write_line
@@ -33,7 +34,7 @@ class SharedJobs:
         self._label = kfp_label(run)
         self._own = own
         self._workflow: str | None = None
-        self._attended: frozenset[str] | None = None
+        self._waits: Waits | None = None
         self._refused = ""
 
     def is_shared(self, key: str) -> bool:
@@ -54,26 +55,16 @@ class SharedJobs:
                 self._refused = str(error)
                 write_line(f"only jobs that this run has launched would be stopped: Leases cannot be listed: {error}")
             return
-        now = cluster.now()
-        others = [
-            each
-            for each in waiters
-            if not each.own and now - each.renewed < each.lasts and not self._is_of_this_run(each.holder)
-        ]
-        self._attended = frozenset(uid for each in others for uid in each.waiting)
+        self._waits = others_wait([each for each in waiters if not each.own], cluster.now())
 
     def may_stop(self, job: TrainJob) -> bool:
         """Whether no other run needs the job, as far as is known since the latest `refresh`."""
         if not self.is_shared(str(mapping(job, "metadata", "annotations").get(KEY) or "")):
             return True
-        label = mapping(job, "metadata", "labels").get(KFP_RUN)
-        if self._attended is None:
-            return bool(label == self._label)
-        return label in (None, self._label) and job["metadata"]["uid"] not in self._attended
-
-    def _is_of_this_run(self, holder: str) -> bool:
-        """Whether the process runs in a pod of this run: KFP's pods have the name of their Workflow and a suffix."""
-        return bool(self._workflow) and holder.startswith(f"{self._workflow}-")
+        if self._waits is None:
+            return run_of(job) == self._label
+        run = Run(self._label, self._workflow or "", "running")
+        return run_of(job) in ("", self._label) and not self._waits(job, run)
 
     async def _workflow_of_this_pod(self) -> str:
         """The name of the Argo Workflow that created this step's pod; empty if it is unknown."""
