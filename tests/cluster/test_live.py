@@ -20,7 +20,7 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
-from trainjob._backends.kubernetes import optional_apis
+from trainjob._backends.kubernetes import client
 from trainjob._backends.kubernetes.backend import KubernetesBackend
 from trainjob._backends.kubernetes.client import ApiClient, Request
 from trainjob._install import objects
@@ -133,7 +133,7 @@ async def test_without_the_apis_a_job_is_read_as_before(
             f"{status} /apis/visibility.kueue.x-k8s.io/v1beta1/{queues}",
         }
         assert sorted(requests) == sorted(expected)
-        monkeypatch.setattr(optional_apis, "_PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(client, "_ABSENT_SECONDS", 0.0)
         assert await backend.usage(running) is None
         assert len(requests) == 4, "the pause is over"
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

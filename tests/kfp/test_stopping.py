@@ -325,7 +325,7 @@ def test_terminate_stops_no_trial_that_another_run_waits_for(client: TrainJobCli
         stop.change([trial(number, ref) for number, ref in enumerate((mine, shared, theirs, unlabeled))])
         client.start(stop.keep_ready)
         eventually(lambda: {each.ref.name for each in backend.prepared if each.patch} == set(phases(backend)))
-        eventually(lambda: stop._jobs._attended is not None)
+        eventually(lambda: stop._jobs._waits is not None)
         line = terminated(stop)
     assert "the trials were asked to stop (suspend)" in line
     assert {name for _, name in backend.sent} == {mine.name, unlabeled.name}
@@ -349,7 +349,7 @@ def test_terminate_stops_trials_whose_launch_is_on_its_way(client: TrainJobClien
         creating = client.start(lambda: created_later(backend, f"{key}/1", 1, **{STUDY: key_hash(key)}))
         client.call(stop.request)
         creating.result(5)
-        assert stop._jobs._attended is None, "no other run has these trials"
+        assert stop._jobs._waits is None, "no other run has these trials"
     assert phases(backend) == {}
     assert backend.cancelled == [key_hash(f"{key}/1")]
 
