@@ -52,7 +52,7 @@ class Lines:
 
         while self._lines:
             lines, self._lines = self._lines, []
-            with suppress(Exception):  # of Airflow's log: the wait for the job goes on without it
+            with suppress(Exception):  # of Airflow's log: the trigger keeps waiting for the job without it
                 await LOGGING.call(_write, lines)
 
 

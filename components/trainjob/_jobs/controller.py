@@ -2,7 +2,7 @@
 
 A step that is terminated has between 20 ms and 3 s, and cannot tell why it ends. The orchestrator's own object can, for
 as long as it exists: a Workflow that was terminated, or deleted before it had completed, ends the jobs of its run as
-each job says; one that goes on while a pod of it is evicted ends nothing. Besides, the controller does at once what a
+each job says; one that keeps running while a pod of it is evicted ends nothing. The controller also does at once what a
 run of `reap` does.
 
 Everything is decided anew from what is seen, and each job is read again before it is ended. So the controller may be
